@@ -1,0 +1,361 @@
+#include "attention/cpu/attend.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "attention/io.h"
+
+namespace kvasir::attention::cpu {
+namespace {
+
+constexpr float kNone = -INFINITY;
+alignas(64) constexpr uint8_t kZeros[kMaxHeadDim * 4] = {};
+
+void describe(const Job& job, bool value, KvRows* rows) {
+  const kvcache::CacheView& c = job.tensors->cache;
+  rows->dtype = c.dtype;
+  rows->grouped = c.quant == kvcache::QuantKind::group;
+  rows->scale_dtype = c.scale_dtype;
+  rows->group = c.quant_group;
+  rows->group_shift = c.quant_group > 0 ? std::countr_zero(uint32_t(c.quant_group)) : 0;
+  rows->scale = value ? c.v_scale : c.k_scale;
+  rows->head_dim = job.a->head_dim;
+  rows->ahead = nullptr;
+}
+
+// Cyclic: this call's tokens are not in the cache yet; they stand in `fresh`, dequantized. A tile that
+// holds both is made float32 throughout.
+void point_at_fresh(const Job& job, const Item& item, const Tile& tile, bool value, float* old, KvRows* rows) {
+  const Attributes& a = *job.a;
+  const int64_t start = job.held->step.start_pos[item.sequence], padded = padded_dim(a.head_dim);
+  const int64_t token0 = job.held->step.seqstarts[item.sequence] - start;
+  for (int j = tile.begin; j < tile.end; ++j) {
+    const int64_t t = tile.first + j;
+    if (!tile.wanted(j)) continue;
+    const float* row = old + j * padded;
+    if (t >= start)
+      row = job.fresh + (((token0 + t) * 2 + value) * a.num_kv_heads + item.kv_head) * padded;
+    else
+      kvcache::load_row(job.tensors->cache, job.held->physical(item.sequence, cache_slot(a, t)), job.tensors->layer,
+                        item.kv_head, value, old + j * padded);
+    rows->row[j] = reinterpret_cast<const uint8_t*>(row);
+  }
+  rows->dtype = DType::f32;
+  rows->grouped = false;
+}
+
+void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
+  const kvcache::CacheView& c = job.tensors->cache;
+  const Attributes& a = *job.a;
+  const HeldStep& held = *job.held;
+  KvRows &keys = tile->keys, &values = tile->values;
+  describe(job, false, &keys);
+  describe(job, true, &values);
+  keys.begin = values.begin = tile->begin;
+  keys.end = values.end = tile->end;
+  const int begin = tile->begin / 16 * 16, end = (tile->end + 15) / 16 * 16;
+  for (int j = begin; j < end; ++j) keys.row[j] = values.row[j] = keys.scales[j] = values.scales[j] = kZeros;
+
+  const int64_t layer = job.tensors->layer;
+  const uint8_t* data = static_cast<const uint8_t*>(c.data) +
+                        dtype_bytes(c.dtype, kvcache::row_element(c.strides, 0, layer, item.kv_head, false));
+  const uint8_t* scale =
+      static_cast<const uint8_t*>(c.scale) +
+      dtype_bytes(c.scale_dtype, kvcache::row_element(c.scale_strides, 0, layer, item.kv_head, false));
+  const int64_t step = dtype_bytes(c.dtype, c.strides.token), to_value = dtype_bytes(c.dtype, c.strides.kv);
+  const int64_t scale_step = dtype_bytes(c.scale_dtype, c.scale_strides.token);
+  const int64_t scale_to_value = dtype_bytes(c.scale_dtype, c.scale_strides.kv);
+  // Neighbours in the sequence are neighbours in the cache until a page ends.
+  const bool runs =
+      held.index.mode != kvcache::IndexMode::token_table && a.cyclic_capacity == 0 && !held.step.cache_indirection;
+  const int64_t mask = held.index.mode == kvcache::IndexMode::offset ? -1 : a.page_size - 1;
+  int64_t at = 0;
+  bool follows = false;
+  for (int j = tile->begin; j < tile->end; ++j) {
+    const int64_t t = tile->first + j;
+    if (!tile->wanted(j)) {
+      follows = false;
+      continue;
+    }
+    at = runs && follows && (t & mask) != 0 ? at + 1 : held.physical(held.owner(item.sequence, t), cache_slot(a, t));
+    follows = true;
+    keys.row[j] = data + at * step;
+    values.row[j] = keys.row[j] + to_value;
+    if (keys.grouped) {
+      keys.scales[j] = scale + at * scale_step;
+      values.scales[j] = keys.scales[j] + scale_to_value;
+    }
+  }
+  if (job.fresh && tile->first + tile->end > held.step.start_pos[item.sequence]) {
+    point_at_fresh(job, item, *tile, false, s.old[0].get(), &keys);
+    point_at_fresh(job, item, *tile, true, s.old[1].get(), &values);
+  }
+}
+
+// StreamingLLM: keys lie un-rotated; a key's position is its rank among the visible.
+void rotate_ranks(const Job& job, const Tile& tile, const Visible& v, float* keys) {
+  const Rope& rope = job.a->rope;
+  const int half = rope.rotary_dim / 2;
+  const int64_t gap = v.lo - v.sink_end;
+  for (int i = 0; i < half; ++i) {
+    float* x = keys + (rope.style == RopeStyle::neox ? i : 2 * i) * kTile;
+    float* y = keys + (rope.style == RopeStyle::neox ? i + half : 2 * i + 1) * kTile;
+    for (int j = tile.begin; j < tile.end; ++j) {
+      if (!tile.wanted(j)) continue;
+      const int64_t t = tile.first + j, rank = t < v.sink_end ? t : t - gap;
+      const float c = job.rank_angles[rank * rope.rotary_dim + 2 * i];
+      const float s = job.rank_angles[rank * rope.rotary_dim + 2 * i + 1];
+      const float x0 = x[j], y0 = y[j];
+      x[j] = x0 * c - y0 * s;
+      y[j] = y0 * c + x0 * s;
+    }
+  }
+}
+
+void load_queries(const Job& job, const Item& item, Scratch& s) {
+  const Attributes& a = *job.a;
+  const int group = a.num_heads / a.num_kv_heads;
+  const int64_t token0 = job.held->step.seqstarts[item.sequence];
+  for (int64_t i = item.token_begin, r = 0; i < item.token_end; ++i)
+    for (int g = 0; g < group; ++g, ++r) {
+      float* q = s.query + r * a.head_dim;
+      read_part(job, 0, token0 + i, item.kv_head * group + g, q, s.row.get());
+      if (a.rope.style == RopeStyle::none) continue;
+      const Visible& v = s.visible[size_t(i - item.token_begin)];
+      const int64_t rank = v.hi - 1 - (v.lo - v.sink_end);
+      const float* angles = a.streaming_positions ? job.rank_angles + std::max<int64_t>(rank, 0) * a.rope.rotary_dim
+                                                  : job.angles + (token0 + i) * a.rope.rotary_dim;
+      rotate(a.rope, angles, q);
+    }
+}
+
+// Parameters of each row's softmax in this tile.
+void set_rows(const Job& job, const Item& item, const Tile& tile, int64_t i0, int64_t i1, Scratch& s) {
+  const Attributes& a = *job.a;
+  const Tensors& t = *job.tensors;
+  const int group = a.num_heads / a.num_kv_heads;
+  const SequenceShape shape = job.held->shape(item.sequence);
+  size_t r = 0;
+  for (int64_t i = i0; i < i1; ++i) {
+    const Visible& v = s.visible[size_t(i - item.token_begin)];
+    auto inside = [&](int64_t j) { return int(std::clamp<int64_t>(j - tile.first, 0, kTile)); };
+    for (int g = 0; g < group; ++g, ++r) {
+      const int head = item.kv_head * group + g;
+      SoftmaxRow& p = s.params[r];
+      p = {inside(v.sink_end), inside(v.lo), inside(v.hi), 0.0f, 0.0f, nullptr};
+      if (a.is_alibi) {
+        p.slope = a.alibi_slopes[size_t(head)];
+        p.offset = float(tile.first - (shape.kvlen - shape.seqlen + i));
+      }
+      if (t.attn_mask) {
+        float* mask = s.mask + int64_t(r) * kTile;
+        const int64_t row = job.held->step.seqstarts[item.sequence] + i;
+        const int64_t at = head * t.mask_head_stride + row * t.mask_row_stride +
+                           job.held->step.kvstarts[item.sequence] + tile.first + tile.begin;
+        std::memset(mask, 0, kTile * sizeof(float));
+        job.kernels->to_f32(static_cast<const uint8_t*>(t.attn_mask) + dtype_bytes(a.io, at), a.io,
+                            tile.end - tile.begin, mask + tile.begin);
+        p.mask = mask;
+      }
+    }
+  }
+}
+
+void write_row(const Job& job, int64_t token, int64_t head, float m, float l, float* o, float* lse) {
+  const Attributes& a = *job.a;
+  float sum = l, fix = 1.0f, top = m;
+  if (m > kNone && job.tensors->sink_logits) {
+    const float sink = job.tensors->sink_logits[head];
+    top = std::max(m, sink);
+    fix = std::exp(m - top);
+    sum = l * fix + std::exp(sink - top);
+  }
+  // Adding 0 makes -0 into +0: which zero it was may depend on keys that weigh nothing.
+  const float inverse = m > kNone ? fix / sum : 0.0f;
+  for (int d = 0; d < a.head_dim; ++d) o[d] = m > kNone ? o[d] * inverse + 0.0f : 0.0f;
+  const int64_t first = (token * a.num_heads + head) * a.head_dim;
+  if (a.out == DType::f8_e4m3)
+    write_elements(o, a.out, first, a.head_dim, a.out_scale, job.tensors->output);
+  else
+    job.kernels->from_f32(o, a.out, a.head_dim, static_cast<uint8_t*>(job.tensors->output) + dtype_bytes(a.out, first));
+  if (lse) lse[token * a.num_heads + head] = m > kNone ? top + std::log(sum) : kNone;
+}
+
+void attend_tile(const Job& job, const Item& item, Tile& tile, Scratch& s) {
+  const Attributes& a = *job.a;
+  const Kernels& k = *job.kernels;
+  const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
+  const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
+  const int rows = int(i1 - i0) * group;
+  constexpr int kStrip = 24;  // rows whose scores stay in L1 between the three loops
+
+  k.pack_keys(tile.keys, s.keys.get());
+  if (a.streaming_positions) rotate_ranks(job, tile, s.visible[size_t(i0 - item.token_begin)], s.keys.get());
+  set_rows(job, item, tile, i0, i1, s);
+  const bool packed = rows > 6;
+  if (packed) k.pack_values(tile.values, s.values.get(), padded);
+
+  const float scale = 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim)));
+  for (int r = 0; r < rows; r += kStrip) {
+    const int n = std::min(kStrip, rows - r);
+    const int64_t at = r0 + r;
+    k.scores(s.query + at * a.head_dim, n, a.head_dim, a.head_dim, s.keys.get(), tile.begin, tile.end, s.scores.get());
+    k.softmax(s.scores.get(), n, s.params.data() + r, scale, a.softcap, s.m + at, s.l + at, s.fix.get());
+    if (packed)
+      k.accumulate(s.scores.get(), n, s.values.get(), padded, tile.begin, tile.end, s.fix.get(), s.split + at * padded,
+                   padded);
+    else
+      k.accumulate_rows(s.scores.get(), n, tile.values, s.fix.get(), s.split + at * padded, padded);
+  }
+}
+
+// The first tile at `from` or later that any row of the item sees any of; false: there is none.
+bool next_tile(const Job& job, const Item& item, int64_t from, Scratch& s, Tile* tile) {
+  const int64_t tokens = item.token_end - item.token_begin;
+  const int64_t end = std::min(int64_t(item.split_end) * kSplit, s.visible[size_t(tokens - 1)].hi);
+  for (int64_t at = from; at < end; at += kTile) {
+    // Rows that see any of it are neighbours: both ends of a row's range only grow.
+    auto sees = [&](const Visible& v) { return v.hi > at && (v.lo < at + kTile || v.sink_end > at); };
+    int64_t i0 = 0, i1 = tokens;
+    while (i0 < i1 && !sees(s.visible[size_t(i0)])) ++i0;
+    while (i1 > i0 && !sees(s.visible[size_t(i1 - 1)])) --i1;
+    if (i0 == i1) continue;
+    const Visible &low = s.visible[size_t(i0)], &high = s.visible[size_t(i1 - 1)];
+    tile->first = at;
+    tile->end = int(std::min<int64_t>(kTile, high.hi - at));
+    tile->lo = int(std::clamp<int64_t>(low.lo - at, 0, tile->end));
+    tile->sink_end = int(std::clamp<int64_t>(std::max(low.sink_end, high.sink_end) - at, 0, tile->end));
+    tile->begin = tile->sink_end > 0 ? 0 : tile->lo;
+    tile->token_begin = item.token_begin + i0;
+    tile->token_end = item.token_begin + i1;
+    point_at(job, item, s, tile);
+    return true;
+  }
+  return false;
+}
+
+void begin_split(int64_t rows, int64_t padded, Scratch& s) {
+  std::fill_n(s.m.get(), rows, kNone);
+  std::fill_n(s.l.get(), rows, 0.0f);
+  std::memset(s.split.get(), 0, size_t(rows * padded) * sizeof(float));
+}
+
+void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, int64_t padded, Scratch& s) {
+  for (int64_t r = 0; r < rows; ++r) {
+    if (item.partial < 0) {
+      job.kernels->merge(s.M + r, s.L + r, s.total + r * padded, *(s.m + r), *(s.l + r), s.split + r * padded,
+                         int(padded));
+    } else {
+      float* out = job.partials + (item.partial + (split - item.split_begin) * rows + r) * (padded + kPartialHead);
+      out[0] = *(s.m + r);
+      out[1] = *(s.l + r);
+      std::memcpy(out + kPartialHead, s.split + r * padded, size_t(padded) * sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+
+Scratch::Scratch(const Attributes& a, int rows)
+    : keys(int64_t(a.head_dim) * kTile),
+      values(kTile * padded_dim(a.head_dim)),
+      query(int64_t(rows) * a.head_dim),
+      scores(int64_t(rows) * kTile),
+      mask(int64_t(rows) * kTile),
+      split(rows * padded_dim(a.head_dim)),
+      total(rows * padded_dim(a.head_dim)),
+      m(rows),
+      l(rows),
+      M(rows),
+      L(rows),
+      fix(rows),
+      row(padded_dim(a.head_dim)),
+      visible(size_t(rows)),
+      params(size_t(rows)) {
+  if (a.cyclic_capacity > 0)
+    for (Floats& rows_of : old) rows_of = Floats(kTile * padded_dim(a.head_dim));
+}
+
+void rotate(const Rope& rope, const float* angles, float* row) {
+  const int half = rope.rotary_dim / 2;
+  const int step = rope.style == RopeStyle::neox ? 1 : 2, pair = rope.style == RopeStyle::neox ? half : 1;
+  for (int i = 0; i < half; ++i) {
+    float &x = row[i * step], &y = row[i * step + pair];
+    const float c = angles[2 * i], s = angles[2 * i + 1], x0 = x, y0 = y;
+    x = x0 * c - y0 * s;
+    y = y0 * c + x0 * s;
+  }
+}
+
+void read_part(const Job& job, int which, int64_t token, int64_t head, float* out, float* spare) {
+  const Attributes& a = *job.a;
+  const Part part = Part(which);
+  const int64_t element = part_element(a, part, token, head);
+  const void* from = part_tensor(a, *job.tensors, part);
+  if (a.io == DType::f8_e4m3)
+    read_elements(from, a.io, element, a.head_dim, part_scale(a, *job.tensors, part), out);
+  else
+    job.kernels->to_f32(static_cast<const uint8_t*>(from) + dtype_bytes(a.io, element), a.io, a.head_dim, out);
+  if (!job.tensors->qkv_bias) return;
+  read_elements(job.tensors->qkv_bias, a.io, part_head(a, part, head) * a.head_dim, a.head_dim, 1.0f, spare);
+  for (int d = 0; d < a.head_dim; ++d) out[d] += spare[d];
+}
+
+void attend(const Job& job, const Item& item, Scratch& s) {
+  const Attributes& a = *job.a;
+  const int group = a.num_heads / a.num_kv_heads;
+  const int64_t tokens = item.token_end - item.token_begin, rows = tokens * group, padded = padded_dim(a.head_dim);
+  const SequenceShape shape = job.held->shape(item.sequence);
+  for (int64_t i = 0; i < tokens; ++i) s.visible[size_t(i)] = visible_keys(a, shape, item.token_begin + i);
+  load_queries(job, item, s);
+
+  std::fill_n(s.M.get(), rows, kNone);
+  std::fill_n(s.L.get(), rows, 0.0f);
+  // While one tile is worked on, the rows of the next are on their way from memory.
+  int64_t split = item.split_begin;
+  int now = 0;
+  begin_split(rows, padded, s);
+  bool have = next_tile(job, item, int64_t(item.split_begin) * kSplit, s, &s.tiles[now]);
+  while (have) {
+    Tile &tile = s.tiles[now], &after = s.tiles[1 - now];
+    const bool reuses = job.fresh != nullptr;  // `old` holds the rows of one tile only
+    have = !reuses && next_tile(job, item, tile.first + kTile, s, &after);
+    tile.keys.ahead = have ? &after.keys : nullptr;
+    tile.values.ahead = have ? &after.values : nullptr;
+    for (; split < tile.first / kSplit; ++split) {
+      end_split(job, item, split, rows, padded, s);
+      begin_split(rows, padded, s);
+    }
+    attend_tile(job, item, tile, s);
+    if (reuses) have = next_tile(job, item, tile.first + kTile, s, &after);
+    now = 1 - now;
+  }
+  for (; split < item.split_end; ++split) {
+    end_split(job, item, split, rows, padded, s);
+    begin_split(rows, padded, s);
+  }
+  if (item.partial >= 0) return;
+  const int64_t token0 = job.held->step.seqstarts[item.sequence];
+  for (int64_t r = 0; r < rows; ++r)
+    write_row(job, token0 + item.token_begin + r / group, item.kv_head * group + r % group, *(s.M + r), *(s.L + r),
+              s.total + r * padded, a.return_lse ? job.tensors->lse : nullptr);
+}
+
+void merge_splits(const Job& job, const Merge& merge, Scratch& s) {
+  const Attributes& a = *job.a;
+  const int group = a.num_heads / a.num_kv_heads;
+  const int64_t rows = (merge.token_end - merge.token_begin) * group, padded = padded_dim(a.head_dim);
+  const int64_t token0 = job.held->step.seqstarts[merge.sequence] + merge.token_begin;
+  for (int64_t r = 0; r < rows; ++r) {
+    float m = kNone, l = 0;
+    for (int64_t split = 0; split < merge.splits; ++split) {
+      const float* part = job.partials + (merge.partial + split * rows + r) * (padded + kPartialHead);
+      job.kernels->merge(&m, &l, s.total.get(), part[0], part[1], part + kPartialHead, int(padded));
+    }
+    write_row(job, token0 + r / group, merge.kv_head * group + r % group, m, l, s.total.get(),
+              a.return_lse ? job.tensors->lse : nullptr);
+  }
+}
+
+}  // namespace kvasir::attention::cpu

@@ -1,0 +1,78 @@
+// One item of the plan: a block of query rows of one kv head against a range of keys.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "attention/cpu/kernels.h"
+#include "attention/cpu/plan.h"
+#include "attention/held_step.h"
+
+namespace kvasir::attention::cpu {
+
+// Float arrays that are aligned and never zeroed.
+class Floats {
+ public:
+  Floats() = default;
+  explicit Floats(int64_t n) : data_(static_cast<float*>(std::aligned_alloc(64, size_t(n * 4 + 63) / 64 * 64))) {}
+  float* get() const { return data_.get(); }
+  float* operator+(int64_t i) const { return data_.get() + i; }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Free> data_;
+};
+
+// The best this machine has, or the one that is wanted by name; null: none such, and `known` lists them.
+const Kernels* find_kernels(const char* wanted, std::string* known);
+
+// Where one tile's keys or values lie. Only the keys that some row sees are looked up: index entries of
+// others may be anything.
+struct Tile {
+  int64_t first = 0;                       // absolute position of the tile's first key
+  int begin = 0, end = 0;                  // wanted keys
+  int sink_end = 0, lo = 0;                // of those, [begin, sink_end) and [lo, end)
+  int64_t token_begin = 0, token_end = 0;  // new tokens that see any of it
+  KvRows keys, values;
+  bool wanted(int j) const { return j < sink_end || j >= lo; }
+};
+
+// What one thread needs while it works on an item.
+struct Scratch {
+  Scratch(const Attributes& a, int rows);
+  Floats keys, values;     // one tile
+  Floats old[2];           // cyclic only: dequantized keys and values of a tile that holds new tokens too
+  Floats query, scores;    // [rows][head_dim], [rows][kTile]
+  Floats mask;             // [rows][kTile]
+  Floats split, total;     // outputs of the current split, of all before it
+  Floats m, l, M, L, fix;  // [rows]
+  Floats row;              // one head's row, for the edges
+  std::vector<Visible> visible;
+  std::vector<SoftmaxRow> params;
+  Tile tiles[2];  // the one at work and the one after it
+};
+
+// Everything an item reads that is the same for all of them.
+struct Job {
+  const Attributes* a;
+  const Kernels* kernels;
+  const HeldStep* held;
+  const Tensors* tensors;
+  const float* angles;       // cos and sin of each new token, [T][rotary_dim]
+  const float* rank_angles;  // of ranks, StreamingLLM only
+  const float* fresh;        // cyclic only: new tokens as the cache will return them, [T][2][Hkv][padded_dim]
+  float* partials;
+};
+
+void rotate(const Rope& rope, const float* angles, float* row);
+
+// Row `part` of (token, head) as float32, bias added; not rotated.
+void read_part(const Job& job, int part, int64_t token, int64_t head, float* out, float* spare);
+
+void attend(const Job& job, const Item& item, Scratch& scratch);
+void merge_splits(const Job& job, const Merge& merge, Scratch& scratch);
+
+}  // namespace kvasir::attention::cpu

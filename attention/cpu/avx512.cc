@@ -1,0 +1,124 @@
+#include "attention/cpu/kernels.h"
+#include "core/cpu.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+namespace kvasir::attention::cpu {
+namespace {
+
+constexpr const char* kName = "avx512";
+constexpr int W = 16;
+constexpr int kColumns = 4, kFewColumns = 8;
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+using V = __m512;
+inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
+inline V set1(float x) { return _mm512_set1_ps(x); }
+inline V zero() { return _mm512_setzero_ps(); }
+inline V add(V a, V b) { return _mm512_add_ps(a, b); }
+inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+inline V div_v(V a, V b) { return _mm512_div_ps(a, b); }
+inline V fma_v(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+inline V max_v(V a, V b) { return _mm512_max_ps(a, b); }
+inline V min_v(V a, V b) { return _mm512_min_ps(a, b); }
+inline V abs_v(V a) { return _mm512_abs_ps(a); }
+inline V round_v(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline V pow2(V n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline V select_ge(V a, V b, V yes, V no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
+}
+inline V iota() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+inline float first(V a) { return _mm512_cvtss_f32(a); }
+inline float reduce_max(V a) { return _mm512_reduce_max_ps(a); }
+inline float reduce_add(V a) { return _mm512_reduce_add_ps(a); }
+
+inline V load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline V load_bf16(const uint8_t* p) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline V load_i8(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline V load_i4(const uint8_t* p) {
+  __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  __m128i low = _mm_and_si128(b, _mm_set1_epi8(15)), high = _mm_and_si128(_mm_srli_epi16(b, 4), _mm_set1_epi8(15));
+  __m128i q = _mm_unpacklo_epi8(low, high), eight = _mm_set1_epi8(8);
+  q = _mm_sub_epi8(_mm_xor_si128(q, eight), eight);
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
+}
+// E4M3 as float16 bits: exponent and mantissa move up by 7, the sign to the top; that is the value
+// times 2^-8, exactly, subnormals included. NaN (0x7f) is put back.
+inline V load_e4m3(const uint8_t* p) {
+  __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  __m256i low = _mm256_and_si256(b, _mm256_set1_epi16(0x7f));
+  __m256i sign = _mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(0x80)), 8);
+  __m256i half = _mm256_or_si256(_mm256_slli_epi16(low, 7), sign);
+  __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(low, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
+  return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0f));
+}
+inline float f16_scalar(const uint8_t* p) {
+  uint16_t h;
+  __builtin_memcpy(&h, p, 2);
+  return _cvtsh_ss(h);
+}
+inline void store_f16(uint8_t* p, V x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void store_bf16(uint8_t* p, V x) {
+  __m512i u = _mm512_castps_si512(x);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+  __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet)));
+}
+
+inline void transpose(V r[16]) {
+  __m512i t[16], u[16];
+  for (int i = 0; i < 16; ++i) t[i] = _mm512_castps_si512(r[i]);
+  for (int i = 0; i < 16; i += 2) {
+    u[i] = _mm512_unpacklo_epi32(t[i], t[i + 1]);
+    u[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    t[i] = _mm512_unpacklo_epi64(u[i], u[i + 2]);
+    t[i + 1] = _mm512_unpackhi_epi64(u[i], u[i + 2]);
+    t[i + 2] = _mm512_unpacklo_epi64(u[i + 1], u[i + 3]);
+    t[i + 3] = _mm512_unpackhi_epi64(u[i + 1], u[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    u[i] = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
+    u[i + 4] = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xdd);
+    u[i + 8] = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
+    u[i + 12] = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i], u[i + 8], 0x88));
+    r[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i], u[i + 8], 0xdd));
+    r[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i + 4], u[i + 12], 0x88));
+    r[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i + 4], u[i + 12], 0xdd));
+  }
+}
+
+#include "attention/cpu/kernels_inl.h"
+
+}  // namespace
+
+const Kernels* kernels_avx512() { return kvasir::cpu().avx512 ? &kTable : nullptr; }
+
+}  // namespace kvasir::attention::cpu
+#else
+namespace kvasir::attention::cpu {
+const Kernels* kernels_avx512() { return nullptr; }
+}  // namespace kvasir::attention::cpu
+#endif

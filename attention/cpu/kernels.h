@@ -1,0 +1,72 @@
+// What differs by instruction set: the loops inside one tile of keys. Plain pointers only, and no
+// inline function from elsewhere: a translation unit built for AVX-512 must not leave copies of shared
+// code behind that the linker could hand to a processor without it.
+//
+// The arithmetic of one row is fixed, so that it cannot matter which rows share a call:
+//   score[j]  = fma over d = 0, 1, .. head_dim-1, from 0
+//   tile      = kTile keys that start at a multiple of kTile: maximum, exp, sum in lane order
+//   out[d]    = out[d] * correction, then fma over the tile's keys in order
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace kvasir::attention::cpu {
+
+constexpr int kTile = 64;    // keys
+constexpr int kSplit = 512;  // keys with an online softmax of their own, merged in order
+constexpr int kMaxHeadDim = 512;
+
+// One head's K or V of the keys of one tile, where they lie.
+struct KvRows {
+  DType dtype = DType::f32;
+  bool grouped = false;  // int8 or int4 with a scale per `group`
+  DType scale_dtype = DType::f32;
+  int group = 0, group_shift = 0;  // a power of two
+  float scale = 1.0f;              // per tensor, int8 and FP8
+  int head_dim = 0;
+  int begin = 0, end = 0;  // only these keys of the tile are wanted by anyone
+  const uint8_t* row[kTile];
+  const uint8_t* scales[kTile];
+  const KvRows* ahead = nullptr;  // the next tile: fetched into the cache while this one is worked on
+};
+
+struct SoftmaxRow {
+  int sink_end, lo, hi;  // visible keys of the tile: [0, sink_end) and [lo, hi)
+  float slope;           // ALiBi
+  float offset;          // first key of the tile minus the query's position
+  const float* mask;     // kTile additive values, or null
+};
+
+struct Kernels {
+  const char* name;
+  int width;  // floats a vector; row strides of scratch are multiples of 16
+
+  // K of a tile as [head_dim][kTile], so that a vector holds one d of many keys.
+  void (*pack_keys)(const KvRows& rows, float* kt);
+  // V of a tile as [kTile][stride].
+  void (*pack_values)(const KvRows& rows, float* v, int stride);
+  // s[r][j] for the tile's keys [begin, end) (rounded out to whole vectors).
+  void (*scores)(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s);
+  // In place from scores to weights; updates the row maxima m and sums l, gives the correction.
+  void (*softmax)(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
+                  float* correction);
+  void (*accumulate)(const float* p, int rows, const float* v, int v_stride, int begin, int end,
+                     const float* correction, float* o, int o_stride);
+  // The same straight from the cache, for few rows: V is read once, so packing it would not pay.
+  void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride);
+
+  // (M, L, O) becomes its merge with (m, l, o), n a multiple of 16.
+  void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);
+  void (*to_f32)(const void* in, DType type, int64_t n, float* out);    // float32, float16, bfloat16
+  void (*from_f32)(const float* in, DType type, int64_t n, void* out);  // likewise
+};
+
+// Null when the processor or the build lacks it.
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx2();
+const Kernels* kernels_neon();
+const Kernels* kernels_portable();
+
+}  // namespace kvasir::attention::cpu

@@ -1,0 +1,95 @@
+#include "attention/cpu/kernels.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+namespace kvasir::attention::cpu {
+namespace {
+
+constexpr const char* kName = "neon";
+constexpr int W = 4;
+constexpr int kColumns = 4, kFewColumns = 8;
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+using V = float32x4_t;
+inline V load(const float* p) { return vld1q_f32(p); }
+inline void store(float* p, V x) { vst1q_f32(p, x); }
+inline V set1(float x) { return vdupq_n_f32(x); }
+inline V zero() { return vdupq_n_f32(0); }
+inline V add(V a, V b) { return vaddq_f32(a, b); }
+inline V sub(V a, V b) { return vsubq_f32(a, b); }
+inline V mul(V a, V b) { return vmulq_f32(a, b); }
+inline V div_v(V a, V b) { return vdivq_f32(a, b); }
+inline V fma_v(V a, V b, V c) { return vfmaq_f32(c, a, b); }
+inline V max_v(V a, V b) { return vmaxq_f32(a, b); }
+inline V min_v(V a, V b) { return vminq_f32(a, b); }
+inline V abs_v(V a) { return vabsq_f32(a); }
+inline V round_v(V a) { return vrndnq_f32(a); }
+inline V pow2(V n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23)); }
+inline V select_ge(V a, V b, V yes, V no) { return vbslq_f32(vcgeq_f32(a, b), yes, no); }
+inline V iota() {
+  const float values[4] = {0, 1, 2, 3};
+  return vld1q_f32(values);
+}
+inline float first(V a) { return vgetq_lane_f32(a, 0); }
+inline float reduce_max(V a) { return vmaxvq_f32(a); }
+inline float reduce_add(V a) { return vaddvq_f32(a); }
+
+inline V from_half(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
+inline uint16x4_t four_u16(const uint8_t* p) { return vreinterpret_u16_u8(vld1_u8(p)); }
+inline uint8x8_t four_bytes(const uint8_t* p) {
+  uint32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return vreinterpret_u8_u32(vdup_n_u32(word));
+}
+inline V load_f16(const uint8_t* p) { return from_half(four_u16(p)); }
+inline V load_bf16(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(four_u16(p), 16)); }
+inline V load_i8(const uint8_t* p) {
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(p))))));
+}
+inline V load_i4(const uint8_t* p) {
+  const int32_t q[4] = {int8_t(p[0] << 4) >> 4, int8_t(p[0]) >> 4, int8_t(p[1] << 4) >> 4, int8_t(p[1]) >> 4};
+  return vcvtq_f32_s32(vld1q_s32(q));
+}
+// E4M3 as float16 bits is the value times 2^-8, exactly; NaN (0x7f) is put back.
+inline V load_e4m3(const uint8_t* p) {
+  uint16x4_t b = vget_low_u16(vmovl_u8(four_bytes(p))), low = vand_u16(b, vdup_n_u16(0x7f));
+  uint16x4_t sign = vshl_n_u16(vand_u16(b, vdup_n_u16(0x80)), 8);
+  uint16x4_t nan = vand_u16(vceq_u16(low, vdup_n_u16(0x7f)), vdup_n_u16(0x7e00));
+  return vmulq_n_f32(from_half(vorr_u16(vorr_u16(vshl_n_u16(low, 7), sign), nan)), 256.0f);
+}
+inline float f16_scalar(const uint8_t* p) {
+  __fp16 h;
+  __builtin_memcpy(&h, p, 2);
+  return float(h);
+}
+inline void store_f16(uint8_t* p, V x) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(x))); }
+inline void store_bf16(uint8_t* p, V x) {
+  uint32x4_t u = vreinterpretq_u32_f32(x), high = vshrq_n_u32(u, 16);
+  uint32x4_t rounded = vshrq_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), vandq_u32(high, vdupq_n_u32(1))), 16);
+  uint32x4_t quiet = vorrq_u32(high, vdupq_n_u32(0x40));
+  vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet))));
+}
+inline void transpose(V r[4]) {
+  float32x4x2_t a = vtrnq_f32(r[0], r[1]), b = vtrnq_f32(r[2], r[3]);
+  r[0] = vcombine_f32(vget_low_f32(a.val[0]), vget_low_f32(b.val[0]));
+  r[1] = vcombine_f32(vget_low_f32(a.val[1]), vget_low_f32(b.val[1]));
+  r[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
+  r[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
+}
+
+#include "attention/cpu/kernels_inl.h"
+
+}  // namespace
+
+const Kernels* kernels_neon() { return &kTable; }
+
+}  // namespace kvasir::attention::cpu
+#else
+namespace kvasir::attention::cpu {
+const Kernels* kernels_neon() { return nullptr; }
+}  // namespace kvasir::attention::cpu
+#endif

@@ -1,0 +1,157 @@
+// For processors without any of the others: the compiler's own vectors, at the baseline it builds for.
+#include "attention/cpu/kernels.h"
+
+namespace kvasir::attention::cpu {
+namespace {
+
+constexpr const char* kName = "portable";
+constexpr int W = 8;
+constexpr int kColumns = 2, kFewColumns = 2;
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+struct V {
+  float x[W];
+};
+template <class F>
+inline V each(const F& f) {
+  V v;
+  for (int i = 0; i < W; ++i) v.x[i] = f(i);
+  return v;
+}
+inline V load(const float* p) {
+  V v;
+  __builtin_memcpy(v.x, p, sizeof v.x);
+  return v;
+}
+inline void store(float* p, V v) { __builtin_memcpy(p, v.x, sizeof v.x); }
+inline V set1(float x) {
+  return each([=](int) { return x; });
+}
+inline V zero() { return set1(0); }
+inline V add(V a, V b) {
+  return each([&](int i) { return a.x[i] + b.x[i]; });
+}
+inline V sub(V a, V b) {
+  return each([&](int i) { return a.x[i] - b.x[i]; });
+}
+inline V mul(V a, V b) {
+  return each([&](int i) { return a.x[i] * b.x[i]; });
+}
+inline V div_v(V a, V b) {
+  return each([&](int i) { return a.x[i] / b.x[i]; });
+}
+inline V fma_v(V a, V b, V c) {
+  return each([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
+}
+inline V max_v(V a, V b) {
+  return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline V min_v(V a, V b) {
+  return each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline V abs_v(V a) {
+  return each([&](int i) { return __builtin_fabsf(a.x[i]); });
+}
+inline V round_v(V a) {
+  return each([&](int i) {
+    float x = a.x[i] > -1e6f ? a.x[i] : -1e6f;
+    return (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: the nearest integer, ties to even
+  });
+}
+inline V pow2(V n) {
+  return each([&](int i) {
+    int e = n.x[i] > -127 ? int(n.x[i]) : -127;
+    return __builtin_bit_cast(float, uint32_t(e + 127) << 23);
+  });
+}
+inline V select_ge(V a, V b, V yes, V no) {
+  return each([&](int i) { return a.x[i] >= b.x[i] ? yes.x[i] : no.x[i]; });
+}
+inline V iota() {
+  return each([](int i) { return float(i); });
+}
+inline float first(V a) { return a.x[0]; }
+inline float reduce_max(V a) {
+  float m = a.x[0];
+  for (int i = 1; i < W; ++i) m = a.x[i] > m ? a.x[i] : m;
+  return m;
+}
+inline float reduce_add(V a) {
+  return ((a.x[0] + a.x[4]) + (a.x[2] + a.x[6])) + ((a.x[1] + a.x[5]) + (a.x[3] + a.x[7]));
+}
+
+inline float half_to_float(uint32_t h) {
+  uint32_t sign = (h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023;
+  if (e == 31) return __builtin_bit_cast(float, sign | 0x7f800000u | (m << 13));
+  if (e == 0) return __builtin_bit_cast(float, sign | __builtin_bit_cast(uint32_t, float(m) * 0x1p-24f));
+  return __builtin_bit_cast(float, sign | ((e + 112) << 23) | (m << 13));
+}
+inline uint16_t float_to_half(float f) {
+  uint32_t u = __builtin_bit_cast(uint32_t, f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return uint16_t(sign | 0x7e00);
+  if (a >= 0x477ff000u) return uint16_t(sign | 0x7c00);
+  if (a < 0x38800000u)
+    return uint16_t(sign | (__builtin_bit_cast(uint32_t, __builtin_bit_cast(float, a) + 0.5f) - 0x3f000000u));
+  return uint16_t(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1)) >> 13));
+}
+inline float f16_scalar(const uint8_t* p) {
+  uint16_t h;
+  __builtin_memcpy(&h, p, 2);
+  return half_to_float(h);
+}
+inline V load_f16(const uint8_t* p) {
+  return each([&](int i) { return f16_scalar(p + 2 * i); });
+}
+inline V load_bf16(const uint8_t* p) {
+  return each([&](int i) {
+    uint16_t h;
+    __builtin_memcpy(&h, p + 2 * i, 2);
+    return __builtin_bit_cast(float, uint32_t(h) << 16);
+  });
+}
+inline V load_i8(const uint8_t* p) {
+  return each([&](int i) { return float(int8_t(p[i])); });
+}
+inline V load_i4(const uint8_t* p) {
+  return each([&](int i) {
+    int nibble = i & 1 ? p[i / 2] >> 4 : p[i / 2] & 15;
+    return float(nibble >= 8 ? nibble - 16 : nibble);
+  });
+}
+inline V load_e4m3(const uint8_t* p) {
+  return each([&](int i) {
+    uint32_t low = p[i] & 0x7fu, sign = uint32_t(p[i] & 0x80u) << 8;
+    return half_to_float(low == 0x7f ? sign | 0x7e00 : sign | (low << 7)) * 256.0f;
+  });
+}
+inline void store_f16(uint8_t* p, V v) {
+  uint16_t h[W];
+  for (int i = 0; i < W; ++i) h[i] = float_to_half(v.x[i]);
+  __builtin_memcpy(p, h, sizeof h);
+}
+inline void store_bf16(uint8_t* p, V v) {
+  uint16_t h[W];
+  for (int i = 0; i < W; ++i) {
+    uint32_t u = __builtin_bit_cast(uint32_t, v.x[i]);
+    h[i] =
+        (u & 0x7fffffffu) > 0x7f800000u ? uint16_t((u >> 16) | 0x40) : uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+  }
+  __builtin_memcpy(p, h, sizeof h);
+}
+inline void transpose(V r[W]) {
+  V t[W];
+  for (int i = 0; i < W; ++i)
+    for (int j = 0; j < W; ++j) t[i].x[j] = r[j].x[i];
+  for (int i = 0; i < W; ++i) r[i] = t[i];
+}
+
+#include "attention/cpu/kernels_inl.h"
+
+}  // namespace
+
+const Kernels* kernels_portable() { return &kTable; }
+
+}  // namespace kvasir::attention::cpu

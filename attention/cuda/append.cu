@@ -1,0 +1,329 @@
+// New K/V on their way in: bias, RoPE, quantization, the scattered write, and (for prefill) the same rows
+// contiguous as the cache will return them. Also the way back out: gathering what a sequence has.
+// A row (one head of one token) belongs to a subwarp whose lanes hold 8 elements each.
+#include "attention/cuda/device.cuh"
+#include "attention/cuda/launch.h"
+
+namespace kvasir::attention::cuda {
+namespace {
+
+struct Vec8 {
+  float x[8];
+};
+
+__device__ inline Vec8 load8(const void* base, DType type, int64_t i) {
+  Vec8 v;
+  switch (type) {
+    case DType::f32: {
+      const float4* p = reinterpret_cast<const float4*>(static_cast<const float*>(base) + i);
+      float4 a = p[0], b = p[1];
+      v = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+      break;
+    }
+    case DType::f16: {
+      uint4 raw = *reinterpret_cast<const uint4*>(static_cast<const __half*>(base) + i);
+      const __half* h = reinterpret_cast<const __half*>(&raw);
+      for (int k = 0; k < 8; ++k) v.x[k] = __half2float(h[k]);
+      break;
+    }
+    case DType::bf16: {
+      uint4 raw = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(base) + i);
+      const __nv_bfloat16* h = reinterpret_cast<const __nv_bfloat16*>(&raw);
+      for (int k = 0; k < 8; ++k) v.x[k] = __bfloat162float(h[k]);
+      break;
+    }
+    case DType::i4: {
+      uint32_t raw = *reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(base) + i / 2);
+      for (int k = 0; k < 8; ++k) v.x[k] = float(int((raw >> (4 * k) & 15) ^ 8) - 8);
+      break;
+    }
+    default: {
+      uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(base) + i);
+      const uint8_t* b = reinterpret_cast<const uint8_t*>(&raw);
+      for (int k = 0; k < 8; ++k) v.x[k] = type == DType::i8 ? float(int8_t(b[k])) : e4m3_float(b[k]);
+    }
+  }
+  return v;
+}
+
+__device__ inline int round_clamp(float x, float limit) {
+  return x != x ? 0 : int(fminf(fmaxf(rintf(x), -limit), limit));
+}
+
+__device__ inline void store8(void* base, DType type, int64_t i, const Vec8& v) {
+  switch (type) {
+    case DType::f32: {
+      float4* p = reinterpret_cast<float4*>(static_cast<float*>(base) + i);
+      p[0] = {v.x[0], v.x[1], v.x[2], v.x[3]};
+      p[1] = {v.x[4], v.x[5], v.x[6], v.x[7]};
+      break;
+    }
+    case DType::f16: {
+      uint4 raw;
+      __half* h = reinterpret_cast<__half*>(&raw);
+      for (int k = 0; k < 8; ++k) h[k] = __float2half_rn(v.x[k]);
+      *reinterpret_cast<uint4*>(static_cast<__half*>(base) + i) = raw;
+      break;
+    }
+    case DType::bf16: {
+      uint4 raw;
+      __nv_bfloat16* h = reinterpret_cast<__nv_bfloat16*>(&raw);
+      for (int k = 0; k < 8; ++k) h[k] = __float2bfloat16_rn(v.x[k]);
+      *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(base) + i) = raw;
+      break;
+    }
+    case DType::i4: {
+      uint32_t raw = 0;
+      for (int k = 0; k < 8; ++k) raw |= uint32_t(round_clamp(v.x[k], 7.0f) & 15) << (4 * k);
+      *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + i / 2) = raw;
+      break;
+    }
+    default: {
+      uint2 raw;
+      uint8_t* b = reinterpret_cast<uint8_t*>(&raw);
+      for (int k = 0; k < 8; ++k)
+        b[k] = type == DType::i8 ? uint8_t(int(fminf(fmaxf(rintf(v.x[k]), -128.0f), 127.0f)))
+                                 : __nv_cvt_float_to_fp8(v.x[k], __NV_SATFINITE, __NV_E4M3);
+      *reinterpret_cast<uint2*>(static_cast<uint8_t*>(base) + i) = raw;
+    }
+  }
+}
+
+// As kvcache/quant.h: the value that quantizes is the value stored.
+__device__ inline float group_scale(float absmax, DType type, DType scale_type) {
+  float scale = __fdiv_rn(absmax, type == DType::i4 ? 7.0f : 127.0f);
+  if (!(scale > 1e-5f)) scale = 1e-5f;
+  return scale_type == DType::f16 ? __half2float(__float2half_rn(fminf(scale, 65504.0f))) : scale;
+}
+
+// Quantize 8 elements of a row; `v` becomes what the cache returns. Written where `row` and `scales` are given.
+// `as_is`: they are the cache's int8 already.
+__device__ inline void through_cache(const CacheLayer& c, bool as_is, bool value, int lane, int lanes_in_group, Vec8& v,
+                                     uint8_t* row, uint8_t* scales) {
+  if (c.quant == int(kvcache::QuantKind::group)) {
+    float top = 0.0f;
+    for (int k = 0; k < 8; ++k) top = fabsf(v.x[k]) > top ? fabsf(v.x[k]) : top;
+    for (int o = 1; o < lanes_in_group; o <<= 1) {
+      float other = __shfl_xor_sync(0xffffffffu, top, o);
+      top = other > top ? other : top;
+    }
+    float scale = group_scale(top, c.dtype, c.scale_dtype);
+    float limit = c.dtype == DType::i4 ? 7.0f : 127.0f;
+    Vec8 q;
+    for (int k = 0; k < 8; ++k) q.x[k] = float(round_clamp(__fdiv_rn(v.x[k], scale), limit));
+    if (row) store8(row, c.dtype, lane * 8, q);
+    if (scales && lane % lanes_in_group == 0) store_float(scales, c.scale_dtype, lane / lanes_in_group, scale);
+    for (int k = 0; k < 8; ++k) v.x[k] = q.x[k] * scale;
+  } else if (as_is) {
+    if (row) store8(row, c.dtype, lane * 8, v);
+  } else if (c.quant == int(kvcache::QuantKind::per_tensor)) {
+    float s = value ? c.v_scale : c.k_scale, inverse = __fdiv_rn(1.0f, s);
+    for (int k = 0; k < 8; ++k) {
+      float x = v.x[k] * inverse;
+      v.x[k] = c.dtype == DType::i8 ? float(round_clamp(x, 127.0f))
+                                    : e4m3_float(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
+    }
+    if (row) store8(row, c.dtype, lane * 8, v);
+    for (int k = 0; k < 8; ++k) v.x[k] *= s;
+  } else {
+    if (row) store8(row, c.dtype, lane * 8, v);
+    if (c.dtype == DType::f16)
+      for (int k = 0; k < 8; ++k) v.x[k] = __half2float(__float2half_rn(v.x[k]));
+    if (c.dtype == DType::bf16)
+      for (int k = 0; k < 8; ++k) v.x[k] = __bfloat162float(__float2bfloat16_rn(v.x[k]));
+  }
+}
+
+struct Source {
+  const void* base;
+  int64_t row;  // first element
+};
+
+// phase 0: everything, but deferred sequences only become contiguous; 1: store the deferred ones.
+__global__ void __launch_bounds__(256, 5)
+    append_kernel(Shape s, StepView v, Layer l, int phase, bool queries, int lanes, bool store) {
+  const int rows = (queries ? s.heads : 0) + 2 * s.kv_heads;
+  const int per_block = 256 / lanes;
+  const int lane = threadIdx.x % lanes;
+  const int64_t total = int64_t(v.counts[kCountTokens]) * rows;
+  const int lanes_in_group = s.head_dim && l.cache.quant_group ? l.cache.quant_group / 8 : 1;
+  // Whole warps walk together (the absolute maximum is a shuffle); rows past the end repeat the last one unwritten.
+  for (int64_t at = int64_t(blockIdx.x) * per_block; at < total; at += int64_t(gridDim.x) * per_block) {
+    int64_t i = at + threadIdx.x / lanes;
+    const bool live = i < total && lane * 8 < s.head_dim;
+    if (i >= total) i = total - 1;
+    const int32_t token = int32_t(uint32_t(i) / uint32_t(rows));  // fits: tokens x heads of one step
+    int head = int(uint32_t(i) % uint32_t(rows));
+    int part = 0;  // q, k, v
+    if (!queries) head += s.heads;
+    if (head >= s.heads + s.kv_heads)
+      part = 2, head -= s.heads + s.kv_heads;
+    else if (head >= s.heads)
+      part = 1, head -= s.heads;
+    const Token info = v.tokens[token];
+    const bool deferred = info.flags & kDeferred;
+    const bool wanted = live && (phase == 0 || (part != 0 && deferred));
+
+    const int packed_head = part == 0 ? head : part == 1 ? s.heads + head : s.heads + s.kv_heads + head;
+    const void* base = s.packed || part == 0 ? l.query : part == 1 ? l.key : l.value;
+    const int64_t row = s.packed ? (int64_t(token) * (s.heads + 2 * s.kv_heads) + packed_head) * s.head_dim
+                                 : (int64_t(token) * (part == 0 ? s.heads : s.kv_heads) + head) * s.head_dim;
+    const float in_scale = s.io != DType::f8_e4m3 ? 1.0f
+                           : part == 0            ? s.q_scale
+                           : part == 1            ? l.cache.k_scale
+                                                  : l.cache.v_scale;
+    const int d = lane * 8;
+    Vec8 x{};
+    auto load = [&](int at_d) {
+      Vec8 y = load8(base, s.io, row + at_d);
+      if (in_scale != 1.0f)
+        for (int k = 0; k < 8; ++k) y.x[k] *= in_scale;
+      if (l.bias) {
+        Vec8 bias = load8(l.bias, s.io, int64_t(packed_head) * s.head_dim + at_d);
+        for (int k = 0; k < 8; ++k) y.x[k] += bias.x[k];
+      }
+      return y;
+    };
+    auto element = [&](int at_d) {
+      float y = load_float(base, s.io, row + at_d) * in_scale;
+      return l.bias ? y + load_float(l.bias, s.io, int64_t(packed_head) * s.head_dim + at_d) : y;
+    };
+    if (wanted) {
+      x = load(d);
+      if (part != 2 && s.rope_style != 0 && !s.streaming && d < s.rotary_dim) {
+        const int half = s.rotary_dim / 2;
+        const float2* angles = reinterpret_cast<const float2*>(s.rope) + int64_t(token) * half;
+        if (s.rope_style == 2) {
+          for (int k = 0; k < 8; k += 2) {
+            if (d + k >= s.rotary_dim) break;
+            float2 a = angles[(d + k) / 2];
+            float x0 = x.x[k], x1 = x.x[k + 1];
+            x.x[k] = x0 * a.x - x1 * a.y;
+            x.x[k + 1] = x1 * a.x + x0 * a.y;
+          }
+        } else if (half % 8 == 0) {  // the partners are eight in a row as well
+          const bool first = d < half;
+          const Vec8 other = load(first ? d + half : d - half);
+          const float2* a = angles + (first ? d : d - half);
+          for (int k = 0; k < 8; ++k) x.x[k] = x.x[k] * a[k].x + (first ? -other.x[k] : other.x[k]) * a[k].y;
+        } else {
+          Vec8 turned = x;
+#pragma unroll 1
+          for (int e = d; e < min(d + 8, s.rotary_dim); ++e) {
+            const bool first = e < half;
+            const float2 a = angles[first ? e : e - half];
+            const float y = element(e) * a.x + (first ? -element(e + half) : element(e - half)) * a.y;
+            for (int k = 0; k < 8; ++k)  // a register is not indexed
+              if (k == e - d) turned.x[k] = y;
+          }
+          x = turned;
+        }
+      }
+    }
+    const int64_t q_row = (int64_t(token) * s.heads + head) * s.head_dim + d;
+    if (part == 0 && wanted) store8(l.q, s.work, q_row, x);
+    const bool write = store && wanted && part != 0 && info.place >= 0 && (phase == 1 || !deferred);
+    uint8_t *to = nullptr, *scale_to = nullptr;
+    if (write) {
+      const int64_t place = info.place;
+      to = (part == 2 ? l.cache.value : l.cache.key) + place * l.cache.token + head * l.cache.head;
+      if (l.cache.quant_group)
+        scale_to = (part == 2 ? l.cache.value_scale : l.cache.key_scale) + place * l.cache.scale_token +
+                   head * l.cache.scale_head;
+    }
+    // Rows of one warp may mix q with k; the shuffles in here must still be met by all of it.
+    through_cache(l.cache, s.io == DType::i8, part == 2, lane, lanes_in_group, x, to, scale_to);
+    if (live && part != 0 && phase == 0 && !l.given && info.flags & (kContiguous | kDeferred)) {
+      void* out = part == 2 ? l.v_new : l.k_new;
+      store8(out, s.work, (int64_t(token) * s.kv_heads + head) * s.head_dim + d, x);
+    }
+  }
+}
+
+// KVC's second half (`old` false: every token, repeated, as io) or the prefixes prefill reads (`old` true).
+__global__ void __launch_bounds__(256) gather_kernel(Shape s, StepView v, CacheLayer c, void* k_out, void* v_out,
+                                                     DType type, int repeat, int lanes, bool old) {
+  if (int(blockIdx.y) >= v.counts[kCountSequences]) return;
+  const Sequence seq = v.sequences[blockIdx.y];
+  if (old && seq.gathered < 0) return;
+  const int64_t first = old ? seq.gathered : seq.kv_begin;
+  const int32_t tokens = old ? seq.start_pos : seq.kv_len;
+  const int rows = 2 * s.kv_heads, per_block = 256 / lanes, lane = threadIdx.x % lanes;
+  const int64_t total = int64_t(tokens) * rows;
+  if (lane * 8 >= s.head_dim) return;
+  for (int64_t i = int64_t(blockIdx.x) * per_block + threadIdx.x / lanes; i < total;
+       i += int64_t(gridDim.x) * per_block) {
+    const int32_t t = int32_t(i / rows);
+    int head = int(i % rows);
+    const bool value = head >= s.kv_heads;
+    if (value) head -= s.kv_heads;
+    // What no query of this step sees is not read (its page may be gone); zeros, so that a weight of zero times
+    // it is zero.
+    if (old && s.window > 0 && t >= s.sinks && t < seq.start_pos - (s.window - s.sinks) + 1) {
+      store8(value ? v_out : k_out, type, ((first + t) * s.kv_heads + head) * s.head_dim + lane * 8, Vec8{});
+      continue;
+    }
+    const int64_t place = read_place(s, v, blockIdx.y, t);
+    Vec8 x = load8((value ? c.value : c.key) + place * c.token + head * c.head, c.dtype, lane * 8);
+    float scale = 1.0f;
+    if (c.quant == int(kvcache::QuantKind::group))
+      scale = load_float((value ? c.value_scale : c.key_scale) + place * c.scale_token + head * c.scale_head,
+                         c.scale_dtype, lane * 8 >> c.group_shift);
+    if (c.quant == int(kvcache::QuantKind::per_tensor)) scale = value ? c.v_scale : c.k_scale;
+    for (int k = 0; k < 8; ++k) x.x[k] *= scale;
+    if (type == DType::f8_e4m3)
+      for (int k = 0; k < 8; ++k) x.x[k] *= s.out_inv_scale;
+    for (int r = 0; r < repeat; ++r)
+      store8(value ? v_out : k_out, type, (((first + t) * s.kv_heads + head) * repeat + r) * s.head_dim + lane * 8, x);
+  }
+}
+
+// cosine and sine of every new token's position (or of every rank), once a step for all layers.
+__global__ void rope_kernel(StepView v, const float* inv_freq, int half, float magnitude, int ranks, float* out) {
+  const int64_t total = int64_t(ranks > 0 ? ranks : v.counts[kCountTokens]) * half;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += int64_t(gridDim.x) * blockDim.x) {
+    const int32_t token = int32_t(i / half);
+    int64_t position = token;
+    if (ranks == 0) {
+      const Sequence& seq = v.sequences[v.tokens[token].sequence];
+      position = seq.start_pos + (token - seq.q_begin);
+    }
+    // The angle is exact in double; only its remainder goes through the float functions.
+    double angle = double(position) * double(inv_freq[i % half]);
+    double turns = angle * 0.15915494309189533577;
+    float sine, cosine;
+    sincospif(float(2.0 * (turns - rint(turns))), &sine, &cosine);
+    reinterpret_cast<float2*>(out)[i] = {cosine * magnitude, sine * magnitude};
+  }
+}
+
+int row_lanes(int head_dim) {
+  int lanes = 1;
+  while (lanes * 8 < head_dim) lanes *= 2;
+  return lanes;
+}
+
+}  // namespace
+
+void launch_append(const Shape& s, const StepView& v, const Layer& l, int64_t tokens, bool queries, bool store,
+                   int phase, cudaStream_t stream) {
+  const int lanes = row_lanes(s.head_dim);
+  const int64_t rows = tokens * ((queries ? s.heads : 0) + 2 * s.kv_heads), per_block = 256 / lanes;
+  const int64_t blocks = (rows + per_block - 1) / per_block;
+  append_kernel<<<int(blocks < 132 * 16 ? blocks : 132 * 16), 256, 0, stream>>>(s, v, l, phase, queries, lanes, store);
+}
+
+void launch_gather(const Shape& s, const StepView& v, const CacheLayer& c, void* k_out, void* v_out, DType type,
+                   int repeat, bool old, int64_t sequences, cudaStream_t stream) {
+  int blocks = sequences >= 64 ? 16 : sequences >= 8 ? 64 : 512;
+  gather_kernel<<<dim3(blocks, int(sequences)), 256, 0, stream>>>(s, v, c, k_out, v_out, type, repeat,
+                                                                  row_lanes(s.head_dim), old);
+}
+
+void launch_rope(const StepView& v, const float* inv_freq, int half, float magnitude, int64_t ranks, int64_t tokens,
+                 float* out, cudaStream_t stream) {
+  const int64_t blocks = ((ranks > 0 ? ranks : tokens) * half + 255) / 256;
+  rope_kernel<<<int(blocks < 1024 ? blocks : 1024), 256, 0, stream>>>(v, inv_freq, half, magnitude, int(ranks), out);
+}
+
+}  // namespace kvasir::attention::cuda

@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "attention/cuda/cuda.h"
+#include "attention/cuda/launch.h"
+#include "attention/cuda/memory.h"
+#include "attention/cuda/plan.h"
+#include "attention/held_step.h"
+#include "attention/rules.h"
+#include "attention/validate.h"
+
+namespace kvasir::attention {
+namespace cuda {
+namespace {
+
+class CudaAttention final : public Attention, public GraphKeyed {
+ public:
+  CudaAttention(const Attributes& a, const Limits& limits, const Context& context)
+      : a_(a), limits_(limits), stream_(static_cast<cudaStream_t>(context.stream)) {}
+  ~CudaAttention() override {
+    if (uploaded_[0]) cudaEventSynchronize(uploaded_[0]);
+    for (cudaEvent_t e : uploaded_)
+      if (e) cudaEventDestroy(e);
+  }
+
+  Status prepare() {
+    int device = 0;
+    KVASIR_TRY(check(cudaGetDevice(&device), "cudaGetDevice"));
+    int major = 0, minor = 0;
+    KVASIR_TRY(check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device), "device"));
+    KVASIR_TRY(check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
+    KVASIR_TRY(check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device"));
+    capability_ = major * 10 + minor;
+
+    Shape& s = shape_;
+    s.heads = a_.num_heads, s.kv_heads = a_.num_kv_heads, s.group = a_.num_heads / a_.num_kv_heads;
+    s.head_dim = a_.head_dim;
+    s.mode = int32_t(a_.index_mode);
+    s.page_shift = a_.index_mode == kvcache::IndexMode::page_table ? std::countr_zero(uint32_t(a_.page_size)) : 0;
+    s.window = a_.window, s.sinks = a_.window > 0 ? a_.sinks : 0;
+    s.cyclic = a_.cyclic_capacity;
+    s.streaming = a_.streaming_positions;
+    s.rope_style = int32_t(a_.rope.style);
+    s.rotary_dim = a_.rope.rotary_dim;
+    s.packed = a_.packed_qkv;
+    s.scale = 1.0f / (a_.q_scaling * std::sqrt(float(a_.head_dim)));
+    s.softcap = a_.softcap;
+    s.io = a_.io, s.out = a_.out;
+    s.out_inv_scale = a_.out == DType::f8_e4m3 ? 1.0f / a_.out_scale : 1.0f;
+    s.work = a_.io == DType::f8_e4m3 ? DType::bf16 : a_.io == DType::i8 ? DType::f32 : a_.io;
+    s.q_scale = a_.q_scale;
+
+    if (a_.head_dim % 8 || a_.head_dim > 256)
+      return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 256"))
+          .with_field("head_dim");
+    if (a_.is_alibi) {
+      std::vector<float> slopes = a_.alibi_slopes.empty() ? default_alibi_slopes(a_.num_heads) : a_.alibi_slopes;
+      KVASIR_TRY(slopes_.upload(slopes.data(), slopes.size() * 4));
+      s.slopes = slopes_.as<float>();
+    }
+    if (a_.rope.style != RopeStyle::none) {
+      KVASIR_TRY(frequencies_.upload(a_.rope.inv_freq.data(), a_.rope.inv_freq.size() * 4));
+      const int64_t half = a_.rope.rotary_dim / 2;
+      const int64_t ranks = a_.streaming_positions ? int64_t(a_.window) + limits_.max_tokens : 0;
+      KVASIR_TRY(angles_.allocate(size_t((ranks > 0 ? ranks : limits_.max_tokens) * half * 8)));
+      (ranks > 0 ? s.rope_ranks : s.rope) = angles_.as<float>();
+      if (ranks > 0)
+        launch_rope({}, frequencies_.as<float>(), int(half), a_.rope.magnitude, ranks, 0, angles_.as<float>(), stream_);
+    }
+    const size_t io = size_t(dtype_bits(s.work) / 8);
+    works_on_query_ = a_.packed_qkv || a_.rope.style != RopeStyle::none || a_.io == DType::f8_e4m3;
+    KVASIR_TRY(q_.allocate(size_t(limits_.max_tokens) * size_t(s.heads * s.head_dim) * io));
+    new_bytes_ = size_t(limits_.max_tokens) * size_t(s.kv_heads * s.head_dim) * io;
+    KVASIR_TRY(k_new_.allocate(new_bytes_));
+    return v_new_.allocate(new_bytes_);
+  }
+
+  Status plan(const Step& step) override {
+    KVASIR_TRY(validate_step(a_, limits_, step));
+    held_ = true;
+    if (!planner_) return keep(step);  // the first run says what the cache is; until then the step waits
+    return upload(step);
+  }
+
+  Status run(const Tensors& t) override {
+    if (!held_) return failed_precondition("run() before plan()");
+    CacheLayer cache = layer_of(t.cache, t.layer);
+    KVASIR_TRY(learn(t.cache, cache));
+    const Launch& n = planner_->launch();
+    if (n.tokens == 0) return {};
+    Layer l;
+    l.query = t.query, l.key = t.key, l.value = t.value, l.bias = t.qkv_bias;
+    const bool queries = works_on_query_ || t.qkv_bias;
+    l.q = queries ? q_.get() : const_cast<void*>(t.query);
+    // Where the cache keeps new K/V just as they came, they are contiguous already.
+    const bool given = a_.append && !a_.packed_qkv && !t.qkv_bias && a_.rope.style == RopeStyle::none &&
+                       t.cache.dtype == a_.io && t.cache.quant == kvcache::QuantKind::none;
+    l.k_new = given ? const_cast<void*>(t.key) : k_new_.get();
+    l.v_new = given ? const_cast<void*>(t.value) : v_new_.get();
+    l.given = given;
+    l.k_old = k_old_.get(), l.v_old = v_old_.get();
+    l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
+    l.sink_logits = t.sink_logits;
+    l.out = t.output, l.lse = a_.return_lse ? t.lse : nullptr;
+    l.partial = partial_.as<float>(), l.partial_lse = partial_lse_.as<float>();
+    l.cache = cache;
+    const StepView v = planner_->view(device(slot_));
+    std::byte* base = device(slot_);
+
+    if (n.gathers && n.deferred)  // a ring is read as it was
+      launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
+    if (a_.append || queries) launch_append(shape_, v, l, n.tokens, queries, a_.append, 0, stream_);
+    if (n.gathers && !n.deferred)
+      launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
+    if (n.tiles)
+      KVASIR_TRY(check(launch_prefill(shape_, v, l, planner_->tiles(base), n.tiles, n.exact_tokens,
+                                      given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
+                                      multiprocessors_, stream_),
+                       "prefill"));
+    for (int list : {1, 0})
+      if (n.parts[list])
+        launch_stream(shape_, v, l, {planner_->segments(base, list), planner_->parts(base, list), n.parts[list]},
+                      list + 1, stream_);
+    if (n.merges) launch_merge(shape_, v, l, n.merges, stream_);
+    if (n.plain) launch_plain(shape_, v, l, planner_->plain_rows(base), n.plain, stream_);
+    if (n.deferred) launch_append(shape_, v, l, n.tokens, false, a_.append, 1, stream_);
+    return check(cudaGetLastError(), "attention");
+  }
+
+  Status store_and_gather(const KvcTensors& t) override {
+    if (!held_) return failed_precondition("store_and_gather() before plan()");
+    if (a_.window > 0)
+      return failed_precondition("KeyValueCache gives back every token; it has no meaning with a window");
+    CacheLayer cache = layer_of(t.cache, t.layer);
+    KVASIR_TRY(learn(t.cache, cache));
+    const Launch& n = planner_->launch();
+    if (n.sequences == 0) return {};
+    Shape s = shape_;  // KVC stores rows as they are given
+    s.rope_style = 0, s.packed = 0;
+    Layer l;
+    l.key = t.key, l.value = t.value, l.cache = cache;
+    l.k_new = k_new_.get(), l.v_new = v_new_.get();
+    const StepView v = planner_->view(device(slot_));
+    if (a_.append && n.tokens) launch_append(s, v, l, n.tokens, false, true, 0, stream_);
+    launch_gather(s, v, cache, t.key_out, t.value_out, a_.out, t.num_repeat, false, n.sequences, stream_);
+    return check(cudaGetLastError(), "KeyValueCache");
+  }
+
+  uint64_t launch_key() const override { return planner_ ? planner_->launch().key() * 2 + uint64_t(slot_) : 0; }
+
+ private:
+  CacheLayer layer_of(const kvcache::CacheView& c, int32_t layer) const {
+    CacheLayer out;
+    auto bytes = [](DType type, int64_t n) { return dtype_bytes(type, n); };
+    uint8_t* data = static_cast<uint8_t*>(c.data);
+    out.key = data + bytes(c.dtype, layer * c.strides.layer);
+    out.value = out.key + bytes(c.dtype, c.strides.kv);
+    out.token = bytes(c.dtype, c.strides.token);
+    out.head = bytes(c.dtype, c.strides.head);
+    out.dtype = c.dtype, out.scale_dtype = c.scale_dtype;
+    out.quant = int32_t(c.quant);
+    out.k_scale = c.k_scale, out.v_scale = c.v_scale;
+    if (c.quant == kvcache::QuantKind::group) {
+      out.quant_group = c.quant_group;
+      out.group_shift = std::countr_zero(uint32_t(c.quant_group));
+      out.key_scale = static_cast<uint8_t*>(c.scale) + bytes(c.scale_dtype, layer * c.scale_strides.layer);
+      out.value_scale = out.key_scale + bytes(c.scale_dtype, c.scale_strides.kv);
+      out.scale_token = bytes(c.scale_dtype, c.scale_strides.token);
+      out.scale_head = bytes(c.scale_dtype, c.scale_strides.head);
+    }
+    return out;
+  }
+
+  // Kernels and workspace depend on the kind of cache, which is first seen here; it never changes after.
+  Status learn(const kvcache::CacheView& view, const CacheLayer& cache) {
+    if (planner_) return {};
+    KVASIR_TRY(validate_cache(a_, view, 0));
+    Machine machine;
+    if (shape_.group <= 16)
+      for (int i : {0, 1}) machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i + 1);
+    machine.prefill = prefill_supports(shape_, capability_) && !a_.batch_invariant;
+    planner_ = std::make_unique<Planner>(a_, limits_, machine);
+    KVASIR_TRY(arrays_.allocate(2 * planner_->bytes()));
+    KVASIR_TRY(pinned_.allocate(2 * planner_->bytes()));
+    for (cudaEvent_t& e : uploaded_) KVASIR_TRY(check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "event"));
+    const size_t rows = size_t(planner_->slots()) * size_t(shape_.heads);
+    KVASIR_TRY(partial_.allocate(rows * size_t(shape_.head_dim) * 4));
+    KVASIR_TRY(partial_lse_.allocate(rows * 4));
+    const size_t old = size_t(planner_->gather_tokens()) * size_t(shape_.kv_heads * shape_.head_dim) *
+                       size_t(dtype_bits(shape_.work) / 8);
+    KVASIR_TRY(k_old_.allocate(old));
+    KVASIR_TRY(v_old_.allocate(old));
+    // Prefill reads whole tiles: rows nobody wrote yet must be numbers, for a weight of zero times them to be zero.
+    for (auto [memory, bytes] : {std::pair{&k_new_, new_bytes_}, {&v_new_, new_bytes_}, {&k_old_, old}, {&v_old_, old}})
+      if (bytes > 0) KVASIR_TRY(check(cudaMemsetAsync(memory->get(), 0, bytes, stream_), "workspace"));
+    return upload(waiting_.step);
+  }
+
+  Status keep(const Step& step) {
+    waiting_.assign(a_, step);
+    return {};
+  }
+
+  Status upload(const Step& step) {
+    slot_ ^= 1;
+    KVASIR_TRY(check(cudaEventSynchronize(uploaded_[slot_]), "plan"));  // two steps ago: long past
+    std::byte* host = pinned_.bytes() + size_t(slot_) * planner_->bytes();
+    planner_->plan(step, host);
+    for (const Planner::Piece& p : planner_->used())
+      if (p.length > 0)
+        KVASIR_TRY(
+            check(cudaMemcpyAsync(device(slot_) + p.offset, host + p.offset, p.length, cudaMemcpyHostToDevice, stream_),
+                  "plan"));
+    KVASIR_TRY(check(cudaEventRecord(uploaded_[slot_], stream_), "plan"));
+    const Launch& n = planner_->launch();
+    if (a_.rope.style != RopeStyle::none && !a_.streaming_positions && n.tokens > 0)
+      launch_rope(planner_->view(device(slot_)), frequencies_.as<float>(), a_.rope.rotary_dim / 2, a_.rope.magnitude, 0,
+                  n.tokens, angles_.as<float>(), stream_);
+    return check(cudaGetLastError(), "plan");
+  }
+
+  std::byte* device(int slot) const { return arrays_.bytes() + size_t(slot) * planner_->bytes(); }
+
+  Attributes a_;
+  Limits limits_;
+  cudaStream_t stream_;
+  Shape shape_;
+  int multiprocessors_ = 0, capability_ = 0;
+  bool works_on_query_ = false, held_ = false;
+  int slot_ = 0;
+  size_t new_bytes_ = 0;
+  HeldStep waiting_;
+  std::unique_ptr<Planner> planner_;
+  DeviceMemory slopes_, frequencies_, angles_, q_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_, partial_lse_;
+  PinnedMemory pinned_;
+  cudaEvent_t uploaded_[2] = {nullptr, nullptr};
+};
+
+class CudaBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cuda"; }
+  Status available() const override {
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0) {
+      cudaGetLastError();
+      return unavailable(cat("no CUDA device: ", e == cudaSuccess ? "none is visible" : cudaGetErrorString(e),
+                             "; the cpu back end needs none"));
+    }
+    return {};
+  }
+  Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits,
+                                            const Context& context) const override {
+    KVASIR_TRY(available());
+    KVASIR_TRY(validate_attributes(a, limits));
+    auto made = std::make_unique<CudaAttention>(a, limits, context);
+    KVASIR_TRY(made->prepare());
+    return std::unique_ptr<Attention>(std::move(made));
+  }
+};
+
+}  // namespace
+}  // namespace cuda
+
+const Backend& cuda_backend() {
+  static const cuda::CudaBackend backend;
+  return backend;
+}
+
+}  // namespace kvasir::attention

@@ -1,0 +1,22 @@
+// The CUDA back end. Two steps may be in flight: each plan takes the other of two fixed device buffers, and
+// launch_key() names what run() will launch, so that a captured graph can be replayed while lengths change.
+#pragma once
+
+#include "attention/backend.h"
+
+namespace kvasir::attention {
+
+const Backend& cuda_backend();
+
+namespace cuda {
+
+// What the object behind Attention* of this back end adds.
+class GraphKeyed {
+ public:
+  virtual ~GraphKeyed() = default;
+  // Equal keys: run() would launch the same kernels with the same arguments for the same Tensors.
+  virtual uint64_t launch_key() const = 0;
+};
+
+}  // namespace cuda
+}  // namespace kvasir::attention

@@ -1,0 +1,36 @@
+// One function a kernel: grid and shared memory are chosen here, and every argument is plain data.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "attention/cuda/types.h"
+
+namespace kvasir::attention::cuda {
+
+void launch_append(const Shape&, const StepView&, const Layer&, int64_t tokens, bool queries, bool store, int phase,
+                   cudaStream_t);
+void launch_gather(const Shape&, const StepView&, const CacheLayer&, void* k_out, void* v_out, DType type, int repeat,
+                   bool old, int64_t sequences, cudaStream_t);
+void launch_rope(const StepView&, const float* inv_freq, int half, float magnitude, int64_t ranks, int64_t tokens,
+                 float* out, cudaStream_t);
+
+// Right for every variant, fast for none.
+void launch_plain(const Shape&, const StepView&, const Layer&, const Row* rows, int64_t count, cudaStream_t);
+
+// Streams the cache once for up to 16 or 32 query rows a warp (mma.sync, sm_80 and later).
+struct StreamList {
+  const Segment* segments = nullptr;
+  const int32_t* parts = nullptr;  // [count + 1]: segments of part i are [parts[i], parts[i+1])
+  int32_t count = 0;
+};
+// Warps with 16 (row_tiles 1) or 32 (2) query rows that a multiprocessor holds; 0: not for this shape and cache.
+int stream_warps(const Shape&, const CacheLayer&, int row_tiles);
+void launch_stream(const Shape&, const StepView&, const Layer&, const StreamList&, int row_tiles, cudaStream_t);
+void launch_merge(const Shape&, const StepView&, const Layer&, int64_t queries, cudaStream_t);
+
+// Hopper's prefill: wgmma fed by the tensor memory accelerator. Query, new and gathered K/V are [rows, heads, D].
+bool prefill_supports(const Shape&, int compute_capability);
+cudaError_t launch_prefill(const Shape&, const StepView&, const Layer&, const PrefillTile*, int64_t tiles,
+                           int64_t query_rows, int64_t new_rows, int64_t old_rows, int multiprocessors, cudaStream_t);
+
+}  // namespace kvasir::attention::cuda

@@ -1,0 +1,404 @@
+#include "attention/cuda/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace kvasir::attention::cuda {
+
+namespace {
+
+constexpr int64_t kSmallestRun = 2 * kKeyBlock;  // below this a block costs more than it reads
+
+int64_t bucket(int64_t n) { return n <= 0 ? 0 : int64_t(std::bit_ceil(uint64_t(n))); }
+int64_t down(int64_t x) { return x / kKeyBlock * kKeyBlock; }
+int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlock; }
+
+}  // namespace
+
+uint64_t Launch::key() const {
+  uint64_t k = 1469598103934665603ull;
+  for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
+                    int64_t(deferred), int64_t(contiguous), exact_tokens})
+    k = (k ^ uint64_t(x)) * 1099511628211ull;
+  return k;
+}
+
+Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machine)
+    : a_(a), limits_(limits), machine_(machine) {
+  group_ = a.num_heads / a.num_kv_heads;
+  page_shift_ = a.index_mode == kvcache::IndexMode::page_table ? std::countr_zero(uint32_t(a.page_size)) : 0;
+  const int64_t B = limits.max_batch, T = limits.max_tokens;
+  int64_t list_parts[2];
+  for (int i : {0, 1}) list_parts[i] = std::max<int64_t>(1, machine.stream_warps[i] / a.num_kv_heads);
+  const int64_t runs = a.batch_invariant ? (limits.max_kvlen + kInvariantRun - 1) / kInvariantRun + 1 : 1;
+  switch (a.index_mode) {
+    case kvcache::IndexMode::offset: table_cap_ = 0; break;
+    case kvcache::IndexMode::page_table: table_cap_ = B * limits.max_pages; break;
+    case kvcache::IndexMode::token_table: table_cap_ = B * limits.max_kvlen; break;
+  }
+  rows_cap_ = 2 * T;
+  items_cap_ = B + 2 * T * group_ / 16 + T + 2;
+  beam_cap_ = B * limits.max_kvlen;
+  gather_cap_ = machine.prefill ? limits.max_kvlen + T : 0;
+  // Two unfinished runs a part, a whole tile of queries each; a shared prefix and sinks add one run a query.
+  const int64_t tile_queries = std::max(1, 32 / group_);
+  slots_cap_ = 2 * (list_parts[0] + list_parts[1]) * tile_queries + 4 * T + (runs > 1 ? runs * T : 0);
+  merges_cap_ = T;
+
+  size_t offset = 0;
+  auto take = [&](int64_t n, size_t size) {
+    size_t here = offset;
+    offset = (offset + size_t(n) * size + 255) / 256 * 256;
+    return here;
+  };
+  counts_ = take(kCounts, 4);
+  sequences_ = take(B, sizeof(Sequence));
+  for (int i : {0, 1}) parts_[i] = take(list_parts[i] + 1, 4);
+  for (int i : {0, 1}) segments_[i] = take((items_cap_ + list_parts[i]) * (runs + 1), sizeof(Segment));
+  merges_ = take(merges_cap_, sizeof(Merge));
+  merge_slots_ = take(slots_cap_ * 2, 4);
+  tiles_ = take(T / 128 + B + 1, sizeof(PrefillTile));
+  plain_ = take(T, sizeof(Row));
+  rows_ = take(rows_cap_, sizeof(Row));
+  tokens_ = take(T, sizeof(Token));
+  beam_ = take(beam_cap_, 4);
+  table_ = take(table_cap_, 4);
+  bytes_ = offset;
+  for (auto& list : items_) list.reserve(size_t(items_cap_));
+  stream_rows_.reserve(size_t(rows_cap_));
+}
+
+StepView Planner::view(std::byte* base) const {
+  StepView v;
+  v.counts = at<int32_t>(base, counts_);
+  v.sequences = at<Sequence>(base, sequences_);
+  v.merges = at<Merge>(base, merges_);
+  v.merge_slots = at<int32_t>(base, merge_slots_);
+  v.rows = at<Row>(base, rows_);
+  v.tokens = at<Token>(base, tokens_);
+  v.beam = at<int32_t>(base, beam_);
+  v.table = at<int32_t>(base, table_);
+  v.beam_width = beam_width_;
+  v.beam_stride = beam_stride_;
+  return v;
+}
+
+void Planner::visible(const Sequence& s, int32_t own, int64_t* sink_end, int64_t* begin, int64_t* end) const {
+  const bool cut = s.flags & kCausal || a_.window > 0 || a_.is_alibi;
+  *end = cut ? std::clamp<int64_t>(own + 1, 0, s.kv_len) : s.kv_len;
+  *begin = *sink_end = 0;
+  if (a_.window == 0) return;
+  *begin = std::clamp<int64_t>(std::max<int64_t>(a_.sinks, own - (a_.window - a_.sinks) + 1), 0, *end);
+  *sink_end = std::min<int64_t>(a_.sinks, *begin);
+}
+
+int32_t Planner::place_of(const Sequence& s, int32_t t, const int32_t* table) const {
+  int32_t slot = t;
+  if (a_.cyclic_capacity > 0 && t >= a_.sinks) {
+    const int32_t ring = a_.cyclic_capacity - a_.sinks;
+    if (t + ring < s.kv_len) return -1;
+    slot = a_.sinks + (t - a_.sinks) % ring;
+  }
+  switch (a_.index_mode) {
+    case kvcache::IndexMode::offset: return int32_t(s.table + slot);
+    case kvcache::IndexMode::page_table: return table[s.table + (slot >> page_shift_)] + (slot & (a_.page_size - 1));
+    default: return table[s.table + slot];
+  }
+}
+
+Row Planner::row_of(const Sequence& s, int32_t index, int32_t i) const {
+  Row r;
+  r.token = s.q_begin + i;
+  r.sequence = index;
+  r.own = s.kv_len - s.q_len + i;
+  r.column = s.kv_begin;
+  int64_t sink_end, begin, end;
+  visible(s, r.own, &sink_end, &begin, &end);
+  r.begin = int32_t(begin);
+  r.end = int32_t(end);
+  return r;
+}
+
+// Queries of one sequence as tiles; keys before `skip` are read by the sequence's shared item.
+void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip, int32_t) {
+  const int64_t rows = int64_t(s.q_len) * group_;
+  const int list = rows <= 16 || machine_.stream_warps[1] == 0 ? 0 : 1;
+  const int32_t per_tile = (list == 0 ? 16 : 32) / group_;
+  for (int32_t first = 0; first < s.q_len; first += per_tile) {
+    Item item;
+    item.queries = std::min(per_tile, s.q_len - first);
+    item.tile.sequence = index;
+    item.tile.tokens = int32_t(stream_rows_.size());
+    item.tile.row_count = item.queries * group_;
+    int64_t sink_end, begin, end, unused;
+    const int32_t own = s.kv_len - s.q_len + first;
+    visible(s, own, &sink_end, &begin, &unused);
+    visible(s, own + item.queries - 1, &unused, &unused, &end);
+    item.tile.seen_begin = int32_t(begin);
+    begin = std::max(down(begin), skip);
+    if (sink_end > begin) sink_end = begin;  // the runs meet
+    if (begin <= blocks_of(sink_end) * kKeyBlock && skip == 0) begin = sink_end = 0;
+    item.tile.kv_begin = int32_t(begin);
+    item.tile.kv_end = int32_t(std::max(begin, end));
+    item.sink_end = sink_end;
+    item.partial = sink_end > 0;
+    if (skip > 0) {
+      item.prefix = prefix_item_[size_t(index)];
+      item.prefix_offset = prefix_offset_[size_t(index)];
+      item.partial = true;
+    }
+    for (int32_t i = 0; i < item.queries; ++i) stream_rows_.push_back(row_of(s, index, first + i));
+    items_[list].push_back(item);
+  }
+}
+
+// Parts of equal cost, in order; a run is cut where a part is full.
+void Planner::partition(int list, std::byte* buffer) {
+  Segment* segments = at<Segment>(buffer, segments_[list]);
+  int32_t* parts = at<int32_t>(buffer, parts_[list]);
+  std::vector<Item>& items = items_[list];
+  const int64_t want = std::max(1, machine_.stream_warps[list] / a_.num_kv_heads);
+  int64_t left = 0;  // in key blocks; an item costs one more for its beginning and end
+  for (const Item& i : items) left += blocks_of(i.tile.kv_end - i.tile.kv_begin) + blocks_of(i.sink_end) + 1;
+  int32_t count = 0, part = 0;
+  int64_t room = (left + want - 1) / want;
+  parts[0] = 0;
+  auto close = [&] {
+    if (part + 1 < want) {
+      parts[++part] = count;
+      room = (left + want - part - 1) / (want - part);
+    }
+  };
+  auto emit = [&](Item& item, int64_t begin, int64_t end, bool whole) {
+    Segment s = item.tile;
+    s.kv_begin = int32_t(begin);
+    s.kv_end = int32_t(end);
+    if (!whole) {
+      s.slot = next_slot_;
+      next_slot_ += item.queries;
+      cuts_.push_back({s.slot});
+      ++item.cuts;
+    }
+    segments[count++] = s;
+    const int64_t cost = blocks_of(end - begin);
+    room -= cost;
+    left -= cost;
+  };
+  for (Item& item : items) {
+    item.first_cut = int32_t(cuts_.size());
+    --left, --room;
+    if (item.sink_end > 0) emit(item, 0, item.sink_end, false);
+    const int64_t end = item.tile.kv_end;
+    int64_t at_key = item.tile.kv_begin;
+    if (a_.batch_invariant) {
+      do {
+        const int64_t next = std::min(end, (at_key / kInvariantRun + 1) * kInvariantRun);
+        if (room <= 0) close();
+        emit(item, at_key, next, !item.partial && at_key == item.tile.kv_begin && next == end);
+        at_key = next;
+      } while (at_key < end);
+      continue;
+    }
+    bool first = true;
+    do {
+      const int64_t keys = end - at_key;
+      if (part + 1 < want && room * kKeyBlock < std::min(keys, kSmallestRun)) close();
+      int64_t take = std::max(room * kKeyBlock, kSmallestRun);
+      if (part + 1 >= want || keys - take < kSmallestRun) take = keys;
+      emit(item, at_key, at_key + take, !item.partial && first && take == keys);
+      first = false;
+      at_key += take;
+    } while (at_key < end);
+  }
+  parts[++part] = count;
+  while (part < want) parts[++part] = count;
+  launch_.parts[list] = items.empty() ? 0 : int32_t(want);
+  used_.push_back({parts_[list], size_t(want + 1) * 4});
+  used_.push_back({segments_[list], size_t(count) * sizeof(Segment)});
+}
+
+void Planner::write_merges(std::byte* buffer) {
+  Merge* merges = at<Merge>(buffer, merges_);
+  int32_t* slots = at<int32_t>(buffer, merge_slots_);
+  int32_t count = 0, used = 0;
+  const std::vector<Item>& shared_list = items_[machine_.stream_warps[1] ? 1 : 0];
+  for (auto& list : items_)
+    for (const Item& item : list) {
+      if (item.shared || item.cuts == 0) continue;
+      for (int32_t q = 0; q < item.queries; ++q) {
+        Merge m{stream_rows_[size_t(item.tile.tokens + q)].token, used, 0};
+        if (item.prefix >= 0) {
+          const Item& p = shared_list[size_t(item.prefix)];
+          for (int32_t i = 0; i < p.cuts; ++i)
+            slots[used++] = cuts_[size_t(p.first_cut + i)].slot + item.prefix_offset + q;
+        }
+        for (int32_t i = 0; i < item.cuts; ++i) slots[used++] = cuts_[size_t(item.first_cut + i)].slot + q;
+        m.end = used;
+        merges[count++] = m;
+      }
+    }
+  KVASIR_CHECK(next_slot_ <= slots_cap_ && used <= slots_cap_ * 2 && count <= merges_cap_, "slots ", next_slot_, " of ",
+               slots_cap_);
+  launch_.merges = bucket(count);
+  at<int32_t>(buffer, counts_)[kCountMerges] = count;
+  used_.push_back({merges_, size_t(count) * sizeof(Merge)});
+  used_.push_back({merge_slots_, size_t(used) * 4});
+}
+
+void Planner::plan(const Step& step, std::byte* buffer) {
+  launch_ = {};
+  used_.clear();
+  cuts_.clear();
+  stream_rows_.clear();
+  for (auto& list : items_) list.clear();
+  next_slot_ = 0;
+  const int64_t B = step.batch, T = B > 0 ? step.seqstarts[B] : 0;
+  int32_t* counts = at<int32_t>(buffer, counts_);
+  Sequence* sequences = at<Sequence>(buffer, sequences_);
+  Token* tokens = at<Token>(buffer, tokens_);
+  Row* plain = at<Row>(buffer, plain_);
+  PrefillTile* tiles = at<PrefillTile>(buffer, tiles_);
+  int32_t* table = at<int32_t>(buffer, table_);
+  std::memset(counts, 0, kCounts * 4);
+  beam_width_ = step.cache_indirection ? step.beam_width : 0;
+  beam_stride_ = step.max_kvlen;
+
+  int64_t entries = 0, plain_count = 0, tile_count = 0, gathered = 0;
+  for (int64_t b = 0; b < B; ++b) {
+    Sequence& s = sequences[b];
+    s.q_begin = int32_t(step.seqstarts[b]);
+    s.q_len = int32_t(step.seqstarts[b + 1] - step.seqstarts[b]);
+    s.kv_begin = step.kvstarts[b];
+    s.kv_len = int32_t(step.kvstarts[b + 1] - step.kvstarts[b]);
+    s.start_pos = int32_t(step.start_pos[b]);
+    s.flags = a_.is_causal && s.q_len > 1 && b >= step.decoding_batches ? kCausal : 0;
+    s.gathered = -1;
+    s.table = entries;
+    switch (a_.index_mode) {
+      case kvcache::IndexMode::offset: s.table = step.cachestarts[b]; break;
+      case kvcache::IndexMode::page_table: {
+        int64_t slots = a_.cyclic_capacity > 0 ? std::min<int64_t>(s.kv_len, a_.cyclic_capacity) : s.kv_len;
+        const int64_t pages = std::min(step.max_pages, (slots + a_.page_size - 1) >> page_shift_);
+        const int64_t* from = step.cachestarts + b * step.max_pages;
+        int32_t* to = table + entries;
+        for (int64_t p = 0; p < pages; ++p) to[p] = int32_t(from[p]);
+        entries += pages;
+        break;
+      }
+      case kvcache::IndexMode::token_table: {
+        const int64_t* from = step.cachestarts + s.kv_begin;
+        for (int32_t t = 0; t < s.kv_len; ++t) table[entries + t] = int32_t(from[t]);
+        entries += s.kv_len;
+        break;
+      }
+    }
+  }
+  used_.push_back({tokens_, size_t(T) * sizeof(Token)});
+  if (entries) used_.push_back({table_, size_t(entries) * 4});
+  if (step.cache_indirection) {
+    const size_t n = size_t(B * step.max_kvlen) * 4;
+    std::memcpy(buffer + beam_, step.cache_indirection, n);
+    used_.push_back({beam_, n});
+  }
+
+  // Shared prefixes first: one item reads them for all of a group's queries.
+  const bool streams = machine_.stream_warps[0] > 0 && group_ <= 16 && !a_.streaming_positions;
+  prefix_item_.assign(size_t(B), -1);
+  prefix_offset_.assign(size_t(B), 0);
+  const bool cascade = streams && step.shared_group && step.shared_len && a_.window == 0 && beam_width_ == 0 &&
+                       !a_.batch_invariant && a_.cyclic_capacity == 0;
+  if (cascade) {
+    const int list = machine_.stream_warps[1] ? 1 : 0;
+    const int32_t per_tile = (list ? 32 : 16) / group_;
+    std::vector<int32_t> open;  // by group: item with room
+    for (int64_t b = 0; b < B; ++b) {
+      const int32_t g = step.shared_group[b];
+      const Sequence& s = sequences[b];
+      const int64_t shared = g < 0 ? 0 : down(step.shared_len[g]);
+      if (shared == 0 || s.q_len == 0 || s.q_len > per_tile || shared > s.kv_len - s.q_len) continue;
+      if (size_t(g) >= open.size()) open.resize(size_t(g) + 1, -1);
+      int32_t& slot = open[size_t(g)];
+      if (slot < 0 || items_[list][size_t(slot)].queries + s.q_len > per_tile) {
+        slot = int32_t(items_[list].size());
+        Item item;
+        item.tile.sequence = int32_t(b);
+        item.tile.kv_end = int32_t(shared);
+        item.shared = item.partial = true;
+        item.tile.tokens = int32_t(stream_rows_.size());
+        stream_rows_.resize(stream_rows_.size() + size_t(per_tile));
+        items_[list].push_back(item);
+      }
+      Item& item = items_[list][size_t(slot)];
+      prefix_item_[size_t(b)] = slot;
+      prefix_offset_[size_t(b)] = item.queries;
+      for (int32_t i = 0; i < s.q_len; ++i)
+        stream_rows_[size_t(item.tile.tokens + item.queries++)] = row_of(s, int32_t(b), i);
+      item.tile.row_count = item.queries * group_;
+    }
+  }
+
+  for (int64_t b = 0; b < B; ++b) {
+    Sequence& s = sequences[b];
+    if (s.q_len == 0) continue;
+    const bool ring = a_.append && a_.cyclic_capacity > 0 && s.q_len > 1;  // reads come before its writes
+    if (ring) s.flags |= kDeferred, launch_.deferred = true;
+    const bool longer = int64_t(s.q_len) * group_ > 32 && s.q_len > 8;
+    const int64_t old = a_.append ? s.start_pos : s.kv_len;
+    if (machine_.prefill && longer && a_.append && beam_width_ == 0 && gathered + old <= gather_cap_) {
+      s.flags |= kContiguous;
+      launch_.contiguous = true;
+      if (old > 0) {
+        s.gathered = int32_t(gathered);
+        gathered += old;
+        ++launch_.gathers;
+      }
+      for (int32_t row = 0; row < s.q_len; row += 128) tiles[tile_count++] = {int32_t(b), row};
+    } else if (streams && !ring) {
+      const int64_t skip = prefix_item_[size_t(b)] >= 0 ? down(step.shared_len[step.shared_group[b]]) : 0;
+      add_stream(s, int32_t(b), skip, group_);
+    } else {
+      for (int32_t i = 0; i < s.q_len; ++i) plain[plain_count++] = row_of(s, int32_t(b), i);
+    }
+  }
+  for (int64_t b = 0; b < B; ++b) {
+    const Sequence& s = sequences[b];
+    for (int32_t i = 0; i < s.q_len; ++i) {
+      const int32_t t = s.start_pos + i;
+      tokens[s.q_begin + i] = {int32_t(b), a_.append ? place_of(s, t, table) : -1, s.flags, 0};
+    }
+  }
+  for (int list : {0, 1})
+    if (machine_.stream_warps[list]) partition(list, buffer);
+  write_merges(buffer);
+  // Longest first, so that the last blocks to finish are short ones.
+  std::sort(tiles, tiles + tile_count, [&](const PrefillTile& x, const PrefillTile& y) {
+    auto keys = [&](const PrefillTile& t) {
+      const Sequence& s = sequences[t.sequence];
+      return s.flags & kCausal ? s.kv_len - s.q_len + t.row : s.kv_len;
+    };
+    const int64_t kx = keys(x), ky = keys(y);
+    return kx != ky ? kx > ky : x.sequence != y.sequence ? x.sequence < y.sequence : x.row < y.row;
+  });
+
+  std::memcpy(buffer + rows_, stream_rows_.data(), stream_rows_.size() * sizeof(Row));
+  used_.push_back({rows_, stream_rows_.size() * sizeof(Row)});
+  used_.push_back({plain_, size_t(plain_count) * sizeof(Row)});
+  used_.push_back({tiles_, size_t(tile_count) * sizeof(PrefillTile)});
+  used_.push_back({sequences_, size_t(B) * sizeof(Sequence)});
+  counts[kCountTokens] = int32_t(T);
+  counts[kCountSequences] = int32_t(B);
+  counts[kCountTiles] = int32_t(tile_count);
+  counts[kCountPlain] = int32_t(plain_count);
+  used_.push_back({counts_, kCounts * 4});
+  launch_.tokens = bucket(T);
+  launch_.sequences = bucket(B);
+  launch_.plain = bucket(plain_count);
+  launch_.tiles = bucket(tile_count);
+  launch_.exact_tokens = tile_count > 0 ? T : 0;
+  launch_.gathers = launch_.gathers ? 1 : 0;
+}
+
+}  // namespace kvasir::attention::cuda

@@ -1,0 +1,102 @@
+// One step's work lists, made on the host as plain data: which kernel takes which queries, where runs of keys
+// are cut so that every block reads the same number of bytes, and which partial results are merged. Nothing
+// here needs CUDA; tests check it on any machine.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "attention/backend.h"
+#include "attention/cuda/types.h"
+
+namespace kvasir::attention::cuda {
+
+// What the planner must know of the device and of the kernels compiled for this cache.
+struct Machine {
+  int32_t stream_warps[2] = {0, 0};  // resident on the whole device, for tiles of 16 and 32 rows; 0: none
+  bool prefill = false;              // the Hopper kernel takes this shape
+};
+
+// Grids are functions of these, rounded up to buckets, so that equal keys replay one graph.
+struct Launch {
+  int64_t tokens = 0, sequences = 0, plain = 0, merges = 0, tiles = 0, gathers = 0;
+  int32_t parts[2] = {0, 0};
+  int64_t exact_tokens = 0;  // where prefill tiles read the query as a tensor of so many rows; else 0
+  bool deferred = false, contiguous = false;
+  uint64_t key() const;  // 0 bits differ <=> the same launches
+};
+
+class Planner {
+ public:
+  Planner(const Attributes&, const Limits&, const Machine&);
+
+  size_t bytes() const { return bytes_; }  // of one buffer
+  int64_t slots() const { return slots_cap_; }
+  int64_t gather_tokens() const { return gather_cap_; }
+
+  // Writes the arrays of a valid step into `buffer` (bytes() long).
+  void plan(const Step&, std::byte* buffer);
+
+  const Launch& launch() const { return launch_; }
+  StepView view(std::byte* base) const;
+  const Segment* segments(std::byte* base, int list) const { return at<Segment>(base, segments_[list]); }
+  const int32_t* parts(std::byte* base, int list) const { return at<int32_t>(base, parts_[list]); }
+  const Row* plain_rows(std::byte* base) const { return at<Row>(base, plain_); }
+  const PrefillTile* tiles(std::byte* base) const { return at<PrefillTile>(base, tiles_); }
+
+  // The pieces of a buffer that this step filled: [offset, offset + length).
+  struct Piece {
+    size_t offset, length;
+  };
+  const std::vector<Piece>& used() const { return used_; }
+
+ private:
+  // A tile of query rows and the keys it reads.
+  struct Item {
+    Segment tile;          // kv_begin, kv_end: its main run
+    int64_t sink_end = 0;  // > 0: a run [0, sink_end) of its own before it
+    int32_t queries = 0;
+    int32_t prefix = -1;  // the item that read its shared prefix
+    int32_t prefix_offset = 0;
+    bool shared = false;  // is such an item: its queries are merged by their own items
+    bool partial = false;
+    int32_t first_cut = 0, cuts = 0;
+  };
+  struct Cut {
+    int32_t slot;
+  };
+
+  template <class T>
+  static T* at(std::byte* base, size_t offset) {
+    return reinterpret_cast<T*>(base + offset);
+  }
+  void add_stream(const Sequence&, int32_t index, int64_t skip, int32_t group);
+  void partition(int list, std::byte* buffer);
+  void write_merges(std::byte* buffer);
+  int32_t place_of(const Sequence&, int32_t t, const int32_t* table) const;
+  Row row_of(const Sequence&, int32_t index, int32_t i) const;
+  void visible(const Sequence&, int32_t own, int64_t* sink_end, int64_t* begin, int64_t* end) const;
+
+  Attributes a_;
+  Limits limits_;
+  Machine machine_;
+  int32_t group_, page_shift_;
+  int64_t table_cap_, rows_cap_, items_cap_, slots_cap_, gather_cap_, beam_cap_, merges_cap_;
+  size_t counts_, sequences_, segments_[2], parts_[2], merges_, merge_slots_, tiles_, plain_, rows_, tokens_, beam_,
+      table_, bytes_;
+
+  Launch launch_;
+  int32_t beam_width_ = 0;
+  int64_t beam_stride_ = 0;
+  std::vector<Piece> used_;
+  std::vector<Item> items_[2];
+  std::vector<Cut> cuts_;
+  std::vector<int32_t> prefix_item_, prefix_offset_;  // by sequence, for this step
+  std::vector<Row> stream_rows_;
+  int32_t next_slot_ = 0;
+};
+
+// Batch-invariant mode cuts here and nowhere else.
+constexpr int64_t kInvariantRun = 1024;
+
+}  // namespace kvasir::attention::cuda

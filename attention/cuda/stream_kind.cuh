@@ -1,0 +1,183 @@
+// How one kind of cache becomes operands of the matrix units, 16 keys at a time; lane = 4 * g + tid.
+// Narrow types are widened in registers. So that widening needs no shuffles, the order of the contracted
+// index is chosen freely: query_dim() says which element of q meets which position of an operand, and
+// value_dim() which output column a result lands in.
+#pragma once
+
+#include "attention/cuda/device.cuh"
+#include "attention/cuda/mma.cuh"
+
+namespace kvasir::attention::cuda {
+
+// Scales of one tile in shared memory: its rows of K, then those of V, `row_bytes` each.
+struct TileScales {
+  const uint8_t* at;
+  int row_bytes, group_shift;
+  bool half;
+  __device__ float get(int row, int d) const {  // carried
+    const uint8_t* p = at + row * row_bytes;
+    int i = d >> group_shift;
+    const float x = half ? __half2float(reinterpret_cast<const __half*>(p)[i]) : reinterpret_cast<const float*>(p)[i];
+    return fminf(x * 8.0f, 515.0f);
+  }
+};
+
+// The scales of two keys side by side, as one operand.
+__device__ inline uint32_t scale_pair(const TileScales& scales, int row, int d) {
+  if (!scales.half) return Half::pack(scales.get(row, d), scales.get(row + 1, d));
+  const int i = d >> scales.group_shift;
+  const uint32_t even = reinterpret_cast<const uint16_t*>(scales.at + row * scales.row_bytes)[i];
+  const uint32_t odd = reinterpret_cast<const uint16_t*>(scales.at + (row + 1) * scales.row_bytes)[i];
+  uint32_t pair = even | odd << 16;
+  const __half2 x =
+      __hmin2(__hmul2(reinterpret_cast<__half2&>(pair), __float2half2_rn(8.0f)), __float2half2_rn(515.0f));
+  return reinterpret_cast<const uint32_t&>(x);
+}
+
+enum class Narrow { none, i8, f8, i4 };
+
+template <class T_, Narrow kNarrow_, bool kGroup_>
+struct Kind {
+  using T = T_;
+  static constexpr Narrow kNarrow = kNarrow_;
+  static constexpr bool kGroup = kGroup_;
+  static constexpr int kBits = kNarrow == Narrow::none ? 16 : kNarrow == Narrow::i4 ? 4 : 8;
+  static constexpr int kTile = kBits == 16 ? 16 : 32;
+  // float16 cannot hold the smallest scales well: they are carried 8 times larger (and saturate where an
+  // element would leave float16, above 8,188).
+  static constexpr float kCarry = kGroup ? 8.0f : 1.0f;
+
+  template <int kD>
+  static constexpr int kRowBytes = kD* kBits / 8;
+
+  // Where 16-byte chunk c of row r is kept, so that the reads below spread over the banks.
+  template <int kD>
+  __device__ static int key_chunk(int r, int c) {
+    if constexpr (kBits == 16) return c ^ (kD == 96 ? (r >> 1) & 3 : r & 7);
+    if constexpr (kBits == 8) return kD == 96 ? c : kD == 64 ? c ^ (((r >> 1) & 1) << 1) : c ^ ((r & 3) << 1);
+    return c;
+  }
+  template <int kD>
+  __device__ static int value_chunk(int r, int c) {
+    if constexpr (kBits == 8 && kD >= 128) return c ^ (r & 6);
+    if constexpr (kBits == 4) return c;
+    return key_chunk<kD>(r, c);
+  }
+
+  // b[n][k][register] for keys first_row + 8n.. and two contraction steps: elements 32*kk .. 32*kk+31.
+  template <int kD>
+  __device__ static void keys(const uint8_t* tile, int first_row, int lane, int kk, const TileScales& scales,
+                              uint32_t (&b)[2][2][2]) {
+    const int g = lane >> 2, tid = lane & 3;
+    if constexpr (kBits == 16) {
+      const int row = first_row + ((lane >> 4) & 1) * 8 + (lane & 7);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int chunk = kk * 4 + k * 2 + ((lane >> 3) & 1);
+        uint32_t r[4];
+        load_matrices(r, shared_address(tile + row * kRowBytes<kD> + key_chunk<kD>(row, chunk) * 16));
+        b[0][k][0] = r[0], b[0][k][1] = r[1], b[1][k][0] = r[2], b[1][k][1] = r[3];
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int row = first_row + n * 8 + g, d = kk * 32 + tid * 8;
+        if constexpr (kBits == 8) {
+          const uint2 w =
+              *reinterpret_cast<const uint2*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, d / 16) * 16 + d % 16);
+          widen4(w.x, b[n][0][0], b[n][0][1]);
+          widen4(w.y, b[n][1][0], b[n][1][1]);
+        } else {
+          const uint32_t w = *reinterpret_cast<const uint32_t*>(tile + row * kRowBytes<kD> + d / 2);
+          for (int i = 0; i < 4; ++i) b[n][i / 2][i % 2] = nibbles(w >> (4 * i));
+        }
+        if constexpr (kGroup)
+          if (scales.group_shift < 5) {  // larger groups scale the sums instead, which is exact
+            const float s = scales.get(row, d);
+            const uint32_t pair = T::pack(s, s);
+            for (int i = 0; i < 4; ++i) b[n][i / 2][i % 2] = pair_mul<T>(b[n][i / 2][i % 2], pair);
+          }
+      }
+    }
+  }
+  __device__ static int query_dim(int kk, int k, int reg, int half, int tid) {
+    if constexpr (kBits == 16) return kk * 32 + k * 16 + reg * 8 + tid * 2 + half;
+    if constexpr (kBits == 8) return kk * 32 + tid * 8 + k * 4 + reg * 2 + half;
+    return kk * 32 + tid * 8 + k * 2 + reg + half * 4;
+  }
+
+  // b[i][register] for output columns value_dim(first + i, 0..7), i < 8 (4 where kD is 96).
+  template <int kD, int kCount>
+  __device__ static void values(const uint8_t* tile, int first_row, int lane, int first, const TileScales& scales,
+                                uint32_t (&b)[kCount][2]) {
+    const int g = lane >> 2, tid = lane & 3;
+    if constexpr (kBits == 16) {
+      const int row = first_row + ((lane >> 3) & 1) * 8 + (lane & 7);
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2) {
+        const int chunk = first + i + (lane >> 4);
+        uint32_t r[4];
+        load_matrices_transposed(r, shared_address(tile + row * kRowBytes<kD> + value_chunk<kD>(row, chunk) * 16));
+        b[i][0] = r[0], b[i][1] = r[1], b[i + 1][0] = r[2], b[i + 1][1] = r[3];
+      }
+    } else {
+      const int d = value_dim<kD>(first, g);  // the next kCount elements are this lane's
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const int row = first_row + tid * 2 + pair * 8;
+#pragma unroll
+        for (int w = 0; w < kCount * kBits / 32; ++w) {
+          const int byte = d * kBits / 8 + w * 4;
+          const uint32_t lo = *reinterpret_cast<const uint32_t*>(tile + row * kRowBytes<kD> +
+                                                                 value_chunk<kD>(row, byte / 16) * 16 + byte % 16);
+          const uint32_t hi = *reinterpret_cast<const uint32_t*>(tile + (row + 1) * kRowBytes<kD> +
+                                                                 value_chunk<kD>(row + 1, byte / 16) * 16 + byte % 16);
+          if constexpr (kBits == 8) {
+            widen4(__byte_perm(lo, hi, 0x5140), b[w * 4][pair], b[w * 4 + 1][pair]);
+            widen4(__byte_perm(lo, hi, 0x7362), b[w * 4 + 2][pair], b[w * 4 + 3][pair]);
+          } else {
+            const uint32_t low = __byte_perm(lo, hi, 0x5410), high = __byte_perm(lo, hi, 0x7632);
+            for (int i = 0; i < 4; ++i) {
+              b[w * 8 + i][pair] = nibbles(low >> (4 * i));
+              b[w * 8 + 4 + i][pair] = nibbles(high >> (4 * i));
+            }
+          }
+        }
+        if constexpr (kGroup) {
+          const uint32_t s = scale_pair(scales, kTile + row, d);
+          for (int i = 0; i < kCount; ++i) b[i][pair] = pair_mul<T>(b[i][pair], s);
+        }
+      }
+    }
+  }
+  template <int kD>
+  __device__ static int value_dim(int n, int column) {
+    if constexpr (kBits == 16) return n * 8 + column;
+    if constexpr (kBits == 8 && kD == 256) return (n / 16) * 128 + column * 16 + n % 16;
+    return column * (kD / 8) + n;
+  }
+
+ private:
+  // Four bytes to two pairs, exactly.
+  __device__ static void widen4(uint32_t w, uint32_t& first, uint32_t& second) {
+    if constexpr (kNarrow == Narrow::f8) {
+      asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.rn.f16x2.e4m3x2 %0, lo; cvt.rn.f16x2.e4m3x2 %1, hi; }"
+          : "=r"(first), "=r"(second)
+          : "r"(w));
+    } else if constexpr (__is_same(T, Half)) {
+      w ^= 0x80808080u;  // 1024 + (x + 128), minus 1152
+      first = pair_sub<T>(__byte_perm(w, 0x64646464u, 0x4140), Half::kMagic8);
+      second = pair_sub<T>(__byte_perm(w, 0x64646464u, 0x4342), Half::kMagic8);
+    } else {
+      // 128 + (x & 127), minus 128 or 256 by the sign bit.
+      const uint32_t a = __byte_perm(w, 0x43434343u, 0x4140), b = __byte_perm(w, 0x43434343u, 0x4342);
+      first = pair_sub<T>(a & 0xff7fff7fu, a & 0xff80ff80u);
+      second = pair_sub<T>(b & 0xff7fff7fu, b & 0xff80ff80u);
+    }
+  }
+  __device__ static uint32_t nibbles(uint32_t w) {
+    return pair_sub<T>(((w & 0x000f000fu) ^ 0x00080008u) | T::kMagic, T::kMagic4);
+  }
+};
+
+}  // namespace kvasir::attention::cuda

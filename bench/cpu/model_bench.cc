@@ -1,0 +1,174 @@
+// Prefill and decode rates of a model on this CPU, beside what its memory and its arithmetic allow.
+//   model_bench MODEL [threads] [repeats]      one JSON object on stdout
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/host.h"
+#include "core/thread_pool.h"
+#include "model/cpu/kernels.h"
+#include "model/runner.h"
+
+namespace kvasir::model {
+namespace {
+
+constexpr int64_t kPage = 16, kLength = 1024;
+
+// One thread is timed by its own CPU clock: on a shared machine that is what the code costs.
+bool alone = false;
+double now() {
+  if (!alone) return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+// Sequence s owns the pages [s * n, (s + 1) * n).
+void add(Batch& b, int64_t seq, int64_t begin, int64_t count, int32_t token) {
+  if (b.seqstarts.empty()) b.seqstarts = {0}, b.kvstarts = {0};
+  for (int64_t i = 0; i < count; ++i) {
+    b.tokens.push_back(token + int32_t((i * 37) % 1000));
+    b.positions.push_back(int32_t(begin + i));
+  }
+  b.seqstarts.push_back(int64_t(b.tokens.size()));
+  b.kvstarts.push_back(b.kvstarts.back() + begin + count);
+  b.start_pos.push_back(begin);
+  b.max_pages = kLength / kPage;
+  for (int64_t p = 0; p < b.max_pages; ++p) b.cachestarts.push_back(seq * kLength + p * kPage);
+  b.decoding_batches += count == 1;
+  b.max_seqlen = std::max(b.max_seqlen, count);
+  b.max_kvlen = std::max(b.max_kvlen, begin + count);
+  b.logit_rows.push_back(int32_t(b.tokens.size()) - 1);
+}
+
+double seconds(Runner& runner, const Batch& b) {
+  SamplingParams greedy;
+  greedy.temperature = 0;
+  std::vector<SampleRow> rows(b.logit_rows.size());
+  for (SampleRow& r : rows) r.params = &greedy;
+  double begin = now();
+  Status s = runner.launch(b, rows);
+  if (!s.ok()) std::fprintf(stderr, "%s\n", s.to_string().c_str()), std::exit(1);
+  if (auto out = runner.wait(); !out.ok()) std::exit(1);
+  return now() - begin;
+}
+
+double decode_rate(Runner& runner, int batch, int steps) {
+  std::vector<double> times;
+  for (int i = 0; i < steps; ++i) {
+    Batch b;
+    for (int s = 0; s < batch; ++s) add(b, s, 8 + i, 1, 100 + s);
+    times.push_back(seconds(runner, b));
+  }
+  return batch / median(times);
+}
+
+// Bytes a second that all threads together read from huge pages.
+double read_bandwidth(int threads) {
+  size_t bytes = size_t(256) << 20;
+  auto* p = static_cast<uint8_t*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ::madvise(p, bytes, MADV_HUGEPAGE);
+  std::memset(p, 1, bytes);
+  ThreadPool pool(threads);
+  std::vector<uint64_t> sums(size_t(threads) * 8);
+  std::vector<double> times;
+  for (int i = 0; i < 7; ++i) {
+    double begin = now();
+    pool.run([&](int worker) {
+      size_t part = bytes / size_t(threads);
+      const auto* q = reinterpret_cast<const uint64_t*>(p + part * size_t(worker));
+      uint64_t s[8] = {};
+      for (size_t j = 0; j < part / 8; j += 8)
+        for (int k = 0; k < 8; ++k) s[k] += q[j + size_t(k)];
+      for (uint64_t v : s) sums[size_t(worker) * 8] += v;
+    });
+    times.push_back(now() - begin);
+  }
+  ::munmap(p, bytes);
+  return double(bytes) / *std::min_element(times.begin(), times.end());
+}
+
+// Multiply-adds a second of our own integer kernel on a matrix that stays in the caches.
+double kernel_rate(int threads) {
+  cpu::Arena arena;
+  ThreadPool pool(threads);
+  HostTensor t{"w", WeightType::q4_1, 256, 512, nullptr, 256 * 512 / 32 * 20};
+  std::vector<uint8_t> bytes(size_t(t.bytes), 7);
+  t.data = bytes.data();
+  cpu::PackedMatrix m = cpu::pack({&t, 1}, arena, pool);
+  std::vector<float> x(size_t(64 * 512), 0.5f), y(size_t(threads) * 64 * 256);
+  std::vector<int8_t> q(size_t(2 * 64 * 512));
+  std::vector<cpu::QuantBlock> blocks(64 * 512 / 32);
+  const cpu::Kernels& k = cpu::best_kernels();
+  for (int i = 0; i < 64; ++i) k.quantize(x.data() + i * 512, 512, false, q.data() + i * 1024, blocks.data() + i * 16);
+  std::vector<double> times;
+  for (int i = 0; i < 7; ++i) {
+    double begin = now();
+    pool.run([&](int worker) {
+      for (int round = 0; round < 20; ++round)
+        for (int64_t g = 0; g < m.groups; ++g)
+          k.integer(m, g, {q.data(), blocks.data(), 512}, 0, 64, y.data() + worker * 64 * 256 + g * 16, 256, 16, false);
+    });
+    times.push_back((now() - begin) / 20);
+  }
+  return double(threads) * 64 * 256 * 512 / *std::min_element(times.begin(), times.end());
+}
+
+int run(int argc, char** argv) {
+  if (argc < 2) return std::fprintf(stderr, "usage: model_bench MODEL [threads] [repeats]\n"), 2;
+  RunnerOptions o;
+  o.model = argv[1];
+  o.threads = argc > 2 ? std::atoi(argv[2]) : host_limits().cpus;
+  int repeats = argc > 3 ? std::atoi(argv[3]) : 5;
+  alone = o.threads == 1;
+  o.max_batch = 16, o.max_tokens = 512, o.max_kvlen = kLength, o.page_size = kPage;
+  double begin = now();
+  auto loaded = load_runner(o);
+  if (!loaded.ok()) return std::fprintf(stderr, "%s\n", loaded.status().to_string().c_str()), 1;
+  Runner& runner = **loaded;
+  if (!runner.allocate_cache(16 * kLength / kPage).ok()) return 1;
+  {
+    Batch b;
+    add(b, 0, 0, 1, 100);
+    seconds(runner, b);
+  }
+  double first_token = now() - begin;
+  std::vector<double> prefills;
+  for (int i = 0; i < repeats; ++i) {
+    Batch b;
+    add(b, 0, 0, 512, 100);
+    prefills.push_back(seconds(runner, b));
+  }
+  double prefill = 512 / median(prefills), one = decode_rate(runner, 1, 24 * repeats);
+  double sixteen = decode_rate(runner, 16, 8 * repeats);
+  double peak = double(peak_resident_bytes()) / 1e6;  // before the limits' own buffers
+  double bandwidth = read_bandwidth(o.threads), macs = kernel_rate(o.threads);
+  const ModelInfo& info = runner.info();
+  double head = double(info.vocab_size) * info.hidden;  // prefill makes one row of logits
+  std::printf(
+      "{\"engine\": \"kvasir\", \"isa\": \"%s\", \"threads\": %d, \"prefill512\": %.1f, \"decode1\": %.1f, "
+      "\"decode16\": %.1f, \"load_to_first_token_s\": %.3f, \"peak_rss_mb\": %.0f, \"weights_mb\": %.1f, "
+      "\"limit_read_gb_s\": %.1f, \"limit_decode1\": %.1f, \"limit_gmac_s\": %.1f, \"limit_prefill512\": %.1f}\n",
+      std::string(cpu::best_kernels().name).c_str(), o.threads, prefill, one, sixteen, first_token, peak,
+      double(info.weight_bytes) / 1e6, bandwidth / 1e9, bandwidth / double(info.weight_bytes), macs / 1e9,
+      macs / (double(info.parameters) - head));
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvasir::model
+
+int main(int argc, char** argv) { return kvasir::model::run(argc, argv); }

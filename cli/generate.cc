@@ -1,0 +1,226 @@
+// kvasir generate: prompts in, answers out, through the same engine as the server and without one.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "cli/command.h"
+#include "cli/model_flags.h"
+
+namespace kvasir::cli {
+namespace {
+
+using json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+struct GenerateConfig {
+  LogConfig log{.level = "warn"};
+  ModelFlags model;
+  std::vector<std::string> prompts, stop;
+  std::string file;
+  bool chat = false, as_json = false, ignore_eos = false;
+  double temperature = 0, top_p = 1;
+  int top_k = 0;
+  int64_t max_tokens = 128, seed = 0;
+
+  void define(Options& o) {
+    o.positional("prompt", &prompts, "Each is a prompt; without any, standard input is one");
+    o.section("Prompts");
+    o.add("file", &file, "JSON lines with a \"prompt\" (and \"max_tokens\", \"seed\") each; - is standard input")
+        .value_name("FILE");
+    o.add("chat", &chat, "Put each prompt into the model's chat template, as a user's message");
+    o.section("Answers");
+    o.add("max_tokens", &max_tokens, "Longest answer").range(0, 1e9);
+    o.add("temperature", &temperature, "0 is greedy").range(0, 100);
+    o.add("top_p", &top_p, "Nucleus sampling").range(0, 1);
+    o.add("top_k", &top_k, "Draw among so many; 0: all").range(0, 1e6);
+    o.add("seed", &seed, "The same seed gives the same answer").at_least(0);
+    o.add("stop", &stop, "Text that ends an answer");
+    o.add("ignore_eos", &ignore_eos, "Go on to --max-tokens whatever the model says");
+    o.add("json", &as_json, "Answers as JSON lines, in the order of the prompts");
+    model.define(o);
+    log.define(o);
+    o.example("kvasir generate --model m.gguf 'Once upon a time'", "one prompt");
+    o.example("kvasir generate --model m.gguf --chat 'Why is the sky blue?'", "as a conversation would put it");
+    o.example("kvasir generate --model m.gguf --file prompts.jsonl --json > answers.jsonl", "many, batched");
+    o.check([this]() -> Status {
+      if (model.model.model.empty()) return invalid_argument("model is not set: --model FILE.gguf or a folder");
+      return {};
+    });
+  }
+};
+
+struct Item {
+  std::string prompt;
+  int64_t max_tokens = 0;
+  uint64_t seed = 0;
+};
+
+Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) {
+  std::vector<Item> out;
+  int number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    json j = json::parse(line, nullptr, false);
+    if (!j.is_object() || !j.contains("prompt") || !j["prompt"].is_string())
+      return invalid_argument(cat("line ", number, " is not a JSON object with a \"prompt\" string"));
+    Item item{j["prompt"], c.max_tokens, uint64_t(c.seed)};
+    for (auto& [key, value] : j.items()) {
+      if (key == "prompt" || key == "id") continue;
+      if (!value.is_number_unsigned() || (key != "max_tokens" && key != "seed"))
+        return invalid_argument(cat("line ", number, ": \"", key, "\" is not max_tokens or seed with a whole number"));
+      if (key == "max_tokens") item.max_tokens = value;
+      if (key == "seed") item.seed = value;
+    }
+    out.push_back(std::move(item));
+  }
+  return out;
+}
+
+Result<std::vector<Item>> read_prompts(const GenerateConfig& c) {
+  std::vector<Item> out;
+  for (const std::string& p : c.prompts) out.push_back({p, c.max_tokens, uint64_t(c.seed)});
+  if (!c.file.empty() && c.file != "-") {
+    std::ifstream in(c.file);
+    if (!in) return not_found(cat("the prompt file ", c.file, " cannot be read"));
+    KVASIR_ASSIGN(auto lines, read_lines(in, c));
+    std::move(lines.begin(), lines.end(), std::back_inserter(out));
+  } else if (c.file == "-") {
+    KVASIR_ASSIGN(out, read_lines(std::cin, c));
+  } else if (out.empty()) {
+    out.push_back({std::string(std::istreambuf_iterator<char>(std::cin), {}), c.max_tokens, uint64_t(c.seed)});
+  }
+  if (out.empty()) return invalid_argument("there is no prompt");
+  return out;
+}
+
+Result<engine::Request> make_request(const GenerateConfig& c, const engine::Engine& engine, const Item& item) {
+  engine::Request r;
+  auto tokenizer = engine.tokenizer();
+  if (!tokenizer) return failed_precondition("this model has no tokenizer");
+  std::string text = item.prompt;
+  if (c.chat) {
+    auto chat_template = engine.chat_template();
+    if (!chat_template) return failed_precondition("this model has no chat template; leave out --chat");
+    json messages = json::array({{{"role", "user"}, {"content", item.prompt}}});
+    KVASIR_ASSIGN(text, chat_template->render(messages.dump(), "", true));
+  }
+  KVASIR_ASSIGN(r.prompt, tokenizer->encode(text, !c.chat, c.chat));
+  r.max_tokens = item.max_tokens;
+  r.sampling.temperature = float(c.temperature);
+  r.sampling.top_p = float(c.top_p);
+  r.sampling.top_k = c.top_k;
+  r.sampling.seed = item.seed;
+  r.stop_strings = c.stop;
+  r.ignore_eos = c.ignore_eos;
+  return r;
+}
+
+struct Answer {
+  std::string text;
+  engine::Usage usage;
+  const char* reason = "";
+};
+
+const char* reason_name(engine::FinishReason reason) {
+  switch (reason) {
+    case engine::FinishReason::length: return "length";
+    case engine::FinishReason::cancelled: return "cancelled";
+    default: return "stop";
+  }
+}
+
+// Reads one answer to its end; with `live`, writes it as it comes.
+Result<Answer> finish(engine::Stream& stream, bool live) {
+  Answer out;
+  Status failed;
+  while (auto event = stream.next()) {
+    if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
+      out.text += tokens->text;
+      if (live) std::fputs(tokens->text.c_str(), stdout), std::fflush(stdout);
+    } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
+      out.usage = finished->usage;
+      out.reason = reason_name(finished->reason);
+    } else if (auto* f = std::get_if<engine::Failed>(&*event)) {
+      failed = f->status;
+    }
+  }
+  if (!failed.ok()) return failed;
+  return out;
+}
+
+int generate_with(const GenerateConfig& c) {
+  auto items = read_prompts(c);
+  auto fail = [](const Status& s) {
+    std::fprintf(stderr, "kvasir generate: %s\n", s.message().c_str());
+    return kFailed;
+  };
+  if (!items.ok()) return fail(items.status());
+  engine::EngineOptions options = c.model.engine_options();
+  options.event_buffer = 1 << 20;  // the reader is this loop: nobody is slow, answers are read in order
+  auto engine = engine::Engine::start(c.model.runner_options(), options);
+  if (Status ready = engine->wait_ready(); !ready.ok()) return fail(ready);
+
+  bool one = items->size() == 1 && !c.as_json, progress = !one && isatty(STDERR_FILENO);
+  size_t window = size_t(options.max_running) * 2;
+  std::deque<std::unique_ptr<engine::Stream>> open;
+  int64_t prompt_tokens = 0, output_tokens = 0;
+  auto began = Clock::now();
+  for (size_t sent = 0, done = 0; done < items->size(); ++done) {
+    for (; sent < items->size() && open.size() < window; ++sent) {
+      auto request = make_request(c, *engine, (*items)[sent]);
+      if (!request.ok()) return fail(request.status());
+      auto stream = engine->submit(std::move(*request));
+      if (!stream.ok()) return fail(stream.status());
+      open.push_back(std::move(*stream));
+    }
+    auto answer = finish(*open.front(), one);
+    open.pop_front();
+    if (!answer.ok()) return fail(answer.status());
+    prompt_tokens += answer->usage.prompt_tokens;
+    output_tokens += answer->usage.completion_tokens;
+    if (c.as_json) {
+      json j{{"prompt", (*items)[done].prompt},
+             {"text", answer->text},
+             {"finish_reason", answer->reason},
+             {"prompt_tokens", answer->usage.prompt_tokens},
+             {"completion_tokens", answer->usage.completion_tokens}};
+      std::printf("%s\n", j.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    } else if (!one) {
+      std::printf("%s%s\n", (*items)[done].prompt.c_str(), answer->text.c_str());
+    }
+    if (progress) std::fprintf(stderr, "\r%zu of %zu", done + 1, items->size());
+  }
+  if (one) std::putchar('\n');
+  std::fflush(stdout);
+  double seconds = std::chrono::duration<double>(Clock::now() - began).count();
+  std::fprintf(stderr, "%s%lld prompt and %lld output tokens in %.2f s: %.1f output tokens a second\n",
+               progress ? "\n" : "", static_cast<long long>(prompt_tokens), static_cast<long long>(output_tokens),
+               seconds, double(output_tokens) / seconds);
+  return kOk;
+}
+
+int generate(int argc, char** argv) {
+  GenerateConfig config;
+  Options options("kvasir generate", "Answers prompts on this machine, without a server.");
+  config.define(options);
+  if (auto code = options.parse(argc, argv)) return *code;
+  log_start(config.log);
+  int code = generate_with(config);
+  log_stop();
+  return code;
+}
+
+}  // namespace
+
+extern const Command generate_command;
+const Command generate_command{"generate", "answer prompts without a server", generate};
+
+}  // namespace kvasir::cli

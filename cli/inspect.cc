@@ -1,0 +1,102 @@
+// kvasir inspect: what a model file is, and the memory it takes to serve.
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/command.h"
+#include "core/config.h"
+#include "model/load.h"
+
+namespace kvasir::cli {
+namespace {
+
+std::string human(int64_t bytes) {
+  char out[32];
+  if (bytes >= 1 << 30)
+    std::snprintf(out, sizeof out, "%.2f GiB", double(bytes) / (1 << 30));
+  else
+    std::snprintf(out, sizeof out, "%.1f MiB", double(bytes) / (1 << 20));
+  return out;
+}
+
+int inspect(int argc, char** argv) {
+  std::string model;
+  int batch = 16, context = 0;
+  bool tensors = false, as_json = false;
+  Options o("kvasir inspect", "Shows what a model file is: architecture, tensors, types, context, memory needed.");
+  o.positional("model", &model, "A GGUF file, a directory with config.json and safetensors, or dummy:...");
+  o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
+  o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
+  o.add("tensors", &tensors, "List every tensor").only_flag();
+  o.add("json", &as_json, "One JSON object").only_flag();
+  o.example("kvasir inspect model.gguf --batch 32 --context 4096", "the memory 32 sequences of 4,096 tokens take");
+  if (auto code = o.parse(argc, argv)) return *code;
+  if (model.empty()) {
+    std::fprintf(stderr, "kvasir inspect: name a model\n");
+    return kUsage;
+  }
+  auto files = model::open_model(model);
+  if (!files.ok()) {
+    std::fprintf(stderr, "kvasir inspect: %s\n", files.status().to_string().c_str());
+    return kFailed;
+  }
+  const model::ModelConfig& c = files->config;
+  if (context == 0) context = c.context;
+  int64_t kv = int64_t(4) * c.layers * c.kv_heads * c.head_dim;  // float16 keys and values of one token
+  int64_t cache = kv * context * batch;
+  std::map<std::string, std::pair<int64_t, int64_t>> types;  // count and bytes
+  auto all = files->weights->tensors();
+  for (const auto& t : all) {
+    auto& [count, bytes] = types[std::string(type_info(t.type)->name)];
+    ++count, bytes += t.bytes;
+  }
+  if (as_json) {
+    nlohmann::ordered_json j = {{"name", c.name},
+                                {"architecture", c.architecture},
+                                {"type", c.quantization},
+                                {"parameters", files->weights->parameters()},
+                                {"layers", c.layers},
+                                {"hidden", c.hidden},
+                                {"ffn", c.ffn},
+                                {"heads", c.heads},
+                                {"kv_heads", c.kv_heads},
+                                {"head_dim", c.head_dim},
+                                {"vocab", c.vocab},
+                                {"context", c.context},
+                                {"window", c.window},
+                                {"weight_bytes", files->weights->bytes()},
+                                {"kv_bytes_per_token", kv},
+                                {"cache_bytes", cache}};
+    for (auto& [name, t] : types) j["types"][name] = {{"tensors", t.first}, {"bytes", t.second}};
+    if (tensors)
+      for (const auto& t : all)
+        j["tensors"].push_back(
+            {{"name", t.name}, {"type", type_info(t.type)->name}, {"rows", t.rows}, {"cols", t.cols}});
+    std::puts(j.dump(2).c_str());
+    return kOk;
+  }
+  std::printf("name          %s\narchitecture  %s\ntype          %s\n", c.name.c_str(), c.architecture.c_str(),
+              c.quantization.c_str());
+  std::printf("parameters    %.1f M in %zu tensors\n", double(files->weights->parameters()) / 1e6, all.size());
+  std::printf("layers        %d, hidden %d, ffn %d, heads %d of %d, kv heads %d\n", c.layers, c.hidden, c.ffn, c.heads,
+              c.head_dim, c.kv_heads);
+  std::printf("vocabulary    %d\ncontext       %d\n", c.vocab, c.context);
+  if (c.window > 0) std::printf("window        %d\n", c.window);
+  for (auto& [name, t] : types)
+    std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
+  std::printf("memory        weights %s + cache %s (%d sequences of %d tokens, float16)\n",
+              human(files->weights->bytes()).c_str(), human(cache).c_str(), batch, context);
+  if (tensors)
+    for (const auto& t : all)
+      std::printf("%-40s %-5s %lld x %lld\n", t.name.c_str(), std::string(type_info(t.type)->name).c_str(),
+                  static_cast<long long>(t.rows), static_cast<long long>(t.cols));
+  return kOk;
+}
+
+}  // namespace
+
+extern const Command inspect_command;
+const Command inspect_command{"inspect", "show what a model file is and the memory it needs", inspect};
+
+}  // namespace kvasir::cli

@@ -1,0 +1,95 @@
+#include "cli/model_flags.h"
+
+#include <charconv>
+
+namespace kvasir::cli {
+namespace {
+
+// "acme=2.5": a tenant and its share.
+Result<std::pair<std::string, double>> parse_weight(const std::string& text) {
+  size_t eq = text.rfind('=');
+  double weight = 0;
+  if (eq != std::string::npos && eq > 0) {
+    auto [end, error] = std::from_chars(text.data() + eq + 1, text.data() + text.size(), weight);
+    if (error == std::errc() && end == text.data() + text.size() && weight > 0 && weight <= 1000)
+      return std::pair(text.substr(0, eq), weight);
+  }
+  return invalid_argument(
+      cat("tenant_weight is '", text, "'; it must be TENANT=WEIGHT with a weight above 0, at most 1000"));
+}
+
+}  // namespace
+
+void ModelFlags::define(Options& o) {
+  o.section("Model");
+  o.add("model", &model.model, "The model: a .gguf file, a folder, or dummy:... for load tests").value_name("MODEL");
+  o.add("device", &model.device, "What it runs on").one_of({"auto", "cpu", "cuda"});
+  o.add("threads", &model.threads, "Threads of a step; 0 is what the machine and its control group allow")
+      .range(0, 1024);
+  o.add("attention", &model.attention, "Attention back end; auto takes the best one here").value_name("NAME");
+  o.add("chat_template", &engine.chat_template, "Jinja file that replaces the model's own chat template")
+      .value_name("FILE");
+  o.add("kv_dtype", &model.kv_dtype, "Element type of the cache; auto is the model's")
+      .one_of({"auto", "float32", "float16", "bfloat16"});
+  o.add("precise", &model.precise, "float32 activations instead of 16-bit integers: slower, closer to the reference");
+
+  o.section("Cache and steps");
+  o.add(
+      "kv_memory", &kv_memory,
+      "Memory of the KV cache; 0 is, on a CPU, a quarter of what is free and at most 4 GiB, and on a GPU what is left");
+  o.add("page_size", &engine.page_size, "Tokens a page of the cache: a power of two").range(1, 256);
+  o.add("prefix_cache", &engine.prefix_cache, "Keep the pages of finished requests for prompts that begin alike");
+  o.add("max_tokens_per_step", &engine.max_tokens_per_step,
+        "Tokens a step computes at most: decodes first, then prompts")
+      .range(16, 1 << 20);
+  o.add("max_running", &engine.max_running, "Sequences in a step at most").range(1, 65536);
+  o.check([this]() -> Status {
+    if (engine.page_size & (engine.page_size - 1))
+      return invalid_argument(cat("page_size is ", engine.page_size, "; it must be a power of two"));
+    return {};
+  });
+}
+
+void ModelFlags::define_queue(Options& o) {
+  o.section("Scheduling");
+  o.add("policy", &engine.policy, "Who runs first").one_of({"fcfs", "lpm", "priority", "deadline", "fair"});
+  o.add("max_waiting", &engine.max_waiting, "Requests that may wait; more are refused with a time to try again")
+      .range(1, 1e7);
+  o.add("max_waiting_tokens", &engine.max_waiting_tokens, "Prompt tokens that may wait").range(1, 1e12);
+  o.add("tenant_max_waiting", &engine.tenant_max_waiting,
+        "Requests of one tenant that may wait; 0: no bound of its own")
+      .range(0, 1e7);
+  o.add("tenant_max_waiting_tokens", &engine.tenant_max_waiting_tokens, "Prompt tokens of one tenant that may wait")
+      .range(0, 1e12);
+  o.add("tenant_cache_share", &engine.tenant_cache_share, "Part of the cache that one tenant's prefixes may fill")
+      .range(0, 1);
+  o.add("tenant_weight", &tenant_weights_, "TENANT=WEIGHT for the policy fair; 1 when not named")
+      .value_name("TENANT=WEIGHT");
+  o.check([this]() -> Status {
+    engine.tenant_weights.clear();
+    for (const std::string& text : tenant_weights_) {
+      KVASIR_ASSIGN(auto weight, parse_weight(text));
+      engine.tenant_weights.insert(std::move(weight));
+    }
+    return {};
+  });
+
+  o.section("Readers and liveness");
+  o.add("event_buffer", &event_buffer_, "Tokens a slow reader may leave unread before its request is paused")
+      .range(1, 1 << 20);
+  o.add("slow_reader_limit", &engine.slow_reader_limit,
+        "How long a paused reader may read nothing before it is cut off")
+      .at_least(0.1);
+  o.add("watchdog_seconds", &engine.watchdog, "Work pending and no step finished for so long is reported as stuck")
+      .at_least(0.1);
+  o.add("step_trace", &engine.step_trace, "Write a Chrome trace of the steps").value_name("FILE");
+}
+
+engine::EngineOptions ModelFlags::engine_options() const {
+  engine::EngineOptions out = engine;
+  out.kv_memory = kv_memory.bytes;
+  out.event_buffer = int32_t(event_buffer_);
+  return out;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,27 @@
+// The options of every command that runs a model: which one, on what, and how its steps are scheduled.
+#pragma once
+
+#include "core/config.h"
+#include "core/log.h"
+#include "engine/engine.h"
+#include "model/runner.h"
+
+namespace kvasir::cli {
+
+struct ModelFlags {
+  model::RunnerOptions model;
+  engine::EngineOptions engine;
+  ByteSize kv_memory;
+
+  void define(Options& options);
+  void define_queue(Options& options);  // serve's: what only a server with many clients needs
+
+  model::RunnerOptions runner_options() const { return model; }
+  engine::EngineOptions engine_options() const;
+
+ private:
+  int64_t event_buffer_ = 64;
+  std::vector<std::string> tenant_weights_;
+};
+
+}  // namespace kvasir::cli

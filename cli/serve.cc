@@ -1,0 +1,160 @@
+// kvasir serve: ports first, then the model; SIGTERM drains, a second one cuts short.
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdio>
+#include <thread>
+
+#include "cli/command.h"
+#include "cli/model_flags.h"
+#include "server/keys.h"
+#include "server/server.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr int kDone = SIGUSR1;  // from our own threads: look again
+
+struct ServeConfig {
+  LogConfig log;
+  ModelFlags model;
+  server::ServerOptions server;
+  std::chrono::milliseconds drain{30000};
+
+  void define(Options& o) {
+    o.with_config_file();
+    model.define(o);
+    model.define_queue(o);
+    server.define(o);
+    o.section("Ending");
+    o.add("drain_seconds", &drain, "How long running requests may go on after SIGTERM; a second SIGTERM ends them")
+        .at_least(0);
+    log.define(o);
+    o.check([this]() -> Status {
+      if (model.model.model.empty())
+        return invalid_argument("model is not set: --model FILE.gguf, a folder, or dummy: for a load test");
+      return {};
+    });
+    o.example("kvasir serve --model SmolLM2-135M-Instruct.Q4_1.gguf", "gRPC on 50051, HTTP and a page on 8000");
+    o.example("kvasir serve --model m.gguf --http-port 9000 --grpc-port -1", "HTTP only, elsewhere");
+    o.example("kvasir serve --model m.gguf --host '' --keys keys.json --tls-cert c.pem --tls-key k.pem",
+              "to the network, with keys and TLS");
+    o.example("kvasir serve --config server.json --check-config", "say whether a configuration is good");
+  }
+};
+
+// The signals that end a server, taken by one thread: no handler runs in the middle of anything.
+sigset_t ending_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int s : {SIGTERM, SIGINT, kDone}) sigaddset(&set, s);
+  return set;
+}
+
+// SIGTERM or SIGINT; or 0 when one of our own threads says, by kDone, that `done` is true.
+int wait_signal(const sigset_t& set, const std::atomic<bool>& done) {
+  for (int signal = 0; !done;)
+    if (sigwait(&set, &signal) == 0 && signal != kDone) return signal;
+  return 0;
+}
+
+// A second one. Ctrl-C reaches a server twice when whoever started it passes signals on: what follows the
+// first at once is the same one.
+int wait_second_signal(const sigset_t& set, const std::atomic<bool>& done) {
+  auto first = std::chrono::steady_clock::now();
+  for (;;) {
+    int signal = wait_signal(set, done);
+    if (signal == 0 || std::chrono::steady_clock::now() - first > std::chrono::milliseconds(300)) return signal;
+  }
+}
+
+void print_ready(const ServeConfig& config, const engine::Engine& engine, const server::Server& server,
+                 std::chrono::steady_clock::time_point began) {
+  const model::ModelInfo& info = engine.info();
+  double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  log_info("ready", {{"model", info.name},
+                     {"architecture", info.architecture},
+                     {"quantization", info.quantization},
+                     {"seconds", took},
+                     {"grpc_port", server.grpc_port()},
+                     {"http_port", server.http_port()},
+                     {"host", config.server.host}});
+}
+
+// A tenant's weight comes from its keys, as they are at the start; --tenant-weight wins.
+engine::EngineOptions weighted_engine_options(const ServeConfig& config) {
+  engine::EngineOptions options = config.model.engine_options();
+  if (config.server.keys_file.empty()) return options;
+  if (auto keys = server::read_keys(config.server.keys_file); keys.ok())  // if not, the server says so
+    for (const server::KeyEntry& key : *keys) options.tenant_weights.emplace(key.caller.tenant, key.caller.weight);
+  return options;
+}
+
+int serve_with(ServeConfig& config) {
+  auto began = std::chrono::steady_clock::now();
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t signals = ending_signals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread: all inherit it
+  pthread_t here = pthread_self();
+
+  config.server.page_size = config.model.engine.page_size;
+  config.server.max_running = config.model.engine.max_running;
+  config.server.model_path = config.model.model.model;
+  auto engine = engine::Engine::start(config.model.runner_options(), weighted_engine_options(config));
+  auto started = server::Server::start(config.server, *engine);
+  if (!started.ok()) {
+    std::fprintf(stderr, "kvasir serve: %s\n", started.status().message().c_str());
+    return kFailed;
+  }
+  server::Server& server = **started;
+
+  std::atomic<bool> ending{false}, failed{false}, drained{false};
+  std::thread loading([&] {
+    Status ready = engine->wait_ready();
+    if (ready.ok()) return print_ready(config, *engine, server, began);
+    if (ending) return;  // a signal came first
+    std::fprintf(stderr, "kvasir serve: %s\n", ready.message().c_str());
+    failed = true;
+    pthread_kill(here, kDone);
+  });
+
+  if (int signal = wait_signal(signals, failed)) {
+    ending = true;
+    log_info("draining", {{"signal", signal == SIGINT ? "SIGINT" : "SIGTERM"},
+                          {"drain_seconds", std::chrono::duration<double>(config.drain).count()}});
+    std::thread draining([&] {
+      server.drain(config.drain);
+      drained = true;
+      pthread_kill(here, kDone);
+    });
+    if (wait_second_signal(signals, drained) != 0) {
+      log_warn("cut short by a second signal");
+      server.stop();
+    }
+    draining.join();
+  }
+  loading.join();
+  started->reset();
+  engine.reset();
+  log_info("stopped");
+  return failed ? kFailed : kOk;
+}
+
+int serve(int argc, char** argv) {
+  ServeConfig config;
+  Options options("kvasir serve", "Serves one model to many clients, over gRPC and HTTP.");
+  config.define(options);
+  if (auto code = options.parse(argc, argv)) return *code;
+  log_start(config.log);
+  int code = serve_with(config);
+  log_stop();
+  return code;
+}
+
+}  // namespace
+
+extern const Command serve_command;
+const Command serve_command{"serve", "serve a model over gRPC and HTTP", serve};
+
+}  // namespace kvasir::cli

@@ -1,0 +1,209 @@
+#include "client/grpc_target.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <nlohmann/json.hpp>
+
+#include "kvasir.grpc.pb.h"
+#include "ppl_llm.grpc.pb.h"
+#include "vllm_engine.grpc.pb.h"
+
+namespace kvasir::client {
+namespace {
+
+Status to_status(const grpc::Status& s) {
+  return s.ok() ? Status() : Status(static_cast<Code>(s.error_code()), s.error_message());
+}
+
+// One call. Protocol says how to begin it and what a message means; the call deletes itself at its end.
+template <class Protocol>
+class Call final : public grpc::ClientReadReactor<typename Protocol::Message> {
+ public:
+  Call(const TargetOptions& options, const Ask& ask, std::shared_ptr<Sink> sink)
+      : protocol_(options, ask), sink_(std::move(sink)) {
+    context_.set_deadline(std::chrono::system_clock::now() + options.timeout);
+    if (!options.api_key.empty()) context_.AddMetadata("authorization", "Bearer " + options.api_key);
+  }
+  void begin(typename Protocol::Stub& stub) {
+    protocol_.begin(stub, &context_, this);
+    this->StartRead(&message_);
+    this->StartCall();
+  }
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    protocol_.take(message_, *sink_);
+    this->StartRead(&message_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    sink_->on_done(status.ok() ? protocol_.outcome : to_status(status), protocol_.usage);
+    delete this;
+  }
+
+ private:
+  Protocol protocol_;
+  std::shared_ptr<Sink> sink_;
+  grpc::ClientContext context_;
+  typename Protocol::Message message_;
+};
+
+struct Common {
+  Status outcome;  // of a call whose transport was fine
+  Usage usage;
+};
+
+struct Kvasir : Common {
+  using Stub = v1::Inference::Stub;
+  using Message = v1::GenerateResponse;
+  v1::GenerateRequest request;
+
+  Kvasir(const TargetOptions& options, const Ask& ask) {
+    request.set_model(options.model);
+    request.set_prompt(ask.prompt);
+    request.set_max_tokens(ask.max_tokens);
+    request.set_ignore_eos(ask.ignore_eos);
+    request.mutable_sampling()->set_temperature(static_cast<float>(ask.temperature));
+    if (ask.seed) request.mutable_sampling()->set_seed(*ask.seed);
+    if (ask.top_two) request.set_logprobs(2);
+  }
+  void begin(Stub& stub, grpc::ClientContext* context, grpc::ClientReadReactor<Message>* reactor) {
+    stub.async()->Generate(context, &request, reactor);
+  }
+  void take(const Message& m, Sink& sink) {
+    if (m.has_delta()) {
+      double gap = -1;
+      for (const v1::Token& t : m.delta().tokens()) {
+        if (t.top_size() >= 2) gap = t.top(0).logprob() - t.top(1).logprob();
+      }
+      sink.on_tokens(m.delta().tokens_size(), m.delta().text(), gap);
+    } else if (m.has_finished()) {
+      const v1::Usage& u = m.finished().usage();
+      usage = {static_cast<int64_t>(u.prompt_tokens()), static_cast<int64_t>(u.completion_tokens()),
+               static_cast<int64_t>(u.cached_tokens())};
+    }
+  }
+};
+
+struct Ppl : Common {
+  using Stub = ppl::llm::proto::LLMService::Stub;
+  using Message = ppl::llm::proto::BatchedResponse;
+  ppl::llm::proto::BatchedRequest request;
+
+  Ppl(const TargetOptions&, const Ask& ask) {
+    auto* r = request.add_req();
+    r->set_id(1);
+    r->set_prompt(ask.prompt);
+    r->mutable_stopping_parameters()->set_max_new_tokens(ask.max_tokens);
+    r->mutable_stopping_parameters()->set_ignore_eos_token(ask.ignore_eos);
+    auto* c = r->mutable_choosing_parameters();
+    c->set_temperature(static_cast<float>(ask.temperature));
+    c->set_do_sample(ask.temperature > 0);
+    if (ask.seed) c->set_seed(*ask.seed);
+  }
+  void begin(Stub& stub, grpc::ClientContext* context, grpc::ClientReadReactor<Message>* reactor) {
+    stub.async()->Generation(context, &request, reactor);
+  }
+  void take(const Message& m, Sink& sink) {
+    for (const auto& r : m.rsp()) {
+      if (r.status() == ppl::llm::proto::FAILED) {
+        outcome = Status(Code::unknown, r.generated());
+      } else {
+        sink.on_tokens(1, r.generated(), -1);
+      }
+    }
+  }
+};
+
+std::atomic<uint64_t> next_id{1};
+
+struct Vllm : Common {
+  using Stub = vllm::grpc::engine::VllmEngine::Stub;
+  using Message = vllm::grpc::engine::GenerateResponse;
+  vllm::grpc::engine::GenerateRequest request;
+
+  Vllm(const TargetOptions&, const Ask& ask) {
+    request.set_request_id("bench-" + std::to_string(next_id++));
+    request.set_text(ask.prompt);
+    request.set_stream(true);
+    auto* s = request.mutable_sampling_params();
+    s->set_temperature(static_cast<float>(ask.temperature));
+    s->set_max_tokens(ask.max_tokens);
+    s->set_ignore_eos(ask.ignore_eos);
+    if (ask.seed) s->set_seed(static_cast<int32_t>(*ask.seed));
+  }
+  void begin(Stub& stub, grpc::ClientContext* context, grpc::ClientReadReactor<Message>* reactor) {
+    stub.async()->Generate(context, &request, reactor);
+  }
+  void take(const Message& m, Sink& sink) {
+    if (m.has_chunk()) {
+      std::string ids;
+      for (const auto id : m.chunk().token_ids()) ids += std::to_string(id) + " ";
+      sink.on_tokens(m.chunk().token_ids_size(), ids, -1);
+    } else if (m.has_complete()) {
+      usage = {static_cast<int64_t>(m.complete().prompt_tokens()),
+               static_cast<int64_t>(m.complete().completion_tokens()),
+               static_cast<int64_t>(m.complete().cached_tokens())};
+    }
+  }
+};
+
+template <class Protocol>
+class GrpcTarget final : public Target {
+ public:
+  explicit GrpcTarget(const TargetOptions& options) : options_(options) {
+    for (int i = 0; i < options.connections; ++i) {
+      grpc::ChannelArguments args;
+      args.SetInt("kvasir.channel", i);  // equal arguments would share one connection
+      args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+      args.SetMaxReceiveMessageSize(64 << 20);
+      channels_.push_back(grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), args));
+      stubs_.push_back(std::make_unique<typename Protocol::Stub>(channels_.back()));
+    }
+    // gRPC 1.51 may abort when the last channel of its callback queue goes, so the first one stays.
+    static const auto* const kept = new std::shared_ptr<grpc::Channel>(channels_[0]);
+    (void)kept;
+  }
+  void start(const Ask& ask, std::shared_ptr<Sink> sink) override {
+    auto* call = new Call<Protocol>(options_, ask, std::move(sink));
+    call->begin(*stubs_[next_++ % stubs_.size()]);
+  }
+  std::string server_figures() override {
+    if constexpr (std::is_same_v<Protocol, Kvasir>) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
+      if (!options_.api_key.empty()) context.AddMetadata("authorization", "Bearer " + options_.api_key);
+      v1::GetStatsResponse r;
+      if (!stubs_[0]->GetStats(&context, {}, &r).ok()) return {};
+      return nlohmann::json{{"running", r.running()},
+                            {"waiting", r.waiting()},
+                            {"pages_total", r.pages_total()},
+                            {"pages_free", r.pages_free()},
+                            {"pages_cached", r.pages_cached()},
+                            {"prompt_tokens", r.prompt_tokens()},
+                            {"cached_tokens", r.cached_tokens()},
+                            {"output_tokens", r.output_tokens()},
+                            {"requests", r.requests()},
+                            {"finished", r.finished()},
+                            {"failed", r.failed()},
+                            {"cancelled", r.cancelled()},
+                            {"preemptions", r.preemptions()},
+                            {"steps", r.steps()}}
+          .dump();
+    }
+    return {};
+  }
+
+ private:
+  TargetOptions options_;
+  std::vector<std::shared_ptr<grpc::Channel>> channels_;
+  std::vector<std::unique_ptr<typename Protocol::Stub>> stubs_;
+  std::atomic<size_t> next_{0};
+};
+
+}  // namespace
+
+std::unique_ptr<Target> make_kvasir_target(const TargetOptions& o) { return std::make_unique<GrpcTarget<Kvasir>>(o); }
+std::unique_ptr<Target> make_ppl_target(const TargetOptions& o) { return std::make_unique<GrpcTarget<Ppl>>(o); }
+std::unique_ptr<Target> make_vllm_target(const TargetOptions& o) { return std::make_unique<GrpcTarget<Vllm>>(o); }
+
+}  // namespace kvasir::client

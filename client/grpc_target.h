@@ -1,0 +1,11 @@
+#pragma once
+
+#include "client/target.h"
+
+namespace kvasir::client {
+
+std::unique_ptr<Target> make_kvasir_target(const TargetOptions& options);
+std::unique_ptr<Target> make_ppl_target(const TargetOptions& options);
+std::unique_ptr<Target> make_vllm_target(const TargetOptions& options);
+
+}  // namespace kvasir::client

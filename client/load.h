@@ -1,0 +1,71 @@
+// Drives a target with a workload and keeps what happened to each request. Open loop: requests start when
+// they are due, however many are under way, and their latency counts from then. Closed loop: a number of
+// clients, each asking again when answered.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "client/target.h"
+#include "client/workload.h"
+
+namespace kvasir::client {
+
+struct Record {
+  double due = 0, sent = 0, first = -1, end = 0;  // seconds from the start of the run
+  int output_tokens = 0;                          // counted here
+  Usage usage;                                    // said by the server
+  std::vector<float> gaps;                        // seconds between what arrived
+  std::vector<int> counts;                        // tokens in each of those (the first one's too)
+  Status status;
+  std::string text;   // kept when asked for
+  int prompt = 0;     // index in the workload
+  int turn = 0;       // of its conversation
+  std::string asked;  // what a later turn asked: all that was said before, and more
+};
+
+struct LoadOptions {
+  int requests = 100;
+  double duration = 0;      // seconds after which nothing new starts; 0: all requests
+  int concurrency = 0;      // closed loop when above 0
+  int turns = 1;            // of a conversation, in a closed loop
+  int turn_words = 32;      // what each later turn adds
+  std::vector<double> due;  // open loop
+  int max_in_flight = 20'000;
+  double temperature = 0;
+  bool ignore_eos = true;
+  bool keep_text = false;
+  uint64_t seed = 1;
+  bool send_seed = false;
+};
+
+struct Progress {
+  double seconds = 0;
+  int started = 0, finished = 0, failed = 0;
+  int64_t tokens = 0;
+};
+
+struct Run {
+  std::vector<Record> records;  // of the requests that started, in the order they did
+  double seconds = 0;           // from the start to the last end
+  bool partial = false;         // cut short
+  std::string why;              // why it was
+};
+
+// `stop` may be set from a signal handler. `progress` is called about twice a second.
+Run run_load(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop,
+             const std::function<void(const Progress&)>& progress);
+
+Ask ask_of(const Workload& workload, const Record& record, const LoadOptions& options);
+
+struct Verification {
+  int compared = 0, equal = 0, near_ties = 0, different = 0, failed = 0;
+  std::vector<std::string> examples;  // of what differed
+};
+// Asks a sample again, one at a time, and compares the texts.
+Verification verify(Target& target, const Workload& workload, const LoadOptions& options, const Run& run, int sample,
+                    const std::atomic<bool>& stop);
+
+}  // namespace kvasir::client

@@ -1,0 +1,21 @@
+// A line plot as SVG text.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvasir::client {
+
+struct Line {
+  std::string name;
+  std::vector<std::pair<double, double>> points;
+};
+struct Plot {
+  std::string title, x_label, y_label;
+  std::vector<Line> lines;
+  bool dots = false;
+};
+std::string svg_of(const Plot& plot);
+
+}  // namespace kvasir::client

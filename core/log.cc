@@ -1,0 +1,193 @@
+#include "core/log.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <ctime>
+#include <memory>
+#include <mutex>
+
+#define SPDLOG_HEADER_ONLY
+#define FMT_HEADER_ONLY
+#include <spdlog/async.h>
+#include <spdlog/async_logger.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include "core/config.h"
+
+namespace kvasir {
+namespace {
+
+constexpr size_t kQueuedLines = 8192;
+
+struct Log {
+  std::shared_ptr<spdlog::details::thread_pool> writer;
+  std::shared_ptr<spdlog::logger> logger;
+  bool json = false, prompts = false;
+};
+
+// Never destroyed: threads may log until the process ends.
+Log& log_state() {
+  static Log* log = [] {
+    auto* l = new Log;
+    l->logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    l->logger->set_pattern("%v");
+    l->logger->set_level(spdlog::level::warn);
+    return l;
+  }();
+  return *log;
+}
+
+thread_local std::string request_id;
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  constexpr spdlog::level::level_enum levels[] = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
+                                                  spdlog::level::err};
+  return levels[int(level)];
+}
+
+const char* level_name(LogLevel level) {
+  constexpr const char* names[] = {"debug", "info", "warn", "error"};
+  return names[int(level)];
+}
+
+// Bytes of the well-formed UTF-8 character at the start of `s`, 0 when there is none.
+size_t utf8_length(std::string_view s) {
+  auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
+  size_t n = byte(0) < 0x80 ? 1 : byte(0) < 0xc2 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : byte(0) < 0xf5 ? 4 : 0;
+  if (n > s.size()) return 0;
+  for (size_t i = 1; i < n; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  if (n == 3 && ((byte(0) == 0xe0 && byte(1) < 0xa0) || (byte(0) == 0xed && byte(1) >= 0xa0))) return 0;
+  if (n == 4 && ((byte(0) == 0xf0 && byte(1) < 0x90) || (byte(0) == 0xf4 && byte(1) >= 0x90))) return 0;
+  return n;
+}
+
+std::string timestamp(int64_t time_ms) {
+  std::time_t seconds = time_ms / 1000;
+  std::tm utc;
+  gmtime_r(&seconds, &utc);
+  char text[40];
+  size_t n = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+  std::snprintf(text + n, sizeof text - n, ".%03dZ", int(time_ms % 1000));
+  return text;
+}
+
+std::string number(double v) {
+  if (std::isfinite(v)) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.6g", v);
+    return text;
+  }
+  return std::isnan(v) ? "\"nan\"" : v > 0 ? "\"inf\"" : "\"-inf\"";
+}
+
+// On a terminal a value is quoted only where it would be ambiguous bare.
+std::string write_value(const LogField& field, bool json) {
+  if (auto* text = std::get_if<std::string_view>(&field.value)) {
+    std::string escaped = log_escape(*text);
+    bool bare = !json && !escaped.empty() && escaped.find_first_of(" =\\\"") == std::string::npos;
+    return bare ? escaped : "\"" + escaped + "\"";
+  }
+  if (auto* i = std::get_if<int64_t>(&field.value)) return std::to_string(*i);
+  if (auto* b = std::get_if<bool>(&field.value)) return *b ? "true" : "false";
+  return number(std::get<double>(field.value));
+}
+
+}  // namespace
+
+void LogConfig::define(Options& o) {
+  o.section("Logging");
+  o.add("log_level", &level, "what is worth a line").one_of({"debug", "info", "warn", "error"});
+  o.add("log_format", &format, "auto is text on a terminal and JSON otherwise").one_of({"auto", "text", "json"});
+  o.add("log_prompts", &prompts, "let prompts and answers into the log (at level debug)");
+}
+
+std::string log_escape(std::string_view text, size_t limit) {
+  std::string out;
+  size_t at = 0;
+  while (at < text.size()) {
+    size_t n = utf8_length(text.substr(at));
+    if (at + std::max<size_t>(n, 1) > limit) break;
+    unsigned char c = text[at];
+    char code[8];
+    if (c == '"' || c == '\\') {
+      out += '\\', out += char(c);
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (n == 0 || c < 0x20 || c == 0x7f || (c == 0xc2 && static_cast<unsigned char>(text[at + 1]) < 0xa0)) {
+      // Control characters (those past ASCII too: terminals obey them) and broken bytes, as \u00XX.
+      std::snprintf(code, sizeof code, "\\u%04x", n == 2 ? static_cast<unsigned char>(text[at + 1]) : c);
+      out += code;
+    } else {
+      out.append(text, at, n);
+    }
+    at += std::max<size_t>(n, 1);
+  }
+  if (at < text.size()) out += cat("... (", text.size() - at, " bytes more)");
+  return out;
+}
+
+std::string format_log_line(bool json, int64_t time_ms, LogLevel level, std::string_view message, LogFields fields) {
+  std::string out;
+  const std::string text = log_escape(message, 1024), id = log_escape(request_id, 64);
+  if (json) {
+    out =
+        cat("{\"time\":\"", timestamp(time_ms), "\",\"level\":\"", level_name(level), "\",\"message\":\"", text, "\"");
+    if (!id.empty()) out += cat(",\"request\":\"", id, "\"");
+    for (const LogField& f : fields) out += cat(",\"", log_escape(f.key, 64), "\":", write_value(f, true));
+    return out + "}";
+  }
+  out = cat(timestamp(time_ms).substr(11, 12), " ", level_name(level), level_name(level)[4] ? " " : "  ", text);
+  if (!id.empty()) out += cat("  request=", id);
+  for (const LogField& f : fields) out += cat("  ", log_escape(f.key, 64), "=", write_value(f, false));
+  return out;
+}
+
+void log_start(const LogConfig& config) {
+  Log& log = log_state();
+  log.json = config.format == "json" || (config.format == "auto" && !isatty(STDERR_FILENO));
+  log.prompts = config.prompts;
+  log.writer = std::make_shared<spdlog::details::thread_pool>(kQueuedLines, 1);
+  log.logger = std::make_shared<spdlog::async_logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>(), log.writer,
+                                                      spdlog::async_overflow_policy::overrun_oldest);
+  log.logger->set_pattern("%v");
+  log.logger->set_level(spdlog::level::from_str(config.level == "error" ? "err" : config.level));
+  log.logger->flush_on(spdlog::level::debug);
+}
+
+void log_stop() {
+  Log& log = log_state();
+  if (!log.writer) return;
+  const size_t lost = log.writer->overrun_counter();
+  auto level = log.logger->level();
+  log.writer.reset();
+  // Back to writing directly: a line logged during exit still comes out.
+  log.logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  log.logger->set_pattern("%v");
+  log.logger->set_level(level);
+  if (lost > 0) log_warn("log lines were lost because standard error was stalled", {{"lines", lost}});
+}
+
+bool log_enabled(LogLevel level) { return log_state().logger->should_log(to_spdlog(level)); }
+
+void log_line(LogLevel level, std::string_view message, LogFields fields) {
+  Log& log = log_state();
+  if (!log.logger->should_log(to_spdlog(level))) return;
+  using namespace std::chrono;
+  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+  log.logger->log(to_spdlog(level), spdlog::string_view_t(format_log_line(log.json, now, level, message, fields)));
+}
+
+void log_prompt(std::string_view message, std::string_view text) {
+  if (!log_enabled(LogLevel::debug)) return;
+  if (log_state().prompts)
+    log_debug(message, {{"bytes", text.size()}, {"text", text}});
+  else
+    log_debug(message, {{"bytes", text.size()}});
+}
+
+LogRequest::LogRequest(std::string_view id) : before_(std::exchange(request_id, std::string(id))) {}
+LogRequest::~LogRequest() { request_id = std::move(before_); }
+
+}  // namespace kvasir

@@ -1,0 +1,127 @@
+#include "engine/batch_builder.h"
+
+#include <algorithm>
+
+#include "core/cat.h"
+#include "core/check.h"
+
+namespace kvasir::engine {
+namespace {
+
+bool needs_history(const model::SamplingParams& p) {
+  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
+}
+
+void clear(PackedStep& s) {
+  s.batch.tokens.clear();
+  s.batch.positions.clear();
+  s.batch.seqstarts.assign(1, 0);
+  s.batch.kvstarts.assign(1, 0);
+  s.batch.start_pos.clear();
+  s.batch.cachestarts.clear();
+  s.batch.copies.clear();
+  s.batch.logit_rows.clear();
+  s.batch.max_pages = s.batch.max_seqlen = s.batch.max_kvlen = 0;
+  s.rows.clear();
+  s.owners.clear();
+  s.histories.clear();
+  s.row_of.clear();
+  s.jobs.clear();
+  s.failed = false;
+  s.decodes = s.prefills = 0;
+}
+
+}  // namespace
+
+void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<const JobPtr&(uint64_t)>& job_of,
+                        const PackedStep* before, PackedStep& out) const {
+  clear(out);
+  KVASIR_CHECK(plan.moves.empty(), "the runner has no second tier of cache");
+  model::Batch& b = out.batch;
+  b.step = plan.step;
+  b.decoding_batches = plan.decoding_batches;
+  for (const auto& c : plan.copies) b.copies.push_back({c.from, c.to, c.tokens});
+  for (const auto& item : plan.items) b.max_pages = std::max(b.max_pages, int64_t(item.pages.size()));
+  b.cachestarts.resize(plan.items.size() * size_t(b.max_pages), 0);
+
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const scheduler::PlanItem& item = plan.items[i];
+    b.tokens.insert(b.tokens.end(), item.tokens.begin(), item.tokens.end());
+    if (item.awaits_token) {
+      KVASIR_CHECK(before != nullptr, "sequence ", item.seq, " awaits a token and nothing is in flight");
+      auto row = before->row_of.find(item.seq);
+      KVASIR_CHECK(row != before->row_of.end(), "sequence ", item.seq, " awaits a token nobody draws");
+      b.tokens.push_back(model::previous_sample(row->second));
+    }
+    for (int32_t t = 0; t < item.count; ++t) b.positions.push_back(int32_t(item.begin) + t);
+    int64_t kvlen = item.begin + item.count;
+    b.start_pos.push_back(item.begin);
+    b.seqstarts.push_back(b.seqstarts.back() + item.count);
+    b.kvstarts.push_back(b.kvstarts.back() + kvlen);
+    b.max_seqlen = std::max<int64_t>(b.max_seqlen, item.count);
+    b.max_kvlen = std::max(b.max_kvlen, kvlen);
+    int64_t* starts = b.cachestarts.data() + i * size_t(b.max_pages);
+    for (size_t p = 0; p < item.pages.size(); ++p) starts[p] = int64_t(item.pages[p]) * page_size_;
+    ++(item.phase == scheduler::Phase::prefill ? out.prefills : out.decodes);
+    const JobPtr& job = job_of(item.request);
+    out.jobs.push_back(job);
+    add_rows(item, job, out);
+    KVASIR_CHECK(int64_t(b.tokens.size()) == b.seqstarts.back(), "sequence ", item.seq, " gave ", item.tokens.size(),
+                 " tokens for a count of ", item.count);
+  }
+}
+
+void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const {
+  int32_t first = int32_t(out.batch.seqstarts.back()) - item.count;  // row of its first token
+  const auto& prompt = job->request.prompt;
+  if (job->request.prompt_logprobs >= 0 && !job->started) {  // after a preemption they are there already
+    for (int32_t t = 0; t < item.count; ++t) {
+      int64_t target = item.begin + t + 1;
+      if (target >= int64_t(prompt.size())) break;
+      model::SampleRow row;
+      row.params = &job->score_params;
+      row.position = target;
+      row.score_only = true;
+      row.target = prompt[size_t(target)];
+      out.batch.logit_rows.push_back(first + t);
+      out.rows.push_back(row);
+      out.owners.push_back({job, item.seq, item.choice, int32_t(target)});
+    }
+  }
+  if (!item.samples) return;
+  int64_t position = item.begin + item.count;
+  for (int32_t d = 0; d < item.draws; ++d) {
+    scheduler::SeqId seq = item.seq + scheduler::SeqId(d);
+    out.row_of[seq] = int32_t(out.rows.size());
+    out.batch.logit_rows.push_back(first + item.count - 1);
+    out.rows.push_back(draw(*job, item.choice + d, seq, position, out));
+    out.owners.push_back({job, seq, item.choice + d});
+  }
+}
+
+model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position,
+                                    PackedStep& out) const {
+  const Request& request = job.request;
+  model::SampleRow row;
+  row.params = &request.sampling;
+  row.choice = choice;
+  row.position = position;
+  int64_t drawn = position - int64_t(request.prompt.size());  // tokens this choice has
+  if (needs_history(request.sampling)) {
+    row.prompt = request.prompt;
+    auto tokens = scheduler_.tokens(seq);
+    if (tokens.size() > request.prompt.size()) row.output = tokens.subspan(request.prompt.size());
+    if (depth_ > 1) {
+      out.histories.emplace_back(row.output.begin(), row.output.end());
+      row.output = out.histories.back();
+    }
+  }
+  if (!job.choices[size_t(choice)].mask.empty()) {
+    row.mask = job.choices[size_t(choice)].mask.data();
+  } else if (drawn < request.min_tokens && !job.min_tokens_mask.empty()) {
+    row.mask = job.min_tokens_mask.data();
+  }
+  return row;
+}
+
+}  // namespace kvasir::engine

@@ -1,0 +1,53 @@
+// A StepPlan becomes one packed Batch in the operator's own terms, and the rows that are to be sampled.
+#pragma once
+
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/job.h"
+#include "model/batch.h"
+#include "model/sampling.h"
+#include "scheduler/scheduler.h"
+
+namespace kvasir::engine {
+
+// What became of a row of logits: a draw of a choice, or the score of a prompt token.
+struct RowOwner {
+  JobPtr job;
+  scheduler::SeqId seq = 0;
+  int32_t choice = 0;
+  int32_t prompt_position = -1;  // >= 0: the score of the prompt token there
+};
+
+struct PackedStep {
+  model::Batch batch;
+  std::vector<model::SampleRow> rows;
+  std::vector<RowOwner> owners;                          // of rows
+  std::vector<std::vector<int32_t>> histories;           // what rows point to, where the scheduler's own may move
+  std::unordered_map<scheduler::SeqId, int32_t> row_of;  // the draw of a sequence
+  std::vector<JobPtr> jobs;                              // of each sequence
+  int32_t decodes = 0, prefills = 0;
+  bool failed = false;
+  Time began{}, planned{};
+};
+
+class BatchBuilder {
+ public:
+  BatchBuilder(const scheduler::Scheduler& scheduler, int32_t page_size, int depth)
+      : scheduler_(scheduler), page_size_(page_size), depth_(depth) {}
+
+  // `before`: the launch just ahead of this one, still in flight, or null. Reuses what `out` holds.
+  void pack(const scheduler::StepPlan& plan, const std::function<const JobPtr&(uint64_t request)>& job_of,
+            const PackedStep* before, PackedStep& out) const;
+
+ private:
+  void add_rows(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const;
+  model::SampleRow draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position, PackedStep& out) const;
+
+  const scheduler::Scheduler& scheduler_;
+  const int32_t page_size_;
+  const int depth_;
+};
+
+}  // namespace kvasir::engine

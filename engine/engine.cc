@@ -1,0 +1,387 @@
+// The engine's front: takes requests in, hands streams out, tells the state. What runs is step_loop.cc.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <random>
+#include <thread>
+#include <unordered_map>
+
+#include "core/cat.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "engine/kv_memory.h"
+#include "engine/step_loop.h"
+#include "engine/validate.h"
+
+namespace kvasir::engine {
+namespace {
+
+using std::chrono::milliseconds;
+
+class JobStream final : public Stream {
+ public:
+  explicit JobStream(JobPtr job) : job_(std::move(job)) {}
+  ~JobStream() override {
+    job_->channel.detach();
+    if (!over_) cancel();
+  }
+  const std::string& id() const override { return job_->request.id; }
+  std::optional<Event> poll() override {
+    bool drained;
+    auto event = job_->channel.poll(&drained);
+    return read(std::move(event), drained);
+  }
+  std::optional<Event> next() override {
+    bool drained;
+    auto event = job_->channel.wait(&drained);
+    return read(std::move(event), drained);
+  }
+  void on_ready(std::function<void()> callback) override { job_->channel.on_ready(std::move(callback)); }
+  void cancel() override {
+    if (!job_->cancel_requested.exchange(true)) job_->touch();
+  }
+
+ private:
+  std::optional<Event> read(std::optional<Event> event, bool drained) {
+    if (!event) return event;
+    const auto* finished = std::get_if<Finished>(&*event);
+    if (std::holds_alternative<Failed>(*event) || (finished && finished->last)) over_ = true;
+    if (drained && !over_) job_->touch();  // the step thread takes it back into the batch
+    return event;
+  }
+
+  const JobPtr job_;
+  bool over_ = false;
+};
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(Loader loader, EngineOptions options)
+      : options_(std::move(options)),
+        publisher_(options_.step_trace, [this](const Job& job) { forget(job); }),
+        watchdog_(options_.watchdog),
+        thread_([this, loader = std::move(loader)] { run(loader); }) {}
+
+  ~EngineImpl() override {
+    drain(milliseconds(0));
+    thread_.join();
+  }
+
+  State state() const override;
+  Stats stats() const override;
+  std::vector<StepSample> recent_steps() const override {
+    std::lock_guard lock(shared_.mutex);
+    return {shared_.recent.begin(), shared_.recent.end()};
+  }
+  Status wait_ready() override {
+    std::unique_lock lock(phase_mutex_);
+    phase_changed_.wait(lock, [&] { return phase_ != State::starting; });
+    if (phase_ == State::serving) return {};
+    return load_status_.ok() ? unavailable("the server is shutting down") : load_status_;
+  }
+  const model::ModelInfo& info() const override { return info_; }
+  text::TokenizerPtr tokenizer() const override { return loaded_.tokenizer; }
+  std::shared_ptr<const text::ChatTemplate> chat_template() const override { return loaded_.chat_template; }
+
+  Result<std::unique_ptr<Stream>> submit(Request request) override;
+  bool cancel(const std::string& tenant, const std::string& id) override;
+  Status flush_prefix_cache() override;
+  std::shared_ptr<const CacheEvents> cache_events() const override { return cache_events_; }
+  void drain(milliseconds limit) override;
+
+ private:
+  void run(const Loader& loader);
+  Status load(const Loader& loader);
+  Result<std::unique_ptr<scheduler::Scheduler>> make_scheduler(int64_t pages) const;
+  void enter(State phase, std::string message = "");
+  Status accepting() const;
+  Status make_room(int64_t tokens);
+  void prepare(Job& job) const;
+  void hand_over(JobPtr job);
+  void forget(const Job& job);
+  static std::string key(const std::string& tenant, const std::string& id) { return tenant + '\0' + id; }
+
+  const EngineOptions options_;
+  Shared shared_;
+  const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
+
+  mutable std::mutex phase_mutex_;
+  std::condition_variable phase_changed_;
+  State phase_ = State::starting;
+  std::string message_ = "starting";
+  Status load_status_;
+  std::optional<Time> drain_until_;
+
+  const std::shared_ptr<CacheEvents> cache_events_ =
+      std::make_shared<CacheEvents>(static_cast<size_t>(options_.cache_event_ring));
+  Loaded loaded_;
+  model::ModelInfo info_;
+  RequestLimits limits_;
+  std::vector<int32_t> end_of_generation_;
+
+  std::mutex registry_mutex_;
+  std::unordered_map<std::string, std::weak_ptr<Job>> registry_;  // by tenant and id
+  std::atomic<uint64_t> next_number_{1};
+  std::atomic<int64_t> requests_{0};
+  const uint32_t id_prefix_ = std::random_device()();
+
+  // In the order they may be used by one another: the last is stopped first.
+  Publisher publisher_;
+  Watchdog watchdog_;
+  std::unique_ptr<GrammarWorker> grammars_;
+  std::unique_ptr<StepLoop> loop_;
+  std::thread thread_;
+};
+
+// ---- the step thread's life
+
+void EngineImpl::run(const Loader& loader) {
+  Status loaded = load(loader);
+  if (loaded.ok()) {
+    enter(State::serving, "serving");
+    loop_->run();
+    publisher_.wait_empty();
+  }
+  std::lock_guard lock(phase_mutex_);
+  load_status_ = loaded;
+  phase_ = State::stopped;
+  message_ = loaded.ok() ? "stopped" : loaded.message();
+  phase_changed_.notify_all();
+}
+
+Status EngineImpl::load(const Loader& loader) {
+  KVASIR_ASSIGN(loaded_, loader([this](const char* phase, double fraction) {
+                  std::lock_guard lock(phase_mutex_);
+                  message_ = cat(phase, ' ', int(fraction * 100), '%');
+                }));
+  info_ = loaded_.runner->info();
+  int64_t memory = options_.kv_memory, room = loaded_.runner->cache_room();
+  if (memory <= 0) memory = room >= 0 ? room : default_kv_memory(host_limits().memory_available);
+  KVASIR_ASSIGN(int64_t pages, kv_pages(memory, options_.page_size, info_.kv_bytes_per_token));
+  KVASIR_TRY(loaded_.runner->allocate_cache(pages));
+  KVASIR_ASSIGN(auto scheduler, make_scheduler(pages));
+
+  if (loaded_.tokenizer) end_of_generation_ = loaded_.tokenizer->end_of_generation();
+  publisher_.set_tokenizer(loaded_.tokenizer);
+  limits_ = {info_.vocab_size, info_.context_length, options_.max_running, loaded_.tokenizer != nullptr};
+  if (loaded_.tokenizer) grammars_ = std::make_unique<GrammarWorker>(loaded_.tokenizer, info_.vocab_size);
+  loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
+                                     grammars_.get(), publisher_, watchdog_, shared_);
+  log_info("cache ready", {{"pages", pages},
+                           {"page_size", options_.page_size},
+                           {"bytes", pages * options_.page_size * info_.kv_bytes_per_token}});
+  return {};
+}
+
+Result<std::unique_ptr<scheduler::Scheduler>> EngineImpl::make_scheduler(int64_t pages) const {
+  scheduler::Options o;
+  o.page_size = options_.page_size;
+  o.groups = {{pages, info_.sliding_window}};
+  o.max_context = info_.context_length;
+  o.max_tokens_per_step = options_.max_tokens_per_step;
+  o.max_running = options_.max_running;
+  o.depth = loaded_.runner->depth();
+  o.prefix_cache = options_.prefix_cache;
+  o.cache_events = cache_events_;
+  o.policy = options_.policy;
+  o.tenant_weights = options_.tenant_weights;
+  o.max_waiting = options_.max_waiting;
+  o.max_waiting_tokens = options_.max_waiting_tokens;
+  o.tenant_max_waiting = options_.tenant_max_waiting;
+  o.tenant_max_waiting_tokens = options_.tenant_max_waiting_tokens;
+  o.tenant_cache_share = options_.tenant_cache_share;
+  return scheduler::Scheduler::create(o);
+}
+
+void EngineImpl::enter(State phase, std::string message) {
+  std::lock_guard lock(phase_mutex_);
+  if (phase_ == State::starting || phase > phase_) phase_ = phase;
+  if (drain_until_ && phase_ == State::serving) phase_ = State::draining;  // asked for while loading
+  message_ = std::move(message);
+  phase_changed_.notify_all();
+}
+
+void EngineImpl::drain(milliseconds limit) {
+  std::unique_lock lock(phase_mutex_);
+  Time until = std::chrono::steady_clock::now() + limit;
+  if (!drain_until_ || until < *drain_until_) drain_until_ = until;
+  if (phase_ == State::serving) phase_ = State::draining, message_ = "draining";
+  phase_changed_.notify_all();
+  shared_.draining = true;
+  mailbox_->wake();
+  while (phase_ != State::stopped) {
+    if (std::chrono::steady_clock::now() >= *drain_until_) {
+      shared_.cut_short = true;
+      mailbox_->wake();
+      phase_changed_.wait(lock, [&] { return phase_ == State::stopped; });
+      return;
+    }
+    phase_changed_.wait_until(lock, *drain_until_);
+  }
+}
+
+// ---- what others ask
+
+State EngineImpl::state() const {
+  std::lock_guard lock(phase_mutex_);
+  if (phase_ != State::serving && phase_ != State::draining) return phase_;
+  if (watchdog_.stuck()) return State::stuck;
+  if (phase_ == State::serving &&
+      double(shared_.waiting_requests.load()) > options_.degraded_at * double(options_.max_waiting))
+    return State::degraded;
+  return phase_;
+}
+
+Stats EngineImpl::stats() const {
+  Stats s;
+  {
+    std::lock_guard lock(shared_.mutex);
+    s = shared_.stats;
+  }
+  Published p = publisher_.counts();
+  s.finished = p.finished;
+  s.failed = p.failed;
+  s.cancelled = p.cancelled;
+  s.output_tokens = p.output_tokens;
+  s.errors = std::move(p.errors);
+  s.first_token = std::move(p.first_token);
+  s.between_tokens = std::move(p.between_tokens);
+  s.whole = std::move(p.whole);
+  s.prompt_length = std::move(p.prompt_tokens);
+  s.output_length = std::move(p.output_length);
+  s.step_seconds_p50 = s.step_time.percentile(0.50);
+  s.step_seconds_p99 = s.step_time.percentile(0.99);
+  s.requests = requests_.load();
+  s.waiting = shared_.waiting_requests.load();
+  s.state = state();
+  std::lock_guard lock(phase_mutex_);
+  s.message = message_;
+  if (s.state == State::stuck) s.message = cat("no step has finished for ", options_.watchdog.count() / 1000.0, " s");
+  if (s.state == State::degraded) s.message = cat(s.waiting, " requests are waiting");
+  return s;
+}
+
+// ---- requests
+
+Status EngineImpl::accepting() const {
+  std::lock_guard lock(phase_mutex_);
+  switch (phase_) {
+    case State::serving: return {};
+    case State::starting:
+      return unavailable(cat("the model is loading: ", message_)).with_retry_after(milliseconds(1000));
+    case State::draining: return unavailable("the server is draining and takes nothing new");
+    default: return unavailable("the server has stopped");
+  }
+}
+
+Status EngineImpl::make_room(int64_t tokens) {
+  auto refuse = [&](const char* what, int64_t most) {
+    shared_.waiting_requests.fetch_sub(1);
+    int64_t queued = shared_.waiting_tokens.fetch_sub(tokens) - tokens;
+    double rate = shared_.tokens_per_second.load(std::memory_order_relaxed);
+    double wait =
+        rate > 0 ? std::clamp(double(queued) / rate / 4, 1.0, 60.0) : 1.0;  // a quarter of it gone: room again
+    return resource_exhausted(
+               cat("the queue is full: ", most, ' ', what, " are waiting; try again in ", int(wait), " s"))
+        .with_retry_after(milliseconds(int64_t(wait * 1000)));
+  };
+  int64_t requests = shared_.waiting_requests.fetch_add(1) + 1;
+  int64_t waiting = shared_.waiting_tokens.fetch_add(tokens) + tokens;
+  if (requests > options_.max_waiting) return refuse("requests", options_.max_waiting);
+  if (waiting > options_.max_waiting_tokens && requests > 1)
+    return refuse("prompt tokens", options_.max_waiting_tokens);
+  return {};
+}
+
+void EngineImpl::prepare(Job& job) const {
+  const Request& r = job.request;
+  if (!r.ignore_eos) job.stop_set = end_of_generation_;
+  job.stop_set.insert(job.stop_set.end(), r.stop_tokens.begin(), r.stop_tokens.end());
+  std::sort(job.stop_set.begin(), job.stop_set.end());
+  if (r.min_tokens > 0 && !job.stop_set.empty()) {
+    job.min_tokens_mask.assign((size_t(info_.vocab_size) + 31) / 32, ~0u);
+    forbid_stops(job.min_tokens_mask, job.stop_set);
+  }
+  if (r.prompt_logprobs >= 0) {
+    job.score_params.logprobs = r.prompt_logprobs;
+    job.prompt_logprobs.resize(r.prompt.size());
+    for (size_t i = 0; i < r.prompt.size(); ++i) job.prompt_logprobs[i].id = r.prompt[i];
+  }
+}
+
+Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
+  KVASIR_TRY(accepting());
+  KVASIR_TRY(validate(request, limits_));
+  uint64_t number = next_number_.fetch_add(1);
+  if (request.id.empty()) request.id = cat("req-", id_prefix_, '-', number);
+  KVASIR_TRY(make_room(int64_t(request.prompt.size())));
+
+  auto job = std::make_shared<Job>(std::move(request), mailbox_, int64_t(options_.event_buffer) * request.n);
+  job->number = number;
+  job->arrived = std::chrono::steady_clock::now();
+  prepare(*job);
+  {
+    std::lock_guard lock(registry_mutex_);
+    if (!registry_.emplace(key(job->request.tenant, job->request.id), job).second) {
+      shared_.waiting_requests.fetch_sub(1);
+      shared_.waiting_tokens.fetch_sub(int64_t(job->request.prompt.size()));
+      return Status(Code::already_exists, cat("request id '", job->request.id, "' is in use by a running request"))
+          .with_field("request_id");
+    }
+  }
+  requests_.fetch_add(1);
+  auto stream = std::make_unique<JobStream>(job);
+  if (job->request.grammar.kind == text::GrammarSpec::Kind::none) {
+    hand_over(std::move(job));
+  } else {
+    grammars_->compile(std::move(job), [this](JobPtr compiled, Status status) {
+      compiled->failure = std::move(status);
+      hand_over(std::move(compiled));
+    });
+  }
+  return std::unique_ptr<Stream>(std::move(stream));
+}
+
+void EngineImpl::hand_over(JobPtr job) {
+  if (mailbox_->submit(job)) return;
+  shared_.waiting_requests.fetch_sub(1);
+  shared_.waiting_tokens.fetch_sub(int64_t(job->request.prompt.size()));
+  job->failure = unavailable("the server is shutting down");
+  std::vector<Record> records;
+  records.push_back({Record::Kind::failed, false, 0, FinishReason::cancelled, std::move(job)});
+  publisher_.post(std::move(records));
+}
+
+void EngineImpl::forget(const Job& job) {
+  std::lock_guard lock(registry_mutex_);
+  registry_.erase(key(job.request.tenant, job.request.id));
+}
+
+bool EngineImpl::cancel(const std::string& tenant, const std::string& id) {
+  JobPtr job;
+  {
+    std::lock_guard lock(registry_mutex_);
+    auto it = registry_.find(key(tenant, id));
+    if (it != registry_.end()) job = it->second.lock();
+  }
+  if (!job) return false;
+  if (!job->cancel_requested.exchange(true)) job->touch();
+  return true;
+}
+
+Status EngineImpl::flush_prefix_cache() {
+  KVASIR_TRY(accepting());
+  shared_.flush = true;
+  mailbox_->wake();
+  return {};
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::start(Loader loader, EngineOptions options) {
+  return std::make_unique<EngineImpl>(std::move(loader), std::move(options));
+}
+
+}  // namespace kvasir::engine

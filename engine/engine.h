@@ -1,0 +1,100 @@
+// The step loop: plan, run, sample, publish. Knows no wire protocol.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "engine/histogram.h"
+#include "engine/request.h"
+#include "engine/step_trace.h"
+#include "kvcache/cache_events.h"
+#include "model/runner.h"
+#include "model/text/text.h"
+
+namespace kvasir::engine {
+
+struct EngineOptions {
+  int64_t kv_memory = 0;  // bytes; 0: the documented default
+  int32_t page_size = 16;
+  int64_t max_tokens_per_step = 512;
+  int32_t max_running = 64;
+  int64_t max_waiting = 1024;  // requests
+  int64_t max_waiting_tokens = 1 << 20;
+  std::string policy = "fcfs";
+  bool prefix_cache = true;
+  int32_t event_buffer = 64;  // Tokens events a slow reader may leave unread before its request is paused
+  std::chrono::milliseconds slow_reader_limit{60000};
+  std::chrono::milliseconds watchdog{10000};
+  double degraded_at = 0.75;                                      // of max_waiting: where `serving` becomes `degraded`
+  int64_t tenant_max_waiting = 0, tenant_max_waiting_tokens = 0;  // 0: no bound of its own
+  double tenant_cache_share = 1.0;                                // of the pages, for one tenant's prefixes
+  std::map<std::string, double> tenant_weights;                   // policy fair: 1 when not named
+  int32_t cache_event_ring = 4096;                                // cache events a router may ask for again, a tenant
+  std::string step_trace;                                         // Chrome trace file
+  std::string chat_template;                                      // a file; empty: the model's own
+};
+
+// What the step loop runs, as a loader gives it.
+struct Loaded {
+  std::unique_ptr<model::Runner> runner;
+  text::TokenizerPtr tokenizer;                             // null: token ids only
+  std::shared_ptr<const text::ChatTemplate> chat_template;  // null: the model has none
+};
+using LoadProgress = std::function<void(const char* phase, double fraction)>;
+using Loader = std::function<Result<Loaded>(const LoadProgress&)>;
+
+using kvcache::CacheEvent;
+using kvcache::CacheEvents;
+
+enum class State : uint8_t { starting, serving, degraded, draining, stuck, stopped };
+
+struct Stats {
+  State state = State::starting;
+  std::string message;
+  int64_t running = 0, waiting = 0, paused = 0;
+  int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
+  int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
+  std::map<std::string, int64_t> errors;  // by cause (code name)
+  double step_seconds_p50 = 0, step_seconds_p99 = 0;
+  double tokens_per_second = 0;  // computed, prompts included, lately
+
+  // Seconds: submit to first token, between tokens, submit to end, submit to first run, one step.
+  Histogram first_token, between_tokens, whole, queued, step_time;
+  Histogram batch_size, step_tokens;       // sequences and tokens of a step
+  Histogram prompt_length, output_length;  // tokens of a request
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  // Returns at once in state `starting`; the model loads on the step thread.
+  static std::unique_ptr<Engine> start(model::RunnerOptions model, EngineOptions options);
+  static std::unique_ptr<Engine> start(Loader loader, EngineOptions options);
+
+  virtual State state() const = 0;
+  virtual Stats stats() const = 0;
+  virtual std::vector<StepSample> recent_steps() const = 0;  // the last 256, oldest first
+  virtual Status wait_ready() = 0;                           // blocks until serving, or why not
+  virtual const model::ModelInfo& info() const = 0;          // once serving
+  virtual text::TokenizerPtr tokenizer() const = 0;
+  virtual std::shared_ptr<const text::ChatTemplate> chat_template() const = 0;  // null: the model has none
+
+  // Thread-safe, never blocks on a step. A refusal (queue full, draining, bad value) is the Status.
+  virtual Result<std::unique_ptr<Stream>> submit(Request request) = 0;
+  virtual bool cancel(const std::string& tenant, const std::string& id) = 0;
+  virtual Status flush_prefix_cache() = 0;
+  // What is cached and what goes, by tenant; null: the engine does not say.
+  virtual std::shared_ptr<const CacheEvents> cache_events() const { return nullptr; }
+
+  // Stop accepting, finish what runs within the limit, then stop; what is left then fails as unavailable.
+  // Blocks until stopped. A second call with a shorter limit, from any thread, shortens the first.
+  virtual void drain(std::chrono::milliseconds limit) = 0;
+};
+
+}  // namespace kvasir::engine

@@ -1,0 +1,90 @@
+#include "engine/grammar_worker.h"
+
+#include <algorithm>
+
+#include "engine/mailbox.h"
+
+namespace kvasir::engine {
+
+GrammarWorker::Lane::~Lane() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    more_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void GrammarWorker::Lane::post(std::function<void()> task) {
+  std::lock_guard lock(mutex_);
+  tasks_.push_back(std::move(task));
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  more_.notify_one();
+}
+
+void GrammarWorker::Lane::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    more_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;
+    lock.lock();
+  }
+}
+
+GrammarWorker::GrammarWorker(text::TokenizerPtr tokenizer, int32_t vocab_size)
+    : tokenizer_(std::move(tokenizer)), vocab_size_(vocab_size) {}
+
+GrammarWorker::~GrammarWorker() = default;
+
+void GrammarWorker::compile(JobPtr job, std::function<void(JobPtr, Status)> ready) {
+  compiling_.post([this, job = std::move(job), ready = std::move(ready)]() mutable {
+    Status status = job->cancel_requested.load() ? Status() : first_masks(*job);
+    ready(std::move(job), std::move(status));
+  });
+}
+
+Status GrammarWorker::first_masks(Job& job) {
+  if (!compiler_) {
+    KVASIR_ASSIGN(compiler_, text::GrammarCompiler::create(tokenizer_));
+  }
+  KVASIR_ASSIGN(auto matcher, compiler_->compile(job.request.grammar));
+  for (Choice& choice : job.choices) {
+    choice.matcher = &choice == &job.choices.back() ? std::move(matcher) : matcher->clone();
+    KVASIR_TRY(fill(job, choice, 0));
+  }
+  return {};
+}
+
+Status GrammarWorker::fill(Job& job, Choice& choice, int64_t tokens_so_far) const {
+  choice.mask.assign((size_t(vocab_size_) + 31) / 32, 0);
+  KVASIR_TRY(choice.matcher->mask(choice.mask));
+  if (tokens_so_far < job.request.min_tokens) forbid_stops(choice.mask, job.stop_set);
+  return {};
+}
+
+void GrammarWorker::advance(JobPtr job, int32_t c, int32_t token, int64_t tokens_so_far) {
+  masking_.post([this, job = std::move(job), c, token, tokens_so_far] {
+    Choice& choice = job->choices[c];
+    Status status = choice.matcher->consume(token);
+    if (status.ok()) status = fill(*job, choice, tokens_so_far);
+    if (!status.ok() && !job->mask_failed.load()) {
+      job->mask_status = std::move(status);
+      job->mask_failed.store(true, std::memory_order_release);
+    }
+    choice.mask_done.store(true, std::memory_order_release);
+    job->touch();
+  });
+}
+
+void forbid_stops(std::vector<uint32_t>& mask, const std::vector<int32_t>& stops) {
+  std::vector<uint32_t> without = mask;
+  for (int32_t t : stops) without[size_t(t) / 32] &= ~(1u << (t % 32));
+  if (std::any_of(without.begin(), without.end(), [](uint32_t word) { return word != 0; })) mask = std::move(without);
+}
+
+}  // namespace kvasir::engine

@@ -1,0 +1,79 @@
+// A request inside the engine. Each part says which thread it belongs to; what crosses threads is
+// atomic or goes through the channel.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/channel.h"
+#include "engine/request.h"
+#include "scheduler/plan.h"
+
+namespace kvasir::engine {
+
+class Mailbox;
+
+// One of a request's n answers.
+struct Choice {
+  // Grammar: the worker owns matcher and mask while `mask_pending`, the step thread otherwise.
+  std::unique_ptr<text::Matcher> matcher;
+  std::vector<uint32_t> mask;
+  bool mask_pending = false;           // step thread: asked for, not yet told to the scheduler
+  std::atomic<bool> mask_done{false};  // the worker has answered
+  std::atomic<int64_t> stop_at{-1};    // publisher: the text ended after this many tokens
+  bool stop_told = false;              // step thread: the scheduler knows
+  int32_t stop_token = -1;             // step thread: the token that ended it
+  int64_t drawn = 0;                   // step thread: tokens so far
+  bool ended = false;                  // step thread
+};
+
+// The publisher's view of a choice.
+struct ChoiceText {
+  std::optional<text::Detokenizer> detokenizer;
+  int64_t tokens = 0;
+  Time last_token{};
+  bool finished = false;
+};
+
+struct Job : std::enable_shared_from_this<Job> {
+  Job(Request r, std::shared_ptr<Mailbox> box, int64_t event_limit)
+      : request(std::move(r)), mailbox(std::move(box)), channel(event_limit), choices(request.n), texts(request.n) {}
+
+  const Request request;
+  const std::shared_ptr<Mailbox> mailbox;
+  uint64_t number = 0;  // the scheduler's name for it
+  Time arrived{};
+  Channel channel;
+
+  // Any thread: raise a flag, then touch(), and the step thread looks.
+  std::atomic<bool> cancel_requested{false};
+  std::atomic<bool> touched{false};
+  std::atomic<bool> mask_failed{false};
+  Status mask_status;  // written before mask_failed is set
+  void touch();
+
+  // Step thread.
+  std::vector<Choice> choices;
+  scheduler::SeqId first_seq = 0;
+  bool submitted = false, left_queue = false, admitted = false, started = false, paused = false, ended = false;
+  Time paused_since{};
+  Status failure;                      // why the engine ended it; set before the record that says so
+  model::SamplingParams score_params;  // prompt log-probabilities
+  std::vector<TokenOut> prompt_logprobs;
+  int32_t scored = 0;  // prompt positions whose log-probability is known
+  int64_t cached_tokens = 0;
+  std::vector<uint32_t> min_tokens_mask;  // everything but what would stop it
+  std::vector<int32_t> stop_set;          // ascending
+
+  // Publisher.
+  std::vector<ChoiceText> texts;
+  int64_t completion_tokens = 0;
+  int32_t open_choices = 0;
+  bool closed = false;
+};
+
+using JobPtr = std::shared_ptr<Job>;
+
+}  // namespace kvasir::engine

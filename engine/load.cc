@@ -1,0 +1,81 @@
+// From a model's name to what the step loop runs.
+#include <chrono>
+#include <fstream>
+#include <future>
+#include <iterator>
+
+#include "core/cat.h"
+#include "core/log.h"
+#include "engine/engine.h"
+
+namespace kvasir::engine {
+namespace {
+
+constexpr size_t kMostTemplateBytes = 1 << 20;
+
+Result<std::string> read_template(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file && text.empty())
+    return not_found(cat("the chat template ", path, " cannot be read")).with_field("chat_template");
+  if (text.size() > kMostTemplateBytes)
+    return invalid_argument(
+               cat("the chat template ", path, " has ", text.size(), " bytes; the most is ", kMostTemplateBytes))
+        .with_field("chat_template");
+  return text;
+}
+
+// How long each part of loading took, at level debug.
+class Timed {
+ public:
+  explicit Timed(const char* what) : what_(what) {}
+  ~Timed() {
+    log_debug("loaded", {{"what", what_}, {"seconds", std::chrono::duration<double>(Clock::now() - began_).count()}});
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const char* what_;
+  Clock::time_point began_ = Clock::now();
+};
+
+struct Text {
+  text::TokenizerPtr tokenizer;
+  std::shared_ptr<const text::ChatTemplate> chat_template;
+};
+
+Result<Text> read_text(const model::RunnerOptions& model, const std::string& template_file) {
+  Timed timed("text");
+  KVASIR_ASSIGN(model::ModelText text, model::load_text(model));
+  if (text.tokenizer && !template_file.empty()) {
+    KVASIR_ASSIGN(std::string source, read_template(template_file));
+    KVASIR_ASSIGN(text.chat_template, text::ChatTemplate::compile(source, *text.tokenizer));
+  }
+  return Text{std::move(text.tokenizer), std::move(text.chat_template)};
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions options) {
+  model.page_size = options.page_size;
+  model.max_batch = options.max_running;
+  model.max_tokens = options.max_tokens_per_step;
+  Loader loader = [model, file = options.chat_template](const LoadProgress& progress) -> Result<Loaded> {
+    auto report = [](void* context, const char* phase, double fraction) {
+      (*static_cast<const LoadProgress*>(context))(phase, fraction);
+    };
+    auto reading = std::async(std::launch::async, read_text, model, file);  // beside the weights
+    Loaded loaded;
+    {
+      Timed timed("weights");
+      KVASIR_ASSIGN(loaded.runner, model::load_runner(model, report, const_cast<LoadProgress*>(&progress)));
+    }
+    KVASIR_ASSIGN(Text text, reading.get());
+    loaded.tokenizer = std::move(text.tokenizer);
+    loaded.chat_template = std::move(text.chat_template);
+    return loaded;
+  };
+  return start(std::move(loader), std::move(options));
+}
+
+}  // namespace kvasir::engine

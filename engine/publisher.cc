@@ -1,0 +1,164 @@
+#include "engine/publisher.h"
+
+#include "engine/mailbox.h"
+
+namespace kvasir::engine {
+namespace {
+
+constexpr size_t kMostBatches = 8;
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+Usage usage_of(const Job& job) {
+  return {int64_t(job.request.prompt.size()), job.completion_tokens, job.cached_tokens};
+}
+
+}  // namespace
+
+Publisher::Publisher(std::string trace_file, Closed closed)
+    : closed_(std::move(closed)), trace_(std::move(trace_file)), thread_([this] { run(); }) {}
+
+Publisher::~Publisher() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    more_.notify_one();
+  }
+  thread_.join();
+}
+
+void Publisher::post(std::vector<Record>&& records, std::optional<StepSample> step) {
+  if (records.empty() && !(step && trace_.on())) return;
+  std::unique_lock lock(mutex_);
+  less_.wait(lock, [&] { return queue_.size() < kMostBatches; });
+  queue_.push_back({std::move(records), std::move(step)});
+  more_.notify_one();
+}
+
+Published Publisher::counts() const {
+  std::lock_guard lock(counts_mutex_);
+  return counts_;
+}
+
+void Publisher::wait_empty() {
+  std::unique_lock lock(mutex_);
+  less_.wait(lock, [&] { return queue_.empty() && !busy_; });
+}
+
+void Publisher::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    more_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Batch batch = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    {
+      std::lock_guard counting(counts_mutex_);
+      Time now = std::chrono::steady_clock::now();
+      for (Record& record : batch.records) publish(record, now);
+    }
+    if (batch.step) trace_.write(*batch.step);
+    for (const JobPtr& job : touched_) job->channel.announce();
+    touched_.clear();
+    batch.records.clear();
+    lock.lock();
+    busy_ = false;
+    less_.notify_all();
+  }
+}
+
+void Publisher::push(Job& job, Event event) {
+  if (touched_.empty() || touched_.back().get() != &job) touched_.push_back(job.shared_from_this());
+  if (job.channel.push(std::move(event))) job.touch();  // full: the step thread pauses it
+}
+
+void Publisher::publish(Record& record, Time now) {
+  Job& job = *record.job;
+  if (job.closed) return;
+  switch (record.kind) {
+    case Record::Kind::started: return start(job);
+    case Record::Kind::token: return token(job, record, now);
+    case Record::Kind::finished: {
+      Finished event{record.choice, record.reason};
+      if (record.reason == FinishReason::stop_token) event.stop_token = record.token.id;
+      return finish(job, record.choice, std::move(event), now);
+    }
+    case Record::Kind::cancelled:
+      ++counts_.cancelled;
+      if (job.open_choices == 0) job.open_choices = job.request.n;  // it had not started
+      for (int32_t c = 0; c < job.request.n; ++c) finish(job, c, Finished{c, FinishReason::cancelled}, now);
+      return;
+    case Record::Kind::failed:
+      ++counts_.failed;
+      ++counts_.errors[code_name(job.failure.code())];
+      push(job, Failed{job.failure});
+      return close(job, now);
+  }
+}
+
+void Publisher::start(Job& job) {
+  job.open_choices = job.request.n;
+  if (job.request.detokenize)
+    for (ChoiceText& text : job.texts)
+      text.detokenizer.emplace(tokenizer_, job.request.skip_special, job.request.stop_strings,
+                               job.request.include_stop);
+  counts_.prompt_tokens.add(double(job.request.prompt.size()));
+  push(job, Started{job.request.sampling.seed, job.cached_tokens, std::move(job.prompt_logprobs)});
+}
+
+void Publisher::token(Job& job, Record& record, Time now) {
+  ChoiceText& text = job.texts[record.choice];
+  if (text.finished) return;  // drawn before the step thread heard of the stop string
+  if (text.tokens++ == 0) {
+    counts_.first_token.add(seconds(now - job.arrived));
+  } else {
+    counts_.between_tokens.add(seconds(now - text.last_token));
+  }
+  text.last_token = now;
+  ++job.completion_tokens;
+  ++counts_.output_tokens;
+  if (record.stop_token && !job.request.include_stop) return;  // the finish follows, and names it
+
+  Tokens event{record.choice};
+  text::Detokenizer::Piece piece;
+  if (text.detokenizer) {
+    piece = text.detokenizer->push(record.token.id);
+    event.text = std::move(piece.text);
+  }
+  event.tokens.push_back(std::move(record.token));
+  push(job, std::move(event));
+  if (piece.stopped) {
+    job.choices[record.choice].stop_at.store(text.tokens, std::memory_order_release);
+    job.touch();
+    finish(job, record.choice, Finished{record.choice, FinishReason::stop_string, std::move(piece.stop)}, now);
+  }
+}
+
+void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {
+  ChoiceText& text = job.texts[choice];
+  if (text.finished) return;
+  text.finished = true;
+  if (text.detokenizer && event.reason != FinishReason::stop_string) {
+    auto rest = text.detokenizer->finish();
+    if (!rest.text.empty()) push(job, Tokens{choice, {}, std::move(rest.text)});
+  }
+  counts_.output_length.add(double(text.tokens));
+  event.last = --job.open_choices == 0;
+  event.usage = usage_of(job);
+  bool last = event.last, cancelled = event.reason == FinishReason::cancelled;
+  push(job, std::move(event));
+  if (!last) return;
+  if (!cancelled) ++counts_.finished;
+  close(job, now);
+}
+
+void Publisher::close(Job& job, Time now) {
+  job.closed = true;
+  counts_.whole.add(seconds(now - job.arrived));
+  for (ChoiceText& text : job.texts) text.detokenizer.reset();
+  closed_(job);
+}
+
+}  // namespace kvasir::engine

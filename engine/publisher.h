@@ -1,0 +1,77 @@
+// From sampled tokens to what clients read, on a thread of its own: detokenizing, stop strings, events,
+// latencies. The step thread hands over one batch of records a step, and never waits for a reader.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/histogram.h"
+#include "engine/job.h"
+#include "engine/step_trace.h"
+
+namespace kvasir::engine {
+
+struct Record {
+  enum class Kind : uint8_t { started, token, finished, cancelled, failed };
+  Kind kind = Kind::token;
+  bool stop_token = false;  // token: it ends the choice and is shown only when asked for
+  int32_t choice = 0;
+  FinishReason reason = FinishReason::length;  // finished
+  JobPtr job;
+  TokenOut token;
+};
+
+// What the publisher counts.
+struct Published {
+  int64_t finished = 0, failed = 0, cancelled = 0, output_tokens = 0;
+  std::map<std::string, int64_t> errors;  // by code name
+  Histogram first_token = time_histogram(), between_tokens = time_histogram(), whole = time_histogram();
+  Histogram prompt_tokens = size_histogram(), output_length = size_histogram();
+};
+
+class Publisher {
+ public:
+  // `closed` is told of each request when its last event is out, on the publisher's thread.
+  using Closed = std::function<void(const Job&)>;
+  Publisher(std::string trace_file, Closed closed);
+  ~Publisher();  // publishes what it has been given, then ends
+
+  void set_tokenizer(text::TokenizerPtr tokenizer) { tokenizer_ = std::move(tokenizer); }  // before the first post
+
+  // Takes the records. Waits only when this thread is far behind (never for a reader).
+  void post(std::vector<Record>&& records, std::optional<StepSample> step = std::nullopt);
+  Published counts() const;
+  void wait_empty();
+
+ private:
+  struct Batch {
+    std::vector<Record> records;
+    std::optional<StepSample> step;
+  };
+  void run();
+  void publish(Record& record, Time now);
+  void start(Job& job);
+  void token(Job& job, Record& record, Time now);
+  void finish(Job& job, int32_t choice, Finished event, Time now);
+  void close(Job& job, Time now);
+  void push(Job& job, Event event);
+
+  const Closed closed_;
+  text::TokenizerPtr tokenizer_;
+  StepTrace trace_;
+  mutable std::mutex mutex_;
+  std::condition_variable more_, less_;
+  std::deque<Batch> queue_;
+  bool busy_ = false, stop_ = false;
+  mutable std::mutex counts_mutex_;
+  Published counts_;
+  std::vector<JobPtr> touched_;  // jobs with events since the last announcement
+  std::thread thread_;
+};
+
+}  // namespace kvasir::engine

@@ -1,0 +1,94 @@
+// The one internal language: a Request in, a stream of Events out. Every protocol is a thin adapter over it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/status.h"
+#include "model/sampling.h"
+#include "model/text/text.h"
+
+namespace kvasir::engine {
+
+struct Request {
+  std::string id;               // scoped to the tenant; the engine makes one when empty
+  std::string tenant;           // from the key, never from the client alone
+  std::vector<int32_t> prompt;  // token ids
+  model::SamplingParams sampling;
+  int32_t n = 1;
+  std::optional<int64_t> max_tokens;  // unset: up to the context; 0: prompt only
+  int32_t min_tokens = 0;             // no stop token before so many; stop strings hold always
+  std::vector<int32_t> stop_tokens;
+  std::vector<std::string> stop_strings;
+  bool include_stop = false;  // show the stop token or string; usage counts it either way
+  bool ignore_eos = false;
+  bool skip_special = true;
+  bool detokenize = true;        // false: token ids only
+  int32_t prompt_logprobs = -1;  // -1: none; k: each prompt token's and the top k's
+  text::GrammarSpec grammar;
+  std::optional<Time> deadline;
+  int32_t priority = 0;  // higher runs first
+  std::string cache_salt;
+  std::string trace_parent;  // W3C traceparent
+};
+
+enum class FinishReason : uint8_t { stop_token, stop_string, length, cancelled };
+
+struct Usage {
+  int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+};
+
+struct TokenOut {
+  int32_t id = 0;
+  float logprob = 0;
+  std::vector<model::TokenLogprob> top;
+};
+
+struct Started {
+  uint64_t seed = 0;  // the one in use, so that a result can be repeated
+  int64_t cached_tokens = 0;
+  std::vector<TokenOut> prompt_logprobs;  // when asked for; the first token has none
+};
+struct Tokens {
+  int32_t choice = 0;
+  std::vector<TokenOut> tokens;
+  std::string text;  // what became printable; may be empty
+};
+struct Finished {
+  int32_t choice = 0;
+  FinishReason reason = FinishReason::length;
+  std::string stop_string;  // which, when reason is stop_string
+  int32_t stop_token = -1;
+  bool last = false;  // no choice is left: nothing follows
+  Usage usage;        // of the whole request so far
+};
+struct Failed {  // always the last
+  Status status;
+};
+// Started, then Tokens, then a Finished for each choice; a request that ends early (refused, expired,
+// cancelled) may end without Started.
+using Event = std::variant<Started, Tokens, Finished, Failed>;
+
+// The reader's end of a request: a bounded queue. Destroying it cancels the request.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual const std::string& id() const = 0;
+  // An event, if one is waiting. Adjacent Tokens of a choice are merged when the reader is behind.
+  virtual std::optional<Event> poll() = 0;
+  // Blocks; empty when the stream is over. For tests and command-line tools.
+  virtual std::optional<Event> next() = 0;
+  // Called whenever poll() has something after it had nothing, from an engine thread (or from here, when
+  // something waits already); once more than needed at times. It must not block: it holds up every other
+  // stream. It may poll, cancel and even destroy the stream; no call comes after the destructor returns.
+  virtual void on_ready(std::function<void()> callback) = 0;
+  virtual void cancel() = 0;
+};
+
+}  // namespace kvasir::engine

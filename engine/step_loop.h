@@ -1,0 +1,86 @@
+// The step thread: mail, plan, launch, wait, advance, publish; sleeps when there is nothing to do.
+// All scheduler calls are here, and every ending goes through on_event and comes out as one record.
+#pragma once
+
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/batch_builder.h"
+#include "engine/grammar_worker.h"
+#include "engine/mailbox.h"
+#include "engine/publisher.h"
+#include "engine/shared.h"
+#include "engine/watchdog.h"
+#include "scheduler/scheduler.h"
+
+namespace kvasir::engine {
+
+class StepLoop {
+ public:
+  StepLoop(const EngineOptions& options, model::Runner& runner, std::unique_ptr<scheduler::Scheduler> scheduler,
+           const std::vector<int32_t>& end_of_generation, Mailbox& mailbox, GrammarWorker* grammars,
+           Publisher& publisher, Watchdog& watchdog, Shared& shared);
+
+  void run();  // until drained or cut short
+
+ private:
+  // Mail.
+  void handle(Mailbox::Mail& mail, Time now);
+  void submit(const JobPtr& job, Time now);
+  void look_at(Job& job, Time now);
+  void wait_for_masks();
+  void end_slow_readers(Time now);
+  void sleep();
+
+  // A step.
+  bool step();  // false: there was nothing to run
+  bool launch_next();
+  void finish_oldest();
+  void take_results(PackedStep& step, std::vector<model::Sampled>& sampled);
+  void take_draw(const RowOwner& owner, const model::SampleRow& row, model::Sampled& drawn);
+  void publish_draws();
+  void drain_events();
+  void on_event(const scheduler::Event& event);
+  void fail(Job& job, Status status);
+  void fail_step(const PackedStep& step, const Status& why);
+  void leave_queue(Job& job);
+  void start_stream(const JobPtr& job);
+  void flush_records(std::optional<StepSample> sample = std::nullopt);
+  void publish_stats();
+  JobPtr find(uint64_t number) const;
+
+  const EngineOptions& options_;
+  model::Runner& runner_;
+  const std::unique_ptr<scheduler::Scheduler> scheduler_;
+  const std::vector<int32_t>& end_of_generation_;
+  Mailbox& mailbox_;
+  GrammarWorker* const grammars_;
+  Publisher& publisher_;
+  Watchdog& watchdog_;
+  Shared& shared_;
+  const BatchBuilder builder_;
+
+  std::unordered_map<uint64_t, JobPtr> jobs_;  // known to the scheduler
+  std::vector<JobPtr> paused_;
+  int64_t masks_outstanding_ = 0;
+  Mailbox::Mail mail_;
+
+  scheduler::StepPlan plan_;
+  std::deque<std::unique_ptr<PackedStep>> in_flight_;
+  std::vector<std::unique_ptr<PackedStep>> spare_;
+  struct Draw {
+    const RowOwner* owner;
+    bool stop;
+    model::Sampled* sampled;
+  };
+  std::vector<Draw> draws_;
+  std::vector<scheduler::SeqResult> results_;
+  std::vector<scheduler::Event> events_;
+  std::vector<Record> records_;
+  Duration last_step_{};
+  Histogram step_time_ = time_histogram(), queued_ = time_histogram();
+  Histogram batch_size_ = size_histogram(), step_tokens_ = size_histogram();
+};
+
+}  // namespace kvasir::engine

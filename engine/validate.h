@@ -1,0 +1,17 @@
+// What a request must be before it enters the engine, whichever protocol it came by.
+#pragma once
+
+#include "engine/engine.h"
+
+namespace kvasir::engine {
+
+struct RequestLimits {
+  int32_t vocab_size = 0;
+  int32_t context_length = 0;
+  int32_t max_choices = 0;
+  bool has_text = false;  // a tokenizer, which text, stop strings and grammars need
+};
+
+Status validate(const Request& request, const RequestLimits& limits);
+
+}  // namespace kvasir::engine

@@ -1,0 +1,224 @@
+// Where every sequence's K/V lives: the pools, the prefix tree over them, the second tier, and the
+// leases through which sequences hold pages. Every page is free, held by leases, or kept for a prefix.
+//
+// Nothing here moves data. What must be copied or moved is listed in order, for the plan of the step
+// that is being made; a page that a step in flight still names comes back when that step retires.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvcache/cache_events.h"
+#include "kvcache/orders.h"
+#include "kvcache/page_pool.h"
+#include "kvcache/prefix_tree.h"
+
+namespace kvasir::kvcache {
+
+struct GroupShape {
+  int64_t pages = 0;
+  int32_t window = 0;  // 0: full attention
+};
+
+struct KvSpaceOptions {
+  int32_t page_size = 16;
+  std::vector<GroupShape> groups;  // group 0 alone may be full attention
+  bool contiguous = false;         // offset mode: a sequence's pages are one run
+  bool prefix_cache = true;
+  int64_t host_pages = 0;
+  double tenant_share = 1.0;            // of a pool, that one tenant's kept pages may fill
+  double recompute_slope = 0;           // how much dearer each page is to recompute than the one before it
+  std::shared_ptr<CacheEvents> events;  // null: nobody wants to know
+};
+
+class KvSpace;
+
+// What one sequence holds. It gives everything back when it goes.
+class Lease {
+ public:
+  Lease() = default;
+  Lease(Lease&& o) noexcept { swap(o); }
+  Lease& operator=(Lease&& o) noexcept {
+    Lease gone(std::move(*this));
+    swap(o);
+    return *this;
+  }
+  ~Lease();
+
+  std::span<const int32_t> pages(int group = 0) const { return tables_[group]; }
+  std::span<const std::vector<int32_t>> more_pages(int groups) const {
+    return {tables_.data() + 1, size_t(groups - 1)};
+  }
+  int32_t first_held(int group) const { return first_held_[group]; }  // earlier entries are stale
+  bool empty() const { return space_ == nullptr; }
+
+ private:
+  friend class KvSpace;
+  void swap(Lease& o) noexcept;
+
+  KvSpace* space_ = nullptr;
+  std::array<std::vector<int32_t>, kMaxGroups> tables_;
+  std::array<int32_t, kMaxGroups> first_held_{};
+  int32_t tenant_ = 0;
+  int32_t committed_ = 0;     // pages that are in the tree
+  NodeId at_ = kNoNode;       // where in the tree: the node of the last of them, pinned
+  bool shared_tail_ = false;  // after a fork, until the first write tells
+};
+
+// Pages in the second tier that one sequence was moved to.
+class HostLease {
+ public:
+  HostLease() = default;
+  HostLease(HostLease&& o) noexcept : space_(std::exchange(o.space_, nullptr)), pages_(std::move(o.pages_)) {}
+  HostLease& operator=(HostLease&& o) noexcept {
+    HostLease gone(std::move(*this));
+    std::swap(space_, o.space_);
+    std::swap(pages_, o.pages_);
+    return *this;
+  }
+  ~HostLease();
+  std::span<const int32_t> pages() const { return pages_; }
+
+ private:
+  friend class KvSpace;
+  KvSpace* space_ = nullptr;
+  std::vector<int32_t> pages_;
+};
+
+// How much of a prompt is there already.
+struct Match {
+  int64_t tokens = 0;          // pages * page_size + partial_tokens
+  int32_t pages = 0;           // whole ones, found in the tree
+  int32_t partial_tokens = 0;  // of one page more, to be copied
+  NodeId partial = kNoNode;
+  int32_t idle_pages = 0;  // of group 0's whole pages, how many nobody holds now
+  int32_t host_pages = 0;  // how many have to come from the second tier
+};
+
+inline void drop_partial(Match& m) {
+  m.tokens -= m.partial_tokens;
+  m.partial_tokens = 0;
+  m.partial = kNoNode;
+}
+
+class KvSpace {
+ public:
+  explicit KvSpace(const KvSpaceOptions& options);
+
+  int groups() const { return static_cast<int>(pools_.size()); }
+  const PagePool& pool(int group) const { return pools_[group]; }
+  const PagePool& host_pool() const { return host_; }
+  int64_t pages_for(int64_t tokens) const { return (tokens + options_.page_size - 1) / options_.page_size; }
+  // What `tenant` may take now: free pages and those it may evict.
+  int64_t available(int group, int32_t tenant, bool urgent = false) const;
+
+  // The longest cached prefix of `tokens`, at most `limit` tokens of it.
+  Match match(const std::string& key, std::span<const int32_t> tokens, int64_t limit);
+
+  // A lease that starts with what the last match() found (as far as room allows: lease_tokens says).
+  // `key` empty: outside the tree.
+  Lease acquire(const std::string& key, int32_t tenant, const Match& match);
+  int64_t lease_tokens(const Lease& lease, const Match& match) const {
+    int64_t pages = static_cast<int64_t>(lease.tables_[0].size());
+    return pages > match.pages ? match.tokens : std::min<int64_t>(pages, match.pages) * options_.page_size;
+  }
+  // Room for `tokens` tokens in every group: all or nothing.
+  bool grow(Lease& lease, int64_t tokens, bool urgent = false);
+  int64_t pages_missing(const Lease& lease, int64_t tokens) const;  // group 0
+  // The page of this position may be written: a shared one is copied first. False: no page for that.
+  bool make_writable(Lease& lease, int64_t position, bool urgent = false);
+  // The same pages for another sequence; `used` tokens of them are written, offset mode reserves `reserve`.
+  // Empty when offset mode has no run for it.
+  Lease fork(Lease& lease, int64_t used, int64_t reserve);
+  void trim_front(Lease& lease, int64_t next_position);  // what no later query can see
+  void trim_back(Lease& lease, int64_t tokens);          // what rejected drafts had reserved
+  // [0, computed) of `tokens` is written by retired steps: whole pages become shareable. `may_swap`:
+  // no step in flight names this lease, so an equal page of somebody else's may take the place of its own.
+  void commit(Lease& lease, std::span<const int32_t> tokens, int64_t computed, bool may_swap);
+  // Commit, keep the last part of a page too, and give everything back.
+  void finish(Lease lease, std::span<const int32_t> tokens, int64_t computed);
+  void release(Lease& lease);
+
+  // Moves a sequence to the second tier and back; without room for it, nothing is moved.
+  bool can_move_out(const Lease& lease) const;
+  HostLease move_out(const Lease& lease, int64_t tokens);
+  bool move_in(HostLease& from, Lease& to, const std::string& key, int32_t tenant, bool urgent);
+
+  // Everything listed since the last call belongs to the plan `step`.
+  void begin_step(uint64_t step) { step_ = step; }
+  void take_orders(std::vector<PageCopy>& copies, std::vector<PageMove>& moves);
+  void abandon_orders();  // nobody is left who wants them, and no plan is in flight
+  size_t orders() const { return copies_.size() + moves_.size(); }
+  void retire_step(uint64_t step);
+  void flush();  // forget every prefix that nobody holds
+
+  int64_t idle_pages(int32_t tenant) const;
+  const PrefixTree& tree() const { return tree_; }
+  // Every reference is a lease's, a deferred release's or the tree's.
+  void check_integrity(std::span<const Lease* const> leases, std::span<const HostLease* const> host_leases) const;
+
+ private:
+  friend class HostLease;
+  struct Candidate {  // for eviction; a stale one is skipped
+    uint64_t key = 0;
+    NodeId node = kNoNode;
+    uint32_t generation = 0;
+    uint64_t last_use = 0;
+    bool operator<(const Candidate& o) const {
+      return key != o.key ? key > o.key : node > o.node;
+    }  // heap: least first
+  };
+  using Heap = std::vector<Candidate>;
+  struct Tenant {
+    std::array<int64_t, kMaxGroups> idle{};
+    std::array<Heap, kMaxGroups> heap;
+  };
+  struct Deferred {
+    uint64_t step = 0;
+    int32_t page = 0, group = 0;  // group -1: of the second tier
+  };
+
+  Tenant& tenant(int32_t id);
+  int64_t floor_pages(int group) const;
+  bool window_group(int g) const { return options_.groups[g].window > 0; }
+  void ref(int g, int32_t page);
+  void unref(int g, int32_t page);
+  int32_t take(int g, int32_t tenant, bool urgent);
+  bool evict_one(int g, int32_t tenant, bool urgent);
+  bool evict_from(int g, Tenant& t, bool may_move);
+  const Candidate* top(int g, Tenant& t);
+  bool valid(int g, const Candidate& c) const;
+  void offer(int g, NodeId node);
+  void drop_page(int g, NodeId node);
+  bool demote(NodeId node);
+  int32_t take_host();
+  void drop_host(NodeId node);
+  void attach(int g, NodeId node, int32_t page);
+  void pin(Lease& lease, NodeId node);
+  void announce(CacheEvent::Kind kind, NodeId node);
+  void enforce_share(int g, int32_t tenant);
+  bool readable_from_host(const PrefixNode& n) const { return n.host >= 0 && n.host_ready <= retired_; }
+
+  KvSpaceOptions options_;
+  std::vector<PagePool> pools_;
+  PagePool host_;
+  PrefixTree tree_;
+  std::vector<std::vector<NodeId>> node_of_;  // by group and page
+  std::vector<NodeId> node_of_host_;
+  std::vector<Tenant> tenants_;
+  Heap host_heap_;
+  std::vector<NodeId> path_;  // of the last match
+  std::vector<PageCopy> copies_;
+  std::vector<PageMove> moves_;
+  std::deque<Deferred> deferred_;
+  uint64_t step_ = 0, retired_ = 0, tick_ = 0;
+};
+
+}  // namespace kvasir::kvcache

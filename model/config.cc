@@ -1,0 +1,60 @@
+#include "model/config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/cat.h"
+#include "model/arch/registry.h"
+
+namespace kvasir::model {
+namespace {
+
+Status in_range(const char* field, double value, double low, double high) {
+  if (value >= low && value <= high) return {};
+  return invalid_argument(cat("the model's ", field, " is ", value, "; it must be from ", low, " to ", high));
+}
+
+}  // namespace
+
+Status ModelConfig::validate() const {
+  if (!find_architecture(architecture))
+    return invalid_argument(
+        cat("the model's architecture is ", architecture, "; the known ones are ", known_architectures()));
+  KVASIR_TRY(in_range("vocabulary size", vocab, 1, 1 << 21));
+  KVASIR_TRY(in_range("context length", context, 1, 1 << 24));
+  KVASIR_TRY(in_range("number of layers", layers, 1, 1024));
+  KVASIR_TRY(in_range("hidden size", hidden, 1, 1 << 17));
+  KVASIR_TRY(in_range("feed-forward size", ffn, 1, 1 << 19));
+  KVASIR_TRY(in_range("number of heads", heads, 1, 1024));
+  KVASIR_TRY(in_range("number of key/value heads", kv_heads, 1, heads));
+  KVASIR_TRY(in_range("head size", head_dim, 2, 512));
+  if (heads % kv_heads != 0)
+    return invalid_argument(
+        cat("the model has ", heads, " heads, which is no multiple of its ", kv_heads, " key/value heads"));
+  for (const attention::RopeConfig* r : {&rope, &local_rope}) {
+    if (r == &local_rope && window_pattern == 0) continue;
+    KVASIR_TRY(in_range("rotary dimension", r->rotary_dim, 0, head_dim));
+    if (r->rotary_dim % 2 != 0)
+      return invalid_argument(cat("the model's rotary dimension is ", r->rotary_dim, "; it must be even"));
+    KVASIR_TRY(in_range("rope base", r->base, 1.000001, 1e15));
+    KVASIR_TRY(in_range("rope scaling factor", r->factor, 1e-6, 1e6));
+  }
+  if (!rope_divisors.empty() && int32_t(rope_divisors.size()) != rope.rotary_dim / 2)
+    return invalid_argument(
+        cat("the model brings ", rope_divisors.size(), " rope factors for ", rope.rotary_dim / 2, " frequencies"));
+  KVASIR_TRY(in_range("norm epsilon", norm_eps, 0, 1));
+  KVASIR_TRY(in_range("attention window", window, 0, 1 << 24));
+  KVASIR_TRY(in_range("window pattern", window_pattern, 0, 1024));
+  return in_range("step time in ms", step_ms, 0, 60000);
+}
+
+ModelInfo ModelConfig::info() const {
+  ModelInfo i;
+  i.name = name, i.architecture = architecture, i.quantization = quantization;
+  i.vocab_size = vocab, i.context_length = context;
+  i.layers = layers, i.hidden = hidden, i.heads = heads, i.kv_heads = kv_heads, i.head_dim = head_dim;
+  i.sliding_window = window;
+  return i;
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,24 @@
+#include "model/cpu/kernels.h"
+
+#include "core/cpu.h"
+
+namespace kvasir::model::cpu {
+
+std::vector<const Kernels*> runnable_kernels() {
+  std::vector<const Kernels*> out;
+#if defined(__x86_64__)
+  const CpuFeatures& f = ::kvasir::cpu();
+  if (f.avx512 && f.avx512_vnni && f.f16c) out.push_back(&kKernelsAvx512);
+  if (f.avx2 && f.avx_vnni && f.fma && f.f16c) out.push_back(&kKernelsAvxVnni);
+  if (f.avx2 && f.fma && f.f16c) out.push_back(&kKernelsAvx2);
+#endif
+  out.push_back(&kKernelsBase);
+  return out;
+}
+
+const Kernels& best_kernels() {
+  static const Kernels& best = *runnable_kernels().front();
+  return best;
+}
+
+}  // namespace kvasir::model::cpu

@@ -1,0 +1,193 @@
+#include "model/cpu/ops.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/cat.h"
+#include "core/check.h"
+
+namespace kvasir::model::cpu {
+namespace {
+// Below this many element operations waking the workers costs more than they save.
+constexpr int64_t kWorthSharing = 16384;
+// Rows of a product done together: their activations stay in the second-level cache.
+constexpr int64_t kRowBytes = 384 << 10;
+}  // namespace
+
+void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
+
+template <class F>
+void CpuOps::each_row(int64_t rows, int64_t work, const F& f) {
+  if (rows * work < kWorthSharing || pool_.threads() == 1) {
+    for (int64_t i = 0; i < rows; ++i) f(i);
+  } else {
+    pool_.for_each(rows, std::max<int64_t>(1, rows / (8 * pool_.threads())), [&](int64_t i, int) { f(i); });
+  }
+}
+
+Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
+  matrices_.push_back(pack(parts, arena_, pool_));
+  for (const HostTensor& t : parts) source.release(t);
+  const PackedMatrix& m = matrices_.back();
+  return Matrix{int32_t(matrices_.size() - 1), m.rows, m.cols};
+}
+
+Result<Vector> CpuOps::load_vector(Weights& source, const HostTensor& tensor, float shift) {
+  std::vector<float> v(size_t(tensor.cols));
+  dequantize(tensor.type, tensor.data, tensor.cols, v.data());
+  for (float& f : v) f += shift;
+  source.release(tensor);
+  vectors_.push_back(std::move(v));
+  return Vector{int32_t(vectors_.size() - 1), tensor.cols};
+}
+
+Result<Buffer> CpuOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
+  int64_t rows = logit_rows ? options_.max_logit_rows : options_.max_tokens;
+  size_t bytes = size_t(rows * cols) * sizeof(float);
+  // Mapped, so that rows no step has used yet cost no memory.
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return resource_exhausted(cat("no memory for ", bytes, " bytes of activations"));
+  buffers_.push_back({std::unique_ptr<float, Unmap>(static_cast<float*>(p), Unmap{bytes}), cols, logit_rows});
+  return Buffer{int32_t(buffers_.size() - 1), cols};
+}
+
+Result<int32_t> CpuOps::add_attention(const attention::Attributes& attributes) {
+  attention::Attributes a = attributes;
+  a.index_mode = kvcache::IndexMode::page_table;
+  a.page_size = options_.page_size;
+  kinds_.push_back(std::move(a));
+  return int32_t(kinds_.size() - 1);
+}
+
+Status CpuOps::set_cache(const kvcache::CacheView& cache) {
+  cache_ = cache;
+  attention::Limits limits;
+  limits.max_batch = options_.max_batch;
+  limits.max_tokens = options_.max_tokens;
+  limits.max_kvlen = options_.max_kvlen;
+  limits.max_pages = (options_.max_kvlen + options_.page_size - 1) / options_.page_size;
+  limits.cache_tokens = cache.max_tokens;
+  for (const attention::Attributes& a : kinds_) {
+    KVASIR_ASSIGN(auto attention, options_.attention->create(a, limits, {.pool = &pool_}));
+    attentions_.push_back(std::move(attention));
+  }
+  return {};
+}
+
+Status CpuOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
+  batch_ = &batch;
+  tokens_ = &tokens;
+  attention::Step step;
+  step.batch = batch.size();
+  step.seqstarts = batch.seqstarts.data();
+  step.kvstarts = batch.kvstarts.data();
+  step.start_pos = batch.start_pos.data();
+  step.cachestarts = batch.cachestarts.data();
+  step.max_pages = batch.max_pages;
+  step.decoding_batches = batch.decoding_batches;
+  step.max_seqlen = batch.max_seqlen;
+  step.max_kvlen = batch.max_kvlen;
+  for (auto& a : attentions_) KVASIR_TRY(a->plan(step));
+  return {};
+}
+
+Status CpuOps::embed(Matrix table, float scale, Buffer out) {
+  const PackedMatrix& m = matrices_[size_t(table.id)];
+  each_row(int64_t(tokens_->size()), m.cols * 8,
+           [&](int64_t t) { unpack_row(m, (*tokens_)[size_t(t)], scale, data(out) + t * out.cols); });
+  return {};
+}
+
+Status CpuOps::norm(Buffer in, Vector weight, float eps, bool add, Buffer out) {
+  const float* w = vectors_[size_t(weight.id)].data();
+  each_row(rows(in), in.cols,
+           [&](int64_t t) { kernels_.norm(data(in) + t * in.cols, w, in.cols, eps, add, data(out) + t * out.cols); });
+  return {};
+}
+
+Status CpuOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) {
+  const float* w = vectors_[size_t(weight.id)].data();
+  each_row(rows(in_out), count * weight.size, [&](int64_t t) {
+    for (int64_t h = first; h < first + count; ++h) {
+      float* x = data(in_out) + t * in_out.cols + h * weight.size;
+      kernels_.norm(x, w, weight.size, eps, false, x);
+    }
+  });
+  return {};
+}
+
+void CpuOps::quantize_rows(const PackedMatrix& m, const float* x, int64_t rows) {
+  int64_t cols = m.padded_cols();
+  bool halves = packing_info(m.packing).halves;
+  if (int64_t(quants_.size()) < 2 * rows * cols)
+    quants_.resize(size_t(2 * rows * cols)), blocks_.resize(size_t(rows * cols / 32));
+  each_row(rows, cols, [&](int64_t t) {
+    kernels_.quantize(x + t * cols, cols, halves, quants_.data() + 2 * t * cols, blocks_.data() + t * cols / 32);
+  });
+}
+
+const float* CpuOps::padded_rows(const PackedMatrix& m, const float* x, int64_t rows) {
+  if (m.padded_cols() == m.cols) return x;
+  padded_.assign(size_t(rows * m.padded_cols()), 0.0f);
+  for (int64_t t = 0; t < rows; ++t)
+    std::memcpy(padded_.data() + t * m.padded_cols(), x + t * m.cols, size_t(m.cols) * sizeof(float));
+  return padded_.data();
+}
+
+Status CpuOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
+  const PackedMatrix& m = matrices_[size_t(weight.id)];
+  KVASIR_CHECK(in.cols == m.cols && out.cols == m.rows, "a product of ", in.cols, " by ", m.rows, " x ", m.cols,
+               " into ", out.cols);
+  int64_t tokens = rows(in);
+  bool integers = packing_info(m.packing).quantized && !options_.precise;
+  const float* x = padded_rows(m, data(in), tokens);
+  if (integers) quantize_rows(m, x, tokens);
+  QuantRows q{quants_.data(), blocks_.data(), m.padded_cols()};
+  float* y = data(out);
+
+  int64_t row_bytes = m.padded_cols() * (integers ? 3 : 4);
+  int64_t span = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (tokens + span - 1) / span;
+  int64_t items = spans * m.groups;
+  int64_t grain = std::clamp<int64_t>(m.groups / (4 * pool_.threads()), 1, 16);
+  pool_.for_each(items, grain, [&](int64_t i, int) {
+    int64_t first = i / m.groups * span, group = i % m.groups, n = std::min(span, tokens - first);
+    int valid = int(std::min<int64_t>(kGroup, m.rows - group * kGroup));
+    float* to = y + first * out.cols + group * kGroup;
+    if (integers)
+      kernels_.integer(m, group, q, first, n, to, out.cols, valid, add);
+    else
+      kernels_.floating(m, group, x + first * m.padded_cols(), m.padded_cols(), n, to, out.cols, valid, add);
+  });
+  return {};
+}
+
+Status CpuOps::glu(Activation activation, Buffer in, Buffer out) {
+  auto f = activation == Activation::silu ? kernels_.silu : kernels_.gelu;
+  each_row(rows(in), out.cols * 4, [&](int64_t t) {
+    const float* gate = data(in) + t * in.cols;
+    f(gate, gate + out.cols, out.cols, data(out) + t * out.cols);
+  });
+  return {};
+}
+
+Status CpuOps::attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) {
+  attention::Tensors t;
+  t.query = data(qkv);
+  t.output = data(out);
+  t.cache = cache_;
+  t.layer = layer;
+  return attentions_[size_t(kind)]->run(t);
+}
+
+Status CpuOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {
+  KVASIR_CHECK(count <= options_.max_logit_rows, count, " logit rows, room for ", options_.max_logit_rows);
+  logit_rows_ = count;
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(data(out) + i * out.cols, data(in) + batch_->logit_rows[size_t(first + i)] * in.cols,
+                size_t(in.cols) * sizeof(float));
+  return {};
+}
+
+}  // namespace kvasir::model::cpu

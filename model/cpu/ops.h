@@ -1,0 +1,89 @@
+// The device operations on the host: float32 activations between them, weights packed for SIMD, int8
+// activations inside a product (float32 when `precise`).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/backend.h"
+#include "core/thread_pool.h"
+#include "model/cpu/kernels.h"
+#include "model/ops.h"
+
+namespace kvasir::model::cpu {
+
+struct CpuOptions {
+  bool precise = false;
+  int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;
+  int64_t max_logit_rows = 0;  // of one take_logit_rows()
+  int32_t page_size = 16;
+  const attention::Backend* attention = nullptr;
+};
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(const CpuOptions& options, ThreadPool& pool, const Kernels& kernels)
+      : options_(options), pool_(pool), kernels_(kernels) {}
+
+  // A packed step whose token ids are all real. The batch outlives the step.
+  Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
+  // The cache exists: attention is set up for it. Once, before the first step.
+  Status set_cache(const kvcache::CacheView& cache);
+  float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
+  int64_t weight_bytes() const { return int64_t(arena_.used()); }
+
+  Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
+  Result<Vector> load_vector(Weights& source, const HostTensor& tensor, float shift) override;
+  Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
+  Result<int32_t> add_attention(const attention::Attributes& attributes) override;
+
+  Status embed(Matrix table, float scale, Buffer out) override;
+  Status norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, false, out); }
+  Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, true, out); }
+  Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) override;
+  Status linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, false, out); }
+  Status add_linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, true, out); }
+  Status glu(Activation activation, Buffer in, Buffer out) override;
+  Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) override;
+  Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
+
+ private:
+  struct Unmap {
+    size_t bytes;
+    void operator()(float* p) const;
+  };
+  struct Room {
+    std::unique_ptr<float, Unmap> data;
+    int64_t cols;
+    bool logit_rows;
+  };
+  Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
+  Status linear(Buffer in, Matrix weight, bool add, Buffer out);
+  int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
+  // f(row) for every row, on the pool when there is enough to share.
+  template <class F>
+  void each_row(int64_t rows, int64_t work, const F& f);
+  // Inputs of `m`, padded to whole blocks; quantized when the product is of integers.
+  void quantize_rows(const PackedMatrix& m, const float* x, int64_t rows);
+  const float* padded_rows(const PackedMatrix& m, const float* x, int64_t rows);
+
+  CpuOptions options_;
+  ThreadPool& pool_;
+  const Kernels& kernels_;
+  Arena arena_;
+  std::vector<PackedMatrix> matrices_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<Room> buffers_;
+  std::vector<attention::Attributes> kinds_;
+  std::vector<std::unique_ptr<attention::Attention>> attentions_;  // one a kind
+  std::vector<int8_t> quants_;
+  std::vector<QuantBlock> blocks_;
+  std::vector<float> padded_;
+  kvcache::CacheView cache_;
+  const Batch* batch_ = nullptr;
+  const std::vector<int32_t>* tokens_ = nullptr;
+  int64_t logit_rows_ = 0;
+};
+
+}  // namespace kvasir::model::cpu

@@ -1,0 +1,182 @@
+#include "model/cpu/packed.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "core/check.h"
+#include "core/dtype.h"
+
+namespace kvasir::model::cpu {
+namespace {
+constexpr size_t kHuge = size_t(2) << 20;
+constexpr size_t kChunk = size_t(64) << 20;
+
+void put_scale(uint8_t* plane, bool wide, int index, float value) {
+  if (wide) {
+    std::memcpy(plane + 4 * index, &value, 4);
+  } else {
+    uint16_t h = f32_to_f16(value);  // exact: it came from a float16
+    std::memcpy(plane + 2 * index, &h, 2);
+  }
+}
+
+// Row r of a group, from its file form.
+void pack_quantized(const PackedMatrix& m, uint8_t* group, int r, WeightType type, const uint8_t* row) {
+  PackingInfo info = packing_info(m.packing);
+  bool nibbles = info.quant_bytes == 256;
+  bool wide = m.packing != Packing::n4_zero && m.packing != Packing::n4_min && m.packing != Packing::n8_zero;
+  bool min = m.packing != Packing::n4_zero && m.packing != Packing::n8_zero;
+  uint8_t* scales = group + m.blocks * info.quant_bytes;
+  Unpacked u;
+  for (int64_t b = 0; b < m.blocks; ++b, group += info.quant_bytes, scales += info.scale_bytes) {
+    unpack32(type, row, b, &u);
+    if (nibbles) {
+      for (int c = 0; c < 4; ++c)
+        for (int j = 0; j < 4; ++j) group[64 * c + 4 * r + j] = uint8_t(u.q[4 * c + j] | (u.q[16 + 4 * c + j] << 4));
+    } else {
+      for (int c = 0; c < 8; ++c) std::memcpy(group + 64 * c + 4 * r, u.q + 4 * c, 4);
+    }
+    for (int h = 0; h < (info.halves ? 2 : 1); ++h) {
+      put_scale(scales, wide, 32 * h + r, u.d[h]);
+      if (min) put_scale(scales, wide, 32 * h + 16 + r, u.m[h]);
+    }
+  }
+}
+
+// Every quantized type but Q8_0 fits 6 bits with free scales for each 16.
+Packing common_packing(std::span<const HostTensor> parts) {
+  bool fits = std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) {
+    return type_info(t.type)->quantized && t.type != WeightType::q8_0;
+  });
+  return fits ? Packing::n8_halves : Packing::f32;
+}
+
+void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row) {
+  size_t each = m.packing == Packing::f32 ? 4 : 2;
+  for (int64_t k = 0; k < m.cols; ++k) std::memcpy(group + size_t(16 * k + r) * each, row + size_t(k) * each, each);
+}
+
+}  // namespace
+
+Packing packing_of(WeightType type) {
+  switch (type) {
+    case WeightType::f32: return Packing::f32;
+    case WeightType::f16: return Packing::f16;
+    case WeightType::bf16: return Packing::bf16;
+    case WeightType::q4_0: return Packing::n4_zero;
+    case WeightType::q4_1: return Packing::n4_min;
+    case WeightType::q4_k: return Packing::n4_wide;
+    case WeightType::q2_k:
+    case WeightType::q3_k: return Packing::n4_halves;
+    case WeightType::q8_0: return Packing::n8_zero;
+    case WeightType::q5_0:
+    case WeightType::q5_1:
+    case WeightType::q5_k: return Packing::n8_wide;
+    case WeightType::q6_k: return Packing::n8_halves;
+  }
+  return Packing::f32;
+}
+
+Arena::~Arena() {
+  for (Chunk& c : chunks_) ::munmap(c.data, c.size);
+}
+
+uint8_t* Arena::allocate(size_t bytes) {
+  bytes = (bytes + 63) & ~size_t(63);
+  if (chunks_.empty() || chunks_.back().size - chunks_.back().used < bytes) {
+    // Untouched pages cost nothing, so the rest of a chunk that did not fit is no loss.
+    size_t size = (std::max(bytes, kChunk) + 2 * kHuge - 1) & ~(kHuge - 1);
+    void* p = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    ::madvise(p, size, MADV_HUGEPAGE);
+    size_t skip = (kHuge - reinterpret_cast<uintptr_t>(p) % kHuge) % kHuge;
+    chunks_.push_back({static_cast<uint8_t*>(p), size, skip});
+  }
+  Chunk& c = chunks_.back();
+  uint8_t* out = c.data + c.used;
+  c.used += bytes;
+  used_ += bytes;
+  return out;
+}
+
+PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool) {
+  KVASIR_CHECK(!parts.empty(), "a matrix of no parts");
+  PackedMatrix m;
+  m.cols = parts[0].cols;
+  m.packing = packing_of(parts[0].type);
+  for (const HostTensor& t : parts) {
+    KVASIR_CHECK(t.cols == m.cols, t.name, " is ", t.cols, " wide, not ", m.cols);
+    if (packing_of(t.type) != m.packing) m.packing = common_packing(parts);
+    m.rows += t.rows;
+  }
+  PackingInfo info = packing_info(m.packing);
+  m.blocks = (m.cols + 31) / 32;
+  m.groups = (m.rows + kGroup - 1) / kGroup;
+  m.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);
+  uint8_t* data = arena.allocate(size_t(m.groups * m.group_bytes));
+  m.data = data;
+  pool.for_each(m.groups, 4, [&](int64_t g, int) {
+    std::vector<float> dense;
+    for (int r = 0; r < kGroup; ++r) {
+      int64_t row = g * kGroup + r;
+      if (row >= m.rows) break;
+      const HostTensor* t = parts.data();
+      while (row >= t->rows) row -= t->rows, ++t;
+      const uint8_t* source = t->data + row * t->row_bytes();
+      uint8_t* group = data + g * m.group_bytes;
+      if (info.quantized) {
+        pack_quantized(m, group, r, t->type, source);
+      } else if (packing_of(t->type) == m.packing) {
+        pack_dense(m, group, r, source);
+      } else {
+        dense.resize(size_t(m.cols));
+        dequantize(t->type, source, m.cols, dense.data());
+        pack_dense(m, group, r, reinterpret_cast<const uint8_t*>(dense.data()));
+      }
+    }
+  });
+  return m;
+}
+
+void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
+  PackingInfo info = packing_info(m.packing);
+  const uint8_t *q = m.quants(row / kGroup), *s = m.scales(row / kGroup);
+  int r = int(row % kGroup);
+  auto half_at = [](const uint8_t* p, int64_t i) {
+    uint16_t h;
+    std::memcpy(&h, p + 2 * i, 2);
+    return h;
+  };
+  auto float_at = [](const uint8_t* p, int64_t i) {
+    float f;
+    std::memcpy(&f, p + 4 * i, 4);
+    return f;
+  };
+  bool wide = m.packing != Packing::n4_zero && m.packing != Packing::n4_min && m.packing != Packing::n8_zero;
+  for (int64_t k = 0; k < m.cols; ++k) {
+    if (!info.quantized) {
+      int64_t at = 16 * k + r;
+      out[k] = scale * (m.packing == Packing::f32   ? float_at(q, at)
+                        : m.packing == Packing::f16 ? f16_to_f32(half_at(q, at))
+                                                    : bf16_to_f32(half_at(q, at)));
+      continue;
+    }
+    int64_t b = k / 32;
+    int j = int(k % 32), half = info.halves ? j / 16 : 0;
+    const uint8_t *quants = q + b * info.quant_bytes, *scales = s + b * info.scale_bytes;
+    int value = info.quant_bytes == 512 ? quants[64 * (j / 4) + 4 * r + j % 4]
+                                        : (quants[64 * (j % 16 / 4) + 4 * r + j % 4] >> (j < 16 ? 0 : 4)) & 15;
+    auto scale_at = [&](int i) { return wide ? float_at(scales, i) : f16_to_f32(half_at(scales, i)); };
+    float d = scale_at(32 * half + r);
+    float min = m.packing == Packing::n4_zero   ? -8 * d
+                : m.packing == Packing::n8_zero ? -128 * d
+                                                : scale_at(32 * half + 16 + r);
+    out[k] = scale * std::fma(d, float(value), min);
+  }
+}
+
+}  // namespace kvasir::model::cpu

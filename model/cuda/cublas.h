@@ -1,0 +1,37 @@
+// Matrix products by cuBLASLt, which is opened at run time: a machine without it, or without a GPU, still
+// starts. Searched in this order: $KVASIR_CUBLASLT (a file), the loader's own path (libcublasLt.so.13, then
+// .12), /usr/local/cuda/lib64, and the toolkit that tools/cuda-toolkit.sh unpacks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "attention/cuda/memory.h"
+#include "core/status.h"
+
+namespace kvasir::model::cuda {
+
+class Cublas {
+ public:
+  static Result<std::unique_ptr<Cublas>> open(cudaStream_t stream);
+  ~Cublas();
+
+  // out[rows, n] (float32) = in[rows, k] (bfloat16) * weight[n, k]' (bfloat16), plus what out held when `add`.
+  Status product(const void* in, const void* weight, float* out, int64_t rows, int64_t n, int64_t k, bool add);
+
+ private:
+  struct Functions;
+  struct Plan;
+  Cublas();
+  Result<const Plan*> plan(int64_t rows, int64_t n, int64_t k, bool add);
+
+  std::unique_ptr<Functions> f_;
+  void* handle_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  attention::cuda::DeviceMemory workspace_;
+  std::map<std::tuple<int64_t, int64_t, int64_t, bool>, std::unique_ptr<Plan>> plans_;
+};
+
+}  // namespace kvasir::model::cuda

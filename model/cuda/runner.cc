@@ -1,0 +1,202 @@
+#include "model/cuda/runner.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/cat.h"
+#include "core/check.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "model/cuda/ops.h"
+#include "model/sampler.h"
+
+namespace kvasir::model::cuda {
+namespace {
+
+using attention::cuda::check;
+
+// Logits of so many rows are made and read back at a time.
+constexpr int64_t kLogitRows = 256;
+
+class CudaRunner final : public Runner {
+ public:
+  CudaRunner(const ModelConfig& config, const RunnerOptions& options, DType kv)
+      : config_(config), options_(options), info_(config.info()), kv_(kv), pool_(std::min(8, host_limits().cpus)) {
+    info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
+    for (int i = 0; i < pool_.threads(); ++i) samplers_.emplace_back(config.vocab);
+  }
+  ~CudaRunner() override {
+    if (stream_) cudaStreamSynchronize(stream_);
+    network_.reset();
+    ops_.reset();
+    if (stream_) cudaStreamDestroy(stream_);
+  }
+
+  Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
+    KVASIR_TRY(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
+    CudaOptions o;
+    o.max_batch = options_.max_batch;
+    o.max_tokens = options_.max_tokens;
+    o.max_kvlen = options_.max_kvlen;
+    o.max_logit_rows = std::min(kLogitRows, options_.max_tokens);
+    o.page_size = options_.page_size;
+    o.attention = attention;
+    ops_.emplace(o, stream_);
+    KVASIR_TRY(ops_->prepare());
+    KVASIR_ASSIGN(network_, find_architecture(config_.architecture)->load(config_, *weights, *ops_, progress));
+    info_.parameters = weights->parameters();
+    info_.weight_bytes = ops_->weight_bytes();
+    return logits_.allocate(size_t(o.max_logit_rows * config_.vocab) * sizeof(float));
+  }
+
+  const ModelInfo& info() const override { return info_; }
+  int depth() const override { return 1; }
+  int64_t cache_room() const override {
+    size_t free = 0, total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return -1;
+    return std::max<int64_t>(0, int64_t(free) - int64_t(total / 20));  // a twentieth stays for the libraries
+  }
+  Status allocate_cache(int64_t pages) override;
+  Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
+  Result<std::vector<Sampled>> wait() override {
+    KVASIR_CHECK(launched_, "wait() without a launch()");
+    launched_ = false;
+    return std::move(samples_);
+  }
+
+ private:
+  Status copy_page(const PageCopy& c);
+  Status resolve_tokens(const Batch& batch);
+  Status sample(std::span<const SampleRow> rows);
+
+  ModelConfig config_;
+  RunnerOptions options_;
+  ModelInfo info_;
+  DType kv_;
+  ThreadPool pool_;  // samples
+  cudaStream_t stream_ = nullptr;
+  std::optional<CudaOps> ops_;
+  std::unique_ptr<Network> network_;
+  std::vector<Sampler> samplers_;
+  DeviceMemory cache_memory_;
+  PinnedMemory logits_;
+  kvcache::CacheView cache_;
+  std::vector<int32_t> tokens_, previous_;
+  std::vector<Sampled> samples_;
+  bool launched_ = false;
+};
+
+Status CudaRunner::allocate_cache(int64_t pages) {
+  cache_.dtype = kv_;
+  cache_.max_tokens = pages * options_.page_size;
+  cache_.layers = config_.layers, cache_.kv_heads = config_.kv_heads, cache_.head_dim = config_.head_dim;
+  // [layer, key or value, head, token, head_dim]: a head's page is one run in memory.
+  kvcache::Strides& s = cache_.strides;
+  s.token = config_.head_dim;
+  s.head = cache_.max_tokens * s.token;
+  s.kv = config_.kv_heads * s.head;
+  s.layer = 2 * s.kv;
+  KVASIR_TRY(cache_memory_.allocate(size_t(dtype_bytes(kv_, config_.layers * s.layer))));
+  cache_.data = cache_memory_.get();
+  return ops_->set_cache(cache_);
+}
+
+Status CudaRunner::copy_page(const PageCopy& c) {
+  const kvcache::Strides& s = cache_.strides;
+  auto at = [&](int32_t page) {
+    return cache_memory_.bytes() + dtype_bytes(kv_, int64_t(page) * options_.page_size * s.token);
+  };
+  size_t pitch = size_t(dtype_bytes(kv_, s.head));
+  return check(cudaMemcpy2DAsync(at(c.to), pitch, at(c.from), pitch, size_t(dtype_bytes(kv_, c.tokens * s.token)),
+                                 size_t(2 * config_.layers * config_.kv_heads), cudaMemcpyDeviceToDevice, stream_),
+               "page copy");
+}
+
+Status CudaRunner::resolve_tokens(const Batch& batch) {
+  tokens_ = batch.tokens;
+  for (int32_t& t : tokens_) {
+    if (t < 0) {
+      size_t row = size_t(-1 - t);
+      KVASIR_CHECK(row < previous_.size(), "the step names sample row ", row, " of ", previous_.size());
+      t = previous_[row];
+    }
+    if (t < 0 || t >= config_.vocab)
+      return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", config_.vocab))
+          .with_field("prompt");
+  }
+  return {};
+}
+
+Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
+  KVASIR_CHECK(!launched_, "a launch is in flight already");
+  KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
+  KVASIR_TRY(resolve_tokens(batch));
+  for (const PageCopy& c : batch.copies) KVASIR_TRY(copy_page(c));
+  samples_.assign(rows.size(), {});
+  if (!tokens_.empty()) {
+    KVASIR_TRY(ops_->begin(batch, tokens_));
+    KVASIR_TRY(network_->forward());
+    KVASIR_TRY(sample(rows));
+  }
+  previous_.clear();
+  for (const Sampled& s : samples_) previous_.push_back(s.token);
+  launched_ = true;
+  return {};
+}
+
+Status CudaRunner::sample(std::span<const SampleRow> rows) {
+  int64_t most = std::min(kLogitRows, options_.max_tokens);
+  for (int64_t first = 0; first < int64_t(rows.size()); first += most) {
+    int64_t count = std::min(most, int64_t(rows.size()) - first);
+    KVASIR_ASSIGN(Buffer logits, network_->logits(first, count));
+    KVASIR_TRY(check(cudaMemcpyAsync(logits_.get(), ops_->data(logits), size_t(count * logits.cols) * sizeof(float),
+                                     cudaMemcpyDeviceToHost, stream_),
+                     "logits"));
+    KVASIR_TRY(check(cudaStreamSynchronize(stream_), "step"));
+    pool_.for_each(count, 1, [&](int64_t i, int worker) {
+      std::span<float> row(logits_.as<float>() + i * logits.cols, size_t(config_.vocab));
+      samples_[size_t(first + i)] = samplers_[size_t(worker)].sample(row, rows[size_t(first + i)]);
+    });
+  }
+  if (rows.empty()) return check(cudaStreamSynchronize(stream_), "step");
+  return {};
+}
+
+Result<DType> kv_type(const RunnerOptions& options) {
+  if (options.kv_dtype == "auto" || options.kv_dtype.empty()) return DType::bf16;
+  DType type;
+  if (parse_dtype(options.kv_dtype, &type) && (type == DType::f16 || type == DType::bf16)) return type;
+  return invalid_argument(cat("kv_dtype is ", options.kv_dtype, "; on a GPU it is auto, float16 or bfloat16"))
+      .with_field("kv_dtype");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
+                                            const RunnerOptions& options, const LoadProgress& progress) {
+  if (options.precise)
+    return invalid_argument("precise is for the CPU; on a GPU activations between operations are float32 already")
+        .with_field("precise");
+  KVASIR_ASSIGN(DType kv, kv_type(options));
+  KVASIR_ASSIGN(const attention::Backend* attention,
+                attention::find_backend(options.attention == "auto" ? "cuda" : options.attention));
+  if (attention->name() != "cuda")
+    return invalid_argument(cat("attention is ", options.attention, "; on a GPU it is auto or cuda"))
+        .with_field("attention");
+  KVASIR_TRY(attention->available());
+  RunnerOptions o = options;
+  if (o.max_batch <= 0) o.max_batch = 64;
+  if (o.max_tokens <= 0) o.max_tokens = 512;
+  if (o.max_kvlen <= 0) o.max_kvlen = config.context;
+  auto runner = std::make_unique<CudaRunner>(config, o, kv);
+  KVASIR_TRY(runner->load(std::move(weights), attention, progress));
+  int device = 0;
+  cudaDeviceProp p{};
+  if (cudaGetDevice(&device) == cudaSuccess && cudaGetDeviceProperties(&p, device) == cudaSuccess)
+    log_info("gpu", {{"device", std::string(p.name)},
+                     {"memory_gib", double(p.totalGlobalMem) / (1 << 30)},
+                     {"multiprocessors", p.multiProcessorCount}});
+  return std::unique_ptr<Runner>(std::move(runner));
+}
+
+}  // namespace kvasir::model::cuda

@@ -1,0 +1,14 @@
+// A network on a GPU.
+#pragma once
+
+#include <memory>
+
+#include "model/arch/registry.h"
+#include "model/runner.h"
+
+namespace kvasir::model::cuda {
+
+Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
+                                            const RunnerOptions& options, const LoadProgress& progress);
+
+}  // namespace kvasir::model::cuda

@@ -1,0 +1,208 @@
+#include "model/formats/dummy.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "core/cat.h"
+#include "core/check.h"
+#include "core/dtype.h"
+#include "model/arch/registry.h"
+#include "model/philox.h"
+
+namespace kvasir::model {
+namespace {
+
+constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16,
+                                 WeightType::q4_0, WeightType::q4_1, WeightType::q8_0};
+
+const WeightType* find_type(std::string_view name) {
+  for (const WeightType& t : kTypes) {
+    std::string_view known = type_info(t)->name;
+    if (name.size() == known.size() &&
+        std::equal(name.begin(), name.end(), known.begin(), [](char a, char b) { return (a & ~32) == (b & ~32); }))
+      return &t;
+  }
+  return nullptr;
+}
+
+template <class T>
+void put(uint8_t* p, T value) {
+  std::memcpy(p, &value, sizeof value);
+}
+
+class DummyWeights final : public Weights {
+ public:
+  explicit DummyWeights(const ModelConfig& c) : seed_(c.dummy_seed), type_(*find_type(c.quantization)) {}
+
+  bool has(std::string_view name) const override { return name != "output.weight"; }  // a tied head
+
+  Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
+    HostTensor t{std::string(name), rows == 1 ? WeightType::f32 : type_, rows, cols, nullptr, 0};
+    const TypeInfo& info = *type_info(t.type);
+    t.bytes = rows * cols / info.block * info.bytes;
+    auto memory = std::make_unique<uint8_t[]>(size_t(t.bytes));
+    t.data = memory.get();
+    if (rows == 1) {
+      for (int64_t i = 0; i < cols; ++i) put(memory.get() + 4 * i, 1.0f);
+    } else {
+      fill(t, memory.get());
+    }
+    if (live_.emplace(t.name, std::move(memory)).second) parameters_ += rows * cols, bytes_ += t.bytes;
+    return t;
+  }
+  void release(const HostTensor& tensor) override { live_[tensor.name].reset(); }
+  int64_t parameters() const override { return parameters_; }
+  int64_t bytes() const override { return bytes_; }
+  std::vector<HostTensor> tensors() const override { return {}; }  // they are made when asked for
+
+ private:
+  void fill(const HostTensor& t, uint8_t* out) const {
+    uint64_t hash = 14695981039346656037ull;  // FNV-1a of the name: tensors differ
+    for (char c : t.name) hash = (hash ^ uint8_t(c)) * 1099511628211ull;
+    // Uniform weights of variance 1/cols keep the activations near 1.
+    float spread = std::sqrt(3.0f / float(t.cols));
+    uint64_t counter = 0;
+    std::array<uint32_t, 4> random{};
+    int left = 0;
+    auto next = [&] {
+      if (left == 0) {
+        random = philox({uint32_t(counter), uint32_t(counter >> 32), uint32_t(hash), uint32_t(hash >> 32)},
+                        {uint32_t(seed_), uint32_t(seed_ >> 32)});
+        ++counter, left = 4;
+      }
+      return random[size_t(--left)];
+    };
+    const TypeInfo& info = *type_info(t.type);
+    for (int64_t i = 0; i < t.bytes; i += info.bytes) {
+      uint8_t* p = out + i;
+      auto value = [&] { return (float(int32_t(next() >> 8) - (1 << 23)) + 0.5f) * 0x1p-23f * spread; };
+      switch (t.type) {
+        case WeightType::f32: put(p, value()); break;
+        case WeightType::f16: put(p, f32_to_f16(value())); break;
+        case WeightType::bf16: put(p, f32_to_bf16(value())); break;
+        default: {
+          float step = t.type == WeightType::q8_0 ? spread / 127 : spread / 8;
+          put(p, f32_to_f16(step));
+          if (t.type == WeightType::q4_1) put(p + 2, f32_to_f16(-7.5f * step));
+          int first = t.type == WeightType::q4_1 ? 4 : 2;
+          for (int j = first; j < info.bytes; j += 4) put(p + j, next());
+        }
+      }
+    }
+  }
+
+  uint64_t seed_;
+  WeightType type_;
+  std::map<std::string, std::unique_ptr<uint8_t[]>> live_;
+  int64_t parameters_ = 0, bytes_ = 0;
+};
+
+// GPT-2's way to write bytes as printable characters.
+std::string byte_token(int b) {
+  auto printable = [](int c) { return (c >= 33 && c <= 126) || (c >= 161 && c <= 172) || (c >= 174 && c <= 255); };
+  int code = b;
+  if (!printable(b)) {
+    code = 256;
+    for (int c = 0; c < b; ++c) code += !printable(c);
+  }
+  if (code < 128) return std::string(1, char(code));
+  return {char(0xc0 | (code >> 6)), char(0x80 | (code & 63))};
+}
+
+constexpr const char* kTemplate =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+Status bad_value(std::string_view key, std::string_view value, const std::string& want) {
+  return invalid_argument(cat("dummy model: ", key, " is ", value, "; it must be ", want)).with_field("model");
+}
+
+}  // namespace
+
+Result<ModelConfig> config_from_dummy(std::string_view spec) {
+  ModelConfig c;
+  c.name = "dummy";
+  c.layers = 2, c.hidden = 256, c.vocab = 512, c.context = 2048;
+  WeightType type = WeightType::q8_0;
+  struct Field {
+    std::string_view name;
+    int32_t* value;
+  };
+  const Field fields[] = {{"layers", &c.layers}, {"hidden", &c.hidden},     {"ffn", &c.ffn},
+                          {"heads", &c.heads},   {"kv_heads", &c.kv_heads}, {"head_dim", &c.head_dim},
+                          {"vocab", &c.vocab},   {"context", &c.context},   {"window", &c.window}};
+  size_t comma = spec.find(',');
+  c.architecture = spec.substr(0, comma);
+  while (comma != std::string_view::npos) {
+    spec.remove_prefix(comma + 1);
+    comma = spec.find(',');
+    std::string_view item = spec.substr(0, comma), key = item.substr(0, item.find('='));
+    if (key.size() == item.size()) return bad_value(item, "missing", "written as key=value");
+    std::string_view value = item.substr(key.size() + 1);
+    auto number = [&](auto* out) {
+      auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *out);
+      return error == std::errc() && end == value.data() + value.size();
+    };
+    const Field* field = nullptr;
+    for (const Field& f : fields)
+      if (f.name == key) field = &f;
+    if (field) {
+      if (!number(field->value) || *field->value < 0) return bad_value(key, value, "a whole number");
+    } else if (key == "seed") {
+      if (!number(&c.dummy_seed)) return bad_value(key, value, "a whole number");
+    } else if (key == "step_ms") {
+      if (!number(&c.step_ms)) return bad_value(key, value, "a number of milliseconds");
+    } else if (key == "name") {
+      c.name = value;
+    } else if (key == "type") {
+      const WeightType* t = find_type(value);
+      if (!t) return bad_value(key, value, "f32, f16, bf16, q4_0, q4_1 or q8_0");
+      type = *t;
+    } else {
+      return bad_value(key, value,
+                       "left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, "
+                       "context, window, seed, step_ms, type and name");
+    }
+  }
+  if (c.head_dim == 0) c.head_dim = c.heads > 0 ? std::max(2, c.hidden / c.heads) : 64;
+  if (c.heads == 0) c.heads = std::max(1, c.hidden / c.head_dim);
+  if (c.kv_heads == 0) c.kv_heads = c.heads % 2 == 0 ? c.heads / 2 : c.heads;
+  if (c.ffn == 0) c.ffn = 2 * c.hidden;
+  if (c.vocab < kDummyMinVocab) return bad_value("vocab", cat(c.vocab), cat("at least ", kDummyMinVocab));
+  c.rope.rotary_dim = c.head_dim;
+  if (const Architecture* a = find_architecture(c.architecture)) a->adjust(c);
+  KVASIR_TRY(c.validate());
+  int32_t block = type_info(type)->block;
+  for (int64_t cols : {int64_t(c.hidden), int64_t(c.ffn), int64_t(c.heads) * c.head_dim})
+    if (cols % block != 0)
+      return bad_value("type", type_info(type)->name,
+                       cat("f32, f16 or bf16 when a row of ", cols, " is no multiple of ", block));
+  c.quantization = type_info(type)->name;
+  return c;
+}
+
+std::unique_ptr<Weights> dummy_weights(const ModelConfig& config) { return std::make_unique<DummyWeights>(config); }
+
+text::GgufVocab dummy_vocab(const ModelConfig& config) {
+  text::GgufVocab v;
+  v.model = "gpt2";
+  v.pre = "gpt-2";
+  for (int b = 0; b < 256; ++b) v.tokens.push_back(byte_token(b));
+  for (const char* special : {"<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"}) v.tokens.push_back(special);
+  v.types.assign(256, 1);
+  v.types.insert(v.types.end(), 4, 3);
+  for (int32_t i = kDummyMinVocab; i < config.vocab; ++i) v.tokens.push_back(cat(byte_token(' '), "w", i));
+  v.types.resize(size_t(config.vocab), 1);
+  // A byte-level vocabulary comes with merges; this one joins two words that no text ever becomes.
+  if (int32_t last = config.vocab - 1; last >= kDummyMinVocab + 2) {
+    v.tokens[size_t(last)] = v.tokens[size_t(last - 2)] + v.tokens[size_t(last - 1)];
+    v.merges.push_back(v.tokens[size_t(last - 2)] + " " + v.tokens[size_t(last - 1)]);
+  }
+  v.bos = 256, v.eos = 257, v.eot = 259;
+  v.chat_template = kTemplate;
+  return v;
+}
+
+}  // namespace kvasir::model

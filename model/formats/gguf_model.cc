@@ -1,0 +1,90 @@
+#include "model/formats/gguf_model.h"
+
+#include "core/cat.h"
+
+namespace kvasir::model {
+namespace {
+
+class GgufWeights final : public Weights {
+ public:
+  explicit GgufWeights(std::shared_ptr<const Gguf> gguf) : gguf_(std::move(gguf)) {}
+
+  bool has(std::string_view name) const override { return gguf_->tensor(name) != nullptr; }
+
+  Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
+    const GgufTensor* t = gguf_->tensor(name);
+    if (!t) return invalid_argument(cat(gguf_->name(), ": the tensor ", name, " is missing"));
+    if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1)
+      return invalid_argument(cat(gguf_->name(), ": tensor ", name, " at byte ", t->offset, " is ", t->dims[0], " x ",
+                                  t->dims[1], " x ", t->dims[2], " x ", t->dims[3],
+                                  "; the model's configuration wants ", cols, " x ", rows));
+    return HostTensor{std::string(name), t->type, rows, cols, t->data, t->bytes};
+  }
+
+  void release(const HostTensor& tensor) override {
+    if (const GgufTensor* t = gguf_->tensor(tensor.name)) gguf_->release(*t);
+  }
+
+  int64_t parameters() const override {
+    int64_t n = 0;
+    for (const GgufTensor& t : gguf_->tensors()) n += t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3];
+    return n;
+  }
+  int64_t bytes() const override {
+    int64_t n = 0;
+    for (const GgufTensor& t : gguf_->tensors()) n += t.bytes;
+    return n;
+  }
+
+  std::vector<HostTensor> tensors() const override {
+    std::vector<HostTensor> out;
+    for (const GgufTensor& t : gguf_->tensors())
+      out.push_back({std::string(t.name), t.type, t.dims[1] * t.dims[2] * t.dims[3], t.dims[0], t.data, t.bytes});
+    return out;
+  }
+
+ private:
+  std::shared_ptr<const Gguf> gguf_;
+};
+
+}  // namespace
+
+std::unique_ptr<Weights> gguf_weights(std::shared_ptr<const Gguf> gguf) {
+  return std::make_unique<GgufWeights>(std::move(gguf));
+}
+
+Result<text::GgufVocab> gguf_vocab(const Gguf& gguf) {
+  text::GgufVocab v;
+  auto model = gguf.string("tokenizer.ggml.model");
+  if (!model) return invalid_argument(cat(gguf.name(), ": the key tokenizer.ggml.model is missing"));
+  v.model = *model;
+  v.pre = gguf.string("tokenizer.ggml.pre").value_or("");
+  v.tokens = gguf.strings("tokenizer.ggml.tokens");
+  if (v.tokens.empty())
+    return invalid_argument(cat(gguf.name(), ": the key tokenizer.ggml.tokens is missing or empty"));
+  v.scores = gguf.floats("tokenizer.ggml.scores");
+  v.types = gguf.integers("tokenizer.ggml.token_type");
+  v.merges = gguf.strings("tokenizer.ggml.merges");
+  if (!v.types.empty() && v.types.size() != v.tokens.size())
+    return invalid_argument(cat(gguf.name(), ": ", v.types.size(), " token types for ", v.tokens.size(), " tokens"));
+  if (!v.scores.empty() && v.scores.size() != v.tokens.size())
+    return invalid_argument(cat(gguf.name(), ": ", v.scores.size(), " token scores for ", v.tokens.size(), " tokens"));
+  for (auto [key, id] : {std::pair<const char*, int32_t*>{"bos_token_id", &v.bos},
+                         {"eos_token_id", &v.eos},
+                         {"unknown_token_id", &v.unk},
+                         {"eot_token_id", &v.eot},
+                         {"padding_token_id", &v.pad}}) {
+    std::string full = cat("tokenizer.ggml.", key);
+    auto n = gguf.integer(full);
+    if (n && (*n < 0 || *n >= int64_t(v.tokens.size())))
+      return invalid_argument(cat(gguf.name(), ": ", full, " is ", *n, "; the vocabulary has ", v.tokens.size()));
+    if (n) *id = int32_t(*n);
+  }
+  v.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token").value_or(v.model == "llama");
+  v.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token").value_or(false);
+  v.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix").value_or(true);
+  v.chat_template = gguf.string("tokenizer.chat_template").value_or("");
+  return v;
+}
+
+}  // namespace kvasir::model

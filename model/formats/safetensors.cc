@@ -1,0 +1,218 @@
+#include "model/formats/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "core/cat.h"
+
+namespace kvasir::model {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+constexpr uint64_t kMaxHeader = uint64_t(64) << 20;
+constexpr int kMaxDepth = 8;
+
+Result<json> parse_object(const std::string& name, std::string_view text) {
+  bool deep = false;
+  json j = json::parse(
+      text, [&](int depth, json::parse_event_t, json&) { return !(deep |= depth > kMaxDepth); }, false);
+  if (j.is_discarded() || !j.is_object() || deep)
+    return invalid_argument(cat(name, " is not a JSON object we can read"));
+  return j;
+}
+
+Result<SafeTensor> parse_tensor(const std::string& where, const json& entry, std::span<const uint8_t> data,
+                                int64_t base) {
+  auto bad = [&](const std::string& what) { return invalid_argument(cat(where, ": ", what)); };
+  if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() || !entry.contains("shape") ||
+      !entry["shape"].is_array() || !entry.contains("data_offsets") || !entry["data_offsets"].is_array() ||
+      entry["data_offsets"].size() != 2)
+    return bad("dtype, shape and data_offsets are needed");
+  SafeTensor t;
+  std::string dtype = entry["dtype"];
+  if (dtype == "F32")
+    t.type = WeightType::f32;
+  else if (dtype == "F16")
+    t.type = WeightType::f16;
+  else if (dtype == "BF16")
+    t.type = WeightType::bf16;
+  else
+    return bad(cat("dtype ", dtype, " is not supported; F32, F16 and BF16 are"));
+  int64_t elements = 1;
+  for (const json& n : entry["shape"]) {
+    if (!n.is_number_unsigned() || n.get<uint64_t>() == 0 || n.get<uint64_t>() > uint64_t(INT64_MAX) ||
+        __builtin_mul_overflow(elements, n.get<int64_t>(), &elements))
+      return bad("a dimension is zero, negative or too large");
+    t.shape.push_back(n.get<int64_t>());
+  }
+  for (const json& n : entry["data_offsets"])
+    if (!n.is_number_unsigned() || n.get<uint64_t>() > uint64_t(INT64_MAX)) return bad("an offset is no valid number");
+  int64_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+  if (__builtin_mul_overflow(elements, int64_t(type_info(t.type)->bytes), &t.bytes) || begin > end ||
+      end - begin != t.bytes)
+    return bad(cat("offsets ", begin, " to ", end, " do not hold ", elements, " elements of ", dtype));
+  if (end > int64_t(data.size()))
+    return bad(cat("it ends at byte ", base + end, " of a file of ", base + int64_t(data.size()),
+                   "; it is probably truncated"));
+  t.data = data.data() + begin;
+  return t;
+}
+
+class FolderWeights final : public Weights {
+ public:
+  Status open(const std::string& folder, bool tied) {
+    folder_ = folder, tied_ = tied;
+    KVASIR_ASSIGN(std::vector<std::string> names, file_names());
+    for (size_t i = 0; i < names.size(); ++i) {
+      KVASIR_ASSIGN(auto file, MappedFile::open((fs::path(folder) / names[i]).string()));
+      files_.push_back(file);
+      KVASIR_TRY(parse_safetensors(file->path(), file->bytes(), int(i), &tensors_));
+    }
+    post_norms_ = tensors_.count("model.layers.0.post_feedforward_layernorm.weight") > 0;
+    return {};
+  }
+
+  bool has(std::string_view name) const override {
+    if (tied_ && name == "output.weight") return false;
+    return tensors_.count(hugging_face_name(name, post_norms_)) > 0;
+  }
+  Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
+    std::string theirs = hugging_face_name(name, post_norms_);
+    auto it = tensors_.find(theirs);
+    if (it == tensors_.end()) return invalid_argument(cat(folder_, ": the tensor ", theirs, " is missing"));
+    const SafeTensor& t = it->second;
+    std::vector<int64_t> want = rows == 1 ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
+    if (t.shape != want) {
+      std::string shape;
+      for (int64_t n : t.shape) shape += cat(shape.empty() ? "" : " x ", n);
+      return invalid_argument(
+          cat(folder_, ": tensor ", theirs, " is ", shape, "; config.json wants ", rows, " x ", cols));
+    }
+    return HostTensor{std::string(name), t.type, rows, cols, t.data, t.bytes};
+  }
+  void release(const HostTensor& tensor) override {
+    auto it = tensors_.find(hugging_face_name(tensor.name, post_norms_));
+    if (it != tensors_.end()) files_[size_t(it->second.file)]->release(tensor.data, size_t(tensor.bytes));
+  }
+  int64_t parameters() const override {
+    int64_t n = 0;
+    for (auto& [name, t] : tensors_) n += t.bytes / type_info(t.type)->bytes;
+    return n;
+  }
+  int64_t bytes() const override {
+    int64_t n = 0;
+    for (auto& [name, t] : tensors_) n += t.bytes;
+    return n;
+  }
+  std::vector<HostTensor> tensors() const override {
+    std::vector<HostTensor> out;
+    for (auto& [name, t] : tensors_) {
+      int64_t rows = t.shape.size() > 1 ? t.shape[0] : 1;
+      out.push_back({name, t.type, rows, t.bytes / type_info(t.type)->bytes / rows, t.data, t.bytes});
+    }
+    std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.name < b.name; });
+    return out;
+  }
+
+ private:
+  // The one file, or what the index lists: plain names of files that lie in the folder.
+  Result<std::vector<std::string>> file_names() const {
+    std::string index = (fs::path(folder_) / "model.safetensors.index.json").string();
+    std::error_code error;
+    if (!fs::exists(index, error)) return std::vector<std::string>{"model.safetensors"};
+    KVASIR_ASSIGN(auto file, MappedFile::open(index));
+    auto bytes = file->bytes();
+    KVASIR_ASSIGN(json j, parse_object(index, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+    if (!j.contains("weight_map") || !j["weight_map"].is_object())
+      return invalid_argument(cat(index, ": weight_map is missing"));
+    std::set<std::string> names;
+    fs::path home = fs::canonical(folder_, error);
+    for (auto& [tensor, value] : j["weight_map"].items()) {
+      if (!value.is_string()) return invalid_argument(cat(index, ": the file of ", tensor, " is no string"));
+      std::string name = value;
+      if (name.empty() || name.find('/') != std::string::npos || name.find('\\') != std::string::npos || name == "..")
+        return invalid_argument(cat(index, ": ", tensor, " lies in '", name, "', which is not a file of this folder"));
+      fs::path real = fs::canonical(home / name, error);
+      if (error) return not_found(cat(index, " names ", name, ", which is not there"));
+      if (real.parent_path() != home)
+        return invalid_argument(cat(index, ": ", name, " is a link that leaves the folder"));
+      names.insert(name);
+    }
+    return std::vector<std::string>(names.begin(), names.end());
+  }
+
+  std::string folder_;
+  bool tied_ = false, post_norms_ = false;
+  std::vector<std::shared_ptr<MappedFile>> files_;
+  SafeTensors tensors_;
+};
+
+}  // namespace
+
+Status parse_safetensors(const std::string& name, std::span<const uint8_t> bytes, int file, SafeTensors* out) {
+  uint64_t header = 0;
+  if (bytes.size() < 8) return invalid_argument(cat(name, ": ", bytes.size(), " bytes are too few for safetensors"));
+  std::memcpy(&header, bytes.data(), 8);
+  if (header > kMaxHeader || header > bytes.size() - 8)
+    return invalid_argument(cat(name, ": the header claims ", header, " bytes; the file has ", bytes.size() - 8,
+                                " and the limit is ", kMaxHeader));
+  KVASIR_ASSIGN(json j, parse_object(name, {reinterpret_cast<const char*>(bytes.data()) + 8, size_t(header)}));
+  auto data = bytes.subspan(8 + size_t(header));
+  std::vector<std::pair<const uint8_t*, const uint8_t*>> ranges;
+  for (auto& [key, entry] : j.items()) {
+    if (key == "__metadata__") continue;
+    KVASIR_ASSIGN(SafeTensor t, parse_tensor(cat(name, ": tensor ", key), entry, data, int64_t(8 + header)));
+    t.file = file;
+    ranges.emplace_back(t.data, t.data + t.bytes);
+    if (!out->emplace(key, std::move(t)).second) return invalid_argument(cat(name, ": tensor ", key, " appears twice"));
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i)
+    if (ranges[i].first < ranges[i - 1].second)
+      return invalid_argument(cat(name, " at byte ", ranges[i].first - bytes.data(), ": two tensors overlap"));
+  return {};
+}
+
+Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied) {
+  auto w = std::make_unique<FolderWeights>();
+  KVASIR_TRY(w->open(folder, tied));
+  return std::unique_ptr<Weights>(std::move(w));
+}
+
+std::string hugging_face_name(std::string_view name, bool post_norms) {
+  if (name == "token_embd.weight") return "model.embed_tokens.weight";
+  if (name == "output_norm.weight") return "model.norm.weight";
+  if (name == "output.weight") return "lm_head.weight";
+  if (!name.starts_with("blk.")) return "";
+  name.remove_prefix(4);
+  std::string_view layer = name.substr(0, name.find('.'));
+  name.remove_prefix(std::min(name.size(), layer.size() + 1));
+  static constexpr std::pair<std::string_view, const char*> kNames[] = {
+      {"attn_norm.weight", "input_layernorm"},
+      {"attn_q.weight", "self_attn.q_proj"},
+      {"attn_k.weight", "self_attn.k_proj"},
+      {"attn_v.weight", "self_attn.v_proj"},
+      {"attn_output.weight", "self_attn.o_proj"},
+      {"attn_q_norm.weight", "self_attn.q_norm"},
+      {"attn_k_norm.weight", "self_attn.k_norm"},
+      {"post_attention_norm.weight", "post_attention_layernorm"},
+      {"post_ffw_norm.weight", "post_feedforward_layernorm"},
+      {"ffn_gate.weight", "mlp.gate_proj"},
+      {"ffn_up.weight", "mlp.up_proj"},
+      {"ffn_down.weight", "mlp.down_proj"},
+  };
+  std::string prefix = cat("model.layers.", layer, ".");
+  if (name == "ffn_norm.weight")  // Llama calls it after what comes before it
+    return prefix + (post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight");
+  for (auto& [ours, theirs] : kNames)
+    if (name == ours) return cat(prefix, theirs, ".weight");
+  return "";
+}
+
+}  // namespace kvasir::model

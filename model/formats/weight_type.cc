@@ -1,0 +1,153 @@
+#include "model/formats/weight_type.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/dtype.h"
+
+namespace kvasir::model {
+namespace {
+
+constexpr TypeInfo kInfo[] = {
+    {"F32", 1, 4, false, 0, -1, false, false},     {"F16", 1, 2, false, 0, -1, false, false},
+    {"BF16", 1, 2, false, 0, -1, false, false},    {"Q4_0", 32, 18, true, 4, 8, false, true},
+    {"Q4_1", 32, 20, true, 4, -1, false, true},    {"Q5_0", 32, 22, true, 5, 16, false, true},
+    {"Q5_1", 32, 24, true, 5, -1, false, true},    {"Q8_0", 32, 34, true, 8, 128, false, true},
+    {"Q2_K", 256, 84, true, 2, -1, true, false},   {"Q3_K", 256, 110, true, 3, 4, true, false},
+    {"Q4_K", 256, 144, true, 4, -1, false, false}, {"Q5_K", 256, 176, true, 5, -1, false, false},
+    {"Q6_K", 256, 210, true, 6, 32, true, false},
+};
+
+uint16_t load16(const uint8_t* p) {
+  uint16_t v;
+  std::memcpy(&v, p, 2);
+  return v;
+}
+uint32_t load32(const uint8_t* p) {
+  uint32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+float half_at(const uint8_t* p) { return f16_to_f32(load16(p)); }
+
+void nibbles(const uint8_t* p, uint8_t* q) {
+  for (int j = 0; j < 16; ++j) q[j] = p[j] & 15, q[j + 16] = p[j] >> 4;
+}
+void fifth_bits(uint32_t high, uint8_t* q) {
+  for (int j = 0; j < 32; ++j) q[j] |= uint8_t(((high >> j) & 1) << 4);
+}
+void whole(Unpacked* out, float d, float m) { out->d[0] = out->d[1] = d, out->m[0] = out->m[1] = m; }
+
+// Q4_K and Q5_K: eight 6-bit scales and minima in 12 bytes.
+void scale_min(const uint8_t* s, int j, int* scale, int* min) {
+  if (j < 4) {
+    *scale = s[j] & 63, *min = s[j + 4] & 63;
+  } else {
+    *scale = (s[j + 4] & 15) | ((s[j - 4] >> 6) << 4);
+    *min = (s[j + 4] >> 4) | ((s[j] >> 6) << 4);
+  }
+}
+
+// In the K types, chunk c of 32 lies in half n = c / 4 of the 256, at shift 2 * (c % 4).
+void unpack_q2k(const uint8_t* b, int c, Unpacked* out) {
+  const uint8_t* q = b + 16 + 32 * (c / 4);
+  for (int j = 0; j < 32; ++j) out->q[j] = (q[j] >> (2 * (c % 4))) & 3;
+  float d = half_at(b + 80), dmin = half_at(b + 82);
+  for (int h = 0; h < 2; ++h) {
+    uint8_t s = b[2 * c + h];
+    out->d[h] = d * float(s & 15), out->m[h] = -(dmin * float(s >> 4));
+  }
+}
+void unpack_q3k(const uint8_t* b, int c, Unpacked* out) {
+  const uint8_t *q = b + 32 + 32 * (c / 4), *s = b + 96;
+  for (int j = 0; j < 32; ++j) out->q[j] = uint8_t(((q[j] >> (2 * (c % 4))) & 3) | (((b[j] >> c) & 1) << 2));
+  float d = half_at(b + 108);
+  for (int h = 0; h < 2; ++h) {
+    int i = 2 * c + h, low = i < 8 ? s[i] & 15 : s[i - 8] >> 4, high = (s[8 + i % 4] >> (2 * (i / 4))) & 3;
+    out->d[h] = d * float((low | (high << 4)) - 32), out->m[h] = -4 * out->d[h];
+  }
+}
+void unpack_q45k(const uint8_t* b, int c, bool five, Unpacked* out) {
+  const uint8_t* q = b + (five ? 48 : 16) + 32 * (c / 2);
+  for (int j = 0; j < 32; ++j) out->q[j] = c % 2 ? q[j] >> 4 : q[j] & 15;
+  if (five)
+    for (int j = 0; j < 32; ++j) out->q[j] |= uint8_t(((b[16 + j] >> c) & 1) << 4);
+  int scale, min;
+  scale_min(b + 4, c, &scale, &min);
+  whole(out, half_at(b) * float(scale), -(half_at(b + 2) * float(min)));
+}
+void unpack_q6k(const uint8_t* b, int c, Unpacked* out) {
+  int n = c / 4, part = c % 4;
+  const uint8_t *low = b + 64 * n + 32 * (part % 2), *high = b + 128 + 32 * n;
+  for (int j = 0; j < 32; ++j)
+    out->q[j] = uint8_t((part < 2 ? low[j] & 15 : low[j] >> 4) | (((high[j] >> (2 * part)) & 3) << 4));
+  float d = half_at(b + 208);
+  for (int h = 0; h < 2; ++h) {
+    out->d[h] = d * float(int8_t(b[192 + 2 * c + h])), out->m[h] = -32 * out->d[h];
+  }
+}
+
+}  // namespace
+
+const TypeInfo* type_info(WeightType type) {
+  switch (type) {
+    case WeightType::f32: return &kInfo[0];
+    case WeightType::f16: return &kInfo[1];
+    case WeightType::bf16: return &kInfo[2];
+    case WeightType::q4_0: return &kInfo[3];
+    case WeightType::q4_1: return &kInfo[4];
+    case WeightType::q5_0: return &kInfo[5];
+    case WeightType::q5_1: return &kInfo[6];
+    case WeightType::q8_0: return &kInfo[7];
+    case WeightType::q2_k: return &kInfo[8];
+    case WeightType::q3_k: return &kInfo[9];
+    case WeightType::q4_k: return &kInfo[10];
+    case WeightType::q5_k: return &kInfo[11];
+    case WeightType::q6_k: return &kInfo[12];
+  }
+  return nullptr;
+}
+
+void unpack32(WeightType type, const uint8_t* row, int64_t i, Unpacked* out) {
+  const TypeInfo& info = *type_info(type);
+  const uint8_t* b = row + (i * 32 / info.block) * info.bytes;
+  switch (type) {
+    case WeightType::q4_0: nibbles(b + 2, out->q), whole(out, half_at(b), -8 * half_at(b)); break;
+    case WeightType::q4_1: nibbles(b + 4, out->q), whole(out, half_at(b), half_at(b + 2)); break;
+    case WeightType::q5_0:
+      nibbles(b + 6, out->q), fifth_bits(load32(b + 2), out->q), whole(out, half_at(b), -16 * half_at(b));
+      break;
+    case WeightType::q5_1:
+      nibbles(b + 8, out->q), fifth_bits(load32(b + 4), out->q), whole(out, half_at(b), half_at(b + 2));
+      break;
+    case WeightType::q8_0:
+      for (int j = 0; j < 32; ++j) out->q[j] = b[2 + j] ^ 0x80;
+      whole(out, half_at(b), -128 * half_at(b));
+      break;
+    case WeightType::q2_k: unpack_q2k(b, int(i % 8), out); break;
+    case WeightType::q3_k: unpack_q3k(b, int(i % 8), out); break;
+    case WeightType::q4_k: unpack_q45k(b, int(i % 8), false, out); break;
+    case WeightType::q5_k: unpack_q45k(b, int(i % 8), true, out); break;
+    case WeightType::q6_k: unpack_q6k(b, int(i % 8), out); break;
+    default: KVASIR_CHECK(false, info.name, " is not quantized");
+  }
+}
+
+void dequantize(WeightType type, const uint8_t* row, int64_t n, float* out) {
+  if (type == WeightType::f32) {
+    std::memcpy(out, row, size_t(n) * 4);
+  } else if (type == WeightType::f16) {
+    for (int64_t i = 0; i < n; ++i) out[i] = half_at(row + 2 * i);
+  } else if (type == WeightType::bf16) {
+    for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_f32(load16(row + 2 * i));
+  } else {
+    Unpacked u;
+    for (int64_t i = 0; i < n / 32; ++i) {
+      unpack32(type, row, i, &u);
+      for (int j = 0; j < 32; ++j) out[32 * i + j] = std::fma(u.d[j / 16], float(u.q[j]), u.m[j / 16]);
+    }
+  }
+}
+
+}  // namespace kvasir::model

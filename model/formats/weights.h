@@ -1,0 +1,36 @@
+// Where a network's weights come from: a GGUF file, safetensors, or a seed. Names are GGUF's
+// ("blk.0.attn_q.weight") whatever the source calls them; rows are output features.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/status.h"
+#include "model/formats/weight_type.h"
+
+namespace kvasir::model {
+
+struct HostTensor {
+  std::string name;
+  WeightType type = WeightType::f32;
+  int64_t rows = 1, cols = 0;     // a vector has one row
+  const uint8_t* data = nullptr;  // rows lie densely, each type_info(type)->bytes * cols / block
+  int64_t bytes = 0;
+
+  int64_t row_bytes() const { return bytes / rows; }
+};
+
+class Weights {
+ public:
+  virtual ~Weights() = default;
+  virtual bool has(std::string_view name) const = 0;
+  // The tensor, checked to have this shape. Its data is good until release() or the source's end.
+  virtual Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) = 0;
+  virtual void release(const HostTensor& tensor) = 0;
+  virtual int64_t parameters() const = 0;
+  virtual int64_t bytes() const = 0;
+  virtual std::vector<HostTensor> tensors() const = 0;  // what the source holds, in its order and by its names
+};
+
+}  // namespace kvasir::model

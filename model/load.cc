@@ -1,0 +1,139 @@
+#include "model/load.h"
+
+#include <filesystem>
+
+#include "attention/backend.h"
+#include "core/cat.h"
+#include "core/check.h"
+#include "core/log.h"
+#include "model/cpu/runner.h"
+#ifdef KVASIR_CUDA
+#include "model/cuda/runner.h"
+#endif
+#include "model/formats/dummy.h"
+#include "model/formats/gguf.h"
+#include "model/formats/gguf_model.h"
+#include "model/formats/mapped_file.h"
+#include "model/formats/safetensors.h"
+
+namespace kvasir::model {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::string_view kDummy = "dummy:";
+constexpr size_t kMaxText = size_t(256) << 20;
+
+// A folder as Hugging Face lays models out.
+bool is_folder(const std::string& model) {
+  std::error_code error;
+  return fs::is_directory(model, error) && fs::exists(fs::path(model) / "config.json", error) &&
+         (fs::exists(fs::path(model) / "model.safetensors", error) ||
+          fs::exists(fs::path(model) / "model.safetensors.index.json", error));
+}
+
+// A small file of a folder; empty when it is not there.
+Result<std::string> read_text(const std::string& folder, const char* name) {
+  fs::path path = fs::path(folder) / name;
+  std::error_code error;
+  if (!fs::exists(path, error)) return std::string();
+  KVASIR_ASSIGN(auto file, MappedFile::open(path.string()));
+  if (file->bytes().size() > kMaxText)
+    return invalid_argument(cat(path.string(), " is ", file->bytes().size(), " bytes long; the limit is ", kMaxText));
+  return std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
+}
+
+// The file a name stands for: itself, or the one GGUF file of a directory.
+Result<std::string> find_file(const std::string& model) {
+  std::error_code error;
+  if (!fs::is_directory(model, error)) {
+    if (!fs::exists(model, error))
+      return not_found(cat("model ", model, " does not exist; name a file, a directory or dummy:llama"))
+          .with_field("model");
+    return model;
+  }
+  std::vector<std::string> found;
+  for (auto& entry : fs::directory_iterator(model, error)) {
+    std::string name = entry.path().filename().string();
+    size_t part = name.rfind("-of-");
+    bool later = part != std::string::npos && part >= 6 && name.substr(part - 6, 6) != "-00001";
+    if (name.ends_with(".gguf") && !later) found.push_back(entry.path().string());
+  }
+  if (found.empty())
+    return not_found(cat("the directory ", model, " holds no .gguf file, nor config.json with model.safetensors"))
+        .with_field("model");
+  if (found.size() > 1)
+    return invalid_argument(cat("the directory ", model, " holds ", found.size(), " models; name one of its files"))
+        .with_field("model");
+  return found.front();
+}
+
+// auto is the GPU where there is one that this build can use, and the CPU with a line that says why not.
+Result<bool> wants_gpu(const RunnerOptions& options) {
+  if (options.device == "cpu") return false;
+  if (options.device != "auto" && options.device != "cuda")
+    return invalid_argument(cat("device is ", options.device, "; it must be auto, cpu or cuda")).with_field("device");
+#ifdef KVASIR_CUDA
+  KVASIR_ASSIGN(const attention::Backend* cuda, attention::find_backend("cuda"));
+  Status there = cuda->available();
+  if (there.ok()) return options.device == "cuda" || (!options.precise && options.attention != "cpu");
+#else
+  Status there = failed_precondition("this build has no CUDA part (KVASIR_CUDA=ON adds it)");
+#endif
+  if (options.device == "cuda") return there;
+  log_info("no GPU in use", {{"reason", there.message()}});
+  return false;
+}
+
+}  // namespace
+
+Result<ModelFiles> open_model(const std::string& model) {
+  ModelFiles out;
+  if (model.starts_with(kDummy)) {
+    KVASIR_ASSIGN(out.config, config_from_dummy(std::string_view(model).substr(kDummy.size())));
+    out.weights = dummy_weights(out.config);
+    return out;
+  }
+  if (is_folder(model)) {
+    KVASIR_ASSIGN(std::string json, read_text(model, "config.json"));
+    KVASIR_ASSIGN(out.config, config_from_json(json, (fs::path(model) / "config.json").string()));
+    KVASIR_ASSIGN(out.weights, open_safetensors(model, out.config.tied_head));
+    for (const HostTensor& t : out.weights->tensors()) out.config.quantization = type_info(t.type)->name;
+    return out;
+  }
+  KVASIR_ASSIGN(std::string file, find_file(model));
+  KVASIR_ASSIGN(auto gguf, Gguf::open(file));
+  KVASIR_ASSIGN(out.config, config_from_gguf(*gguf));
+  out.weights = gguf_weights(std::move(gguf));
+  return out;
+}
+
+Result<TextAssets> load_text_assets(const std::string& model) {
+  TextAssets out;
+  if (model.starts_with(kDummy)) {
+    KVASIR_ASSIGN(auto config, config_from_dummy(std::string_view(model).substr(kDummy.size())));
+    out.vocab = dummy_vocab(config);
+  } else if (is_folder(model)) {
+    KVASIR_ASSIGN(out.tokenizer_json, read_text(model, "tokenizer.json"));
+    KVASIR_ASSIGN(out.tokenizer_config_json, read_text(model, "tokenizer_config.json"));
+    KVASIR_ASSIGN(out.chat_template, read_text(model, "chat_template.jinja"));
+    return out;
+  } else {
+    KVASIR_ASSIGN(std::string file, find_file(model));
+    KVASIR_ASSIGN(auto gguf, Gguf::open(file));
+    KVASIR_ASSIGN(out.vocab, gguf_vocab(*gguf));
+  }
+  out.chat_template = out.vocab->chat_template;
+  return out;
+}
+
+Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progress progress, void* context) {
+  KVASIR_ASSIGN(bool gpu, wants_gpu(options));
+  KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
+#ifdef KVASIR_CUDA
+  if (gpu) return cuda::make_runner(files.config, std::move(files.weights), options, {progress, context});
+#endif
+  KVASIR_CHECK(!gpu, "a GPU was chosen by a build that has none");
+  return cpu::make_runner(files.config, std::move(files.weights), options, {progress, context});
+}
+
+}  // namespace kvasir::model

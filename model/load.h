@@ -1,0 +1,30 @@
+// From what an operator names as --model (a file, a directory, dummy:..., hf:...) to a network's
+// configuration, weights and text assets. Only the operator names a model, never a request.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/status.h"
+#include "model/config.h"
+#include "model/formats/weights.h"
+#include "model/text/text.h"
+
+namespace kvasir::model {
+
+struct ModelFiles {
+  ModelConfig config;
+  std::unique_ptr<Weights> weights;
+};
+Result<ModelFiles> open_model(const std::string& model);
+
+// What a tokenizer and a chat template are made of: a GGUF vocabulary, or tokenizer.json beside weights.
+struct TextAssets {
+  std::optional<text::GgufVocab> vocab;
+  std::string tokenizer_json, tokenizer_config_json;  // when there is no vocab
+  std::string chat_template;                          // empty: the model has none
+};
+Result<TextAssets> load_text_assets(const std::string& model);
+
+}  // namespace kvasir::model

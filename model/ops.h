@@ -1,0 +1,70 @@
+// The few operations a device offers a network. A network is written once against them; CPU and CUDA
+// each implement them, never the network. Handles name device memory: a network sees no pointer.
+//
+// Rules every implementation keeps: a row of an output depends only on its own row of the input (and, in
+// attend(), on its own sequence), so batch-mates never change a result; and with several ranks the
+// sharded operations leave the same values on every rank that one rank alone would have.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/params.h"
+#include "core/status.h"
+#include "model/batch.h"
+#include "model/config.h"
+#include "model/formats/weights.h"
+
+namespace kvasir::model {
+
+// How a weight splits over ranks. `rows` gives every rank whole output features (a stacked weight splits
+// each of its parts), `cols` gives input features and sums the results over ranks.
+enum class Shard : uint8_t { whole, rows, cols };
+
+struct Matrix {
+  int32_t id = -1;
+  int64_t rows = 0, cols = 0;  // of the whole matrix
+};
+struct Vector {
+  int32_t id = -1;
+  int64_t size = 0;
+};
+struct Buffer {  // one row a token (or a logit row)
+  int32_t id = -1;
+  int64_t cols = 0;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  // Loading. The parts are stacked by rows into one matrix, and released once they are copied.
+  virtual Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) = 0;
+  virtual Result<Vector> load_vector(Weights& source, const HostTensor& tensor, float shift) = 0;
+  // Room for the rows of the largest step, or for the logit rows of one take_logit_rows(); `shard` other than
+  // whole: each rank holds its part of the columns.
+  virtual Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard = Shard::whole) = 0;
+  // Layers that attend alike share a kind; heads are those of the whole model.
+  virtual Result<int32_t> add_attention(const attention::Attributes& attributes) = 0;
+
+  // A step. The runner has called begin(); all that follows is for its rows.
+  virtual Status embed(Matrix table, float scale, Buffer out) = 0;
+  // out = in / rms(in) * weight, and out += that.
+  virtual Status norm(Buffer in, Vector weight, float eps, Buffer out) = 0;
+  virtual Status add_norm(Buffer in, Vector weight, float eps, Buffer out) = 0;
+  // norm() of each head of [first, first + count) of rows made of heads of weight.size.
+  virtual Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) = 0;
+  // out = in * weight', and out += that.
+  virtual Status linear(Buffer in, Matrix weight, Buffer out) = 0;
+  virtual Status add_linear(Buffer in, Matrix weight, Buffer out) = 0;
+  // out = activation(first half of in) * second half.
+  virtual Status glu(Activation activation, Buffer in, Buffer out) = 0;
+  // Append this step's keys and values to the cache, and attend. qkv rows are [q heads | k heads | v heads].
+  virtual Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) = 0;
+  // [first, first + count) of the rows whose logits are wanted, into a buffer of logit rows; what follows on
+  // such buffers is for these `count` rows.
+  virtual Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) = 0;
+};
+
+}  // namespace kvasir::model

@@ -1,0 +1,74 @@
+// The seam between the step loop and a network on a device. CPU runs in launch(); CUDA enqueues
+// there, and up to depth() launches may be in flight.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/thread_pool.h"
+#include "model/batch.h"
+#include "model/sampling.h"
+#include "model/text/text.h"
+
+namespace kvasir::model {
+
+struct ModelInfo {
+  std::string name;          // "SmolLM2-135M-Instruct"
+  std::string architecture;  // "llama"
+  std::string quantization;  // "Q4_1"
+  int32_t vocab_size = 0;
+  int32_t context_length = 0;
+  int32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int32_t sliding_window = 0;
+  int64_t parameters = 0;
+  int64_t weight_bytes = 0;
+  int64_t kv_bytes_per_token = 0;
+};
+
+struct RunnerOptions {
+  std::string model;               // file, directory, dummy:..., hf:...
+  std::string device = "auto";     // auto, cpu, cuda
+  std::string attention = "auto";  // back end name
+  std::string kv_dtype = "auto";
+  int32_t threads = 0;   // 0: what the machine and its cgroup allow
+  bool precise = false;  // float32 activations instead of 16-bit integers
+  int32_t page_size = 16;
+  int64_t kv_pages = 0;                                  // decided by engine from kv-memory and ModelInfo
+  int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;  // a step's limits
+};
+
+class Runner {
+ public:
+  virtual ~Runner() = default;
+  virtual const ModelInfo& info() const = 0;
+  virtual int depth() const = 0;  // launches that may be in flight: CPU 1, CUDA 2
+
+  // Bytes the device can give a cache; -1: it shares the host's memory, and the host's rule holds.
+  virtual int64_t cache_room() const { return -1; }
+  // The cache of `pages` pages; called once, before the first launch.
+  virtual Status allocate_cache(int64_t pages) = 0;
+
+  // rows[i] belongs to batch.logit_rows[i]; everything pointed to lives until the matching wait().
+  virtual Status launch(const Batch& batch, std::span<const SampleRow> rows) = 0;
+  // The oldest launch's results, one a row.
+  virtual Result<std::vector<Sampled>> wait() = 0;
+};
+
+// Progress in [0,1] while loading.
+using Progress = void (*)(void* context, const char* phase, double fraction);
+Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progress progress = nullptr,
+                                            void* context = nullptr);
+
+// What the same model says of text: its vocabulary and chat template, from the GGUF file or the folder's
+// tokenizer.json. The tokenizer is null where there is none (dummy models of any vocabulary: they may bring
+// a byte-level one, so that load tests see text); the template is null where the model has none.
+struct ModelText {
+  text::TokenizerPtr tokenizer;
+  std::shared_ptr<const text::ChatTemplate> chat_template;
+};
+Result<ModelText> load_text(const RunnerOptions& options);
+
+}  // namespace kvasir::model

@@ -1,0 +1,55 @@
+// Sampling belongs to the request: every random number is a pure function of
+// (seed, choice, position, draw), so batch-mates cannot change a seeded result.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+
+namespace kvasir::model {
+
+struct SamplingParams {
+  float temperature = 1.0f;  // 0: greedy
+  int32_t top_k = 0;         // 0: off
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float typical_p = 1.0f;
+  float repetition_penalty = 1.0f;  // over prompt and output
+  float presence_penalty = 0.0f;    // over output
+  float frequency_penalty = 0.0f;   // over output
+  uint64_t seed = 0;                // the server draws one when the client gave none
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  int32_t logprobs = -1;  // -1: none; k >= 0: the chosen token's and the top k's
+
+  Status validate(int32_t vocab_size) const;
+};
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+};
+
+// What one row of logits is to become.
+struct SampleRow {
+  const SamplingParams* params = nullptr;
+  int32_t choice = 0;               // which of n
+  int64_t position = 0;             // of the token being drawn
+  std::span<const int32_t> prompt;  // for the penalties
+  std::span<const int32_t> output;
+  const uint32_t* mask = nullptr;  // grammar: bit t set = token t allowed; null: all
+  bool score_only = false;         // prompt log-probabilities: no draw, score `target`
+  int32_t target = -1;
+};
+
+struct Sampled {
+  int32_t token = -1;
+  float logprob = 0;              // of the raw distribution (after bias and mask-free softmax)
+  std::vector<TokenLogprob> top;  // params->logprobs of them, best first
+  bool bad_logits = false;        // NaN or Inf in the row: this request fails, its batch-mates do not
+};
+
+}  // namespace kvasir::model

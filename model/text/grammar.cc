@@ -1,0 +1,123 @@
+#include <list>
+#include <mutex>
+#include <unordered_map>
+
+#include "model/text/tokenizer.h"
+
+namespace kvasir::text {
+namespace {
+
+constexpr size_t kCached = 64;
+
+class RustMatcher final : public Matcher {
+ public:
+  explicit RustMatcher(kvt_matcher* handle) : handle_(handle) {}
+  ~RustMatcher() override { kvt_matcher_free(handle_); }
+  RustMatcher(const RustMatcher&) = delete;
+  RustMatcher& operator=(const RustMatcher&) = delete;
+
+  Status mask(std::span<uint32_t> bits) override {
+    Buffer error;
+    if (const int code = kvt_matcher_mask(handle_, bits.data(), bits.size(), error.out())) return error.error(code);
+    return {};
+  }
+  Status consume(int32_t token) override {
+    Buffer error;
+    if (const int code = kvt_matcher_consume(handle_, token, error.out())) return error.error(code);
+    return {};
+  }
+  bool finished() const override { return kvt_matcher_finished(handle_); }
+  std::unique_ptr<Matcher> clone() const override { return copy(); }
+  std::unique_ptr<RustMatcher> copy() const {
+    kvt_matcher* other = nullptr;
+    Buffer error;
+    if (kvt_matcher_clone(handle_, &other, error.out())) return nullptr;
+    return std::make_unique<RustMatcher>(other);
+  }
+
+ private:
+  kvt_matcher* handle_;
+};
+
+// One text that names the grammar: kind, then each part with its length before it.
+std::string key_of(const GrammarSpec& spec) {
+  std::string key(1, static_cast<char>('0' + static_cast<int>(spec.kind)));
+  auto add = [&key](const std::string& s) { key += std::to_string(s.size()) + ':' + s; };
+  if (spec.kind == GrammarSpec::Kind::choice) {
+    for (const std::string& choice : spec.choices) add(choice);
+  } else if (spec.kind != GrammarSpec::Kind::json_object) {
+    add(spec.text);
+  }
+  return key;
+}
+
+class RustCompiler final : public GrammarCompiler {
+ public:
+  RustCompiler(TokenizerPtr tokenizer, kvt_grammar* handle) : tokenizer_(std::move(tokenizer)), handle_(handle) {}
+  ~RustCompiler() override { kvt_grammar_free(handle_); }
+  RustCompiler(const RustCompiler&) = delete;
+  RustCompiler& operator=(const RustCompiler&) = delete;
+
+  Result<std::unique_ptr<Matcher>> compile(const GrammarSpec& spec) override {
+    if (spec.kind == GrammarSpec::Kind::none) return invalid_argument("no grammar is given");
+    const std::string key = key_of(spec);
+    {
+      std::lock_guard lock(mutex_);
+      if (auto found = by_key_.find(key); found != by_key_.end()) {
+        recent_.splice(recent_.begin(), recent_, found->second);
+        return copy_of(*found->second->prototype);
+      }
+    }
+    std::vector<kvt_str> choices;
+    for (const std::string& choice : spec.choices) choices.push_back(as_str(choice));
+    kvt_matcher* made = nullptr;
+    Buffer error;
+    if (const int code = kvt_grammar_compile(handle_, static_cast<int>(spec.kind), as_str(spec.text), choices.data(),
+                                             choices.size(), &made, error.out())) {
+      return error.error(code).with_field("grammar");
+    }
+    auto prototype = std::make_unique<RustMatcher>(made);
+    auto first = copy_of(*prototype);
+    std::lock_guard lock(mutex_);
+    if (!by_key_.contains(key)) {
+      recent_.push_front({key, std::move(prototype)});
+      by_key_[key] = recent_.begin();
+      if (recent_.size() > kCached) {
+        by_key_.erase(recent_.back().key);
+        recent_.pop_back();
+      }
+    }
+    return first;
+  }
+
+ private:
+  static Result<std::unique_ptr<Matcher>> copy_of(const RustMatcher& prototype) {
+    std::unique_ptr<Matcher> copy = prototype.copy();
+    if (!copy) return internal_error("a compiled grammar could not be copied");
+    return copy;
+  }
+
+  struct Entry {
+    std::string key;
+    std::unique_ptr<RustMatcher> prototype;
+  };
+
+  TokenizerPtr tokenizer_;
+  kvt_grammar* handle_;
+  std::mutex mutex_;  // guards what follows, and the prototypes while they are copied
+  std::list<Entry> recent_;
+  std::unordered_map<std::string, std::list<Entry>::iterator> by_key_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<GrammarCompiler>> GrammarCompiler::create(TokenizerPtr tokenizer) {
+  const auto* rust = dynamic_cast<const RustTokenizer*>(tokenizer.get());
+  if (!rust) return invalid_argument("grammars need a tokenizer made by Tokenizer::from_gguf or from_json");
+  kvt_grammar* handle = nullptr;
+  Buffer error;
+  if (const int code = kvt_grammar_new(rust->handle(), &handle, error.out())) return error.error(code);
+  return std::shared_ptr<GrammarCompiler>(std::make_shared<RustCompiler>(std::move(tokenizer), handle));
+}
+
+}  // namespace kvasir::text

@@ -1,0 +1,10 @@
+//! Tokenizers, chat templates and grammars for kvasir, behind kvasir_text.h.
+
+mod border;
+mod gguf;
+mod grammar;
+mod json;
+mod pretok;
+mod spm;
+mod template;
+mod tokenizer;

@@ -1,0 +1,175 @@
+//! SentencePiece's BPE over a scored vocabulary: the pair whose union scores highest merges first, the
+//! leftmost on a tie; what is left over falls back to byte tokens.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap};
+
+use tokenizers::Token;
+
+const NONE: u32 = u32::MAX;
+
+pub struct Spm {
+    texts: Vec<String>,
+    ids: HashMap<String, u32>,
+    scores: Vec<f32>,
+    mergeable: Vec<bool>,
+    bytes: [u32; 256], // <0x00> ... <0xFF>
+    unknown: u32,
+}
+
+struct Candidate {
+    score: f32,
+    left: u32,
+    right: u32,
+    size: u32, // of both together when this was queued: stale if it no longer holds
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Candidate {}
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.score.total_cmp(&other.score).then(other.left.cmp(&self.left))
+    }
+}
+
+struct Symbol {
+    start: u32,
+    size: u32, // 0: merged away
+    prev: u32,
+    next: u32,
+}
+
+impl Spm {
+    /// `mergeable`: which tokens a merge may make (not control, unknown or byte tokens).
+    pub fn new(texts: Vec<String>, scores: Vec<f32>, mergeable: Vec<bool>, unknown: i32) -> Spm {
+        let mut ids = HashMap::with_capacity(texts.len());
+        for (id, text) in texts.iter().enumerate() {
+            ids.entry(text.clone()).or_insert(id as u32);
+        }
+        let mut bytes = [NONE; 256];
+        for (value, slot) in bytes.iter_mut().enumerate() {
+            if let Some(&id) = ids.get(&format!("<0x{value:02X}>")) {
+                *slot = id;
+            }
+        }
+        Spm { texts, ids, scores, mergeable, bytes, unknown: if unknown < 0 { NONE } else { unknown as u32 } }
+    }
+
+    pub fn len(&self) -> usize {
+        self.texts.len()
+    }
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.ids.get(token).copied()
+    }
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.texts.get(id as usize).cloned()
+    }
+    pub fn vocab(&self) -> HashMap<String, u32> {
+        self.ids.clone()
+    }
+
+    fn merged(&self, text: &str) -> Option<u32> {
+        self.ids.get(text).copied().filter(|&id| self.mergeable[id as usize])
+    }
+
+    pub fn tokenize(&self, text: &str) -> Vec<Token> {
+        let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
+        for (start, c) in text.char_indices() {
+            let i = symbols.len() as u32;
+            symbols.push(Symbol {
+                start: start as u32,
+                size: c.len_utf8() as u32,
+                prev: i.wrapping_sub(1), // the first one's is NONE
+                next: i + 1,
+            });
+        }
+        if let Some(last) = symbols.last_mut() {
+            last.next = NONE;
+        }
+
+        let mut queue = BinaryHeap::new();
+        for i in 1..symbols.len() as u32 {
+            self.offer(text, &symbols, i - 1, i, &mut queue);
+        }
+        while let Some(best) = queue.pop() {
+            let (left, right) = (best.left as usize, best.right as usize);
+            if symbols[left].size == 0
+                || symbols[right].size == 0
+                || symbols[left].size + symbols[right].size != best.size
+            {
+                continue;
+            }
+            symbols[left].size = best.size;
+            symbols[right].size = 0;
+            let next = symbols[right].next;
+            symbols[left].next = next;
+            if next != NONE {
+                symbols[next as usize].prev = best.left;
+                self.offer(text, &symbols, best.left, next, &mut queue);
+            }
+            let prev = symbols[left].prev;
+            if prev != NONE {
+                self.offer(text, &symbols, prev, best.left, &mut queue);
+            }
+        }
+
+        let mut tokens = Vec::new();
+        for symbol in symbols.iter().filter(|s| s.size != 0) {
+            let (start, end) = (symbol.start as usize, (symbol.start + symbol.size) as usize);
+            let piece = &text[start..end];
+            if let Some(id) = self.merged(piece) {
+                tokens.push(Token::new(id, piece.to_string(), (start, end)));
+                continue;
+            }
+            for &byte in piece.as_bytes() {
+                let id = match self.bytes[byte as usize] {
+                    NONE => self.unknown,
+                    id => id,
+                };
+                if id != NONE {
+                    tokens.push(Token::new(id, self.texts[id as usize].clone(), (start, end)));
+                }
+                if id == self.unknown {
+                    break; // one unknown token a character, not one a byte
+                }
+            }
+        }
+        tokens
+    }
+
+    fn offer(&self, text: &str, symbols: &[Symbol], left: u32, right: u32, queue: &mut BinaryHeap<Candidate>) {
+        let (a, b) = (&symbols[left as usize], &symbols[right as usize]);
+        let size = a.size + b.size;
+        if let Some(id) = self.merged(&text[a.start as usize..(a.start + size) as usize]) {
+            queue.push(Candidate { score: self.scores[id as usize], left, right, size });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn highest_score_merges_first_and_rest_falls_to_bytes() {
+        let mut texts: Vec<String> = (0..256).map(|b| format!("<0x{b:02X}>")).collect();
+        texts.extend(["a", "b", "c", "ab", "bc", "abc"].map(String::from));
+        let scores: Vec<f32> = (0..texts.len()).map(|i| -(i as f32)).collect();
+        let mergeable: Vec<bool> = (0..texts.len()).map(|i| i >= 256).collect();
+        let spm = Spm::new(texts, scores, mergeable, -1);
+        let ids = |s: &str| spm.tokenize(s).iter().map(|t| t.id).collect::<Vec<_>>();
+        assert_eq!(ids("abc"), [261]);
+        assert_eq!(ids("bcab"), [260, 259]);
+        assert_eq!(ids("a\u{e9}"), [256, 0xC3, 0xA9]);
+        assert!(ids("").is_empty());
+    }
+}

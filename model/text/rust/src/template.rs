@@ -1,0 +1,353 @@
+//! Chat templates: Jinja as Hugging Face runs it, with fuel and a bound on what may come out.
+
+use std::io::{self, Write};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{context, AutoEscape, Environment, ErrorKind, Value};
+use serde_json::Value as Json;
+
+use crate::border::{
+    give, guard, invalid, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, RESOURCE_EXHAUSTED,
+};
+
+const FUEL: u64 = 5_000_000; // instructions; a chat of a thousand messages takes about 100,000
+const MAX_OUTPUT: usize = 64 << 20;
+const MAX_SOURCE: usize = 1 << 20;
+
+pub struct Template {
+    env: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(format: String) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    strftime(&format, now as i64)
+}
+
+/// UTC, and the letters that templates use.
+fn strftime(format: &str, unix: i64) -> String {
+    const MONTHS: [&str; 12] = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ];
+    const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+    let (days, second) = (unix.div_euclid(86400), unix.rem_euclid(86400));
+    // Days to a date in the proleptic Gregorian calendar, counting years from March.
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[days.rem_euclid(7) as usize]);
+
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('Y') => out += &year.to_string(),
+            Some('y') => out += &format!("{:02}", year % 100),
+            Some('m') => out += &format!("{month:02}"),
+            Some('d') => out += &format!("{day:02}"),
+            Some('e') => out += &format!("{day:2}"),
+            Some('B') => out += month_name,
+            Some('b') => out += &month_name[..3],
+            Some('A') => out += day_name,
+            Some('a') => out += &day_name[..3],
+            Some('H') => out += &format!("{:02}", second / 3600),
+            Some('M') => out += &format!("{:02}", second / 60 % 60),
+            Some('S') => out += &format!("{:02}", second % 60),
+            Some('F') => out += &format!("{year}-{month:02}-{day:02}"),
+            Some('T') => out += &format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60),
+            Some('Z') => out += "UTC",
+            Some('z') => out += "+0000",
+            Some('%') => out.push('%'),
+            Some(other) => {
+                out.push('%');
+                out.push(other);
+            }
+            None => out.push('%'),
+        }
+    }
+    out
+}
+
+/// JSON as Python's json.dumps writes it, with ensure_ascii off: ", " and ": ", nothing escaped for HTML.
+fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut String) {
+    let open = |out: &mut String, depth: usize| {
+        if let Some(width) = indent {
+            out.push('\n');
+            out.extend(std::iter::repeat(' ').take(width * depth));
+        }
+    };
+    let comma = if indent.is_some() { "," } else { ", " };
+    match value {
+        Json::Array(items) if !items.is_empty() => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                if i > 0 {
+                    out.push_str(comma);
+                }
+                open(out, depth + 1);
+                write_json(item, indent, depth + 1, out);
+            }
+            open(out, depth);
+            out.push(']');
+        }
+        Json::Object(items) if !items.is_empty() => {
+            out.push('{');
+            for (i, (key, item)) in items.iter().enumerate() {
+                if i > 0 {
+                    out.push_str(comma);
+                }
+                open(out, depth + 1);
+                out.push_str(&Json::String(key.clone()).to_string());
+                out.push_str(": ");
+                write_json(item, indent, depth + 1, out);
+            }
+            open(out, depth);
+            out.push('}');
+        }
+        scalar => out.push_str(&scalar.to_string()),
+    }
+}
+
+fn tojson(value: Value, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
+    let indent = kwargs.get::<Option<usize>>("indent")?;
+    let _ = kwargs.get::<Option<bool>>("ensure_ascii")?;
+    let _ = kwargs.get::<Option<bool>>("sort_keys")?;
+    let _ = kwargs.get::<Option<Value>>("separators")?;
+    kwargs.assert_all_used()?;
+    let json = serde_json::to_value(&value)
+        .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}")))?;
+    let mut out = String::new();
+    write_json(&json, indent.filter(|&width| width <= 16), 0, &mut out);
+    Ok(out)
+}
+
+/// {% generation %} marks what a model is trained on; it prints its body.
+fn without_generation_marks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let Some(end) = rest[at..].find("%}").map(|e| at + e + 2) else { break };
+        let tag = &rest[at..end];
+        let word = tag[2..tag.len() - 2].trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace());
+        out.push_str(&rest[..at]);
+        match word {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = &rest[end..];
+    }
+    out.push_str(rest);
+    out
+}
+
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT {
+            return Err(io::Error::other(format!("it wrote more than {MAX_OUTPUT} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn explain(e: &minijinja::Error) -> String {
+    let mut text = e.detail().map_or_else(|| e.kind().to_string(), String::from);
+    if let Some(line) = e.line() {
+        text += &format!(" (line {line})");
+    }
+    let mut source = std::error::Error::source(e);
+    while let Some(inner) = source {
+        text += &format!(": {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+/// What templates expect of messages, from what OpenAI's clients send: text parts become one string, and
+/// the arguments of a call an object.
+fn settle(messages: &mut Json) {
+    let Some(messages) = messages.as_array_mut() else { return };
+    for message in messages {
+        if let Some(parts) = message["content"].as_array() {
+            let texts: Option<Vec<&str>> =
+                parts.iter().map(|p| if p["type"] == "text" { p["text"].as_str() } else { None }).collect();
+            if let Some(texts) = texts {
+                let joined = texts.join("\n");
+                message["content"] = Json::String(joined);
+            }
+        }
+        if let Some(calls) = message.get_mut("tool_calls").and_then(Json::as_array_mut) {
+            for call in calls {
+                let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) else { continue };
+                let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
+                if let Some(object @ Json::Object(_)) = parsed {
+                    *arguments = object;
+                }
+            }
+        }
+    }
+}
+
+impl Template {
+    pub fn compile(source: &str, bos: &str, eos: &str) -> Result<Template> {
+        if source.trim().is_empty() {
+            return Err(Error {
+                code: FAILED_PRECONDITION,
+                message: "the model has no chat template; give one with --chat-template FILE, or send a plain prompt"
+                    .into(),
+            });
+        }
+        if source.len() > MAX_SOURCE {
+            return Err(invalid(format!("the chat template has {} bytes; at most {MAX_SOURCE}", source.len())));
+        }
+        let mut env = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        env.set_syntax(syntax.map_err(|e| invalid(explain(&e)))?);
+        env.set_auto_escape_callback(|_| AutoEscape::None);
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.set_fuel(Some(FUEL));
+        env.add_function("raise_exception", raise_exception);
+        env.add_function("strftime_now", strftime_now);
+        env.add_filter("tojson", tojson);
+        env.add_template_owned("chat", without_generation_marks(source))
+            .map_err(|e| invalid(format!("the chat template does not compile: {}", explain(&e))))?;
+        Ok(Template { env, bos: bos.to_string(), eos: eos.to_string() })
+    }
+
+    pub fn render(&self, messages: &str, tools: &str, add_generation_prompt: bool, extra: &str) -> Result<Vec<u8>> {
+        let parse = |what: &str, text: &str| -> Result<Option<Json>> {
+            if text.trim().is_empty() {
+                return Ok(None);
+            }
+            serde_json::from_str(text).map(Some).map_err(|e| invalid(format!("{what} is not JSON: {e}")))
+        };
+        let mut messages = parse("messages", messages)?.unwrap_or(Json::Array(Vec::new()));
+        if !messages.is_array() {
+            return Err(invalid("messages must be a list"));
+        }
+        settle(&mut messages);
+        let tools = match parse("tools", tools)? {
+            Some(Json::Array(tools)) if tools.is_empty() => None,
+            Some(Json::Null) => None,
+            other => other,
+        };
+        let extra = match parse("chat_template_kwargs", extra)? {
+            None => Json::Object(Default::default()),
+            Some(extra @ Json::Object(_)) => extra,
+            Some(_) => return Err(invalid("chat_template_kwargs must be an object")),
+        };
+        let context = context! {
+            messages => Value::from(Serde(&messages)),
+            tools => tools.as_ref().map_or(Value::from(()), |tools| Value::from(Serde(tools))),
+            add_generation_prompt => add_generation_prompt,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+            ..Value::from(Serde(&extra)),
+        };
+        let template = self.env.get_template("chat").map_err(|e| invalid(explain(&e)))?;
+        let mut out = Bounded(Vec::new());
+        let rendered = template.render_captured_to(context, &mut out).map(|_| ());
+        rendered.map_err(|e| Error {
+            code: if e.kind() == ErrorKind::OutOfFuel { RESOURCE_EXHAUSTED } else { border_code(&e) },
+            message: match e.kind() {
+                ErrorKind::OutOfFuel => {
+                    format!("the chat template ran for {FUEL} instructions without ending; simplify it")
+                }
+                _ => format!("the chat template refused these messages: {}", explain(&e)),
+            },
+        })?;
+        Ok(out.0)
+    }
+}
+
+fn border_code(e: &minijinja::Error) -> i32 {
+    match e.kind() {
+        ErrorKind::WriteFailure => RESOURCE_EXHAUSTED,
+        _ => crate::border::INVALID_ARGUMENT,
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_template_compile(
+    source: Str,
+    bos: Str,
+    eos: Str,
+    out: *mut *mut Template,
+    error: *mut Buf,
+) -> i32 {
+    guard(error, || {
+        give(out, Template::compile(source.text("the chat template")?, bos.text("bos")?, eos.text("eos")?)?);
+        Ok(())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_template_free(t: *mut Template) {
+    take_back(t)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_template_render(
+    t: *const Template,
+    messages: Str,
+    tools: Str,
+    add_generation_prompt: u8,
+    extra: Str,
+    out: *mut Buf,
+) -> i32 {
+    guard(out, || {
+        let text = (*t).render(
+            messages.text("messages")?,
+            tools.text("tools")?,
+            add_generation_prompt != 0,
+            extra.text("chat_template_kwargs")?,
+        )?;
+        out.write(Buf::of(text));
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_right() {
+        assert_eq!(strftime("%d %b %Y", 0), "01 Jan 1970");
+        assert_eq!(strftime("%A %Y-%m-%d %H:%M:%S", 1_709_210_096), "Thursday 2024-02-29 12:34:56");
+        assert_eq!(strftime("%F", -86_400), "1969-12-31");
+    }
+}

@@ -1,0 +1,309 @@
+//! A tokenizer as kvasir sees it: ids in and out, each token's bytes, and which tokens end a text.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
+use tokenizers::{
+    AddedToken, DecoderWrapper, Model, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Token,
+    TokenizerImpl,
+};
+
+use crate::border::{give, guard, invalid, take_back, Buf, Error, Result, Str, INTERNAL};
+use crate::spm::Spm;
+
+/// The model proper. Shared, so that the two encoders below cost one vocabulary.
+#[derive(Clone)]
+pub struct SharedModel(pub Arc<AnyModel>);
+
+pub enum AnyModel {
+    Hf(ModelWrapper),
+    Spm(Spm),
+}
+
+type HfResult<T> = tokenizers::Result<T>;
+
+impl Model for SharedModel {
+    type Trainer = TrainerWrapper;
+
+    fn tokenize(&self, text: &str) -> HfResult<Vec<Token>> {
+        match &*self.0 {
+            AnyModel::Hf(m) => m.tokenize(text),
+            AnyModel::Spm(m) => Ok(m.tokenize(text)),
+        }
+    }
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        match &*self.0 {
+            AnyModel::Hf(m) => m.token_to_id(token),
+            AnyModel::Spm(m) => m.token_to_id(token),
+        }
+    }
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        match &*self.0 {
+            AnyModel::Hf(m) => m.id_to_token(id),
+            AnyModel::Spm(m) => m.id_to_token(id),
+        }
+    }
+    fn get_vocab(&self) -> HashMap<String, u32> {
+        match &*self.0 {
+            AnyModel::Hf(m) => m.get_vocab(),
+            AnyModel::Spm(m) => m.vocab(),
+        }
+    }
+    fn get_vocab_size(&self) -> usize {
+        match &*self.0 {
+            AnyModel::Hf(m) => m.get_vocab_size(),
+            AnyModel::Spm(m) => m.len(),
+        }
+    }
+    fn save(&self, _: &Path, _: Option<&str>) -> HfResult<Vec<PathBuf>> {
+        Err("a loaded tokenizer is not saved".into())
+    }
+    fn get_trainer(&self) -> TrainerWrapper {
+        unreachable!("kvasir trains no tokenizer")
+    }
+}
+
+pub type Pipeline =
+    TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// Bytes of all tokens in one piece; token i is [offsets[i], offsets[i + 1]).
+#[derive(Default)]
+pub struct Pieces {
+    pub data: Vec<u8>,
+    pub offsets: Vec<u32>,
+}
+
+impl Pieces {
+    pub fn with_capacity(n: usize) -> Pieces {
+        let mut offsets = Vec::with_capacity(n + 1);
+        offsets.push(0);
+        Pieces { data: Vec::with_capacity(n * 8), offsets }
+    }
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.data.extend_from_slice(bytes);
+        self.offsets.push(self.data.len() as u32);
+    }
+    pub fn get(&self, i: usize) -> &[u8] {
+        &self.data[self.offsets[i] as usize..self.offsets[i + 1] as usize]
+    }
+    pub fn len(&self) -> usize {
+        self.offsets.len() - 1
+    }
+}
+
+pub const SPECIAL: u8 = 1;
+pub const NEVER_GENERATED: u8 = 2;
+
+pub struct Tokenizer {
+    special: Pipeline, // text such as <|im_end|> becomes its token
+    plain: Pipeline,   // the same text stays text
+    pub bytes: Pieces,
+    pub text: Pieces,
+    pub flags: Vec<u8>,
+    pub bos: i32,
+    pub end_of_generation: Vec<i32>,
+    pub chat_template: String,
+    pub strips_leading_space: bool,
+    pub prefix: Vec<i32>, // what add_bos adds when the pipeline itself adds nothing (GGUF)
+    pub suffix: Vec<i32>,
+}
+
+impl Tokenizer {
+    pub fn new(mut pipeline: Pipeline) -> Tokenizer {
+        let special = pipeline.clone();
+        pipeline.set_encode_special_tokens(true);
+        Tokenizer {
+            special,
+            plain: pipeline,
+            bytes: Pieces::with_capacity(0),
+            text: Pieces::with_capacity(0),
+            flags: Vec::new(),
+            bos: -1,
+            end_of_generation: Vec::new(),
+            chat_template: String::new(),
+            strips_leading_space: false,
+            prefix: Vec::new(),
+            suffix: Vec::new(),
+        }
+    }
+
+    pub fn encode(&self, text: &str, add_bos: bool, parse_special: bool) -> Result<Vec<i32>> {
+        let pipeline = if parse_special { &self.special } else { &self.plain };
+        let encoding = pipeline
+            .encode_fast(text, add_bos)
+            .map_err(|e| Error { code: INTERNAL, message: format!("the text could not be tokenized: {e}") })?;
+        let mut ids = Vec::with_capacity(encoding.len() + 2);
+        if add_bos {
+            ids.extend_from_slice(&self.prefix);
+        }
+        ids.extend(encoding.get_ids().iter().map(|&id| id as i32));
+        if add_bos {
+            ids.extend_from_slice(&self.suffix);
+        }
+        Ok(ids)
+    }
+
+    /// The whole as a tokenizer.json, for those who tokenize elsewhere.
+    pub fn to_json(&self) -> Result<String> {
+        let AnyModel::Hf(model) = &*self.special.get_model().0 else {
+            return Err(invalid("a SentencePiece vocabulary out of a GGUF file has no tokenizer.json".to_string()));
+        };
+        let decoder = match self.special.get_decoder() {
+            Some(decoder) => serde_json::json!(decoder),
+            None => serde_json::json!({ // GGUF names no decoder: its byte pairs are undone so
+                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
+            }),
+        };
+        Ok(serde_json::json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": self.special.get_added_vocabulary(),
+            "normalizer": self.special.get_normalizer(),
+            "pre_tokenizer": self.special.get_pre_tokenizer(),
+            "post_processor": self.special.get_post_processor(),
+            "decoder": decoder,
+            "model": model,
+        })
+        .to_string())
+    }
+
+    pub fn token_id(&self, text: &str) -> i32 {
+        self.special.token_to_id(text).map_or(-1, |id| id as i32)
+    }
+
+    /// eos and its like: what the file names, then every special token that models use to end a turn.
+    pub fn find_end_of_generation(&mut self, named: &[i32]) {
+        const NAMES: [&str; 13] = [
+            "<|im_end|>",
+            "<|eot_id|>",
+            "<|eom_id|>",
+            "<|end|>",
+            "<|end_of_text|>",
+            "<|endoftext|>",
+            "<|endofturn|>",
+            "<end_of_turn>",
+            "<EOT>",
+            "<|return|>",
+            "<|END_OF_TURN_TOKEN|>",
+            "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+            "<eos>",
+        ];
+        let found = NAMES
+            .iter()
+            .map(|name| self.token_id(name))
+            .filter(|&id| id >= 0 && self.flags.get(id as usize).is_some_and(|f| f & SPECIAL != 0));
+        let mut all: Vec<i32> = Vec::new();
+        for id in named.iter().copied().chain(found) {
+            if id >= 0 && (id as usize) < self.flags.len() && !all.contains(&id) {
+                all.push(id);
+            }
+        }
+        self.end_of_generation = all;
+    }
+}
+
+/// An added token matched as it is written, in no other form.
+pub fn verbatim(content: &str, special: bool) -> AddedToken {
+    AddedToken::from(content, special).normalized(false)
+}
+
+#[repr(C)]
+pub struct View {
+    vocab_size: i32,
+    bos: i32,
+    end_of_generation: *const i32,
+    n_end_of_generation: usize,
+    chat_template: Str,
+    bytes: *const u8,
+    bytes_offsets: *const u32,
+    text: *const u8,
+    text_offsets: *const u32,
+    flags: *const u8,
+    strips_leading_space: u8,
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_tokenizer_from_json(
+    json: Str,
+    config_json: Str,
+    out: *mut *mut Tokenizer,
+    error: *mut Buf,
+) -> i32 {
+    guard(error, || {
+        give(out, crate::json::load(json.text("tokenizer.json")?, config_json.text("tokenizer_config.json")?)?);
+        Ok(())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_tokenizer_from_gguf(
+    vocab: *const crate::gguf::Vocab,
+    out: *mut *mut Tokenizer,
+    error: *mut Buf,
+) -> i32 {
+    guard(error, || {
+        give(out, crate::gguf::load(&*vocab)?);
+        Ok(())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_tokenizer_free(t: *mut Tokenizer) {
+    take_back(t)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_tokenizer_look(t: *const Tokenizer, out: *mut View) {
+    let t = &*t;
+    out.write(View {
+        vocab_size: t.flags.len() as i32,
+        bos: t.bos,
+        end_of_generation: t.end_of_generation.as_ptr(),
+        n_end_of_generation: t.end_of_generation.len(),
+        chat_template: Str::of(t.chat_template.as_bytes()),
+        bytes: t.bytes.data.as_ptr(),
+        bytes_offsets: t.bytes.offsets.as_ptr(),
+        text: t.text.data.as_ptr(),
+        text_offsets: t.text.offsets.as_ptr(),
+        flags: t.flags.as_ptr(),
+        strips_leading_space: t.strips_leading_space as u8,
+    });
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_token_id(t: *const Tokenizer, text: Str) -> i32 {
+    text.text("token").map_or(-1, |text| (*t).token_id(text))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_tokenizer_json(t: *const Tokenizer, out: *mut Buf) -> i32 {
+    guard(out, || {
+        out.write(Buf::of((*t).to_json()?.into_bytes()));
+        Ok(())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_encode(
+    t: *const Tokenizer,
+    text: Str,
+    add_bos: u8,
+    parse_special: u8,
+    out: *mut Buf,
+) -> i32 {
+    guard(out, || {
+        if text.bytes().len() > 1 << 30 {
+            return Err(invalid(format!("the text has {} bytes; at most 1073741824", text.bytes().len())));
+        }
+        let ids = (*t).encode(text.text("the text")?, add_bos != 0, parse_special != 0)?;
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        for id in ids {
+            bytes.extend_from_slice(&id.to_ne_bytes());
+        }
+        out.write(Buf::of(bytes));
+        Ok(())
+    })
+}

@@ -1,0 +1,220 @@
+#include "model/text/tool_parser.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "model/text/call_reader.h"
+
+namespace kvasir::text {
+namespace {
+
+constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kPythonTag = "<|python_tag|>";
+
+// How much of the end of `text` could begin `tag`.
+size_t tail_of(std::string_view text, std::string_view tag) {
+  for (size_t n = std::min(text.size(), tag.size() - 1); n > 0; --n) {
+    if (text.substr(text.size() - n) == tag.substr(0, n)) return n;
+  }
+  return 0;
+}
+
+}  // namespace
+
+ToolFormat tool_format_of(std::string_view chat_template) {
+  if (chat_template.find(kOpen) != std::string_view::npos) return ToolFormat::hermes;
+  const bool llama = chat_template.find("<|start_header_id|>") != std::string_view::npos &&
+                     chat_template.find("\"parameters\"") != std::string_view::npos;
+  if (llama || chat_template.find(kPythonTag) != std::string_view::npos) return ToolFormat::llama3;
+  return ToolFormat::none;
+}
+
+struct ToolParser::Impl {
+  enum class At {
+    lead,     // nothing but blanks so far (llama3: a call may begin)
+    content,  // text
+    call,     // inside an object
+    after,    // behind an object: blanks, the closing tag, the next call
+  };
+
+  ToolFormat format;
+  At at = At::lead;
+  std::string pending;  // not yet decided on
+  std::string before;   // blanks and tags in front of a call, in case it is none
+  std::optional<CallReader> reader;
+  bool announced = false;
+  int count = 0;
+
+  void begin_call() {
+    reader.emplace();
+    announced = false;
+    at = At::call;
+  }
+
+  // Sends what the reader has; a call is announced once its name is known and its arguments began.
+  void send_call(Out& out) {
+    if (!announced) {
+      if (reader->name().empty() || !reader->has_arguments()) return;
+      announced = true;
+      out.calls.push_back({count++, reader->name(), reader->take_arguments()});
+      return;
+    }
+    std::string arguments = reader->take_arguments();
+    if (arguments.empty()) return;
+    const int index = count - 1;
+    if (!out.calls.empty() && out.calls.back().index == index) {
+      out.calls.back().arguments += arguments;
+    } else {
+      out.calls.push_back({index, "", std::move(arguments)});
+    }
+  }
+
+  // It was no call after all.
+  void give_up(Out& out) {
+    if (!announced) out.content += before + reader->raw();
+    reader.reset();
+    before.clear();
+    at = At::content;
+  }
+
+  // Reads from `text` and returns how much of it is used.
+  size_t read_call(std::string_view text, Out& out) {
+    for (size_t i = 0; i < text.size(); ++i) {
+      const CallReader::State state = reader->feed(text[i]);
+      const bool other_json = format == ToolFormat::llama3 && !announced && !reader->plausible();
+      if (state == CallReader::State::broken || other_json) {
+        send_call(out);
+        give_up(out);
+        return i + 1;
+      }
+      if (state == CallReader::State::done) {
+        send_call(out);
+        if (!announced) {
+          if (format == ToolFormat::llama3 || reader->name().empty()) {
+            give_up(out);
+            return i + 1;
+          }
+          out.calls.push_back({count++, reader->name(), "{}"});  // a tool without arguments
+        }
+        reader.reset();
+        before.clear();
+        at = At::after;
+        return i + 1;
+      }
+    }
+    send_call(out);
+    return text.size();
+  }
+
+  // One step over `pending`; false when it must wait for more.
+  bool step(Out& out, bool last) {
+    switch (at) {
+      case At::lead: {
+        const size_t from = pending.find_first_not_of(" \n\r\t");
+        if (from == std::string::npos) return false;
+        const std::string_view rest = std::string_view(pending).substr(from);
+        if (format == ToolFormat::llama3) {
+          if (rest.starts_with(kPythonTag)) {
+            before.append(pending, 0, from + kPythonTag.size());
+            pending.erase(0, from + kPythonTag.size());
+            return true;
+          }
+          if (!last && kPythonTag.starts_with(rest)) return false;
+          if (rest[0] == '{') {
+            before.append(pending, 0, from);
+            pending.erase(0, from);
+            begin_call();
+            return true;
+          }
+        } else if (rest.starts_with(kOpen)) {
+          before.append(pending, 0, from + kOpen.size());
+          pending.erase(0, from + kOpen.size());
+          begin_call();
+          return true;
+        } else if (!last && kOpen.starts_with(rest)) {
+          return false;
+        }
+        out.content += std::exchange(before, {});
+        at = At::content;
+        return true;
+      }
+      case At::content: {
+        if (format == ToolFormat::hermes) {
+          const size_t found = pending.find(kOpen);
+          if (found != std::string::npos) {
+            out.content.append(pending, 0, found);
+            before = kOpen;
+            pending.erase(0, found + kOpen.size());
+            begin_call();
+            return true;
+          }
+        }
+        const size_t keep = last || format == ToolFormat::llama3 ? 0 : tail_of(pending, kOpen);
+        out.content.append(pending, 0, pending.size() - keep);
+        pending.erase(0, pending.size() - keep);
+        return false;
+      }
+      case At::call: {
+        if (pending.empty()) return false;
+        pending.erase(0, read_call(pending, out));
+        return true;
+      }
+      case At::after: {
+        const size_t from = pending.find_first_not_of(" \n\r\t");
+        if (from == std::string::npos) return false;
+        const std::string_view rest = std::string_view(pending).substr(from);
+        if (format == ToolFormat::hermes) {
+          if (rest.starts_with(kClose)) {
+            pending.erase(0, from + kClose.size());
+            at = At::lead;
+            return true;
+          }
+          if (!last && kClose.starts_with(rest)) return false;
+          at = At::lead;  // the closing tag was forgotten
+          return true;
+        }
+        if (rest[0] == ';') {
+          pending.erase(0, from + 1);
+          at = At::lead;
+          return true;
+        }
+        at = At::content;
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+ToolParser::ToolParser(ToolFormat format) : impl_(std::make_unique<Impl>()) { impl_->format = format; }
+ToolParser::~ToolParser() = default;
+ToolParser::ToolParser(ToolParser&&) noexcept = default;
+ToolParser& ToolParser::operator=(ToolParser&&) noexcept = default;
+
+ToolParser::Out ToolParser::push(std::string_view text) {
+  Out out;
+  if (impl_->format == ToolFormat::none) {
+    out.content = text;
+    return out;
+  }
+  impl_->pending += text;
+  while (impl_->step(out, false)) {
+  }
+  return out;
+}
+
+ToolParser::Out ToolParser::finish() {
+  Out out;
+  Impl& p = *impl_;
+  while (p.step(out, true)) {
+  }
+  if (p.at == Impl::At::call) p.give_up(out);
+  // Blanks at the very end of an answer that had calls say nothing.
+  if (p.at == Impl::At::lead && p.count == 0) out.content += p.before + p.pending;
+  p.pending.clear();
+  return out;
+}
+
+int ToolParser::calls() const { return impl_->count; }
+
+}  // namespace kvasir::text

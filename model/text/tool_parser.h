@@ -1,0 +1,44 @@
+// Tool calls in a model's text, found while it streams. Two ways of writing them are known:
+//   hermes  <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number, text around them
+//   llama3  the whole answer is {"name": ..., "parameters": {...}}, several with ';' between
+// What only looks like a call (no name, no end, other JSON) comes out as content, unchanged.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvasir::text {
+
+enum class ToolFormat { none, hermes, llama3 };
+
+// Which one a chat template teaches its model.
+ToolFormat tool_format_of(std::string_view chat_template);
+
+class ToolParser {
+ public:
+  explicit ToolParser(ToolFormat format);
+  ~ToolParser();
+  ToolParser(ToolParser&&) noexcept;
+  ToolParser& operator=(ToolParser&&) noexcept;
+
+  struct CallDelta {
+    int index = 0;
+    std::string name;       // whole, in the first delta of a call; empty after
+    std::string arguments;  // the next piece of the arguments' JSON text
+  };
+  struct Out {
+    std::string content;
+    std::vector<CallDelta> calls;
+  };
+  Out push(std::string_view text);
+  Out finish();
+  int calls() const;  // begun so far
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvasir::text

@@ -1,0 +1,61 @@
+#include "scheduler/options.h"
+
+#include <bit>
+
+#include "core/cat.h"
+
+namespace kvasir::scheduler {
+namespace {
+
+Status wrong(const char* field, const std::string& message) {
+  return invalid_argument(cat(field, " ", message)).with_field(field);
+}
+
+}  // namespace
+
+Status Options::validate() const {
+  if (page_size < 1 || page_size > 256 || !std::has_single_bit(static_cast<uint32_t>(page_size)))
+    return wrong("page_size", cat("is ", page_size, "; it must be a power of two from 1 to 256"));
+  if (groups.empty() || groups.size() > 4) return wrong("groups", cat("has ", groups.size(), " entries; 1 to 4 work"));
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].pages < 2)
+      return wrong("kv_memory",
+                   cat("leaves ", groups[g].pages, " pages for layer group ", g, "; at least 2 are needed"));
+    if (groups[g].window < 0) return wrong("window", cat("is ", groups[g].window, "; it must not be negative"));
+    if (g > 0 && groups[g].window == 0) return wrong("groups", "may have full attention in group 0 only");
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    int64_t least = (groups[g].window + max_tokens_per_step) / page_size + 2;
+    if (groups[g].window > 0 && groups[g].pages < least)
+      return wrong("kv_memory", cat("leaves ", groups[g].pages, " pages for layer group ", g, "; its window of ",
+                                    groups[g].window, " and a step need ", least));
+  }
+  if (index_mode == kvcache::IndexMode::token_table)
+    return wrong("index_mode", "is token_table; plans carry page tables or offsets");
+  if (max_context < 2) return wrong("max_context", cat("is ", max_context, "; at least 2 are needed"));
+  if (max_running < 1) return wrong("max_running", cat("is ", max_running, "; at least 1 is needed"));
+  if (max_tokens_per_step < int64_t(max_running) + page_size)
+    return wrong("max_tokens_per_step",
+                 cat("is ", max_tokens_per_step, "; it must be at least max_running + page_size (",
+                     int64_t(max_running) + page_size, "), or prefills would wait for ever"));
+  if (depth < 1 || depth > 2) return wrong("depth", cat("is ", depth, "; 1 or 2 plans may be in flight"));
+  if (lookahead_tokens < 0) return wrong("lookahead_tokens", cat("is ", lookahead_tokens, "; it must not be negative"));
+  if (max_draft < 0) return wrong("max_draft", cat("is ", max_draft, "; it must not be negative"));
+  if (max_waiting < 1) return wrong("max_waiting", cat("is ", max_waiting, "; at least 1 is needed"));
+  if (max_waiting_tokens < 1)
+    return wrong("max_waiting_tokens", cat("is ", max_waiting_tokens, "; at least 1 is needed"));
+  if (patience <= Duration::zero()) return wrong("patience", "must be longer than 0");
+  if (!(tenant_cache_share > 0 && tenant_cache_share <= 1))
+    return wrong("tenant_cache_share", cat("is ", tenant_cache_share, "; it must be above 0 and at most 1"));
+  for (const auto& [name, weight] : tenant_weights)
+    if (!(weight > 0 && weight <= 1e6))
+      return wrong("tenant_weights", cat("gives \"", name, "\" ", weight, "; a weight is above 0 and at most 1000000"));
+  if (host_pages < 0) return wrong("host_pages", cat("is ", host_pages, "; it must not be negative"));
+  if (host_pages > 0 && groups.size() > 1) return wrong("host_pages", "needs a model with one layer group");
+  if (host_pages > 0 && groups[0].window > 0) return wrong("host_pages", "needs full attention");
+  if (index_mode == kvcache::IndexMode::offset && (prefix_cache || host_pages > 0))
+    return wrong("index_mode", "offset keeps one run a request: it works without prefix_cache and host_pages");
+  return {};
+}
+
+}  // namespace kvasir::scheduler

@@ -1,0 +1,101 @@
+// In which order waiting sequences are admitted. A policy is one small file in policies/.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/status.h"
+#include "kvcache/kv_space.h"
+#include "scheduler/options.h"
+#include "scheduler/sequence.h"
+
+namespace kvasir::scheduler {
+
+// What has been measured so far, for policies that look ahead.
+struct Load {
+  double tokens_per_second = 0;  // computed, all sequences together; 0: nothing measured yet
+  double step_seconds = 0;
+  double slot_seconds = 0;     // that a sequence runs, from admission to its end
+  int64_t waiting_tokens = 0;  // of prompts
+  int64_t running = 0;
+  double output_tokens = 64;  // of a request, on average
+};
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  // A request that had better be refused now.
+  virtual Status judge(const Sequence&, Time, const Load&) { return {}; }
+  virtual void push(Sequence* s) = 0;
+  virtual void erase(Sequence* s) = 0;
+  virtual Sequence* best(Time now) = 0;  // stays queued until erased; null: none
+  virtual size_t size() const = 0;
+  // Whether `running` should make room for `waiting` at once.
+  virtual bool displaces(const Sequence& /*waiting*/, const Sequence& /*running*/) const { return false; }
+  // The order of the running ones, least first: decodes are planned in it, and the last one loses its pages first.
+  virtual double rank(const Sequence& s) const { return static_cast<double>(s.request->ordinal); }
+  virtual void tenant(int32_t /*index*/, const std::string& /*name*/) {}  // before its first sequence
+  virtual void started(const Sequence&) {}                                // runs from now on
+  virtual void stopped(const Sequence&) {}                                // ended or preempted
+  virtual void served(const Sequence&, int64_t /*tokens*/) {}
+  // Whether a prefill may fill up a step whose first prefill is `lead`: a longer step delays that one.
+  virtual bool may_join(const Sequence& /*lead*/, const Sequence& /*candidate*/) const { return true; }
+  // Whether the best of the waiting goes before prefills that have begun.
+  virtual bool goes_first(const Sequence& /*waiting*/, const Sequence& /*prefilling*/) const { return false; }
+  // Whether it cannot end in time any more: better ended now than run for nothing.
+  virtual bool hopeless(const Sequence&, Time, const Load&) const { return false; }
+  virtual void order_prefills(std::vector<Sequence*>&) const {}
+  // Once a step, to keep what it knows fresh within a bounded time.
+  virtual void refresh(kvcache::KvSpace&) {}
+};
+
+Result<std::unique_ptr<Policy>> make_policy(const Options& options);
+std::vector<std::string> policy_names();
+
+// The least key first; equal keys by arrival.
+class KeyedQueue {
+ public:
+  void push(Sequence* s);
+  void erase(Sequence* s);
+  void update(Sequence* s);  // its key has changed
+  Sequence* best() const { return heap_.empty() ? nullptr : heap_.front(); }
+  size_t size() const { return heap_.size(); }
+  Sequence* at(size_t i) const { return heap_[i]; }
+
+ private:
+  static bool before(const Sequence* a, const Sequence* b);
+  void place(size_t i, Sequence* s);
+  void up(size_t i);
+  void down(size_t i);
+  std::vector<Sequence*> heap_;
+};
+
+// A policy whose order is one number that does not change while a sequence waits.
+class KeyedPolicy : public Policy {
+ public:
+  void push(Sequence* s) override {
+    s->key = key(*s);
+    queue_.push(s);
+  }
+  void erase(Sequence* s) override { queue_.erase(s); }
+  Sequence* best(Time) override { return queue_.best(); }
+  size_t size() const override { return queue_.size(); }
+
+ protected:
+  virtual double key(const Sequence& s) const = 0;
+  KeyedQueue queue_;
+};
+
+inline double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+inline double seconds(Time t) { return seconds(t.time_since_epoch()); }
+
+std::unique_ptr<Policy> make_fcfs(const Options&);
+std::unique_ptr<Policy> make_lpm(const Options&);
+std::unique_ptr<Policy> make_priority(const Options&);
+std::unique_ptr<Policy> make_deadline(const Options&);
+std::unique_ptr<Policy> make_fair(const Options&);
+
+}  // namespace kvasir::scheduler

@@ -1,0 +1,410 @@
+// The calls from outside: what may come in, and the one exit.
+#include "scheduler/scheduler.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "scheduler/state.h"
+
+namespace kvasir::scheduler {
+namespace {
+
+Status wrong(const char* field, std::string message) { return invalid_argument(std::move(message)).with_field(field); }
+
+// Lengths go in, so that no two different triples make the same key.
+std::string cache_key(const Submission& s) {
+  return cat(s.tenant.size(), ":", s.tenant, s.cache_salt.size(), ":", s.cache_salt, s.adapter);
+}
+
+}  // namespace
+
+Scheduler::Scheduler(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Scheduler::~Scheduler() = default;
+
+Result<std::unique_ptr<Scheduler>> Scheduler::create(const Options& options) {
+  KVASIR_TRY(options.validate());
+  KVASIR_ASSIGN(auto policy, make_policy(options));
+  kvcache::KvSpaceOptions kv;
+  kv.page_size = options.page_size;
+  for (const PageGroup& g : options.groups) kv.groups.push_back({g.pages, g.window});
+  kv.contiguous = options.index_mode == kvcache::IndexMode::offset;
+  kv.prefix_cache = options.prefix_cache;
+  kv.host_pages = options.host_pages;
+  kv.tenant_share = options.tenant_cache_share;
+  kv.events = options.cache_events;
+  kv.recompute_slope = options.cost.context_us * options.page_size / std::max(options.cost.token_us, 1e-9);
+  auto state = std::make_unique<State>(options, kv, std::move(policy));
+  state->kv.begin_step(1);
+  return std::unique_ptr<Scheduler>(new Scheduler(std::move(state)));
+}
+
+int32_t Scheduler::State::tenant_index(const std::string& name) {
+  auto [it, added] = tenant_ids.try_emplace(name, static_cast<int32_t>(tenants.size()));
+  if (added) {
+    tenants.push_back({name});
+    policy->tenant(it->second, name);
+    if (options.cache_events) options.cache_events->name(it->second, name);
+  }
+  return it->second;
+}
+
+Request* Scheduler::State::find_request(RequestId id) {
+  auto it = requests.find(id);
+  return it == requests.end() ? nullptr : it->second.get();
+}
+
+Sequence* Scheduler::State::find_sequence(SeqId id) const {
+  auto it = sequences.find(id);
+  return it == sequences.end() ? nullptr : it->second.get();
+}
+
+// Of one request, alone in the pool. Choices may take turns, beams may not: each needs its own pages,
+// and one more for what they share in part. A window needs no more than itself and a step (options.cc).
+int64_t Scheduler::State::most_tokens(int32_t beams) const {
+  int64_t most = options.max_context;
+  for (int g = 0; g < kv.groups(); ++g) {
+    int64_t pages = kv.pool(g).size();
+    if (options.groups[g].window > 0 && options.index_mode != kvcache::IndexMode::offset) {
+      const int64_t each = kv.pages_for(options.groups[g].window) + 2;
+      if (beams > 1 && beams * each + kv.pages_for(options.max_tokens_per_step) > pages) most = 0;
+      continue;
+    }
+    if (beams > 1) pages = pages / beams - 1;
+    most = std::min(most, pages * options.page_size);
+  }
+  return most;
+}
+
+Status Scheduler::State::check(const Submission& s) const {
+  if (requests.contains(s.id))
+    return Status(Code::already_exists, cat("request ", s.id, " is already there")).with_field("id");
+  const int64_t prompt = static_cast<int64_t>(s.prompt.size());
+  if (prompt == 0) return wrong("prompt", "prompt has no tokens; at least one is needed");
+  for (int32_t t : s.prompt)
+    if (t < 0) return wrong("prompt", cat("prompt has token id ", t, "; ids are not negative"));
+  if (s.n < 1 || s.n > options.max_running)
+    return wrong("n", cat("n is ", s.n, "; it must be from 1 to ", options.max_running));
+  const int64_t most = most_tokens(s.beam ? s.n : 1);
+  if (prompt > most || (prompt == most && s.max_new.value_or(1) > 0))
+    return wrong("prompt", cat("prompt has ", prompt, " tokens; context and cache have room for ", most,
+                               " with the output: shorten it, or serve with more kv-memory"));
+  if (s.max_new && *s.max_new < 0)
+    return wrong("max_tokens", cat("max_tokens is ", *s.max_new, "; it must not be negative"));
+  if (s.max_new && *s.max_new > most - prompt)
+    return wrong("max_tokens", cat("max_tokens is ", *s.max_new, "; with a prompt of ", prompt, " tokens at most ",
+                                   most - prompt, " fit"));
+  return {};
+}
+
+Status Scheduler::State::check_load(const Submission& s, int32_t tenant) const {
+  const int64_t prompt = static_cast<int64_t>(s.prompt.size());
+  const int64_t waiting = static_cast<int64_t>(policy->size());
+  const TenantLoad& t = tenants[tenant];
+  struct Bound {
+    const char* what;
+    int64_t now, more, most;
+  };
+  const Bound bounds[] = {{"requests wait", waiting, 1, options.max_waiting},
+                          {"prompt tokens wait", stats.waiting_tokens, prompt, options.max_waiting_tokens},
+                          {"of your requests wait", t.waiting, 1, options.tenant_max_waiting},
+                          {"of your prompt tokens wait", t.waiting_tokens, prompt, options.tenant_max_waiting_tokens}};
+  for (const Bound& b : bounds) {
+    if (b.most == 0 || b.now + b.more <= b.most) continue;
+    // What is too much now is gone after this many tokens at the measured rate.
+    double tokens = std::max<double>(static_cast<double>(stats.waiting_tokens) * (b.now + b.more - b.most) /
+                                         std::max<double>(static_cast<double>(b.now), 1),
+                                     static_cast<double>(prompt));
+    double wait = load.tokens_per_second > 0 ? tokens / load.tokens_per_second : 1.0;
+    auto ms = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::clamp(wait, 0.05, 600.0) * 1000)));
+    return resource_exhausted(cat(b.now, " ", b.what, ", at most ", b.most, " may; try again in ", ms.count(), " ms"))
+        .with_retry_after(ms);
+  }
+  return {};
+}
+
+Sequence* Scheduler::State::make_sequence(Request* r, int32_t choice) {
+  auto owned = std::make_unique<Sequence>();
+  Sequence* s = owned.get();
+  s->id = r->first + choice;
+  s->request = r;
+  s->choice = choice;
+  s->mask_ready = !r->needs_mask;
+  r->sequences.push_back(s);
+  ++r->alive;
+  sequences[s->id] = std::move(owned);
+  return s;
+}
+
+Result<SeqId> Scheduler::submit(Submission submission, Time now) {
+  State& st = *state_;
+  st.clock = std::max(st.clock, now);
+  auto judged = [&]() -> Status {
+    KVASIR_TRY(st.check(submission));
+    if (submission.deadline && *submission.deadline <= now)
+      return Status(Code::deadline_exceeded, "the deadline has passed already").with_field("deadline");
+    return st.check_load(submission, st.tenant_index(submission.tenant));
+  };
+  if (Status s = judged(); !s.ok()) {
+    ++st.stats.refused;
+    return s;
+  }
+  auto owned = std::make_unique<Request>();
+  Request* r = owned.get();
+  r->id = submission.id;
+  r->tenant = st.tenant_index(submission.tenant);
+  r->priority = submission.priority;
+  r->n = submission.n;
+  r->beam = submission.beam && submission.n > 1;
+  r->needs_mask = submission.needs_mask;
+  r->no_prefix_read = submission.no_prefix_read;
+  r->forked = submission.n == 1;
+  r->prompt_tokens = static_cast<int64_t>(submission.prompt.size());
+  r->max_new = submission.max_new.value_or(st.most_tokens(r->beam ? r->n : 1) - r->prompt_tokens);
+  r->ordinal = st.next_ordinal;
+  r->first = st.next_seq;
+  r->arrival = now;
+  r->deadline = submission.deadline;
+  if (st.options.prefix_cache) r->cache_key = cache_key(submission);
+
+  Sequence probe;  // what the policy is to judge, before anything is changed
+  probe.request = r;
+  probe.tokens = std::move(submission.prompt);
+  st.load.waiting_tokens = st.stats.waiting_tokens;
+  st.load.running = static_cast<int64_t>(st.running.size());
+  if (Status s = st.policy->judge(probe, now, st.load); !s.ok()) {
+    ++st.stats.refused;
+    return s;
+  }
+  ++st.next_ordinal;
+  st.next_seq += r->n;
+  st.requests[r->id] = std::move(owned);
+  ++st.stats.requests;
+  Sequence* s = st.make_sequence(r, 0);
+  s->tokens = std::move(probe.tokens);
+  s->tokens.shrink_to_fit();
+  if (r->deadline) st.expiries.push({*r->deadline, r->id, r->ordinal});
+  st.enqueue(s);
+  return s->id;
+}
+
+void Scheduler::State::count_waiting(const Sequence& s, int sign) {
+  TenantLoad& t = tenants[s.request->tenant];
+  const int64_t tokens = s.queued_tokens;
+  t.waiting += sign;
+  t.waiting_tokens += sign * tokens;
+  stats.waiting_tokens += sign * tokens;
+}
+
+void Scheduler::State::enqueue(Sequence* s) {
+  if (s->request->paused || s->queued) return;
+  s->queued = true;
+  s->queued_tokens = static_cast<int64_t>(s->tokens.size());
+  count_waiting(*s, 1);
+  policy->push(s);
+}
+
+void Scheduler::State::dequeue(Sequence* s) {
+  if (!s->queued) return;
+  s->queued = false;
+  count_waiting(*s, -1);
+  policy->erase(s);
+}
+
+void Scheduler::State::event(Event::Kind kind, const Sequence& s, Event::Reason reason) {
+  Event e;
+  e.kind = kind;
+  e.reason = reason;
+  e.request = s.request->id;
+  e.seq = s.id;
+  e.choice = s.choice;
+  e.cached_tokens = s.request->cached_tokens;
+  e.output_tokens = s.outputs();
+  events.push_back(e);
+}
+
+void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
+  if (s->over()) return;
+  dequeue(s);
+  if (reason != Event::Reason::none) {
+    event(Event::Kind::finished, *s, reason);
+    ++stats.finished;
+    load.output_tokens += 0.02 * (static_cast<double>(s->outputs()) - load.output_tokens);
+    const double ran = seconds(clock - s->admitted);
+    load.slot_seconds += (load.slot_seconds > 0 ? 0.02 : 1.0) * (ran - load.slot_seconds);
+  }
+  --s->request->alive;
+  kvcache::Lease lease;
+  if (auto* w = std::get_if<Waiting>(&s->state)) {
+    if (!w->leaving.empty()) --leaving;
+    lease = std::move(w->leaving);
+  } else if (auto* x = std::get_if<Swapped>(&s->state)) {
+    if (!x->leaving.empty()) --leaving;
+    lease = std::move(x->leaving);
+  } else {
+    lease = std::move(*s->lease());
+    dirty = true;
+    policy->stopped(*s);
+  }
+  s->state = Ended{std::move(lease)};
+  if (s->in_flight == 0) {
+    forget(s);
+  } else {
+    ++leaving;
+  }
+}
+
+void Scheduler::State::forget(Sequence* s) {
+  Request* r = s->request;
+  auto& ended = std::get<Ended>(s->state);
+  kv.finish(std::move(ended.kv), s->tokens, std::min<int64_t>(s->computed, s->tokens.size()));
+  std::erase(r->sequences, s);
+  auto it = sequences.find(s->id);
+  forgotten.push_back(std::move(it->second));
+  sequences.erase(it);
+  if (!r->sequences.empty()) return;
+  Event e;
+  e.kind = Event::Kind::released;
+  e.request = r->id;
+  events.push_back(e);
+  if (r->paused) --paused_requests;
+  s->request = nullptr;
+  requests.erase(r->id);
+  if (requests.empty() && flights.empty()) kv.abandon_orders();
+}
+
+void Scheduler::State::end_request(Request* r, Event::Kind why) {
+  Event e;
+  e.kind = why;
+  e.request = r->id;
+  e.seq = r->first;
+  e.cached_tokens = r->cached_tokens;
+  events.push_back(e);
+  ++(why == Event::Kind::expired ? stats.expired : stats.cancelled);
+  r->forked = true;  // no choice is to come any more
+  std::vector<Sequence*> all = r->sequences;
+  for (Sequence* s : all) end_sequence(s, Event::Reason::none);
+}
+
+Status Scheduler::cancel(RequestId id) {
+  Request* r = state_->find_request(id);
+  if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
+  state_->end_request(r, Event::Kind::cancelled);
+  return {};
+}
+
+Status Scheduler::pause(RequestId id) {
+  State& st = *state_;
+  Request* r = st.find_request(id);
+  if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
+  if (r->paused) return {};
+  for (Sequence* s : r->sequences) st.dequeue(s);
+  r->paused = true;
+  ++st.paused_requests;
+  return {};
+}
+
+Status Scheduler::resume(RequestId id) {
+  State& st = *state_;
+  Request* r = st.find_request(id);
+  if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
+  if (!r->paused) return {};
+  r->paused = false;
+  --st.paused_requests;
+  for (Sequence* s : r->sequences)
+    if (s->waits()) st.enqueue(s);
+  return {};
+}
+
+int64_t Scheduler::State::limit_of(const Sequence& s) const {
+  return s.stop_limit >= 0 ? std::min(s.stop_limit, s.request->max_new) : s.request->max_new;
+}
+
+Status Scheduler::stop_at(SeqId id, int64_t output_tokens) {
+  State& st = *state_;
+  Sequence* s = st.find_sequence(id);
+  if (s == nullptr || s->over()) return not_found(cat("sequence ", id, " is not there, or is over"));
+  if (s->request->beam) return failed_precondition("beams end together: cancel the request");
+  if (!s->request->forked) return failed_precondition(cat("sequence ", id, " has no output yet"));
+  if (output_tokens < 0)
+    return wrong("tokens", cat("stop_at ", output_tokens, " output tokens; it must not be negative"));
+  s->stop_limit = output_tokens;
+  if (s->outputs() < output_tokens) return {};  // it ends when it gets there
+  s->tokens.resize(s->request->prompt_tokens + output_tokens);
+  s->computed = std::min(s->computed, static_cast<int64_t>(s->tokens.size()));
+  st.end_sequence(s, Event::Reason::stop);
+  return {};
+}
+
+Status Scheduler::mask_ready(SeqId id) {
+  Sequence* s = state_->find_sequence(id);
+  if (s == nullptr || s->over()) return not_found(cat("sequence ", id, " is not there, or is over"));
+  s->mask_ready = true;
+  return {};
+}
+
+Status Scheduler::propose(SeqId id, std::vector<int32_t> draft) {
+  State& st = *state_;
+  Sequence* s = st.find_sequence(id);
+  if (s == nullptr || s->over()) return not_found(cat("sequence ", id, " is not there, or is over"));
+  if (static_cast<int64_t>(draft.size()) > st.options.max_draft)
+    return wrong("draft", cat("draft has ", draft.size(), " tokens; at most ", st.options.max_draft, " are verified"));
+  if (s->request->beam) return failed_precondition("a beam search takes no drafts");
+  auto* d = std::get_if<Decoding>(&s->state);
+  if (d == nullptr || s->awaiting > 0) return failed_precondition(cat("sequence ", id, " does not decode now"));
+  d->draft = std::move(draft);
+  return {};
+}
+
+void Scheduler::take_events(std::vector<Event>& out) {
+  out.clear();
+  std::swap(out, state_->events);
+}
+
+std::span<const int32_t> Scheduler::tokens(SeqId id) const {
+  const Sequence* s = state_->find_sequence(id);
+  return s == nullptr ? std::span<const int32_t>() : std::span<const int32_t>(s->tokens);
+}
+
+int Scheduler::in_flight() const { return static_cast<int>(state_->flights.size()); }
+bool Scheduler::idle() const { return state_->requests.empty() && state_->flights.empty(); }
+
+std::optional<Time> Scheduler::wake_at() const {
+  if (state_->expiries.empty()) return std::nullopt;
+  return state_->expiries.top().deadline;
+}
+
+Stats Scheduler::stats() const {
+  const State& st = *state_;
+  Stats s = brief_stats();
+  for (const auto& [id, seq] : st.sequences) {
+    s.paused += !seq->over() && seq->request->paused;
+    s.running += seq->running();
+    s.waiting += std::holds_alternative<Waiting>(seq->state);
+    s.swapped += std::holds_alternative<Swapped>(seq->state);
+  }
+  return s;
+}
+
+Stats Scheduler::brief_stats() const {
+  const State& st = *state_;
+  Stats s = st.stats;
+  s.pages_total = st.kv.pool(0).size();
+  s.pages_free = st.kv.pool(0).free_pages();
+  s.pages_cached = st.kv.pool(0).idle_pages();
+  s.host_pages_total = st.kv.host_pool().size();
+  s.host_pages_free = st.kv.host_pool().free_pages();
+  s.tokens_per_second = st.load.tokens_per_second;
+  return s;
+}
+
+void Scheduler::flush_prefix_cache() { state_->kv.flush(); }
+
+std::vector<RequestId> Scheduler::live_requests() const {
+  std::vector<RequestId> ids;
+  for (const auto& [id, r] : state_->requests) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+}  // namespace kvasir::scheduler

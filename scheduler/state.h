@@ -1,0 +1,127 @@
+// What a Scheduler is made of. Calls from outside are in scheduler.cc, making a plan in plan_step.cc,
+// retiring one in retire.cc, the integrity check in integrity.cc.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <queue>
+#include <unordered_map>
+#include <vector>
+
+#include "kvcache/kv_space.h"
+#include "scheduler/policy.h"
+#include "scheduler/scheduler.h"
+#include "scheduler/sequence.h"
+
+namespace kvasir::scheduler {
+
+struct Scheduler::State {
+  State(const Options& o, const kvcache::KvSpaceOptions& k, std::unique_ptr<Policy> p)
+      : options(o), kv(k), policy(std::move(p)) {}
+
+  struct Named {  // a sequence in a plan in flight
+    Sequence* seq = nullptr;
+    int64_t begin = 0;
+    int32_t count = 0;
+    bool samples = false, verify = false;
+  };
+  struct Flight {
+    uint64_t step = 0;
+    Time planned{};
+    int64_t tokens = 0;
+    std::vector<Named> named;
+  };
+  struct TenantLoad {
+    std::string name;
+    int64_t waiting = 0, waiting_tokens = 0;
+  };
+  struct Expiry {
+    Time deadline;
+    RequestId request;
+    uint64_t ordinal;
+    bool operator<(const Expiry& o) const { return deadline > o.deadline; }  // the queue's top is the earliest
+  };
+
+  // scheduler.cc
+  int64_t most_tokens(int32_t beams = 1) const;
+  Status check(const Submission& s) const;
+  Status check_load(const Submission& s, int32_t tenant) const;
+  int32_t tenant_index(const std::string& name);
+  Request* find_request(RequestId id);
+  Sequence* find_sequence(SeqId id) const;
+  void enqueue(Sequence* s);  // into the policy's queue, unless its request is paused
+  void dequeue(Sequence* s);
+  void count_waiting(const Sequence& s, int sign);
+  Sequence* make_sequence(Request* r, int32_t choice);
+  void event(Event::Kind kind, const Sequence& s, Event::Reason reason = Event::Reason::none);
+  // The one exit. Its pages come back now, or when the last plan that names it retires.
+  void end_sequence(Sequence* s, Event::Reason reason);
+  void end_request(Request* r, Event::Kind why);
+  void forget(Sequence* s);                   // nothing of it is left
+  int64_t limit_of(const Sequence& s) const;  // output tokens it may have
+
+  // plan_step.cc
+  void look(Time now, StepPlan& plan);
+  void expire(Time now);
+  void compact();
+  void make_room(Time now);  // for one the policy puts before somebody running
+  void plan_decodes(StepPlan& plan);
+  void plan_verifications(StepPlan& plan);
+  void plan_prefills(Time now, StepPlan& plan);
+  void plan_admissions(Time now, StepPlan& plan, const Sequence* before);
+  bool plan_chunk(Sequence* s, StepPlan& plan);
+  bool admit(Sequence* s, bool urgent);
+  bool admit_and_start(Sequence* s, bool urgent, StepPlan& plan);
+  bool admit_beams(Request& r, StepPlan& plan);
+  int64_t prefill_target(const Sequence& s) const;
+  void become_decoding(Sequence* s);
+  void start_running(Sequence* s);
+  void fork_choices(Sequence* s);
+  void put(Sequence* s, Phase phase, int64_t count, bool samples, StepPlan& plan);
+  bool secure(Sequence* s, int64_t tokens);  // pages for [0, tokens), preempting later ones
+  bool make_writable(Sequence* s, bool urgent);
+  Sequence* victim_for(const Sequence* s) const;
+  void preempt(Sequence* s);
+  void preempt_one(Sequence* s);
+  bool cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const;
+  bool secure_beams(Request& r);
+
+  // retire.cc
+  void take_tokens(Sequence* s, SeqResult& r, const Named& n);
+  void settle(Sequence* s);
+  void regroup_beams(Request* r, std::span<SeqResult> results);
+
+  Options options;
+  kvcache::KvSpace kv;
+  std::unique_ptr<Policy> policy;
+
+  std::unordered_map<RequestId, std::unique_ptr<Request>> requests;
+  std::unordered_map<SeqId, std::unique_ptr<Sequence>> sequences;
+  std::unordered_map<std::string, int32_t> tenant_ids;
+  std::vector<TenantLoad> tenants;
+  std::vector<Sequence*> running;                    // in the policy's rank; ended and preempted ones until compact()
+  std::vector<std::unique_ptr<Sequence>> forgotten;  // until compact(), because `running` may name them
+  std::vector<Sequence*> verifications, prefills, to_fork;  // scratch of one plan
+  std::deque<Flight> flights;
+  std::vector<Flight> spare_flights;
+  Flight making;
+  std::priority_queue<Expiry> expiries;
+  std::vector<Event> events;
+
+  Time clock{};        // the latest time it was told
+  bool dirty = false;  // `running` has entries that do not run
+  uint64_t next_ordinal = 1;
+  SeqId next_seq = 1;
+  uint64_t step = 0;               // the last plan made
+  uint64_t asked = 0;              // looks for something to run
+  const Sequence* lead = nullptr;  // the first prefill of the plan that is being made
+  bool moved = false;              // the last one admitted or preempted somebody
+  int64_t budget = 0;              // tokens left in the plan that is being made
+  int64_t growth_pages = 0;        // what those running will want soon
+  int64_t paused_requests = 0;
+  int64_t leaving = 0;  // sequences whose pages come back when a plan in flight retires
+  Load load;
+  Stats stats;
+};
+
+}  // namespace kvasir::scheduler

@@ -1,0 +1,125 @@
+#include "server/grpc/grpc_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include <cstdint>
+#include <mutex>
+
+#include "core/cat.h"
+#include "core/log.h"
+#include "server/grpc/health.h"
+#include "server/grpc/inflate_limit.h"
+#include "server/grpc/kserve.h"
+#include "server/grpc/kvasir_v1.h"
+#include "server/grpc/ppl.h"
+#include "server/grpc/vllm.h"
+#include "server/tls.h"
+
+namespace kvasir::server::rpc {
+namespace {
+
+// The files are looked at every few seconds: a rotated certificate serves the next connection.
+Result<std::shared_ptr<grpc::ServerCredentials>> credentials(const ServerOptions& o) {
+  if (o.tls_cert.empty()) return grpc::InsecureServerCredentials();
+  namespace tls = grpc::experimental;
+  KVASIR_TRY(check_tls_files(o));
+  auto files = std::make_shared<tls::FileWatcherCertificateProvider>(o.tls_key, o.tls_cert, o.tls_client_ca, 2);
+  tls::TlsServerCredentialsOptions options(files);
+  options.watch_identity_key_cert_pairs();
+  if (!o.tls_client_ca.empty()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  return tls::TlsServerCredentials(options);
+}
+
+void set_limits(grpc::ServerBuilder& builder, const ServerOptions& o) {
+  builder.SetMaxReceiveMessageSize(int(o.max_body.bytes));
+  limit_inflated(size_t(o.max_body.bytes));
+  if (!inflate_is_limited())
+    for (auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP})
+      builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, o.max_streams_per_connection);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  // Idle clients may ping every 30 s (every 10 are forgiven); a flood of pings ends the connection.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 5);
+  // A peer that vanished without a word is noticed.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its calls
+}
+
+class GrpcServerImpl final : public GrpcServer {
+ public:
+  explicit GrpcServerImpl(Services& services)
+      : workers_(services.options().workers, 4096),
+        delivery_(1, SIZE_MAX),  // at most a task a stream: a wake-up may not be lost
+        context_{services, workers_, delivery_},
+        health_(HealthService::create(context_)) {
+    for (auto* make : {kvasir_v1_service, ppl_service, vllm_service, kserve_service})
+      services_.push_back(make(context_));
+  }
+  ~GrpcServerImpl() override { stop(std::chrono::milliseconds(0)); }
+
+  Status listen() {
+    static std::once_flag reflection;
+    std::call_once(reflection, [] { grpc::reflection::InitProtoReflectionServerBuilderPlugin(); });
+    const ServerOptions& o = context_.services.options();
+    KVASIR_ASSIGN(auto creds, credentials(o));
+    std::string host = o.host.empty()                                        ? "[::]"
+                       : o.host.find(':') != o.host.npos && o.host[0] != '[' ? "[" + o.host + "]"
+                                                                             : o.host;
+    std::string address = cat(host, ":", o.grpc_port);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address, creds, &port_);
+    set_limits(builder, o);
+    builder.RegisterService(health_->service());
+    for (auto& service : services_) builder.RegisterService(service.get());
+    server_ = builder.BuildAndStart();
+    if (!server_ || port_ <= 0) {
+      server_.reset();
+      return unavailable(
+          cat("cannot listen on ", address, "; choose another port with --grpc-port, or 0 for a free one"));
+    }
+    return {};
+  }
+
+  int port() const override { return port_; }
+
+  void stop(std::chrono::milliseconds limit) override {
+    std::lock_guard lock(mutex_);
+    if (!server_) return;
+    health_->stop();
+    server_->Shutdown(std::chrono::system_clock::now() + limit);
+    server_->Wait();
+    server_.reset();
+    workers_.stop();
+    delivery_.stop();
+  }
+
+ private:
+  Workers workers_, delivery_;
+  const Context context_;
+  std::unique_ptr<HealthService> health_;
+  std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::Server> server_;
+  std::mutex mutex_;
+  int port_ = -1;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<GrpcServer>> GrpcServer::start(Services& services) {
+  auto server = std::make_unique<GrpcServerImpl>(services);
+  KVASIR_TRY(server->listen());
+  return std::unique_ptr<GrpcServer>(std::move(server));
+}
+
+}  // namespace kvasir::server::rpc

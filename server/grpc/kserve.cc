@@ -1,0 +1,310 @@
+#include "server/grpc/kserve.h"
+
+#include "core/cat.h"
+#include "kserve.grpc.pb.h"
+#include "server/grpc/kserve_request.h"
+#include "server/grpc/stream_call.h"
+
+namespace kvasir::server::rpc {
+namespace {
+
+namespace pb = inference;
+
+const char* reason_name(engine::FinishReason reason) {
+  switch (reason) {
+    case engine::FinishReason::length: return "length";
+    case engine::FinishReason::cancelled: return "cancelled";
+    default: return "stop";
+  }
+}
+
+void name_answer(const Services& services, const std::string& id, pb::ModelInferResponse& out) {
+  out.set_model_name(services.model_name());
+  out.set_model_version("1");
+  out.set_id(id);
+}
+
+// One request, one answer with all of the text. The unary reactor and the events' end belong together.
+class InferCall final : public std::enable_shared_from_this<InferCall> {
+ public:
+  InferCall(const Context& context, pb::ModelInferResponse* out, grpc::CallbackServerContext* call)
+      : context_(context), out_(out), call_(call) {}
+
+  // Cancels on disconnect; finishes once.
+  class Reactor final : public grpc::ServerUnaryReactor {
+   public:
+    explicit Reactor(std::shared_ptr<InferCall> call) : call_(std::move(call)) {}
+    void OnCancel() override { call_->cancelled(); }
+    void OnDone() override { delete this; }
+
+   private:
+    std::shared_ptr<InferCall> call_;
+  };
+
+  Reactor* begin(const pb::ModelInferRequest* in) {
+    auto* reactor = reactor_ = new Reactor(shared_from_this());
+    auto self = shared_from_this();
+    if (!context_.workers.post([self, in] { self->prepare(*in); }))
+      finish(resource_exhausted("the server has too many calls to look at; try again"));
+    return reactor;
+  }
+
+ private:
+  void prepare(const pb::ModelInferRequest& in) {
+    Status status = submit(in);
+    if (!status.ok()) return finish(status);
+    std::weak_ptr<InferCall> weak = shared_from_this();
+    keep_ = shared_from_this();
+    feed_.start([weak, &delivery = context_.delivery] {
+      if (auto self = weak.lock()) (void)delivery.post([self = std::move(self)] { self->read(); });
+    });
+  }
+  Status submit(const pb::ModelInferRequest& in) {
+    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
+    KVASIR_TRY(caller.require(Role::user, "ModelInfer"));
+    KVASIR_ASSIGN(InferInput input, read_infer_request(in));
+    carry(*call_, input.generate.request);
+    raw_ = input.raw;
+    if (input.echo) text_ = std::move(input.text_input);
+    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(input.generate)));
+    name_answer(context_.services, submitted.stream->id(), *out_);
+    feed_.add(std::move(submitted.stream));
+    return {};
+  }
+  void read() {
+    std::shared_ptr<InferCall> last;  // goes after the lock
+    std::lock_guard lock(mutex_);
+    if (finished_) return;
+    if (cancelled_) feed_.cancel();
+    while (auto event = feed_.poll()) {
+      if (auto* e = std::get_if<engine::Tokens>(&event->second)) {
+        text_ += e->text;
+      } else if (auto* e = std::get_if<engine::Finished>(&event->second)) {
+        (*out_->mutable_parameters())["finish_reason"].set_string_param(reason_name(e->reason));
+        (*out_->mutable_parameters())["completion_tokens"].set_int64_param(e->usage.completion_tokens);
+        (*out_->mutable_parameters())["prompt_tokens"].set_int64_param(e->usage.prompt_tokens);
+        write_text_output(text_, raw_, *out_);
+        end(e->reason == engine::FinishReason::cancelled ? Status(Code::cancelled, "the request was cancelled")
+                                                         : Status());
+      } else if (auto* e = std::get_if<engine::Failed>(&event->second)) {
+        end(e->status);
+      }
+      if (finished_) {
+        last = std::move(keep_);
+        return;
+      }
+    }
+  }
+  void cancelled() {
+    {
+      std::lock_guard lock(mutex_);
+      cancelled_ = true;
+    }
+    auto self = shared_from_this();
+    (void)context_.delivery.post([self] { self->read(); });
+  }
+  void finish(const Status& status) {
+    std::lock_guard lock(mutex_);
+    end(status);
+  }
+  void end(const Status& status) {
+    finished_ = true;
+    reactor_->Finish(to_grpc(status, call_));
+  }
+
+  const Context context_;
+  pb::ModelInferResponse* const out_;
+  grpc::CallbackServerContext* const call_;
+  Reactor* reactor_ = nullptr;
+  std::shared_ptr<InferCall> keep_;  // while the engine works
+  Feed feed_;
+  std::mutex mutex_;
+  std::string text_;
+  bool raw_ = false, cancelled_ = false, finished_ = false;
+};
+
+// Many requests on one stream; their answers come as they are made, with the request's id.
+class StreamInferCall final
+    : public StreamCall<pb::ModelStreamInferResponse,
+                        grpc::ServerBidiReactor<pb::ModelInferRequest, pb::ModelStreamInferResponse>> {
+ public:
+  using StreamCall::StreamCall;
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      locked([&] { reading_ = false; });
+      return pump();
+    }
+    auto self = shared_from_this();
+    bool queued = context_.workers.post([self, this] {
+      submit();
+      pump();
+      locked([&] {
+        if (!finished()) StartRead(&request_);
+      });
+    });
+    if (queued) return;
+    locked([&] { errors_.push_back({request_.id(), "the server has too many calls to look at; try again"}); });
+    pump();
+    locked([&] {
+      if (!finished()) StartRead(&request_);
+    });
+  }
+
+ protected:
+  Status prepare() override {
+    KVASIR_ASSIGN(caller_, caller_of(context_.services, *call_));
+    KVASIR_TRY(caller_.require(Role::user, "ModelStreamInfer"));
+    StartRead(&request_);
+    return {};
+  }
+
+  Next next(pb::ModelStreamInferResponse& out, bool& last, Status& status) override {
+    if (!errors_.empty()) {
+      out.set_error_message(errors_.front().second);
+      out.mutable_infer_response()->set_id(errors_.front().first);
+      errors_.pop_front();
+      return Next::message;
+    }
+    while (auto event = feed_.poll())
+      if (write(event->first, event->second, out)) return Next::message;
+    if (reading_ || open_ > 0) return Next::waiting;
+    last = false;
+    status = {};
+    return Next::end;
+  }
+
+ private:
+  struct Job {
+    std::string id, text;
+    bool stream = false, raw = false;
+  };
+
+  void submit() {
+    Status status = try_submit();
+    if (!status.ok()) locked([&] { errors_.push_back({request_.id(), status.to_string()}); });
+  }
+  Status try_submit() {
+    KVASIR_ASSIGN(InferInput input, read_infer_request(request_));
+    carry(*call_, input.generate.request);
+    bool full = false;
+    locked([&] { full = open_ >= context_.services.options().max_streams_per_connection; });
+    if (full)
+      return resource_exhausted(cat("this stream has ", context_.services.options().max_streams_per_connection,
+                                    " requests open; wait for one to end"));
+    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller_, std::move(input.generate)));
+    locked([&] {  // before the feed can name it
+      jobs_.push_back({request_.id(), input.echo ? input.text_input : "", input.stream, input.raw});
+      ++open_;
+    });
+    feed_.add(std::move(submitted.stream));
+    return {};
+  }
+
+  bool write(size_t i, engine::Event& event, pb::ModelStreamInferResponse& out) {
+    Job& job = jobs_[i];
+    if (auto* e = std::get_if<engine::Tokens>(&event)) {
+      job.text += e->text;
+      if (!job.stream || job.text.empty()) return false;
+      answer(job, false, out);
+      return true;
+    }
+    if (std::holds_alternative<engine::Started>(event)) return false;
+    if (auto* e = std::get_if<engine::Finished>(&event)) {
+      pb::ModelInferResponse& to = answer(job, true, out);
+      (*to.mutable_parameters())["finish_reason"].set_string_param(reason_name(e->reason));
+    } else {
+      out.set_error_message(std::get<engine::Failed>(event).status.to_string());
+      out.mutable_infer_response()->set_id(job.id);
+    }
+    feed_.drop(i);
+    job = {};
+    --open_;
+    return true;
+  }
+  pb::ModelInferResponse& answer(Job& job, bool final, pb::ModelStreamInferResponse& out) {
+    pb::ModelInferResponse& to = *out.mutable_infer_response();
+    name_answer(context_.services, job.id, to);
+    write_text_output(job.text, job.raw, to);
+    (*to.mutable_parameters())["triton_final_response"].set_bool_param(final);
+    job.text.clear();
+    return to;
+  }
+
+  Caller caller_;
+  pb::ModelInferRequest request_;
+  std::deque<Job> jobs_;  // by the feed's number
+  std::deque<std::pair<std::string, std::string>> errors_;
+  bool reading_ = true;
+  int open_ = 0;
+};
+
+class KServe final : public pb::GRPCInferenceService::CallbackService {
+ public:
+  explicit KServe(const Context& context) : c_(context) {}
+
+  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* call, const pb::ServerLiveRequest*,
+                                       pb::ServerLiveResponse* out) override {
+    out->set_live(c_.services.health().live);
+    return done(call);
+  }
+  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* call, const pb::ServerReadyRequest*,
+                                        pb::ServerReadyResponse* out) override {
+    out->set_ready(c_.services.health().ready);
+    return done(call);
+  }
+  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* call, const pb::ModelReadyRequest* in,
+                                       pb::ModelReadyResponse* out) override {
+    out->set_ready(c_.services.health().ready && c_.services.check_model(in->name()).ok());
+    return done(call);
+  }
+  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* call, const pb::ServerMetadataRequest*,
+                                           pb::ServerMetadataResponse* out) override {
+    out->set_name("kvasir");
+    out->set_version(KVASIR_VERSION);
+    return done(call);
+  }
+  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* call, const pb::ModelMetadataRequest* in,
+                                          pb::ModelMetadataResponse* out) override {
+    return unary(c_, call, Role::user, "ModelMetadata", [this, in, out](const Caller&) -> Status {
+      KVASIR_TRY(c_.services.check_model(in->name()));
+      out->set_name(c_.services.model_name());
+      out->add_versions("1");
+      out->set_platform("kvasir");
+      auto tensor = [](auto& t, const char* name, const char* type) {
+        t.set_name(name);
+        t.set_datatype(type);
+        t.add_shape(1);
+      };
+      tensor(*out->add_inputs(), "text_input", "BYTES");
+      tensor(*out->add_inputs(), "stream", "BOOL");
+      tensor(*out->add_inputs(), "sampling_parameters", "BYTES");
+      tensor(*out->add_inputs(), "exclude_input_in_output", "BOOL");
+      tensor(*out->add_outputs(), "text_output", "BYTES");
+      return {};
+    });
+  }
+  grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* call, const pb::ModelInferRequest* in,
+                                       pb::ModelInferResponse* out) override {
+    return std::make_shared<InferCall>(c_, out, call)->begin(in);
+  }
+  grpc::ServerBidiReactor<pb::ModelInferRequest, pb::ModelStreamInferResponse>* ModelStreamInfer(
+      grpc::CallbackServerContext* call) override {
+    auto reactor = std::make_shared<StreamInferCall>(c_, call);
+    reactor->begin();
+    return reactor.get();
+  }
+
+ private:
+  static grpc::ServerUnaryReactor* done(grpc::CallbackServerContext* call) {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+  const Context c_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> kserve_service(const Context& context) { return std::make_unique<KServe>(context); }
+
+}  // namespace kvasir::server::rpc

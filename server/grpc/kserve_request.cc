@@ -1,0 +1,202 @@
+#include "server/grpc/kserve_request.h"
+
+#include <climits>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/cat.h"
+
+namespace kvasir::server::rpc {
+namespace {
+
+namespace pb = inference;
+using nlohmann::json;
+
+Status bad_tensor(const std::string& name, const std::string& why) {
+  return invalid_argument(cat("input ", name, " ", why)).with_field(name);
+}
+
+// One element of a BYTES tensor in raw form: a little-endian length, then the bytes.
+std::optional<std::string> raw_bytes(const std::string& raw) {
+  uint32_t n = 0;
+  if (raw.size() < sizeof n) return std::nullopt;
+  std::memcpy(&n, raw.data(), sizeof n);
+  if (raw.size() - sizeof n != n) return std::nullopt;
+  return raw.substr(sizeof n);
+}
+
+Status check_one(const pb::ModelInferRequest::InferInputTensor& t, const char* datatype) {
+  if (t.datatype() != datatype) return bad_tensor(t.name(), cat("is ", t.datatype(), "; it must be ", datatype));
+  for (int64_t d : t.shape())
+    if (d != 1) return bad_tensor(t.name(), cat("has a dimension of ", d, "; it must hold one element"));
+  return {};
+}
+
+Result<std::string> read_bytes(const pb::ModelInferRequest::InferInputTensor& t, const std::string* raw) {
+  KVASIR_TRY(check_one(t, "BYTES"));
+  if (raw) {
+    if (auto value = raw_bytes(*raw)) return std::move(*value);
+    return bad_tensor(t.name(), "is not a length of 4 bytes and that many bytes");
+  }
+  if (t.contents().bytes_contents_size() != 1)
+    return bad_tensor(t.name(), cat("has ", t.contents().bytes_contents_size(), " elements; it must have one"));
+  return t.contents().bytes_contents(0);
+}
+
+Result<bool> read_bool(const pb::ModelInferRequest::InferInputTensor& t, const std::string* raw) {
+  KVASIR_TRY(check_one(t, "BOOL"));
+  if (raw) {
+    if (raw->size() == 1) return (*raw)[0] != 0;
+    return bad_tensor(t.name(), cat("has ", raw->size(), " bytes; it must have one"));
+  }
+  if (t.contents().bool_contents_size() == 1) return t.contents().bool_contents(0);
+  return bad_tensor(t.name(), cat("has ", t.contents().bool_contents_size(), " elements; it must have one"));
+}
+
+json to_json(const pb::InferParameter& p) {
+  switch (p.parameter_choice_case()) {
+    case pb::InferParameter::kBoolParam: return p.bool_param();
+    case pb::InferParameter::kInt64Param: return p.int64_param();
+    case pb::InferParameter::kStringParam: return p.string_param();
+    case pb::InferParameter::kDoubleParam: return p.double_param();
+    case pb::InferParameter::kUint64Param: return p.uint64_param();
+    case pb::InferParameter::PARAMETER_CHOICE_NOT_SET: return nullptr;
+  }
+  return nullptr;
+}
+
+// A number may come as one or as the text of one (perf_analyzer sends text).
+template <class T>
+Status read_number(const std::string& name, const json& v, T& out) {
+  json number = v.is_string() ? json::parse(v.get<std::string>(), nullptr, false) : v;
+  bool good = std::is_integral_v<T> ? number.is_number_integer() : number.is_number();
+  if (!good)
+    return invalid_argument(cat(name, " is ", v.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 64),
+                                "; it must be ", std::is_integral_v<T> ? "an integer" : "a number"))
+        .with_field(name);
+  if constexpr (std::is_same_v<T, int32_t>)
+    out = int32_t(std::clamp<int64_t>(number.get<int64_t>(), INT32_MIN, INT32_MAX));
+  else
+    out = number.get<T>();
+  return {};
+}
+
+Status read_flag(const std::string& name, const json& v, bool& out) {
+  if (!v.is_boolean()) return invalid_argument(cat(name, " must be true or false")).with_field(name);
+  out = v.get<bool>();
+  return {};
+}
+
+Status read_stop(const json& v, std::vector<std::string>& out) {
+  if (v.is_string()) {
+    out = {v.get<std::string>()};
+    return {};
+  }
+  if (v.is_array() && std::all_of(v.begin(), v.end(), [](const json& s) { return s.is_string(); })) {
+    out = v.get<std::vector<std::string>>();
+    return {};
+  }
+  return invalid_argument("stop must be a string or a list of strings").with_field("stop");
+}
+
+Status read_parameter(const std::string& name, const json& v, InferInput& in) {
+  GenerateInput& g = in.generate;
+  model::SamplingParams& s = g.request.sampling;
+  if (name == "temperature") return read_number(name, v, s.temperature);
+  if (name == "top_k") {
+    KVASIR_TRY(read_number(name, v, s.top_k));
+    if (s.top_k == -1) s.top_k = 0;  // Triton's way to say off
+    return {};
+  }
+  if (name == "top_p") return read_number(name, v, s.top_p);
+  if (name == "min_p") return read_number(name, v, s.min_p);
+  if (name == "repetition_penalty") return read_number(name, v, s.repetition_penalty);
+  if (name == "presence_penalty") return read_number(name, v, s.presence_penalty);
+  if (name == "frequency_penalty") return read_number(name, v, s.frequency_penalty);
+  if (name == "max_tokens") {
+    g.max_tokens = 0;
+    return read_number(name, v, *g.max_tokens);
+  }
+  if (name == "min_tokens") return read_number(name, v, g.request.min_tokens);
+  if (name == "seed") {
+    int64_t seed = 0;
+    KVASIR_TRY(read_number(name, v, seed));
+    g.seed = uint64_t(seed);
+    return {};
+  }
+  if (name == "stop") return read_stop(v, g.request.stop_strings);
+  if (name == "ignore_eos") return read_flag(name, v, g.request.ignore_eos);
+  if (name == "priority") return read_number(name, v, g.request.priority);
+  if (name == "triton_enable_empty_final_response") return {};  // the last answer always says that it is
+  return invalid_argument(cat("parameter ", name.substr(0, 64), " is not served; leave it unset")).with_field(name);
+}
+
+Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
+  in.raw = from.raw_input_contents_size() > 0;
+  if (in.raw && from.raw_input_contents_size() != from.inputs_size())
+    return invalid_argument(cat("raw_input_contents has ", from.raw_input_contents_size(), " tensors, inputs has ",
+                                from.inputs_size(), "; they must match"))
+        .with_field("raw_input_contents");
+  bool has_text = false, exclude_input = true;
+  for (int i = 0; i < from.inputs_size(); ++i) {
+    const auto& t = from.inputs(i);
+    const std::string* raw = in.raw ? &from.raw_input_contents(i) : nullptr;
+    if (t.name() == "text_input") {
+      KVASIR_ASSIGN(in.text_input, read_bytes(t, raw));
+      has_text = true;
+    } else if (t.name() == "stream") {
+      KVASIR_ASSIGN(in.stream, read_bool(t, raw));
+    } else if (t.name() == "exclude_input_in_output") {
+      KVASIR_ASSIGN(exclude_input, read_bool(t, raw));
+    } else if (t.name() == "sampling_parameters") {
+      KVASIR_ASSIGN(std::string text, read_bytes(t, raw));
+      json all = json::parse(text, nullptr, false);
+      if (!all.is_object()) return bad_tensor(t.name(), "is not a JSON object");
+      for (const auto& [name, value] : all.items()) KVASIR_TRY(read_parameter(name, value, in));
+    } else {
+      return bad_tensor(t.name().substr(0, 64),
+                        "is not served; send text_input, and stream, sampling_parameters or exclude_input_in_output");
+    }
+  }
+  if (!has_text) return invalid_argument("there is no input text_input").with_field("inputs");
+  in.echo = !exclude_input;
+  in.generate.prompt = TextInput{in.text_input};
+  return {};
+}
+
+}  // namespace
+
+Result<InferInput> read_infer_request(const pb::ModelInferRequest& from) {
+  InferInput in;
+  in.generate.protocol = "kserve";
+  in.generate.model = from.model_name();
+  in.generate.request.id = from.id();
+  if (!from.model_version().empty() && from.model_version() != "1")
+    return invalid_argument(cat("model_version is ", from.model_version().substr(0, 64), "; there is version 1"))
+        .with_field("model_version");
+  for (const auto& output : from.outputs())
+    if (output.name() != "text_output")
+      return invalid_argument(cat("output ", output.name().substr(0, 64), " is not made here; ask for text_output"))
+          .with_field("outputs");
+  KVASIR_TRY(read_inputs(from, in));
+  for (const auto& [name, value] : from.parameters()) KVASIR_TRY(read_parameter(name, to_json(value), in));
+  return in;
+}
+
+void write_text_output(const std::string& text, bool raw, pb::ModelInferResponse& to) {
+  auto& tensor = *to.add_outputs();
+  tensor.set_name("text_output");
+  tensor.set_datatype("BYTES");
+  tensor.add_shape(1);
+  if (!raw) {
+    tensor.mutable_contents()->add_bytes_contents(text);
+    return;
+  }
+  std::string& bytes = *to.add_raw_output_contents();
+  uint32_t n = uint32_t(text.size());
+  bytes.append(reinterpret_cast<const char*>(&n), sizeof n);
+  bytes += text;
+}
+
+}  // namespace kvasir::server::rpc

@@ -1,0 +1,290 @@
+#include "server/grpc/kvasir_v1.h"
+
+#include <algorithm>
+#include <climits>
+#include <nlohmann/json.hpp>
+
+#include "core/cat.h"
+#include "kvasir.grpc.pb.h"
+#include "server/grpc/stream_call.h"
+
+namespace kvasir::server::rpc {
+namespace {
+
+namespace pb = kvasir::v1;
+
+std::string messages_json(const pb::Chat& chat) {
+  auto all = nlohmann::json::array();
+  for (const pb::ChatMessage& m : chat.messages()) all.push_back({{"role", m.role()}, {"content", m.content()}});
+  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+ChatInput chat_input(const pb::Chat& chat, Status& status) {
+  ChatInput in{chat.messages_json(), chat.tools_json(), chat.template_variables_json()};
+  if (chat.messages_size() > 0 && !in.messages_json.empty())
+    status = invalid_argument("chat.messages and chat.messages_json are both set; send one of them");
+  if (chat.messages_size() == 0 && in.messages_json.empty())
+    status = invalid_argument("chat has no messages; send at least one");
+  if (chat.messages_size() > 0) in.messages_json = messages_json(chat);
+  return in;
+}
+
+Result<text::GrammarSpec> grammar_of(const pb::Grammar& g) {
+  using Kind = text::GrammarSpec::Kind;
+  switch (g.kind_case()) {
+    case pb::Grammar::kJsonObject: return text::GrammarSpec{g.json_object() ? Kind::json_object : Kind::none};
+    case pb::Grammar::kJsonSchema: return text::GrammarSpec{Kind::json_schema, g.json_schema()};
+    case pb::Grammar::kRegex: return text::GrammarSpec{Kind::regex, g.regex()};
+    case pb::Grammar::kLark: return text::GrammarSpec{Kind::lark, g.lark()};
+    case pb::Grammar::kChoice:
+      return text::GrammarSpec{Kind::choice, "", {g.choice().values().begin(), g.choice().values().end()}};
+    case pb::Grammar::KIND_NOT_SET: return text::GrammarSpec{};
+  }
+  return text::GrammarSpec{};
+}
+
+void read_sampling(const pb::Sampling& from, GenerateInput& in) {
+  model::SamplingParams& to = in.request.sampling;
+  if (from.has_temperature()) to.temperature = from.temperature();
+  if (from.has_top_k()) to.top_k = int32_t(std::min<uint32_t>(from.top_k(), INT32_MAX));
+  if (from.has_top_p()) to.top_p = from.top_p();
+  if (from.has_min_p()) to.min_p = from.min_p();
+  if (from.has_typical_p()) to.typical_p = from.typical_p();
+  if (from.has_repetition_penalty()) to.repetition_penalty = from.repetition_penalty();
+  if (from.has_presence_penalty()) to.presence_penalty = from.presence_penalty();
+  if (from.has_frequency_penalty()) to.frequency_penalty = from.frequency_penalty();
+  if (from.has_seed()) in.seed = from.seed();
+  in.logit_bias.assign(from.logit_bias().begin(), from.logit_bias().end());
+  std::sort(in.logit_bias.begin(), in.logit_bias.end());  // a map has no order of its own
+}
+
+Result<GenerateInput> read_request(const pb::GenerateRequest& from) {
+  GenerateInput in;
+  in.protocol = "kvasir.v1";
+  in.model = from.model();
+  engine::Request& r = in.request;
+  r.id = from.request_id();
+  Status status;
+  switch (from.input_case()) {
+    case pb::GenerateRequest::kPrompt:
+      in.prompt = TextInput{from.prompt(), !from.has_add_special_tokens() || from.add_special_tokens(), true};
+      break;
+    case pb::GenerateRequest::kTokens:
+      in.prompt = TokensInput(from.tokens().ids().begin(), from.tokens().ids().end());
+      break;
+    case pb::GenerateRequest::kChat: in.prompt = chat_input(from.chat(), status); break;
+    case pb::GenerateRequest::INPUT_NOT_SET:
+      status = invalid_argument("there is no input; set prompt, tokens or chat").with_field("input");
+  }
+  KVASIR_TRY(status);
+  read_sampling(from.sampling(), in);
+  if (from.has_max_tokens()) in.max_tokens = from.max_tokens();
+  r.min_tokens = int32_t(std::min<uint32_t>(from.min_tokens(), INT32_MAX));
+  r.stop_strings.assign(from.stop().begin(), from.stop().end());
+  in.stop_tokens.assign(from.stop_token_ids().begin(), from.stop_token_ids().end());
+  r.ignore_eos = from.ignore_eos();
+  r.include_stop = from.include_stop();
+  if (from.has_n()) in.n = from.n();
+  if (from.has_logprobs()) in.logprobs = from.logprobs();
+  if (from.has_prompt_logprobs()) in.prompt_logprobs = from.prompt_logprobs();
+  r.skip_special = !from.has_skip_special_tokens() || from.skip_special_tokens();
+  KVASIR_ASSIGN(r.grammar, grammar_of(from.grammar()));
+  r.priority = from.priority();
+  r.cache_salt = from.cache_salt();
+  r.detokenize = !from.omit_text();
+  return in;
+}
+
+class GenerateCall final : public StreamCall<pb::GenerateResponse> {
+ public:
+  GenerateCall(const Context& context, grpc::CallbackServerContext* call, const pb::GenerateRequest* request)
+      : StreamCall(context, call), request_(request) {}
+
+ protected:
+  Status prepare() override {
+    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
+    KVASIR_TRY(caller.require(Role::user, "Generate"));
+    KVASIR_ASSIGN(GenerateInput in, read_request(*request_));
+    carry(*call_, in.request);
+    logprobs_ = in.logprobs >= 0;
+    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
+    prompt_ = std::move(submitted.prompt);
+    tokenizer_ = context_.services.engine().tokenizer();
+    id_ = submitted.stream->id();
+    feed_.add(std::move(submitted.stream));
+    return {};
+  }
+
+  Next next(pb::GenerateResponse& out, bool& last, Status& status) override {
+    auto event = feed_.poll();
+    if (!event) return Next::waiting;
+    if (auto* e = std::get_if<engine::Tokens>(&event->second)) {
+      pb::GenerateResponse::Delta& delta = *out.mutable_delta();
+      delta.set_choice(uint32_t(e->choice));
+      delta.set_text(std::move(e->text));
+      delta.mutable_tokens()->Reserve(int(e->tokens.size()));
+      for (const engine::TokenOut& token : e->tokens) write(token, logprobs_, *delta.add_tokens());
+    } else if (auto* e = std::get_if<engine::Started>(&event->second)) {
+      return write_started(*e, out, status);
+    } else if (auto* e = std::get_if<engine::Finished>(&event->second)) {
+      write_finished(*e, *out.mutable_finished());
+      last = e->last;
+    } else {
+      status = std::get<engine::Failed>(event->second).status;
+      return Next::end;
+    }
+    return Next::message;
+  }
+
+ private:
+  void write(const engine::TokenOut& from, bool with_logprob, pb::Token& to) const {
+    to.set_id(uint32_t(from.id));
+    if (!with_logprob) return;
+    to.set_logprob(from.logprob);
+    for (const model::TokenLogprob& t : from.top) {
+      pb::Logprob& top = *to.add_top();
+      top.set_id(uint32_t(t.token));
+      top.set_logprob(t.logprob);
+      if (tokenizer_) top.set_text(tokenizer_->token_text(t.token));
+    }
+  }
+
+  Next write_started(const engine::Started& e, pb::GenerateResponse& out, Status& status) const {
+    pb::GenerateResponse::Started& to = *out.mutable_started();
+    to.set_request_id(id_);
+    to.set_seed(e.seed);
+    to.set_prompt_tokens(prompt_.size());
+    to.set_cached_tokens(uint64_t(e.cached_tokens));
+    if (request_->echo() && tokenizer_ && !request_->omit_text()) {
+      auto text = tokenizer_->decode(prompt_, !request_->has_skip_special_tokens() || request_->skip_special_tokens());
+      if (!text.ok()) {
+        status = text.status();
+        return Next::end;
+      }
+      to.set_prompt_text(*text);
+    }
+    if (!e.prompt_logprobs.empty())
+      for (size_t i = 0; i < e.prompt_logprobs.size(); ++i) write(e.prompt_logprobs[i], i > 0, *to.add_prompt());
+    else if (request_->echo())
+      for (int32_t id : prompt_) to.add_prompt()->set_id(uint32_t(id));
+    return Next::message;
+  }
+
+  void write_finished(const engine::Finished& e, pb::GenerateResponse::Finished& to) const {
+    using Reason = pb::GenerateResponse::Finished;
+    static constexpr pb::GenerateResponse_Finished_Reason kReasons[] = {Reason::STOP_TOKEN, Reason::STOP_STRING,
+                                                                        Reason::LENGTH, Reason::CANCELLED};
+    to.set_choice(uint32_t(e.choice));
+    to.set_reason(kReasons[int(e.reason)]);
+    to.set_stop(e.stop_string);
+    if (e.stop_token >= 0) to.set_stop_token_id(uint32_t(e.stop_token));
+    to.set_last(e.last);
+    to.mutable_usage()->set_prompt_tokens(uint64_t(e.usage.prompt_tokens));
+    to.mutable_usage()->set_completion_tokens(uint64_t(e.usage.completion_tokens));
+    to.mutable_usage()->set_cached_tokens(uint64_t(e.usage.cached_tokens));
+  }
+
+  const pb::GenerateRequest* const request_;
+  std::string id_;
+  std::vector<int32_t> prompt_;
+  text::TokenizerPtr tokenizer_;
+  bool logprobs_ = false;
+};
+
+class KvasirV1 final : public pb::Inference::CallbackService {
+ public:
+  explicit KvasirV1(const Context& context) : c_(context) {}
+
+  grpc::ServerWriteReactor<pb::GenerateResponse>* Generate(grpc::CallbackServerContext* call,
+                                                           const pb::GenerateRequest* in) override {
+    auto reactor = std::make_shared<GenerateCall>(c_, call, in);
+    reactor->begin();
+    return reactor.get();
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* call, const pb::TokenizeRequest* in,
+                                     pb::TokenizeResponse* out) override {
+    return unary(c_, call, Role::user, "Tokenize", [this, in, out](const Caller& caller) -> Status {
+      Status status;
+      PromptInput prompt;
+      if (in->has_chat())
+        prompt = chat_input(in->chat(), status);
+      else
+        prompt = TextInput{in->text(), !in->has_add_special_tokens() || in->add_special_tokens(), in->parse_special()};
+      KVASIR_TRY(status);
+      KVASIR_ASSIGN(auto ids, c_.services.tokenize(caller, in->model(), prompt));
+      out->mutable_ids()->Add(ids.begin(), ids.end());
+      text::TokenizerPtr tokenizer = c_.services.engine().tokenizer();
+      for (int32_t id : ids) out->add_pieces(tokenizer->token_text(id));
+      return {};
+    });
+  }
+
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* call, const pb::DetokenizeRequest* in,
+                                       pb::DetokenizeResponse* out) override {
+    return unary(c_, call, Role::user, "Detokenize", [this, in, out](const Caller& caller) -> Status {
+      std::vector<int64_t> ids(in->ids().begin(), in->ids().end());
+      KVASIR_ASSIGN(*out->mutable_text(), c_.services.detokenize(caller, in->model(), ids, in->skip_special_tokens()));
+      return {};
+    });
+  }
+
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call, const pb::ListModelsRequest*,
+                                       pb::ListModelsResponse* out) override {
+    return unary(c_, call, Role::user, "ListModels", [this, out](const Caller&) -> Status {
+      KVASIR_TRY(c_.services.check_model(""));
+      const model::ModelInfo& info = c_.services.engine().info();
+      pb::Model& m = *out->add_models();
+      m.set_id(c_.services.model_name());
+      m.set_architecture(info.architecture);
+      m.set_quantization(info.quantization);
+      m.set_parameters(uint64_t(info.parameters));
+      m.set_context_length(uint32_t(info.context_length));
+      m.set_vocab_size(uint32_t(info.vocab_size));
+      return {};
+    });
+  }
+
+  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* call, const pb::GetStatsRequest*,
+                                     pb::GetStatsResponse* out) override {
+    return unary(c_, call, Role::metrics, "GetStats", [this, out](const Caller&) -> Status {
+      engine::Stats s = c_.services.engine().stats();
+      Health h = c_.services.health();
+      out->set_state(state_name(h.state));
+      out->set_message(h.message);
+      out->set_running(s.running);
+      out->set_waiting(s.waiting);
+      out->set_pages_total(s.pages_total);
+      out->set_pages_free(s.pages_free);
+      out->set_pages_cached(s.pages_cached);
+      out->set_prompt_tokens(s.prompt_tokens);
+      out->set_cached_tokens(s.cached_tokens);
+      out->set_output_tokens(s.output_tokens);
+      out->set_requests(s.requests);
+      out->set_finished(s.finished);
+      out->set_failed(s.failed);
+      out->set_cancelled(s.cancelled);
+      out->set_preemptions(s.preemptions);
+      out->set_steps(s.steps);
+      return {};
+    });
+  }
+
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call, const pb::CancelRequest* in,
+                                   pb::CancelResponse* out) override {
+    return unary(c_, call, Role::user, "Cancel", [this, in, out](const Caller& caller) -> Status {
+      if (in->request_id().empty()) return invalid_argument("request_id is empty; say which request to cancel");
+      out->set_found(c_.services.cancel(caller, in->request_id()));
+      return {};
+    });
+  }
+
+ private:
+  const Context c_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> kvasir_v1_service(const Context& context) { return std::make_unique<KvasirV1>(context); }
+
+}  // namespace kvasir::server::rpc

@@ -1,0 +1,184 @@
+#include "server/grpc/ppl.h"
+
+#include <algorithm>
+#include <climits>
+#include <unordered_set>
+
+#include "core/cat.h"
+#include "ppl_llm.grpc.pb.h"
+#include "server/grpc/stream_call.h"
+
+namespace kvasir::server::rpc {
+namespace {
+
+namespace pb = ppl::llm::proto;
+
+constexpr int kEventsPerMessage = 256;
+
+// What is unset on this wire is zero; zero means off, or the default.
+template <class T>
+T or_default(T value, T fallback) {
+  return value == T(0) ? fallback : value;
+}
+
+Result<GenerateInput> read_request(const pb::Request& from) {
+  GenerateInput in;
+  in.protocol = "ppl";
+  in.max_tokens_field = "max_new_tokens";
+  in.stop_tokens_field = "stop_tokens";
+  in.logprobs = 0;  // every answer carries its token's
+  engine::Request& r = in.request;
+  if (from.has_tokens())
+    in.prompt = TokensInput(from.tokens().ids().begin(), from.tokens().ids().end());
+  else
+    in.prompt = TextInput{from.prompt()};
+  r.detokenize = !from.has_tokens();
+
+  const pb::NextTokenChooserParameters& c = from.choosing_parameters();
+  if (c.watermark())
+    return invalid_argument("watermark is true; this server adds none: leave it unset").with_field("watermark");
+  r.sampling.temperature = c.do_sample() ? c.temperature() : 0;
+  r.sampling.top_k = int32_t(std::min<uint32_t>(c.top_k(), INT32_MAX));
+  r.sampling.top_p = or_default(c.top_p(), 1.0f);
+  r.sampling.typical_p = or_default(c.typical_p(), 1.0f);
+  r.sampling.repetition_penalty = or_default(c.repetition_penalty(), 1.0f);
+  r.sampling.presence_penalty = c.presence_penalty();
+  r.sampling.frequency_penalty = c.frequency_penalty();
+  if (c.seed() != 0) in.seed = c.seed();
+
+  const pb::StoppingCriteriaParameters& s = from.stopping_parameters();
+  if (s.max_new_tokens() != 0) in.max_tokens = s.max_new_tokens();
+  in.stop_tokens.assign(s.stop_tokens().ids().begin(), s.stop_tokens().ids().end());
+  r.ignore_eos = s.ignore_eos_token();
+  return in;
+}
+
+class GenerationCall final : public StreamCall<pb::BatchedResponse> {
+ public:
+  GenerationCall(const Context& context, grpc::CallbackServerContext* call, const pb::BatchedRequest* batch)
+      : StreamCall(context, call), batch_(batch) {}
+
+ protected:
+  Status prepare() override {
+    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
+    KVASIR_TRY(caller.require(Role::user, "Generation"));
+    KVASIR_TRY(context_.services.check_model(""));
+    if (batch_->req_size() == 0) return invalid_argument("req is empty; send at least one request").with_field("req");
+    tokenizer_ = context_.services.engine().tokenizer();
+    std::unordered_set<uint64_t> ids;
+    for (const pb::Request& r : batch_->req()) {
+      Status status = ids.insert(r.id()).second ? submit(caller, r)
+                                                : invalid_argument(cat("id ", r.id(), " is used twice in this call"));
+      if (!status.ok()) fail(*refused_.add_rsp(), r.id(), status);
+    }
+    return {};
+  }
+
+  Next next(pb::BatchedResponse& out, bool& last, Status&) override {
+    out.Swap(&refused_);
+    for (int i = 0; i < kEventsPerMessage; ++i) {
+      auto event = feed_.poll();
+      if (!event) break;
+      write(event->first, event->second, out);
+    }
+    last = open_ == 0;
+    return out.rsp_size() > 0 || last ? Next::message : Next::waiting;
+  }
+
+ private:
+  Status submit(const Caller& caller, const pb::Request& r) {
+    KVASIR_ASSIGN(GenerateInput in, read_request(r));
+    carry(*call_, in.request);
+    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
+    requests_.push_back(&r);
+    feed_.add(std::move(submitted.stream));
+    ++open_;
+    return {};
+  }
+
+  // A failure says why where the client looks for text: the contract has no field for it.
+  static void fail(pb::Response& to, uint64_t id, const Status& status) {
+    to.set_id(id);
+    to.set_status(pb::FAILED);
+    to.set_generated(status.to_string());
+  }
+
+  void write(size_t i, engine::Event& event, pb::BatchedResponse& out) {
+    const pb::Request& request = *requests_[i];
+    if (auto* e = std::get_if<engine::Tokens>(&event)) {
+      if (request.has_tokens()) {
+        for (const engine::TokenOut& token : e->tokens) {
+          pb::Response& to = answer(request, token, out);
+          to.mutable_tokens()->add_ids(uint32_t(token.id));
+        }
+      } else if (!e->tokens.empty() || !e->text.empty()) {
+        pb::Response& to = answer(request, e->tokens.empty() ? engine::TokenOut{} : e->tokens.back(), out);
+        to.set_generated(std::move(e->text));
+      }
+    } else if (auto* e = std::get_if<engine::Finished>(&event)) {
+      if (e->reason == engine::FinishReason::cancelled) {
+        fail(*out.add_rsp(), request.id(), Status(Code::cancelled, "the request was cancelled"));
+      } else {
+        finish(request, *e, out);
+      }
+      over(i);
+    } else if (auto* e = std::get_if<engine::Failed>(&event)) {
+      fail(*out.add_rsp(), request.id(), e->status);
+      over(i);
+    }
+  }
+
+  pb::Response& answer(const pb::Request& request, const engine::TokenOut& token, pb::BatchedResponse& out) const {
+    pb::Response& to = *out.add_rsp();
+    to.set_id(request.id());
+    to.set_status(pb::PROCESSING);
+    to.mutable_detail()->set_logprobs(token.logprob);
+    to.mutable_detail()->set_is_special(tokenizer_ && tokenizer_->is_special(token.id));
+    return to;
+  }
+
+  // The last token's answer says so itself when it goes with this message.
+  static void finish(const pb::Request& request, const engine::Finished& e, pb::BatchedResponse& out) {
+    int n = out.rsp_size();
+    bool ours = n > 0 && out.rsp(n - 1).id() == request.id() && out.rsp(n - 1).status() == pb::PROCESSING;
+    pb::Response& to = ours ? *out.mutable_rsp(n - 1) : *out.add_rsp();
+    to.set_id(request.id());
+    to.set_status(pb::FINISHED);
+    const auto& stops = request.stopping_parameters().stop_tokens().ids();
+    bool asked = std::find(stops.begin(), stops.end(), uint32_t(e.stop_token)) != stops.end();
+    to.mutable_detail()->set_finish_reason(e.reason == engine::FinishReason::length ? pb::FINISH_REASON_LENGTH
+                                           : asked                                  ? pb::FINISH_REASON_STOP_SEQUENCE
+                                                                                    : pb::FINISH_REASON_EOS_TOKEN);
+  }
+
+  void over(size_t i) {
+    feed_.drop(i);
+    --open_;
+  }
+
+  const pb::BatchedRequest* const batch_;
+  std::vector<const pb::Request*> requests_;  // by the feed's number
+  pb::BatchedResponse refused_;
+  int open_ = 0;
+  text::TokenizerPtr tokenizer_;
+};
+
+class LlmService final : public pb::LLMService::CallbackService {
+ public:
+  explicit LlmService(const Context& context) : c_(context) {}
+  grpc::ServerWriteReactor<pb::BatchedResponse>* Generation(grpc::CallbackServerContext* call,
+                                                            const pb::BatchedRequest* in) override {
+    auto reactor = std::make_shared<GenerationCall>(c_, call, in);
+    reactor->begin();
+    return reactor.get();
+  }
+
+ private:
+  const Context c_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> ppl_service(const Context& context) { return std::make_unique<LlmService>(context); }
+
+}  // namespace kvasir::server::rpc

@@ -1,0 +1,37 @@
+// The routes: which path, method and role leads to which handler.
+#pragma once
+
+#include "server/http/guard.h"
+#include "server/http/http.h"
+#include "server/services.h"
+
+namespace kvasir::server::http {
+
+class Api {
+ public:
+  explicit Api(Services& services);
+  Reply handle(const Request& request);  // thread-safe; may parse and tokenize
+
+ private:
+  struct Route;
+  static const std::vector<Route>& routes();
+  Reply route(const Request& request);
+
+  Reply page(const Request&, const Caller&);
+  Reply health(const Request&, const Caller&);
+  Reply ready(const Request&, const Caller&);
+  Reply metrics(const Request&, const Caller&);
+  Reply stats(const Request&, const Caller&);
+  Reply models(const Request&, const Caller&);
+  Reply chat(const Request&, const Caller&);
+  Reply completions(const Request&, const Caller&);
+  Reply tokenize(const Request&, const Caller&);
+  Reply detokenize(const Request&, const Caller&);
+  Reply embeddings(const Request&, const Caller&);
+  Reply generate(const Request&, const Caller&, struct OpenAiCall call);
+
+  Services& services_;
+  Guard guard_;
+};
+
+}  // namespace kvasir::server::http

@@ -1,0 +1,73 @@
+// /v1/chat/completions and /v1/completions: a body in, engine requests out, one reply over all of them.
+#include <chrono>
+
+#include "core/cat.h"
+#include "server/http/api.h"
+#include "server/http/error_body.h"
+#include "server/http/openai_request.h"
+
+namespace kvasir::server::http {
+namespace {
+
+// How calls will be found in the answer; a template with no place for tools has them described to it.
+void prepare_tools(Services& services, OpenAiCall& call) {
+  text::TokenizerPtr tokenizer = services.engine().tokenizer();
+  if (!tokenizer) return;  // still loading: the request will be refused
+  const std::string& source = tokenizer->chat_template();
+  switch (call.tool_choice) {
+    case ToolChoice::none: return;
+    case ToolChoice::automatic: call.shape.tools = free_tools(text::tool_format_of(source)); break;
+    case ToolChoice::required: call.shape.tools = required_tool(); break;
+    case ToolChoice::named: call.shape.tools = named_tool(call.tool_name); break;
+  }
+  call.shape.tools.one |= call.one_tool;
+  if (source.find("tools") != std::string::npos) return;
+  auto& chat = std::get<ChatInput>(call.prompts[0]);
+  chat.messages_json = with_tools_described(chat.messages_json, chat.tools_json);
+  chat.tools_json.clear();
+}
+
+}  // namespace
+
+Reply Api::chat(const Request& request, const Caller& caller) {
+  auto call = parse_chat(request.body, services_.options());
+  if (!call.ok()) return error_response(call.status());
+  return generate(request, caller, *std::move(call));
+}
+
+Reply Api::completions(const Request& request, const Caller& caller) {
+  auto call = parse_completion(request.body, services_.options());
+  if (!call.ok()) return error_response(call.status());
+  return generate(request, caller, *std::move(call));
+}
+
+Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
+  call.input.request.trace_parent = request.header("traceparent");
+  ReplyShape& shape = call.shape;
+  if (!call.tools_json.empty()) prepare_tools(services_, call);
+  std::vector<std::unique_ptr<engine::Stream>> streams;
+  for (PromptInput& prompt : call.prompts) {
+    GenerateInput input = call.input;
+    input.prompt = std::move(prompt);
+    auto submitted = services_.generate(caller, std::move(input));
+    if (!submitted.ok()) return error_response(submitted.status());  // the others are cancelled as they go
+    if (call.echo) {
+      auto text = services_.engine().tokenizer()->decode(submitted->prompt, false);
+      if (!text.ok()) return error_response(text.status());
+      shape.echo.push_back(*std::move(text));
+    }
+    streams.push_back(std::move(submitted->stream));
+  }
+  shape.tokenizer = services_.engine().tokenizer();
+  shape.model = services_.model_name();
+  shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", streams[0]->id());
+  shape.created =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  std::vector<std::pair<std::string, std::string>> headers{{"X-Request-Id", streams[0]->id()}};
+  Response cors;
+  guard_.allow(request, cors);
+  headers.insert(headers.end(), cors.headers.begin(), cors.headers.end());
+  return openai_reply(std::move(shape), std::move(streams), std::move(headers));
+}
+
+}  // namespace kvasir::server::http

@@ -1,0 +1,92 @@
+// What a client may ask about: models, tokens, and how the server is doing.
+#include "core/cat.h"
+#include "server/http/api.h"
+#include "server/http/error_body.h"
+#include "server/http/fields.h"
+#include "server/http/metrics_text.h"
+#include "server/json_text.h"
+
+namespace kvasir::server::http {
+
+Reply Api::models(const Request& request, const Caller&) {
+  std::string name = services_.model_name();
+  if (name.empty()) return error_response(unavailable("the model is still loading; ask /ready"));
+  const model::ModelInfo& info = services_.engine().info();
+  std::string model =
+      cat("{\"id\":", json_string(name), ",\"object\":\"model\",\"created\":0,\"owned_by\":\"kvasir\"",
+          ",\"max_model_len\":", info.context_length, ",\"meta\":{\"architecture\":", json_string(info.architecture),
+          ",\"quantization\":", json_string(info.quantization), ",\"n_params\":", info.parameters,
+          ",\"n_vocab\":", info.vocab_size, "}}");
+  Response r;
+  if (request.path == "/v1/models") {
+    r.body = cat("{\"object\":\"list\",\"data\":[", model, "]}");
+  } else if (request.path.substr(11) == name) {
+    r.body = model;
+  } else {
+    return error_response(
+        not_found(cat("there is no model '", request.path.substr(11, 100), "'; this server has '", name, "'")));
+  }
+  return r;
+}
+
+Reply Api::tokenize(const Request& request, const Caller& caller) {
+  auto json = parse_json(request.body);
+  if (!json.ok()) return error_response(json.status());
+  Fields f(*json);
+  std::string model;
+  TextInput text;
+  ChatInput chat;
+  f.string("model", &model);
+  f.boolean("add_special_tokens", &text.add_special);
+  text.parse_special = false;
+  f.boolean("parse_special", &text.parse_special);
+  f.boolean("add_generation_prompt", &chat.add_generation_prompt);
+  bool has_text = f.string("prompt", &text.text) || f.string("content", &text.text);
+  const Json* messages = f.raw("messages");
+  if (messages) chat.messages_json = messages->dump();
+  if (const Json* tools = f.raw("tools")) chat.tools_json = tools->dump();
+  if (f.ok() && has_text == (messages != nullptr)) f.fail("prompt", "or messages must be given, and not both");
+  if (Status s = f.finish(); !s.ok()) return error_response(s);
+  auto ids = services_.tokenize(caller, model, messages ? PromptInput(chat) : PromptInput(text));
+  if (!ids.ok()) return error_response(ids.status());
+  Response r;
+  r.body =
+      cat("{\"count\":", ids->size(), ",\"max_model_len\":", services_.engine().info().context_length, ",\"tokens\":[");
+  for (size_t i = 0; i < ids->size(); ++i) r.body += cat(i ? "," : "", (*ids)[i]);
+  r.body += "]}";
+  return r;
+}
+
+Reply Api::detokenize(const Request& request, const Caller& caller) {
+  auto json = parse_json(request.body);
+  if (!json.ok()) return error_response(json.status());
+  Fields f(*json);
+  std::string model;
+  std::vector<int64_t> ids;
+  bool skip_special = false;
+  f.string("model", &model);
+  f.boolean("skip_special_tokens", &skip_special);
+  if (!f.integers("tokens", &ids)) f.fail("tokens", "is missing; give a list of token ids");
+  if (Status s = f.finish(); !s.ok()) return error_response(s);
+  auto text = services_.detokenize(caller, model, ids, skip_special);
+  if (!text.ok()) return error_response(text.status());
+  Response r;
+  r.body = cat("{\"prompt\":", json_string(*text), "}");
+  return r;
+}
+
+Reply Api::metrics(const Request&, const Caller&) {
+  Response r;
+  r.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  r.body = metrics_text(services_);
+  return r;
+}
+
+Reply Api::stats(const Request&, const Caller&) {
+  Response r;
+  r.headers.emplace_back("Cache-Control", "no-store");
+  r.body = stats_json(services_);
+  return r;
+}
+
+}  // namespace kvasir::server::http

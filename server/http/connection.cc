@@ -1,0 +1,268 @@
+#include "server/http/connection.h"
+
+#include <boost/asio/post.hpp>
+#include <boost/beast/core/string.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <optional>
+
+#include "core/cat.h"
+#include "server/http/error_body.h"
+
+namespace kvasir::server::http {
+namespace {
+
+namespace asio = boost::asio;
+namespace wire = boost::beast::http;
+using boost::system::error_code;
+
+const char* reason(int status) {
+  return wire::obsolete_reason(static_cast<wire::status>(status)).data();  // a literal
+}
+
+class Connection {
+ public:
+  Connection(std::unique_ptr<Transport> transport, const ConnectionContext& context, IdleSet& idle, Executor executor)
+      : transport_(std::move(transport)),
+        context_(context),
+        idle_(idle),
+        executor_(executor),
+        peer_(transport_->peer()) {}
+
+  Task<void> run() {
+    for (bool more = true; more;) more = co_await one_exchange();
+    co_await transport_->close();
+  }
+
+ private:
+  using Parser = wire::request_parser<wire::string_body>;
+  enum class Part : uint8_t { header, body };
+  static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  const ConnectionLimits& limits() const { return context_.limits; }
+
+  // Each co_await stands in a statement of its own: gcc 12 miscompiles them inside conditions.
+
+  // Reads a request and answers it; true if the connection may carry another.
+  Task<bool> one_exchange() {
+    Parser parser;
+    parser.header_limit(static_cast<uint32_t>(limits().max_header_bytes));
+    parser.body_limit(limits().max_body_bytes);
+    bool here = co_await await_request();
+    if (!here) co_return false;
+    bool read = co_await read_part(parser, Part::header);
+    if (read) read = check_framing(parser.get());
+    if (read && wants_continue(parser)) {
+      bool sent = co_await transport_->write(kContinue, limits().write_time);
+      if (!sent) co_return false;
+    }
+    parser.eager(true);
+    if (read) read = co_await read_part(parser, Part::body);
+    if (!read) {
+      if (refusal_) co_await write_whole(*refusal_, refusal_->body);
+      co_return false;
+    }
+
+    keep_ = parser.keep_alive() && !context_.draining();
+    chunks_ = parser.get().version() >= 11;
+    Request request = plain(parser.release());
+    head_only_ = request.method == "HEAD";
+    Reply reply = co_await on_worker(request);
+    if (context_.draining()) keep_ = false;
+    bool more = false;
+    if (auto* whole = std::get_if<Response>(&reply))
+      more = co_await write_whole(*whole, whole->body);
+    else
+      more = co_await write_produced(*std::get<std::unique_ptr<Producer>>(reply));
+    co_return more;
+  }
+
+  // Waits for the first bytes of a request, unless some are here already.
+  Task<bool> await_request() {
+    bool idle = !first_;
+    first_ = false;
+    if (!input_.empty()) co_return true;
+    if (idle && context_.draining()) co_return false;
+    auto limit = idle ? limits().idle_time : limits().header_time;
+    idle_.insert(transport_.get());
+    bool some = co_await more_input(limit);
+    idle_.erase(transport_.get());
+    co_return some;
+  }
+
+  Task<bool> more_input(std::chrono::milliseconds limit) {
+    size_t n = co_await transport_->read(block_, sizeof block_, limit);
+    input_.append(block_, n);
+    co_return n > 0;
+  }
+
+  // Feeds the parser until the part is done; false with a refusal, or without one when nobody is left to read it.
+  Task<bool> read_part(Parser& parser, Part part) {
+    auto until = std::chrono::steady_clock::now() + limits().header_time;
+    while (!done(parser, part)) {
+      error_code error;
+      if (!input_.empty()) {
+        size_t used = parser.put(asio::buffer(input_), error);
+        input_.erase(0, used);
+        if (error && error != wire::error::need_more) {
+          refuse_malformed(error);
+          co_return false;
+        }
+        if (done(parser, part)) break;
+        if (!error && used > 0) continue;
+      }
+      auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+      if (left.count() <= 0) co_return false;  // too slow
+      bool some = co_await more_input(left);
+      if (!some) co_return false;
+    }
+    co_return true;
+  }
+  static bool done(const Parser& parser, Part part) {
+    return part == Part::header ? parser.is_header_done() : parser.is_done();
+  }
+
+  // Two ways of saying where a message ends, or whom it is for, is how requests are smuggled.
+  bool check_framing(const wire::request<wire::string_body>& head) {
+    if (head.count(wire::field::transfer_encoding) && head.count(wire::field::content_length))
+      return refuse(400, "Content-Length and Transfer-Encoding cannot both be given");
+    if (head.count(wire::field::content_length) > 1) return refuse(400, "Content-Length is given more than once");
+    if (head.count(wire::field::host) > 1) return refuse(400, "Host is given more than once");
+    return true;
+  }
+  static bool wants_continue(const Parser& parser) {
+    return !parser.is_done() && boost::beast::iequals(parser.get()[wire::field::expect], "100-continue");
+  }
+
+  Request plain(wire::request<wire::string_body>&& message) {
+    Request r;
+    r.method = message.method_string();
+    std::string_view target(message.target().data(), message.target().size());
+    size_t mark = target.find('?');
+    r.path = target.substr(0, mark);
+    if (mark != std::string_view::npos) r.query = target.substr(mark + 1);
+    for (const auto& field : message) {
+      std::string name(field.name_string());
+      for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+      r.headers.emplace_back(std::move(name), std::string(field.value()));
+    }
+    r.body = std::move(message.body());
+    r.peer = peer_;
+    return r;
+  }
+
+  Task<Reply> on_worker(const Request& request) {
+    auto doorbell = std::make_shared<Doorbell>(executor_);
+    auto result = std::make_shared<std::optional<Reply>>();
+    auto ready = std::make_shared<std::atomic<bool>>(false);
+    // The connection waits here, so `request` outlives the work.
+    asio::post(*context_.workers, [&handler = context_.handler, &request, doorbell, result, ready] {
+      result->emplace(handler(request));
+      ready->store(true, std::memory_order_release);
+      doorbell->ring();
+    });
+    while (!ready->load(std::memory_order_acquire)) co_await doorbell->wait();
+    co_return std::move(**result);
+  }
+
+  std::string head(const Response& response, std::optional<size_t> length) const {
+    std::string out = cat("HTTP/1.1 ", response.status, ' ', reason(response.status), "\r\n");
+    if (!response.content_type.empty()) out += cat("Content-Type: ", response.content_type, "\r\n");
+    for (const auto& [name, value] : response.headers) out += cat(name, ": ", value, "\r\n");
+    if (length)
+      out += cat("Content-Length: ", *length, "\r\n");
+    else if (chunks_)
+      out += "Transfer-Encoding: chunked\r\n";
+    out += keep_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
+    return out;
+  }
+
+  Task<bool> write_whole(const Response& response, const std::string& body) {
+    std::string bytes = head(response, body.size());
+    if (!head_only_) bytes += body;
+    bool sent = co_await transport_->write(bytes, limits().write_time);
+    co_return sent&& keep_;
+  }
+
+  // What an event stream sends, as one chunk.
+  std::string chunk(std::string bytes) const {
+    if (!chunks_ || bytes.empty()) return bytes;
+    char size[20];
+    int n = std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
+    return std::string(size, n) + bytes + "\r\n";
+  }
+
+  Task<bool> write_produced(Producer& producer) {
+    auto doorbell = std::make_shared<Doorbell>(executor_);
+    auto gone = std::make_shared<std::atomic<bool>>(false);
+    producer.on_ready([doorbell] { doorbell->ring(); });
+    if (!chunks_) keep_ = false;  // HTTP/1.0 knows no chunks: the end is the end of the connection
+    bool started = false, watching = false;
+    while (true) {
+      Producer::Progress progress = producer.poll();
+      if (progress == Producer::Progress::waiting) {
+        if (!watching) {
+          watching = true;
+          transport_->watch([doorbell, gone] {
+            gone->store(true);
+            doorbell->ring();
+          });
+        }
+        co_await doorbell->wait();
+        if (gone->load()) co_return false;
+        continue;
+      }
+      bool done = progress == Producer::Progress::done;
+      if (done && watching) transport_->unwatch();
+      if (!producer.streams()) {
+        if (!done) continue;
+        std::string body = producer.take();
+        bool more = co_await write_whole(producer.head(), body);
+        co_return more;
+      }
+      std::string bytes;
+      if (!started) bytes = head(producer.head(), std::nullopt);
+      started = true;
+      bytes += chunk(producer.take());
+      if (done && chunks_) bytes += "0\r\n\r\n";
+      bool sent = co_await transport_->write(bytes, limits().write_time);
+      if (!sent) co_return false;
+      if (done) co_return keep_;
+    }
+  }
+
+  bool refuse(int status, std::string message) {
+    keep_ = false;
+    refusal_ = error_response(status, "invalid_request_error", message);
+    return false;
+  }
+
+  void refuse_malformed(error_code error) {
+    if (error == wire::error::body_limit)
+      refuse(413, cat("the body is larger than the limit of ", limits().max_body_bytes, " bytes (max_body)"));
+    else if (error == wire::error::header_limit)
+      refuse(431, cat("the header is larger than the limit of ", limits().max_header_bytes, " bytes"));
+    else
+      refuse(400, "this is not HTTP/1.1: " + error.message());
+  }
+
+  std::unique_ptr<Transport> transport_;
+  const ConnectionContext& context_;
+  IdleSet& idle_;
+  Executor executor_;
+  std::string peer_;
+  std::string input_;
+  std::optional<Response> refusal_;
+  char block_[16 << 10];
+  bool first_ = true, keep_ = false, chunks_ = true, head_only_ = false;
+};
+
+}  // namespace
+
+Task<void> serve_connection(std::unique_ptr<Transport> transport, const ConnectionContext& context, IdleSet& idle,
+                            Executor executor) {
+  auto connection = std::make_unique<Connection>(std::move(transport), context, idle, executor);
+  co_await connection->run();
+}
+
+}  // namespace kvasir::server::http

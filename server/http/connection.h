@@ -1,0 +1,40 @@
+// One client connection: reads requests within limits and time, hands each to the handler on a worker,
+// writes the reply at the pace the client reads it, and notices when the client has gone.
+#pragma once
+
+#include <boost/asio/thread_pool.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <set>
+
+#include "server/http/http.h"
+#include "server/http/transport.h"
+
+namespace kvasir::server::http {
+
+struct ConnectionLimits {
+  size_t max_header_bytes = 16 << 10;
+  size_t max_body_bytes = 8 << 20;
+  std::chrono::milliseconds header_time{10'000};  // for the whole header, and then for the whole body
+  std::chrono::milliseconds idle_time{75'000};    // between requests
+  std::chrono::milliseconds write_time{60'000};   // a reader that takes nothing for so long is dropped
+};
+
+using Handler = std::function<Reply(const Request&)>;
+
+struct ConnectionContext {
+  ConnectionLimits limits;
+  Handler handler;  // runs on `workers`: it may parse and tokenize
+  boost::asio::thread_pool* workers = nullptr;
+  std::function<bool()> draining;  // then replies say Connection: close
+};
+
+// Connections of one loop that wait for a request, so that a drain can end them.
+using IdleSet = std::set<Transport*>;
+
+// Lives until the connection ends; `context` and `idle` outlive it.
+Task<void> serve_connection(std::unique_ptr<Transport> transport, const ConnectionContext& context, IdleSet& idle,
+                            Executor executor);
+
+}  // namespace kvasir::server::http

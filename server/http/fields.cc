@@ -1,0 +1,179 @@
+#include "server/http/fields.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/cat.h"
+
+namespace kvasir::server::http {
+namespace {
+
+// How deep brackets nest, outside strings.
+int depth_of(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    char c = text[i];
+    if (quoted) {
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+// A value as it may stand in a message: short, on one line.
+std::string shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, int max_depth) {
+  if (int depth = depth_of(text); depth > max_depth)
+    return invalid_argument(cat("the body nests ", depth, " deep; the limit is ", max_depth));
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    return invalid_argument(cat("the body is not valid JSON, at byte ", error.byte, " of ", text.size()));
+  } catch (const Json::exception& error) {
+    return invalid_argument("the body is not valid JSON");
+  }
+}
+
+Fields::Fields(const Json& object, std::string path) : object_(object), path_(std::move(path)) {
+  if (!object.is_object())
+    status_ =
+        invalid_argument(cat(path_.empty() ? "the body" : path_, " is ", object.type_name(), "; it must be an object"));
+}
+
+void Fields::fail(std::string_view name, std::string message) {
+  if (!status_.ok()) return;
+  std::string full = path_.empty() ? std::string(name) : cat(path_, '.', name);
+  status_ = invalid_argument(cat(full, ' ', message)).with_field(full);
+}
+
+void Fields::wrong_type(std::string_view name, const Json& value, const char* wanted) {
+  fail(name, cat("is ", shown(value), "; it must be ", wanted));
+}
+
+const Json* Fields::find(std::string_view name) {
+  if (!status_.ok()) return nullptr;
+  read_.insert(std::string(name));
+  auto it = object_.find(name);
+  return it == object_.end() || it->is_null() ? nullptr : &*it;
+}
+
+bool Fields::has(std::string_view name) { return find(name) != nullptr; }
+const Json* Fields::raw(std::string_view name) { return find(name); }
+
+bool Fields::boolean(std::string_view name, bool* out) {
+  const Json* v = find(name);
+  if (!v) return false;
+  if (!v->is_boolean()) return wrong_type(name, *v, "true or false"), false;
+  *out = v->get<bool>();
+  return true;
+}
+
+namespace {
+
+// A whole number that fits; 3.0 is one too.
+bool whole(const Json& v, int64_t* out) {
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  if (v.is_number_unsigned()) return *out = static_cast<int64_t>(std::min<uint64_t>(v.get<uint64_t>(), most)), true;
+  if (v.is_number_integer()) return *out = v.get<int64_t>(), true;
+  if (!v.is_number_float()) return false;
+  double d = v.get<double>();
+  if (!(std::fabs(d) < 9e15) || std::nearbyint(d) != d) return false;
+  return *out = static_cast<int64_t>(d), true;
+}
+
+}  // namespace
+
+bool Fields::integer(std::string_view name, int64_t* out) {
+  const Json* v = find(name);
+  if (!v) return false;
+  if (!whole(*v, out)) return wrong_type(name, *v, "a whole number"), false;
+  return true;
+}
+
+bool Fields::number(std::string_view name, float* out) {
+  const Json* v = find(name);
+  if (!v) return false;
+  if (!v->is_number()) return wrong_type(name, *v, "a number"), false;
+  *out = static_cast<float>(v->get<double>());
+  return true;
+}
+
+bool Fields::string(std::string_view name, std::string* out) {
+  const Json* v = find(name);
+  if (!v) return false;
+  if (!v->is_string()) return wrong_type(name, *v, "a string"), false;
+  *out = v->get<std::string>();
+  return true;
+}
+
+bool Fields::enumeration(std::string_view name, std::string* out, const std::vector<std::string_view>& allowed) {
+  std::string value;
+  if (!string(name, &value)) return false;
+  std::string list;
+  for (std::string_view a : allowed) {
+    if (a == value) return *out = std::move(value), true;
+    list += cat(list.empty() ? "" : ", ", a);
+  }
+  fail(name, cat("is ", shown(Json(value)), "; it must be one of ", list));
+  return false;
+}
+
+bool Fields::strings(std::string_view name, std::vector<std::string>* out, size_t most) {
+  const Json* v = find(name);
+  if (!v) return false;
+  if (v->is_string()) return *out = {v->get<std::string>()}, true;
+  if (!v->is_array()) return wrong_type(name, *v, "a string or a list of strings"), false;
+  if (v->size() > most) return fail(name, cat("has ", v->size(), " entries; the limit is ", most)), false;
+  out->clear();
+  for (const Json& e : *v) {
+    if (!e.is_string()) return wrong_type(name, e, "a string or a list of strings"), false;
+    out->push_back(e.get<std::string>());
+  }
+  return true;
+}
+
+bool Fields::integers(std::string_view name, std::vector<int64_t>* out) {
+  const Json* v = find(name);
+  if (!v) return false;
+  if (!v->is_array()) return wrong_type(name, *v, "a list of whole numbers"), false;
+  out->clear();
+  for (const Json& e : *v)
+    if (!whole(e, &out->emplace_back())) return wrong_type(name, e, "a list of whole numbers"), false;
+  return true;
+}
+
+void Fields::unserved(std::string_view name, const char* why) {
+  const Json* v = find(name);
+  if (!v || (v->is_boolean() && !v->get<bool>()) || (v->is_array() && v->empty())) return;
+  fail(name, cat("is not served here: ", why));
+}
+
+Status Fields::finish() {
+  if (!status_.ok()) return status_;
+  for (const auto& [name, value] : object_.items())
+    if (!read_.count(name)) {
+      fail(shown(Json(name)), "is not a field of this request");
+      return status_;
+    }
+  return {};
+}
+
+}  // namespace kvasir::server::http

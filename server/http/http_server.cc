@@ -1,0 +1,153 @@
+#include "server/http/http_server.h"
+
+#include <atomic>
+#include <boost/asio/basic_socket_acceptor.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/ip/address.hpp>
+#include <boost/asio/ip/v6_only.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "core/cat.h"
+#include "server/http/connection.h"
+
+namespace kvasir::server::http {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+constexpr asio::use_awaitable_t<Executor> kAwait;
+
+class HttpServerImpl final : public HttpServer {
+ public:
+  HttpServerImpl(const HttpServerOptions& options, Handler handler)
+      : options_(options), workers_(static_cast<size_t>(options.workers)), loops_(make_loops(options.threads)) {
+    context_.limits.max_body_bytes = options.max_body;
+    context_.limits.header_time = options.header_timeout;
+    context_.limits.idle_time = options.idle_timeout;
+    context_.limits.write_time = options.write_timeout;
+    context_.handler = std::move(handler);
+    context_.workers = &workers_;
+    context_.draining = [this] { return draining_.load(std::memory_order_relaxed); };
+    acceptor_.emplace(loops_[0]->io.get_executor());
+  }
+  ~HttpServerImpl() override { stop(); }
+
+  Status listen() {
+    error_code error;
+    auto address = options_.host.empty() ? asio::ip::address(asio::ip::address_v6::any())
+                                         : asio::ip::make_address(options_.host, error);
+    if (error) {
+      tcp::resolver resolver(loops_[0]->io);
+      auto found = resolver.resolve(options_.host, "", error);
+      if (error || found.empty())
+        return invalid_argument(cat("host '", options_.host, "' is no address and no known name"));
+      address = found.begin()->endpoint().address();
+    }
+    tcp::endpoint endpoint(address, static_cast<unsigned short>(options_.port));
+    acceptor_->open(endpoint.protocol(), error);
+    if (!error) acceptor_->set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error && options_.host.empty()) acceptor_->set_option(asio::ip::v6_only(false), error);
+    if (!error) acceptor_->bind(endpoint, error);
+    if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
+    if (error)
+      return unavailable(cat("cannot listen on ", address.to_string(), ":", options_.port, ": ", error.message(),
+                             "; choose another with --http-port, or 0 for a free one"));
+    port_ = acceptor_->local_endpoint().port();
+    asio::co_spawn(loops_[0]->io.get_executor(), accept(), asio::detached);
+    for (auto& loop : loops_) {
+      guards_.emplace_back(loop->io.get_executor());
+      threads_.emplace_back([&loop] { loop->io.run(); });
+    }
+    return {};
+  }
+
+  int port() const override { return port_; }
+  int connections() const override { return connections_.load(); }
+  void drain() override {
+    draining_.store(true);
+    for (auto& loop : loops_)
+      asio::post(loop->io, [idle = &loop->idle] {
+        for (Transport* t : *idle) t->interrupt();
+      });
+  }
+
+  void stop() override {
+    if (stopped_.exchange(true)) return;
+    for (auto& loop : loops_) loop->io.stop();
+    for (std::thread& t : threads_) t.join();
+    workers_.join();  // a handler may still hold a request of a connection: those go after it
+    guards_.clear();
+    acceptor_.reset();
+    loops_.clear();  // destroys the connections' coroutines, and with them their producers
+  }
+
+ private:
+  struct Loop {
+    IdleSet idle;  // outlives the coroutines that io's destructor ends
+    asio::io_context io{1};
+  };
+  static std::vector<std::unique_ptr<Loop>> make_loops(int count) {
+    std::vector<std::unique_ptr<Loop>> loops;
+    for (int i = 0; i < count; ++i) loops.push_back(std::make_unique<Loop>());
+    return loops;
+  }
+
+  Task<void> accept() {
+    size_t turn = 0;
+    while (true) {
+      auto& loop = *loops_[turn++ % loops_.size()];
+      error_code error;
+      Socket socket(loop.io.get_executor());
+      co_await acceptor_->async_accept(socket, asio::redirect_error(kAwait, error));
+      if (error == asio::error::operation_aborted) co_return;
+      if (error) {  // out of file descriptors, most likely: let some connections end
+        Timer pause(acceptor_->get_executor(), std::chrono::milliseconds(50));
+        co_await pause.async_wait(asio::redirect_error(kAwait, error));
+        continue;
+      }
+      if (connections_.load() >= options_.max_connections) continue;  // closes it
+      ++connections_;
+      asio::co_spawn(loop.io.get_executor(), serve(std::move(socket), loop),
+                     [this](std::exception_ptr) { --connections_; });
+    }
+  }
+
+  Task<void> serve(Socket socket, Loop& loop) {
+    std::unique_ptr<Transport> transport;
+    if (options_.tls)
+      transport = co_await tls_transport(std::move(socket), options_.tls(), options_.header_timeout);
+    else
+      transport = plain_transport(std::move(socket));
+    if (transport) co_await serve_connection(std::move(transport), context_, loop.idle, loop.io.get_executor());
+  }
+
+  HttpServerOptions options_;
+  ConnectionContext context_;
+  std::atomic<bool> draining_{false}, stopped_{false};
+  std::atomic<int> connections_{0};
+  int port_ = -1;
+  asio::thread_pool workers_;
+  std::vector<std::unique_ptr<Loop>> loops_;
+  std::optional<asio::basic_socket_acceptor<tcp, Executor>> acceptor_;
+  std::vector<asio::executor_work_guard<Executor>> guards_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpServerOptions& options, Handler handler) {
+  auto server = std::make_unique<HttpServerImpl>(options, std::move(handler));
+  KVASIR_TRY(server->listen());
+  return std::unique_ptr<HttpServer>(std::move(server));
+}
+
+}  // namespace kvasir::server::http

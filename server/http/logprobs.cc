@@ -1,0 +1,90 @@
+#include "server/http/logprobs.h"
+
+#include <algorithm>
+
+#include "core/cat.h"
+#include "server/json_text.h"
+
+namespace kvasir::server::http {
+namespace {
+
+// JSON has no infinity; OpenAI's own floor for "as good as never" is -9999.
+float finite(float logprob) { return std::max(logprob, -9999.0f); }
+
+void append_entry(std::string& out, const text::Tokenizer& tokenizer, int32_t id, float logprob) {
+  std::string bytes = tokenizer.token_bytes(id);
+  if (bytes.empty()) bytes = tokenizer.token_text(id);  // a special token adds no text; its name says what it is
+  out += "{\"token\":";
+  append_json_string(out, bytes);
+  out += cat(",\"logprob\":", finite(logprob), ",\"bytes\":[");
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (i > 0) out += ',';
+    cat_one(out, static_cast<int>(static_cast<unsigned char>(bytes[i])));
+  }
+  out += ']';
+}
+
+std::string shown(const text::Tokenizer& tokenizer, int32_t id) {
+  std::string bytes = tokenizer.token_bytes(id);
+  return bytes.empty() ? tokenizer.token_text(id) : bytes;
+}
+
+template <class Each>
+void append_list(std::string& out, const std::vector<engine::TokenOut>& tokens, Each each) {
+  out += '[';
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i > 0) out += ',';
+    each(i, tokens[i]);
+  }
+  out += ']';
+}
+
+}  // namespace
+
+void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                          const std::vector<engine::TokenOut>& tokens) {
+  out += "{\"content\":";
+  append_list(out, tokens, [&](size_t, const engine::TokenOut& t) {
+    append_entry(out, tokenizer, t.id, t.logprob);
+    out += ",\"top_logprobs\":[";
+    for (size_t k = 0; k < t.top.size(); ++k) {
+      if (k > 0) out += ',';
+      append_entry(out, tokenizer, t.top[k].token, t.top[k].logprob);
+      out += '}';
+    }
+    out += "]}";
+  });
+  out += ",\"refusal\":null}";
+}
+
+void append_completion_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                                const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none) {
+  out += "{\"tokens\":";
+  append_list(out, tokens, [&](size_t, const auto& t) { append_json_string(out, shown(tokenizer, t.id)); });
+  out += ",\"token_logprobs\":";
+  append_list(out, tokens, [&](size_t i, const auto& t) {
+    out += i == 0 && first_has_none ? std::string("null") : cat(finite(t.logprob));
+  });
+  out += ",\"top_logprobs\":";
+  append_list(out, tokens, [&](size_t i, const auto& t) {
+    if (i == 0 && first_has_none) {
+      out += "null";
+      return;
+    }
+    out += '{';
+    for (size_t k = 0; k < t.top.size(); ++k) {
+      if (k > 0) out += ',';
+      append_json_string(out, shown(tokenizer, t.top[k].token));
+      out += cat(':', finite(t.top[k].logprob));
+    }
+    out += '}';
+  });
+  out += ",\"text_offset\":";
+  append_list(out, tokens, [&](size_t, const auto& t) {
+    cat_one(out, offset);
+    offset += static_cast<int64_t>(tokenizer.token_bytes(t.id).size());
+  });
+  out += '}';
+}
+
+}  // namespace kvasir::server::http

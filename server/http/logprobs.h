@@ -1,0 +1,21 @@
+// The two forms OpenAI gives log-probabilities in.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "model/text/text.h"
+
+namespace kvasir::server::http {
+
+// {"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]},..],"refusal":null}
+void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                          const std::vector<engine::TokenOut>& tokens);
+
+// {"tokens":[..],"token_logprobs":[..],"top_logprobs":[{..}],"text_offset":[..]}; moves `offset` on.
+// The first token of an echoed prompt has no log-probability.
+void append_completion_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                                const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none);
+
+}  // namespace kvasir::server::http

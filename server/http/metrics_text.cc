@@ -1,0 +1,148 @@
+#include "server/http/metrics_text.h"
+
+#include <unistd.h>
+#include <algorithm>
+
+#include <cstdio>
+
+#include "core/cat.h"
+#include "server/json_text.h"
+
+namespace kvasir::server::http {
+namespace {
+
+using engine::Histogram;
+
+// A family of Prometheus's text format. The alias is the name vLLM gives the same figure, so that
+// dashboards and routers made for it read ours.
+class Text {
+ public:
+  explicit Text(std::string model) : label_("model_name=" + json_string(model)) {}
+
+  void value(const char* kind, const char* name, const char* alias, const char* help, double v) {
+    family(kind, name, help);
+    out_ += cat(name, ' ', v, '\n');
+    if (!alias) return;
+    family(kind, alias, help);
+    out_ += cat(alias, '{', label_, "} ", v, '\n');
+  }
+  void gauge(const char* name, const char* alias, const char* help, double v) { value("gauge", name, alias, help, v); }
+  void counter(const char* name, const char* alias, const char* help, int64_t v) {
+    value("counter", name, alias, help, static_cast<double>(v));
+  }
+  void histogram(const char* name, const char* alias, const char* help, const Histogram& h) {
+    buckets(name, "", help, h);
+    if (alias) buckets(alias, label_, help, h);
+  }
+  void family(const char* kind, const char* name, const char* help) {
+    out_ += cat("# HELP ", name, ' ', help, "\n# TYPE ", name, ' ', kind, '\n');
+  }
+  void row(const char* name, const std::string& labels, int64_t v) { out_ += cat(name, '{', labels, "} ", v, '\n'); }
+  std::string take() { return std::move(out_); }
+
+ private:
+  void buckets(const char* name, const std::string& label, const char* help, const Histogram& h) {
+    family("histogram", name, help);
+    std::string before = label.empty() ? "" : label + ",", alone = label.empty() ? "" : "{" + label + "}";
+    int64_t below = 0;
+    for (size_t i = 0; i < h.bounds.size(); ++i) {
+      below += h.buckets[i];
+      out_ += cat(name, "_bucket{", before, "le=\"", h.bounds[i], "\"} ", below, '\n');
+    }
+    out_ += cat(name, "_bucket{", before, "le=\"+Inf\"} ", h.count, '\n');
+    out_ += cat(name, "_sum", alone, ' ', h.sum, '\n', name, "_count", alone, ' ', h.count, '\n');
+  }
+
+  std::string label_, out_;
+};
+
+double resident_bytes() {
+  long pages = 0, resident = 0;
+  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
+    std::fclose(f);
+  }
+  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+double used_share(const engine::Stats& s) {
+  if (s.pages_total == 0) return 0;
+  return static_cast<double>(s.pages_total - s.pages_free - s.pages_cached) / static_cast<double>(s.pages_total);
+}
+
+double hit_rate(const engine::Stats& s) {
+  return s.prompt_tokens == 0 ? 0 : static_cast<double>(s.cached_tokens) / static_cast<double>(s.prompt_tokens);
+}
+
+}  // namespace
+
+std::string metrics_text(const Services& services) {
+  engine::Stats s = services.engine().stats();
+  Text t(services.model_name());
+  Health health = services.health();
+  t.gauge("kvasir_ready", nullptr, "1 when requests are served", health.ready);
+  t.gauge("kvasir_live", nullptr, "0 when work is pending and no step ends", health.live);
+  t.gauge("kvasir_requests_running", "vllm:num_requests_running", "Requests in the batch", s.running);
+  t.gauge("kvasir_requests_waiting", "vllm:num_requests_waiting", "Requests that wait to be run", s.waiting);
+  t.gauge("kvasir_requests_paused", nullptr, "Requests whose reader is behind", s.paused);
+  t.gauge("kvasir_cache_pages_total", nullptr, "Pages of the KV cache", s.pages_total);
+  t.gauge("kvasir_cache_pages_free", nullptr, "Pages nobody uses", s.pages_free);
+  t.gauge("kvasir_cache_pages_cached", nullptr, "Pages kept for prefixes that may come again", s.pages_cached);
+  t.gauge("kvasir_cache_used_ratio", "vllm:kv_cache_usage_perc", "Share of the pages that running requests hold",
+          used_share(s));
+  t.gauge("kvasir_prefix_hit_ratio", nullptr, "Share of prompt tokens found in the prefix cache, since the start",
+          hit_rate(s));
+  t.counter("kvasir_prompt_tokens_total", "vllm:prompt_tokens_total", "Prompt tokens of finished prefills",
+            s.prompt_tokens);
+  t.counter("kvasir_cached_tokens_total", "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache",
+            s.cached_tokens);
+  t.counter("kvasir_output_tokens_total", "vllm:generation_tokens_total", "Tokens generated", s.output_tokens);
+  t.counter("kvasir_requests_total", nullptr, "Requests submitted to the engine", s.requests);
+  t.counter("kvasir_requests_finished_total", nullptr, "Requests that ended well", s.finished);
+  t.counter("kvasir_requests_failed_total", nullptr, "Requests that ended with an error", s.failed);
+  t.counter("kvasir_requests_cancelled_total", nullptr, "Requests their clients gave up", s.cancelled);
+  t.counter("kvasir_preemptions_total", "vllm:num_preemptions_total", "Requests that lost their pages for a while",
+            s.preemptions);
+  t.counter("kvasir_steps_total", nullptr, "Steps of the engine", s.steps);
+  t.family("counter", "kvasir_errors_total", "Requests that failed, by cause");
+  for (const auto& [cause, count] : s.errors) t.row("kvasir_errors_total", "cause=" + json_string(cause), count);
+  t.family("counter", "kvasir_calls_total", "Generation calls, by protocol and outcome");
+  for (const Metrics::Row& r : services.metrics().rows())
+    t.row("kvasir_calls_total", cat("protocol=", json_string(r.protocol), ",code=\"", code_name(r.code), '"'),
+          r.requests);
+  t.counter("kvasir_auth_failures_total", nullptr, "Calls without a valid key", services.metrics().auth_failures());
+  t.histogram("kvasir_time_to_first_token_seconds", "vllm:time_to_first_token_seconds",
+              "From submission to the first token", s.first_token);
+  t.histogram("kvasir_inter_token_seconds", "vllm:inter_token_latency_seconds", "Between tokens of one request",
+              s.between_tokens);
+  t.histogram("kvasir_request_seconds", "vllm:e2e_request_latency_seconds", "From submission to the end", s.whole);
+  t.histogram("kvasir_queue_seconds", "vllm:request_queue_time_seconds", "From submission to the first step", s.queued);
+  t.histogram("kvasir_step_seconds", nullptr, "One step", s.step_time);
+  t.histogram("kvasir_step_sequences", nullptr, "Sequences in a step", s.batch_size);
+  t.histogram("kvasir_step_tokens", "vllm:iteration_tokens_total", "Tokens in a step", s.step_tokens);
+  t.histogram("kvasir_prompt_length_tokens", "vllm:request_prompt_tokens", "Prompt tokens of a request",
+              s.prompt_length);
+  t.histogram("kvasir_output_length_tokens", "vllm:request_generation_tokens", "Output tokens of a request",
+              s.output_length);
+  t.gauge("process_resident_memory_bytes", nullptr, "Resident memory", resident_bytes());
+  return t.take();
+}
+
+std::string stats_json(const Services& services) {
+  engine::Stats s = services.engine().stats();
+  auto times = [](const Histogram& h) {
+    return cat("{\"count\":", h.count, ",\"p50\":", h.percentile(0.5), ",\"p95\":", h.percentile(0.95),
+               ",\"p99\":", h.percentile(0.99), '}');
+  };
+  return cat("{\"state\":\"", state_name(services.health().state), "\",\"message\":", json_string(s.message),
+             ",\"model\":", json_string(services.model_name()), ",\"running\":", s.running, ",\"waiting\":", s.waiting,
+             ",\"paused\":", s.paused, ",\"pages_total\":", s.pages_total, ",\"pages_free\":", s.pages_free,
+             ",\"pages_cached\":", s.pages_cached, ",\"prompt_tokens\":", s.prompt_tokens,
+             ",\"cached_tokens\":", s.cached_tokens, ",\"output_tokens\":", s.output_tokens,
+             ",\"tokens_per_second\":", s.tokens_per_second, ",\"steps\":", s.steps, ",\"finished\":", s.finished,
+             ",\"failed\":", s.failed, ",\"cancelled\":", s.cancelled, ",\"batch_size\":", times(s.batch_size),
+             ",\"step_tokens\":", times(s.step_tokens), ",\"step_seconds\":", times(s.step_time),
+             ",\"ttft_seconds\":", times(s.first_token), ",\"itl_seconds\":", times(s.between_tokens), '}');
+}
+
+}  // namespace kvasir::server::http

@@ -1,0 +1,227 @@
+#include "server/http/openai_chat_fields.h"
+
+#include "core/cat.h"
+
+namespace kvasir::server::http {
+namespace {
+
+// A message's content for the template: text parts are joined, other kinds are refused by name.
+Status flatten_content(const Json& content, const std::string& where, Json* out) {
+  if (content.is_null() || content.is_string()) return *out = content, Status();
+  if (!content.is_array()) return invalid_argument(where + " must be a string or a list of parts").with_field(where);
+  std::string text;
+  for (const Json& part : content) {
+    std::string type =
+        part.is_object() && part.contains("type") && part["type"].is_string() ? part["type"].get<std::string>() : "";
+    if (type != "text" && type != "refusal")
+      return invalid_argument(cat(where, " has a part of type '", type.substr(0, 40), "'; this model reads text only"))
+          .with_field(where);
+    const char* key = type == "text" ? "text" : "refusal";
+    if (!part.contains(key) || !part[key].is_string())
+      return invalid_argument(cat(where, " has a part without ", key)).with_field(where);
+    text += part[key].get<std::string>();
+  }
+  *out = text;
+  return {};
+}
+
+// Arguments travel as a JSON string; templates want the object.
+Status parse_tool_calls(const Json& calls, const std::string& where, Json* out) {
+  if (!calls.is_array()) return invalid_argument(where + " must be a list").with_field(where);
+  *out = Json::array();
+  for (Json call : calls) {
+    if (!call.is_object() || !call.contains("function") || !call["function"].is_object() ||
+        !call["function"].contains("name") || !call["function"]["name"].is_string())
+      return invalid_argument(where + " has an entry without function.name").with_field(where);
+    Json& function = call["function"];
+    if (function.contains("arguments") && function["arguments"].is_string()) {
+      auto arguments = parse_json(function["arguments"].get<std::string>());
+      if (!arguments.ok()) return invalid_argument(where + ".function.arguments is not valid JSON").with_field(where);
+      function["arguments"] = *arguments;
+    }
+    out->push_back(std::move(call));
+  }
+  return {};
+}
+
+Result<Json> read_messages(const Json& messages) {
+  Json out = Json::array();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const Json& m = messages[i];
+    std::string where = cat("messages[", i, "]");
+    Fields f(m, where);
+    std::string role, name, call_id;
+    if (!f.enumeration("role", &role, {"system", "developer", "user", "assistant", "tool"}))
+      f.fail("role", "is missing");
+    Json one;
+    one["role"] = role == "developer" ? "system" : role;
+    Json content;
+    if (const Json* c = f.raw("content")) KVASIR_TRY(flatten_content(*c, where + ".content", &content));
+    one["content"] = content.is_null() ? Json("") : content;
+    if (f.string("name", &name)) one["name"] = name;
+    if (const Json* calls = f.raw("tool_calls")) {
+      if (role != "assistant") f.fail("tool_calls", "is for the assistant's messages only");
+      Json parsed;
+      KVASIR_TRY(parse_tool_calls(*calls, where + ".tool_calls", &parsed));
+      one["tool_calls"] = parsed;
+    }
+    if (f.string("tool_call_id", &call_id)) one["tool_call_id"] = call_id;
+    std::string thinking;
+    if (f.string("reasoning_content", &thinking)) one["reasoning_content"] = thinking;
+    f.unserved("audio", "this model reads text only");
+    f.unserved("function_call", "use tool_calls");
+    f.note("refusal");
+    f.note("annotations");
+    KVASIR_TRY(f.finish());
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+// The names and parameter schemas of `tools`, checked.
+Status read_tools(const Json& tools, const ServerOptions& limits) {
+  if (!tools.is_array()) return invalid_argument("tools must be a list").with_field("tools");
+  int most = limits.max_tools;
+  if (tools.size() > static_cast<size_t>(most))
+    return invalid_argument(cat("tools has ", tools.size(), " entries; the limit is ", most)).with_field("tools");
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& t = tools[i];
+    std::string where = cat("tools[", i, "]");
+    if (!t.is_object() || t.value("type", Json()) != Json("function"))
+      return invalid_argument(where + ".type must be \"function\"").with_field(where);
+    if (!t.contains("function") || !t["function"].is_object() || !t["function"].contains("name") ||
+        !t["function"]["name"].is_string() || t["function"]["name"].get<std::string>().empty())
+      return invalid_argument(where + ".function.name is missing").with_field(where);
+    if (t["function"].contains("parameters") && !t["function"]["parameters"].is_object())
+      return invalid_argument(where + ".function.parameters must be a JSON schema").with_field(where);
+  }
+  return {};
+}
+
+Json parameters_of(const Json& tool) {
+  const Json& function = tool["function"];
+  return function.contains("parameters") ? function["parameters"] : Json{{"type", "object"}};
+}
+
+// A grammar that leaves the model no way but to call: the named function's arguments, or one of all.
+void force_tool(const Json& tools, OpenAiCall& call) {
+  Json schema;
+  if (call.tool_choice == ToolChoice::named) {
+    for (const Json& t : tools)
+      if (t["function"]["name"] == call.tool_name) schema = parameters_of(t);
+  } else {
+    Json any = Json::array();
+    for (const Json& t : tools)
+      any.push_back({{"type", "object"},
+                     {"properties", {{"name", {{"const", t["function"]["name"]}}}, {"arguments", parameters_of(t)}}},
+                     {"required", {"name", "arguments"}},
+                     {"additionalProperties", false}});
+    schema = {{"anyOf", any}};
+  }
+  call.input.request.grammar.kind = text::GrammarSpec::Kind::json_schema;
+  call.input.request.grammar.text = schema.dump();
+}
+
+void read_tool_choice(Fields& f, const Json* tools, OpenAiCall& call) {
+  const Json* choice = f.raw("tool_choice");
+  bool some = tools && !tools->empty();
+  call.tool_choice = some ? ToolChoice::automatic : ToolChoice::none;
+  if (!choice) return;
+  if (choice->is_string()) {
+    std::string kind;
+    if (!f.enumeration("tool_choice", &kind, {"none", "auto", "required"})) return;
+    call.tool_choice = kind == "none" ? ToolChoice::none : kind == "auto" ? call.tool_choice : ToolChoice::required;
+  } else if (choice->is_object() && choice->value("type", Json()) == Json("function") && choice->contains("function") &&
+             (*choice)["function"].is_object() && (*choice)["function"].value("name", Json()).is_string()) {
+    call.tool_choice = ToolChoice::named;
+    call.tool_name = (*choice)["function"]["name"].get<std::string>();
+  } else {
+    return f.fail("tool_choice",
+                  "must be none, auto, required, or {\"type\":\"function\",\"function\":{\"name\":...}}");
+  }
+  if (!some && call.tool_choice != ToolChoice::none) return f.fail("tool_choice", "needs tools to choose from");
+  if (call.tool_choice == ToolChoice::named) {
+    bool known = false;
+    for (const Json& t : *tools) known |= t["function"]["name"] == call.tool_name;
+    if (!known) return f.fail("tool_choice", cat("names '", call.tool_name.substr(0, 64), "', which is not in tools"));
+  }
+}
+
+}  // namespace
+
+void read_grammar(Fields& f, text::GrammarSpec& grammar) {
+  using Kind = text::GrammarSpec::Kind;
+  auto set = [&](std::string_view name, Kind kind) {
+    if (grammar.kind != Kind::none) f.fail(name, "is a second constraint; a request has one");
+    grammar.kind = kind;
+  };
+  if (const Json* format = f.raw("response_format")) {
+    Fields inner(*format, "response_format");
+    std::string type;
+    if (!inner.enumeration("type", &type, {"text", "json_object", "json_schema"})) inner.fail("type", "is missing");
+    if (type == "json_object") set("response_format", Kind::json_object);
+    if (type == "json_schema") {
+      const Json* wrapper = inner.raw("json_schema");
+      if (!wrapper || !wrapper->is_object() || !wrapper->contains("schema") || !(*wrapper)["schema"].is_object())
+        inner.fail("json_schema", "must be an object with a schema");
+      else
+        grammar.text = (*wrapper)["schema"].dump();
+      set("response_format", Kind::json_schema);
+    }
+    if (Status s = inner.finish(); !s.ok()) f.fail("response_format", "is wrong: " + s.message());
+  }
+  if (const Json* schema = f.raw("guided_json")) {
+    set("guided_json", Kind::json_schema);
+    grammar.text = schema->is_string() ? schema->get<std::string>() : schema->dump();
+  }
+  if (f.string("guided_regex", &grammar.text)) set("guided_regex", Kind::regex);
+  if (f.string("guided_grammar", &grammar.text)) set("guided_grammar", Kind::lark);
+  if (f.strings("guided_choice", &grammar.choices, 1024)) set("guided_choice", Kind::choice);
+}
+
+void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
+  const Json* messages = f.raw("messages");
+  if (!messages || !messages->is_array() || messages->empty())
+    return f.fail("messages", "must be a list with at least one message");
+  auto read = read_messages(*messages);
+  if (!read.ok()) return f.fail("messages", "is wrong: " + read.status().message());
+  ChatInput chat;
+  chat.messages_json = read->dump();
+
+  const Json* tools = f.raw("tools");
+  if (tools) {
+    if (Status s = read_tools(*tools, limits); !s.ok()) return f.fail("tools", "is wrong: " + s.message());
+  }
+  read_tool_choice(f, tools, call);
+  bool parallel = true;
+  if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.one_tool = true;
+  if (f.ok() && tools && call.tool_choice != ToolChoice::none) {
+    call.tools_json = chat.tools_json = tools->dump();
+    if (call.tool_choice != ToolChoice::automatic) {
+      if (call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
+        return f.fail("tool_choice", "that forces a call and response_format cannot both be given");
+      force_tool(*tools, call);
+    }
+  }
+  Json variables = Json::object();
+  if (const Json* extra = f.raw("chat_template_kwargs")) {
+    if (!extra->is_object()) return f.fail("chat_template_kwargs", "must be an object");
+    variables = *extra;
+  }
+  if (const Json* documents = f.raw("documents")) variables["documents"] = *documents;
+  if (!variables.empty()) chat.variables_json = variables.dump();
+  f.boolean("add_generation_prompt", &chat.add_generation_prompt);
+  call.prompts.emplace_back(std::move(chat));
+
+  f.unserved("functions", "use tools");
+  f.unserved("function_call", "use tool_choice");
+  f.unserved("audio", "this model writes text only");
+  f.unserved("prediction", "predicted outputs are not offered");
+  f.unserved("web_search_options", "this server searches nothing");
+  f.unserved("reasoning_effort", "use chat_template_kwargs for the switches of this model's template");
+  f.unserved("verbosity", "the model has no such switch");
+  if (const Json* kinds = f.raw("modalities"); kinds && *kinds != Json::array({"text"}))
+    f.fail("modalities", "must be [\"text\"]");
+}
+
+}  // namespace kvasir::server::http

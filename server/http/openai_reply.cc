@@ -1,0 +1,275 @@
+#include "server/http/openai_reply.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "core/cat.h"
+#include "server/http/error_body.h"
+#include "server/http/logprobs.h"
+#include "server/json_text.h"
+
+namespace kvasir::server::http {
+namespace {
+
+const char* reason_name(engine::FinishReason reason) {
+  return reason == engine::FinishReason::length ? "length" : "stop";
+}
+
+std::string usage_json(const engine::Usage& u) {
+  return cat("{\"prompt_tokens\":", u.prompt_tokens, ",\"completion_tokens\":", u.completion_tokens,
+             ",\"total_tokens\":", u.prompt_tokens + u.completion_tokens,
+             ",\"prompt_tokens_details\":{\"cached_tokens\":", u.cached_tokens, "}}");
+}
+
+// So much is written before more events are taken: a slow reader's events stay in the engine's bounded queue.
+constexpr size_t kEnough = 64 << 10;
+
+// One choice of the answer as it grows.
+struct Choice {
+  int index = 0;
+  std::string text;
+  std::vector<engine::TokenOut> tokens;  // kept only when log-probabilities are wanted
+  int64_t count = 0;
+  double sum_logprob = 0;
+  std::string finish;
+  int64_t offset = 0;  // completions: where the next token's text starts
+  bool opened = false;
+  std::optional<ToolReader> tools;
+};
+
+class OpenAiReply final : public Producer {
+ public:
+  OpenAiReply(ReplyShape shape, std::vector<std::unique_ptr<engine::Stream>> streams,
+              std::vector<std::pair<std::string, std::string>> headers)
+      : shape_(std::move(shape)), streams_(std::move(streams)) {
+    head_.headers = std::move(headers);
+    open_.assign(streams_.size(), true);
+    choices_.resize(streams_.size() * static_cast<size_t>(shape_.best_of));
+    for (size_t i = 0; i < choices_.size(); ++i) choices_[i].index = static_cast<int>(i);
+    usage_.resize(streams_.size());
+    if (shape_.tools.format != text::ToolFormat::none)
+      for (Choice& c : choices_) c.tools.emplace(shape_.tools, cat(streams_[0]->id(), "_", c.index));
+    head_.content_type = shape_.stream ? "text/event-stream; charset=utf-8" : "application/json";
+    if (shape_.stream) {
+      head_.headers.emplace_back("Cache-Control", "no-cache");
+      head_.headers.emplace_back("X-Accel-Buffering", "no");
+      const char* object = shape_.chat ? "chat.completion.chunk" : "text_completion";
+      prefix_ = cat("data: {\"id\":", json_string(shape_.id), ",\"object\":\"", object,
+                    "\",\"created\":", shape_.created, ",\"model\":", json_string(shape_.model), ",\"choices\":[");
+    }
+  }
+
+  Progress poll() override {
+    if (finished_) return Progress::done;
+    for (size_t s = 0; s < streams_.size(); ++s)
+      while (open_[s] && !(streaming_ && out_.size() >= kEnough)) {
+        auto event = streams_[s]->poll();
+        if (!event) break;
+        bool first = !begun_;
+        begun_ = true;
+        std::visit([&](auto& e) { on(s, e); }, *event);
+        if (finished_) return Progress::done;
+        if (first && shape_.stream) streaming_ = true;
+      }
+    if (std::none_of(open_.begin(), open_.end(), [](bool o) { return o; })) {
+      finish();
+      return Progress::done;
+    }
+    return streaming_ && !out_.empty() ? Progress::writable : Progress::waiting;
+  }
+
+  const Response& head() const override { return head_; }
+  bool streams() const override { return streaming_; }
+  std::string take() override { return std::exchange(out_, {}); }
+  void on_ready(std::function<void()> callback) override {
+    for (auto& s : streams_) s->on_ready(callback);
+  }
+
+ private:
+  Choice& choice(size_t stream, int index) {
+    return choices_[stream * static_cast<size_t>(shape_.best_of) + static_cast<size_t>(index)];
+  }
+
+  void on(size_t s, engine::Started& e) {
+    usage_[s].cached_tokens = e.cached_tokens;
+    if (shape_.echo.empty()) return;
+    // Echo: the prompt is the first piece of each choice.
+    for (int k = 0; k < shape_.best_of; ++k) {
+      Choice& c = choice(s, k);
+      std::vector<engine::TokenOut> tokens = e.prompt_logprobs;
+      add(c, shape_.echo[s], std::move(tokens), true);
+    }
+  }
+
+  void on(size_t s, engine::Tokens& e) {
+    Choice& c = choice(s, e.choice);
+    c.count += static_cast<int64_t>(e.tokens.size());
+    for (const auto& t : e.tokens) c.sum_logprob += t.logprob;
+    add(c, e.text, std::move(e.tokens), false);
+  }
+
+  void on(size_t s, engine::Finished& e) {
+    Choice& c = choice(s, e.choice);
+    if (c.tools) {
+      ToolReader::Out rest = c.tools->finish();
+      emit(c, rest.content, rest.deltas, {}, false);
+    }
+    bool called = c.tools && c.tools->called() && shape_.tools.says_so && e.reason != engine::FinishReason::length;
+    c.finish = called ? "tool_calls" : reason_name(e.reason);
+    usage_[s] = e.usage;
+    if (shape_.stream) {
+      open_choice(c);
+      out_ += cat(prefix_, "{\"index\":", c.index, shape_.chat ? ",\"delta\":{}" : ",\"text\":\"\"",
+                  ",\"logprobs\":null,\"finish_reason\":\"", c.finish, "\"}]", chunk_end());
+    }
+    if (e.last) open_[s] = false;
+  }
+
+  void on(size_t s, engine::Failed& e) {
+    open_[s] = false;
+    if (!streaming_) {  // nothing is out yet: the failure is the answer, and the rest is given up
+      head_ = error_response(e.status);
+      out_ = std::exchange(head_.body, {});
+      streams_.clear();
+      finished_ = true;
+      return;
+    }
+    out_ += cat("data: ", error_json(e.status), "\n\n");
+    out_ += "data: [DONE]\n\n";
+    streams_.clear();
+    finished_ = true;
+  }
+
+  const char* chunk_end() const { return shape_.include_usage ? ",\"usage\":null}\n\n" : "}\n\n"; }
+
+  void open_choice(Choice& c) {
+    if (c.opened || !shape_.chat) return;
+    c.opened = true;
+    out_ += cat(prefix_, "{\"index\":", c.index,
+                ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]",
+                chunk_end());
+  }
+
+  void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {
+    if (!c.tools) return emit(c, text, "", std::move(tokens), echo);
+    ToolReader::Out out = c.tools->push(text);
+    emit(c, out.content, out.deltas, std::move(tokens), echo);
+  }
+
+  // Text, or pieces of tool calls, that are ready: kept for the whole answer, or sent as a chunk.
+  void emit(Choice& c, std::string_view text, std::string_view calls, std::vector<engine::TokenOut> tokens, bool echo) {
+    if (!shape_.stream) {
+      c.text += text;
+      if (shape_.logprobs >= 0) std::move(tokens.begin(), tokens.end(), std::back_inserter(c.tokens));
+      return;
+    }
+    open_choice(c);
+    if (text.empty() && calls.empty() && (shape_.logprobs < 0 || tokens.empty())) return;
+    out_ += prefix_;
+    out_ += cat("{\"index\":", c.index);
+    if (!shape_.chat) {
+      out_ += ",\"text\":";
+      append_json_string(out_, text);
+    } else if (calls.empty()) {
+      out_ += ",\"delta\":{\"content\":";
+      append_json_string(out_, text);
+      out_ += '}';
+    } else {
+      out_ += ",\"delta\":{";
+      if (!text.empty()) out_ += cat("\"content\":", json_string(text), ',');
+      out_ += cat("\"tool_calls\":[", calls, "]}");
+    }
+    out_ += ",\"logprobs\":";
+    append_logprobs(c, tokens, echo);
+    out_ += cat(",\"finish_reason\":null}]", chunk_end());
+  }
+
+  void append_logprobs(Choice& c, const std::vector<engine::TokenOut>& tokens, bool first_has_none) {
+    if (shape_.logprobs < 0)
+      out_ += "null";
+    else if (shape_.chat)
+      append_chat_logprobs(out_, *shape_.tokenizer, tokens);
+    else
+      append_completion_logprobs(out_, *shape_.tokenizer, tokens, c.offset, first_has_none && c.offset == 0);
+  }
+
+  engine::Usage total() const {
+    engine::Usage sum;
+    for (const auto& u : usage_) {
+      sum.prompt_tokens += u.prompt_tokens;
+      sum.completion_tokens += u.completion_tokens;
+      sum.cached_tokens += u.cached_tokens;
+    }
+    return sum;
+  }
+
+  void finish() {
+    finished_ = true;
+    if (shape_.stream) {
+      if (shape_.include_usage) out_ += cat(prefix_, "],\"usage\":", usage_json(total()), "}\n\n");
+      out_ += "data: [DONE]\n\n";
+      return;
+    }
+    out_ =
+        cat("{\"id\":", json_string(shape_.id), ",\"object\":\"", shape_.chat ? "chat.completion" : "text_completion",
+            "\",\"created\":", shape_.created, ",\"model\":", json_string(shape_.model), ",\"choices\":[");
+    int index = 0;
+    for (size_t s = 0; s < open_.size(); ++s)
+      for (Choice* c : best(s)) {
+        if (index > 0) out_ += ',';
+        write_choice(*c, index++);
+      }
+    out_ += cat("],\"usage\":", usage_json(total()), "}");
+  }
+
+  // The `choices` of a prompt's best_of with the highest log-probability a token, best first.
+  std::vector<Choice*> best(size_t s) {
+    std::vector<Choice*> all;
+    for (int k = 0; k < shape_.best_of; ++k) all.push_back(&choice(s, k));
+    if (shape_.best_of > shape_.choices) {
+      auto mean = [](const Choice* c) { return c->sum_logprob / static_cast<double>(std::max<int64_t>(1, c->count)); };
+      std::stable_sort(all.begin(), all.end(), [&](Choice* a, Choice* b) { return mean(a) > mean(b); });
+      all.resize(static_cast<size_t>(shape_.choices));
+    }
+    return all;
+  }
+
+  void write_choice(Choice& c, int index) {
+    out_ += cat("{\"index\":", index);
+    if (shape_.chat) {
+      bool called = c.tools && c.tools->called();
+      out_ += ",\"message\":{\"role\":\"assistant\",\"content\":";
+      if (called && c.text.empty())
+        out_ += "null";
+      else
+        append_json_string(out_, c.text);
+      if (called) out_ += cat(",\"tool_calls\":", c.tools->calls_json());
+      out_ += '}';
+    } else {
+      out_ += ",\"text\":";
+      append_json_string(out_, c.text);
+    }
+    out_ += ",\"logprobs\":";
+    append_logprobs(c, c.tokens, !shape_.echo.empty());
+    out_ += cat(",\"finish_reason\":\"", c.finish, "\"}");
+  }
+
+  ReplyShape shape_;
+  std::vector<std::unique_ptr<engine::Stream>> streams_;
+  std::vector<bool> open_;
+  std::vector<Choice> choices_;
+  std::vector<engine::Usage> usage_;
+  Response head_;
+  std::string prefix_, out_;
+  bool begun_ = false, streaming_ = false, finished_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Producer> openai_reply(ReplyShape shape, std::vector<std::unique_ptr<engine::Stream>> streams,
+                                       std::vector<std::pair<std::string, std::string>> headers) {
+  return std::make_unique<OpenAiReply>(std::move(shape), std::move(streams), std::move(headers));
+}
+
+}  // namespace kvasir::server::http

@@ -1,0 +1,34 @@
+// Events of one or more engine streams, as OpenAI's completion and chat bodies and server-sent events.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "model/text/text.h"
+#include "server/http/http.h"
+#include "server/http/openai_tools.h"
+
+namespace kvasir::server::http {
+
+// How the answer is to look; what was asked of the engine is in the streams already.
+struct ReplyShape {
+  bool chat = false;
+  bool stream = false;
+  bool include_usage = false;     // stream_options.include_usage
+  int logprobs = -1;              // -1: none; k: the chosen token's and k others'
+  int choices = 1;                // n, of each prompt
+  int best_of = 1;                // drawn by the engine; the best `choices` of them are returned
+  std::vector<std::string> echo;  // completions: what stands in front of each prompt's text
+  ToolShape tools;
+  std::string id;  // "chatcmpl-..."
+  std::string model;
+  int64_t created = 0;
+  text::TokenizerPtr tokenizer;
+};
+
+std::unique_ptr<Producer> openai_reply(ReplyShape shape, std::vector<std::unique_ptr<engine::Stream>> streams,
+                                       std::vector<std::pair<std::string, std::string>> headers);
+
+}  // namespace kvasir::server::http

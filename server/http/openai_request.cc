@@ -1,0 +1,166 @@
+#include "server/http/openai_request.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "core/cat.h"
+#include "server/http/fields.h"
+#include "server/http/openai_chat_fields.h"
+
+namespace kvasir::server::http {
+namespace {
+
+constexpr size_t kMostStops = 1024;  // before anyone counts them against the limit
+
+void read_logit_bias(Fields& f, GenerateInput& input) {
+  const Json* bias = f.raw("logit_bias");
+  if (!bias) return;
+  if (!bias->is_object()) return f.fail("logit_bias", "must be an object of token ids and numbers");
+  for (const auto& [key, value] : bias->items()) {
+    int64_t id = -1;
+    auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size())
+      return f.fail("logit_bias", cat("has the key '", key.substr(0, 30), "', which is no token id"));
+    if (!value.is_number()) return f.fail("logit_bias", cat("of token ", id, " must be a number"));
+    input.logit_bias.emplace_back(id, value.get<float>());
+  }
+}
+
+void read_stream_options(Fields& f, ReplyShape& shape) {
+  f.boolean("stream", &shape.stream);
+  const Json* options = f.raw("stream_options");
+  if (!options) return;
+  Fields inner(*options, "stream_options");
+  inner.boolean("include_usage", &shape.include_usage);
+  if (Status s = inner.finish(); !s.ok()) f.fail("stream_options", "is wrong: " + s.message());
+  if (!shape.stream) f.fail("stream_options", "is only allowed with stream: true");
+}
+
+int32_t clamp32(int64_t v) {
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(v, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
+}
+
+// What chat and completions have in common.
+void read_common(Fields& f, OpenAiCall& call) {
+  GenerateInput& in = call.input;
+  engine::Request& r = in.request;
+  model::SamplingParams& s = r.sampling;
+  f.string("model", &in.model);
+  f.number("temperature", &s.temperature);
+  f.number("top_p", &s.top_p);
+  f.number("presence_penalty", &s.presence_penalty);
+  f.number("frequency_penalty", &s.frequency_penalty);
+  read_logit_bias(f, in);
+  int64_t value = 0;
+  if (f.integer("seed", &value)) in.seed = static_cast<uint64_t>(value);
+  f.integer("n", &in.n);
+  if (f.integer("max_tokens", &value)) in.max_tokens = value;
+  f.strings("stop", &r.stop_strings, kMostStops);
+  read_stream_options(f, call.shape);
+  // Beyond OpenAI, under the names other servers use.
+  if (f.integer("top_k", &value)) s.top_k = value == -1 ? 0 : clamp32(value);
+  f.number("min_p", &s.min_p);
+  f.number("typical_p", &s.typical_p);
+  f.number("repetition_penalty", &s.repetition_penalty);
+  f.integers("stop_token_ids", &in.stop_tokens);
+  f.boolean("ignore_eos", &r.ignore_eos);
+  if (f.integer("min_tokens", &value)) r.min_tokens = clamp32(value);
+  f.boolean("include_stop_str_in_output", &r.include_stop);
+  f.boolean("skip_special_tokens", &r.skip_special);
+  if (f.integer("priority", &value)) r.priority = clamp32(value);
+  f.string("cache_salt", &r.cache_salt);
+  read_grammar(f, r.grammar);
+  // Said about the caller, not to the server.
+  for (const char* name : {"user", "metadata", "safety_identifier", "prompt_cache_key"}) f.note(name);
+  f.unserved("store", "nothing a client sends is kept");
+  std::string tier;
+  f.enumeration("service_tier", &tier, {"auto", "default"});
+}
+
+// A string, a list of strings, token ids, or a list of those.
+void read_prompts(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
+  const Json* prompt = f.raw("prompt");
+  if (!prompt) return f.fail("prompt", "is missing; give a string, a list of strings, or token ids");
+  size_t most = static_cast<size_t>(limits.max_choices);
+  auto is_ids = [](const Json& j) { return j.is_array() && !j.empty() && j[0].is_number(); };
+  if (is_ids(*prompt)) {
+    TokensInput ids;
+    f.integers("prompt", &ids);
+    call.prompts.emplace_back(std::move(ids));
+  } else if (prompt->is_array() && !prompt->empty() && is_ids((*prompt)[0])) {
+    if (prompt->size() > most) return f.fail("prompt", cat("has ", prompt->size(), " entries; the limit is ", most));
+    for (const Json& one : *prompt) {
+      Json object{{"prompt", one}};
+      Fields inner(object);
+      TokensInput ids;
+      inner.integers("prompt", &ids);
+      if (Status s = inner.finish(); !s.ok()) return f.fail("prompt", "must be all of one kind: " + s.message());
+      call.prompts.emplace_back(std::move(ids));
+    }
+  } else {
+    std::vector<std::string> texts;
+    f.strings("prompt", &texts, most);
+    for (std::string& t : texts) call.prompts.emplace_back(TextInput{std::move(t)});
+  }
+  if (f.ok() && call.prompts.empty()) f.fail("prompt", "is empty");
+}
+
+}  // namespace
+
+Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits) {
+  KVASIR_ASSIGN(Json json, parse_json(body));
+  Fields f(json);
+  OpenAiCall call;
+  call.input.protocol = "openai.chat";
+  call.shape.chat = true;
+  read_common(f, call);
+  int64_t value = 0;
+  if (f.integer("max_completion_tokens", &value)) {
+    call.input.max_tokens = value;
+    call.input.max_tokens_field = "max_completion_tokens";
+  }
+  bool logprobs = false;
+  int64_t top = 0;
+  f.boolean("logprobs", &logprobs);
+  if (f.integer("top_logprobs", &top) && !logprobs) f.fail("top_logprobs", "is only allowed with logprobs: true");
+  if (logprobs) call.input.logprobs = top;
+  call.input.logprobs_field = "top_logprobs";
+  read_chat(f, limits, call);
+  KVASIR_TRY(f.finish());
+  call.shape.logprobs = static_cast<int>(call.input.logprobs);
+  call.shape.choices = call.shape.best_of = clamp32(call.input.n);
+  return call;
+}
+
+Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& limits) {
+  KVASIR_ASSIGN(Json json, parse_json(body));
+  Fields f(json);
+  OpenAiCall call;
+  GenerateInput& in = call.input;
+  in.protocol = "openai.completions";
+  read_common(f, call);
+  if (!in.max_tokens) in.max_tokens = 16;  // OpenAI's default here
+  if (f.integer("logprobs", &in.logprobs) && in.logprobs < 0)
+    f.fail("logprobs", cat("is ", in.logprobs, "; it must be at least 0"));
+  f.boolean("echo", &call.echo);
+  if (call.echo) in.prompt_logprobs = in.logprobs;
+  call.shape.choices = call.shape.best_of = clamp32(in.n);
+  int64_t best_of = in.n;
+  if (f.integer("best_of", &best_of)) {
+    if (best_of < in.n) f.fail("best_of", cat("is ", best_of, "; it must be at least n, which is ", in.n));
+    if (call.shape.stream && best_of > in.n) f.fail("best_of", "above n cannot be streamed");
+    call.shape.best_of = clamp32(best_of);
+    in.n = best_of;
+  }
+  f.unserved("suffix", "this model fills no gaps");
+  read_prompts(f, limits, call);
+  KVASIR_TRY(f.finish());
+  call.shape.logprobs = static_cast<int>(in.logprobs);
+  if (call.shape.best_of > call.shape.choices && in.logprobs < 0) in.logprobs = 0;  // what best is measured by
+  in.choices_of_call = in.n * static_cast<int64_t>(call.prompts.size());
+  return call;
+}
+
+}  // namespace kvasir::server::http

@@ -1,0 +1,39 @@
+// Each tenant's share of the clock: requests and tokens a minute as buckets that refill, and how many
+// requests it may have open at once.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "core/clock.h"
+#include "core/status.h"
+#include "server/caller.h"
+
+namespace kvasir::server {
+
+class Limiter {
+ public:
+  explicit Limiter(const Clock& clock) : clock_(clock) {}
+
+  // One request of `prompt_tokens`. Refused: RESOURCE_EXHAUSTED with the time after which it would pass.
+  Status admit(const Caller& caller, int64_t prompt_tokens);
+  void spend(const Caller& caller, int64_t output_tokens);  // output counts as it comes
+  void release(const Caller& caller);                       // an admitted request is over
+
+ private:
+  struct Tenant {
+    double requests = 0, tokens = 0;  // what the buckets hold
+    int64_t open = 0;
+    Time filled{};
+    bool fresh = true;
+  };
+  Tenant& refill(const Caller& caller);
+
+  const Clock& clock_;
+  std::mutex mutex_;
+  std::unordered_map<std::string, Tenant> tenants_;  // only tenants of keys: a client cannot add one
+};
+
+}  // namespace kvasir::server

@@ -1,0 +1,50 @@
+#include "server/options.h"
+
+namespace kvasir::server {
+
+void ServerOptions::define(Options& o) {
+  o.section("Server");
+  o.add("host", &host, "Address both ports listen on; empty is every interface (keys are then required)");
+  o.add("grpc_port", &grpc_port, "TCP port of the gRPC services; 0 takes a free one, -1 turns them off")
+      .range(-1, 65535);
+  o.add("http_port", &http_port, "TCP port of the HTTP server; 0 takes a free one, -1 turns it off").range(-1, 65535);
+  o.add("served_model_name", &served_model_name, "Name clients call the model by; empty is the model's own");
+  o.add("workers", &workers, "Threads that parse requests, render chat templates and tokenize").range(1, 256);
+  o.add("http_threads", &http_threads, "Threads that read and write HTTP connections").range(1, 256);
+  o.add("access_log", &access_log, "Write one line a request to the log");
+
+  o.section("Callers");
+  o.add("keys", &keys_file, "File of API keys (see kvasir keys); empty serves without keys, on loopback only")
+      .value_name("FILE");
+  o.add("allow_no_keys", &allow_no_keys, "Serve addresses other than loopback without keys, to anyone");
+  o.add("cors", &cors, "Origin whose pages may call the HTTP server; * is any");
+  o.add("hosts", &hosts, "Another name this server is reached by, allowed in the Host header without keys");
+  o.add("tls_cert", &tls_cert, "Certificate chain (PEM); with --tls-key, both ports speak TLS").value_name("FILE");
+  o.add("tls_key", &tls_key, "Private key of the certificate (PEM)").value_name("FILE");
+  o.add("tls_client_ca", &tls_client_ca, "Certificate authority (PEM) that clients' certificates must come from")
+      .value_name("FILE");
+  o.check([this]() -> Status {
+    if (tls_cert.empty() != tls_key.empty())
+      return invalid_argument("tls_cert and tls_key go together: set both or neither");
+    if (!tls_client_ca.empty() && tls_cert.empty()) return invalid_argument("tls_client_ca needs tls_cert and tls_key");
+    if (grpc_port < 0 && http_port < 0) return invalid_argument("grpc_port and http_port are both off");
+    return {};
+  });
+
+  o.section("Limits on clients");
+  o.add("max_body", &max_body, "Largest request body or message").range(1024, 1 << 30);
+  o.add("max_connections", &max_connections, "HTTP connections open at once").range(1, 1000000);
+  o.add("max_streams_per_connection", &max_streams_per_connection, "gRPC calls open at once on one connection")
+      .range(1, 1000000);
+  o.add("max_choices", &max_choices, "Choices of one call: prompts x n or best_of").range(1, 4096);
+  o.add("max_logprobs", &max_logprobs, "Alternatives for each token: logprobs, top_logprobs").range(0, 100);
+  o.add("max_stop", &max_stop, "Stop strings, and stop token ids, of a request").range(0, 1024);
+  o.add("max_stop_bytes", &max_stop_bytes, "Length of one stop string").range(1, 65536);
+  o.add("max_logit_bias", &max_logit_bias, "Entries of logit_bias").range(0, 1000000);
+  o.add("max_tools", &max_tools, "Tools of a chat request").range(0, 4096);
+  o.add("header_timeout", &header_timeout, "Time to send a request's headers, and then its body").at_least(0.1);
+  o.add("idle_timeout", &idle_timeout, "How long a connection without a request is kept").at_least(0.1);
+  o.add("write_timeout", &write_timeout, "How long a client may take nothing of what is sent to it").at_least(0.1);
+}
+
+}  // namespace kvasir::server

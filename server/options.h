@@ -1,0 +1,57 @@
+// Everything `kvasir serve` can be told about its ports, callers and limits.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+
+namespace kvasir::server {
+
+using Millis = std::chrono::milliseconds;
+
+struct ServerOptions {
+  // Addresses. An empty host is every interface; port 0 takes a free one; port -1 turns the protocol off.
+  std::string host = "127.0.0.1";
+  int grpc_port = 50051;
+  int http_port = 8000;
+
+  std::string served_model_name;  // empty: the model's own
+  std::string model_path;         // what GetModelInfo reports; not opened
+  int32_t page_size = 16;         // what GetServerInfo and SubscribeKvEvents report
+  int32_t max_running = 64;
+
+  // Callers.
+  std::string keys_file;           // empty: no keys
+  bool allow_no_keys = false;      // serve other addresses than loopback without keys
+  std::vector<std::string> cors;   // origins a browser page may call from; "*" is any
+  std::vector<std::string> hosts;  // more names this server answers to (Host header)
+
+  // TLS from files, read again when they change. client_ca makes it mutual.
+  std::string tls_cert, tls_key, tls_client_ca;
+
+  // Limits of what one client may send or hold.
+  ByteSize max_body{8 << 20};
+  int max_connections = 4096;             // HTTP
+  int max_streams_per_connection = 1024;  // gRPC
+  int max_choices = 128;                  // n x best_of x prompts
+  int max_logprobs = 20;
+  int max_stop = 16;         // stop strings, and stop token ids
+  int max_stop_bytes = 256;  // of one
+  int max_logit_bias = 1024;
+  int max_tools = 128;
+  Millis header_timeout{10000};  // to send a request's headers, and then its body at a fair pace
+  Millis idle_timeout{75000};    // keep-alive
+  Millis write_timeout{60000};   // one write that makes no progress
+
+  int workers = 2;       // threads that parse, render templates and tokenize
+  int http_threads = 2;  // threads that read and write HTTP
+
+  bool access_log = true;  // one line a request
+
+  void define(Options& options);
+};
+
+}  // namespace kvasir::server

@@ -1,0 +1,263 @@
+#include "server/services.h"
+
+#include <algorithm>
+#include <random>
+
+#include "core/cat.h"
+#include "core/log.h"
+
+namespace kvasir::server {
+
+const char* state_name(engine::State state) {
+  switch (state) {
+    case engine::State::starting: return "starting";
+    case engine::State::serving: return "serving";
+    case engine::State::degraded: return "degraded";
+    case engine::State::draining: return "draining";
+    case engine::State::stuck: return "stuck";
+    case engine::State::stopped: return "stopped";
+  }
+  return "?";
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
+// The engine's stream, and what the server owes each request: the tenant's account, one count, one line.
+class Services::CountedStream final : public engine::Stream {
+ public:
+  CountedStream(Services& services, Caller caller, const char* protocol, std::string trace_parent,
+                std::unique_ptr<engine::Stream> inner, size_t prompt_tokens)
+      : services_(services),
+        caller_(std::move(caller)),
+        protocol_(protocol),
+        trace_parent_(std::move(trace_parent)),
+        inner_(std::move(inner)),
+        prompt_tokens_(prompt_tokens),
+        began_(services.clock_.now()) {}
+
+  ~CountedStream() override {
+    std::string id = inner_->id();
+    inner_.reset();  // no callback, and no event, from here on
+    services_.limiter_.release(caller_);
+    if (!over_) code_ = Code::cancelled, reason_ = "disconnect";
+    services_.metrics_.count(protocol_, code_);
+    if (!services_.options_.access_log) return;
+    auto ms = [&](Time t) { return std::chrono::duration<double, std::milli>(t - began_).count(); };
+    log_info("request", {{"id", id},
+                         {"protocol", protocol_},
+                         {"tenant", caller_.tenant},
+                         {"key", caller_.key_id},
+                         {"code", code_name(code_)},
+                         {"reason", reason_},
+                         {"prompt_tokens", prompt_tokens_},
+                         {"cached_tokens", cached_},
+                         {"output_tokens", output_},
+                         {"ttft_ms", first_ == Time{} ? 0.0 : ms(first_)},
+                         {"ms", ms(services_.clock_.now())},
+                         {"traceparent", trace_parent_}});
+  }
+
+  const std::string& id() const override { return inner_->id(); }
+  std::optional<engine::Event> poll() override { return seen(inner_->poll()); }
+  std::optional<engine::Event> next() override { return seen(inner_->next()); }
+  void on_ready(std::function<void()> callback) override { inner_->on_ready(std::move(callback)); }
+  void cancel() override { inner_->cancel(); }
+
+ private:
+  std::optional<engine::Event> seen(std::optional<engine::Event> event) {
+    if (!event) return event;
+    if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
+      if (output_ == 0) first_ = services_.clock_.now();
+      output_ += int64_t(tokens->tokens.size());
+      services_.limiter_.spend(caller_, int64_t(tokens->tokens.size()));
+    } else if (auto* started = std::get_if<engine::Started>(&*event)) {
+      cached_ = started->cached_tokens;
+    } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
+      static constexpr const char* kReasons[] = {"stop_token", "stop_string", "length", "cancelled"};
+      reason_ = kReasons[int(finished->reason)];
+      over_ = finished->last;
+      if (over_ && finished->reason == engine::FinishReason::cancelled) code_ = Code::cancelled;
+    } else if (auto* failed = std::get_if<engine::Failed>(&*event)) {
+      over_ = true;
+      code_ = failed->status.code();
+      reason_ = "failed";
+    }
+    return event;
+  }
+
+  Services& services_;
+  const Caller caller_;
+  const char* protocol_;
+  const std::string trace_parent_;
+  std::unique_ptr<engine::Stream> inner_;
+  const size_t prompt_tokens_;
+  const Time began_;
+  Time first_{};
+  int64_t output_ = 0, cached_ = 0;
+  bool over_ = false;
+  Code code_ = Code::ok;
+  const char* reason_ = "";
+};
+
+Services::Services(const ServerOptions& options, engine::Engine& engine) : options_(options), engine_(engine) {}
+Services::~Services() = default;
+
+Result<std::unique_ptr<Services>> Services::create(const ServerOptions& options, engine::Engine& engine) {
+  std::unique_ptr<Services> services(new Services(options, engine));
+  if (!options.keys_file.empty()) {
+    KVASIR_ASSIGN(services->keys_, KeyStore::open(options.keys_file));
+  } else if (!is_loopback(options.host) && !options.allow_no_keys) {
+    return failed_precondition(cat("host ", options.host.empty() ? "(every interface)" : options.host.c_str(),
+                                   " is open to other machines and there are no keys: make one with `kvasir keys add` "
+                                   "and pass --keys FILE, or say --allow-no-keys to serve anyone"));
+  }
+  return services;
+}
+
+Result<Caller> Services::authenticate(std::string_view authorization) {
+  if (!keys_) return everyone();
+  std::string_view key = authorization;
+  constexpr std::string_view kBearer = "bearer ";
+  auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; };
+  if (key.size() >= kBearer.size() &&
+      std::equal(kBearer.begin(), kBearer.end(), key.begin(), [&](char a, char b) { return a == lower(b); }))
+    key.remove_prefix(kBearer.size());
+  while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
+  while (!key.empty() && key.back() == ' ') key.remove_suffix(1);
+  if (!key.empty())
+    if (std::optional<Caller> caller = keys_->find(key)) return *caller;
+  metrics_.count_auth_failure();
+  return Status(Code::unauthenticated, key.empty()
+                                           ? "no API key; send the header authorization: Bearer KEY"
+                                           : "the API key is not one of this server's; check it, or ask for another");
+}
+
+Health Services::health() const {
+  Health h;
+  h.state = engine_.state();
+  if (draining() && h.state != engine::State::stopped && h.state != engine::State::stuck)
+    h.state = engine::State::draining;
+  h.ready = h.state == engine::State::serving || h.state == engine::State::degraded;
+  h.live = h.state != engine::State::stuck && h.state != engine::State::stopped;
+  if (h.state == engine::State::draining)
+    h.message = "draining: running requests finish, new ones are refused";
+  else if (h.state != engine::State::serving)
+    h.message = engine_.stats().message;
+  if (h.message.empty() && h.state != engine::State::serving) h.message = state_name(h.state);
+  return h;
+}
+
+std::string Services::model_name() const {
+  if (!options_.served_model_name.empty()) return options_.served_model_name;
+  return engine_.state() == engine::State::starting ? "" : engine_.info().name;
+}
+
+Status Services::check_model(const std::string& model) const {
+  Health h = health();
+  if (h.state == engine::State::starting)
+    return unavailable(cat("the model is still loading", h.message.empty() ? "" : ": ", h.message, "; try again"))
+        .with_retry_after(std::chrono::seconds(1));
+  if (h.state == engine::State::stopped || h.state == engine::State::draining)
+    return unavailable("this server is shutting down; send the request to another")
+        .with_retry_after(std::chrono::seconds(5));
+  if (model.empty() || model == model_name() || model == engine_.info().name) return {};
+  return invalid_argument(
+             cat("model '", model.substr(0, 128), "' is not served here; this server has '", model_name(), "'"))
+      .with_field("model");
+}
+
+size_t Services::max_prompt_bytes() {
+  size_t longest = longest_token_.load();
+  if (longest == 0) {
+    longest = 1;
+    if (text::TokenizerPtr tokenizer = engine_.tokenizer())
+      for (int32_t id = 0; id < tokenizer->vocab_size(); ++id)
+        longest = std::max(longest, std::max(tokenizer->token_bytes(id).size(), tokenizer->token_text(id).size()));
+    longest_token_.store(longest);
+  }
+  return longest * size_t(engine_.info().context_length);
+}
+
+Result<Submitted> Services::generate(const Caller& caller, GenerateInput input) {
+  Result<Submitted> result = submit(caller, input);
+  if (!result.ok()) {
+    Status status = result.status();
+    metrics_.count(input.protocol, status.code());
+    if (options_.access_log)
+      log_info("request refused", {{"id", input.request.id},
+                                   {"protocol", input.protocol},
+                                   {"tenant", caller.tenant},
+                                   {"key", caller.key_id},
+                                   {"code", code_name(status.code())},
+                                   {"why", status.message()},
+                                   {"traceparent", input.request.trace_parent}});
+  }
+  return result;
+}
+
+Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
+  KVASIR_TRY(caller.require(Role::user, "generating"));
+  KVASIR_TRY(check_model(in.model));
+  const model::ModelInfo& info = engine_.info();
+  KVASIR_TRY(check_fields(in, options_, info));
+  if (in.request.priority > caller.priority_ceiling)
+    return invalid_argument(cat("priority is ", in.request.priority, "; key ", caller.key_id, " may ask for at most ",
+                                caller.priority_ceiling))
+        .with_field("priority");
+  Submitted out;
+  KVASIR_ASSIGN(out.prompt, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
+  KVASIR_TRY(check_length(in, out.prompt.size(), info));
+
+  engine::Request& r = in.request;
+  r.tenant = caller.tenant;
+  r.prompt = out.prompt;
+  r.n = int32_t(in.n);
+  r.max_tokens = in.max_tokens;
+  r.prompt_logprobs = int32_t(in.prompt_logprobs);
+  r.sampling.logprobs = int32_t(in.logprobs);
+  r.stop_tokens.assign(in.stop_tokens.begin(), in.stop_tokens.end());
+  r.sampling.logit_bias.assign(in.logit_bias.begin(), in.logit_bias.end());
+  if (in.seed) {
+    r.sampling.seed = *in.seed;
+  } else {
+    thread_local std::mt19937_64 draw{std::random_device{}()};
+    r.sampling.seed = draw() >> 11;  // fits a double, so JSON clients can send it back
+  }
+  out.seed = r.sampling.seed;
+
+  KVASIR_TRY(limiter_.admit(caller, int64_t(out.prompt.size())));
+  std::string trace_parent = r.trace_parent;
+  auto stream = engine_.submit(std::move(r));
+  if (!stream.ok()) {
+    limiter_.release(caller);
+    return stream.status();
+  }
+  out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(*stream),
+                                               out.prompt.size());
+  return out;
+}
+
+Result<std::vector<int32_t>> Services::tokenize(const Caller& caller, const std::string& model,
+                                                const PromptInput& prompt) {
+  KVASIR_TRY(caller.require(Role::user, "tokenizing"));
+  KVASIR_TRY(check_model(model));
+  return encode_prompt(prompt, engine_, size_t(options_.max_body.bytes));
+}
+
+Result<std::string> Services::detokenize(const Caller& caller, const std::string& model,
+                                         const std::vector<int64_t>& ids, bool skip_special) {
+  KVASIR_TRY(caller.require(Role::user, "detokenizing"));
+  KVASIR_TRY(check_model(model));
+  text::TokenizerPtr tokenizer = engine_.tokenizer();
+  if (!tokenizer) return failed_precondition("this model came without a tokenizer");
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] < 0 || ids[i] >= engine_.info().vocab_size)
+      return invalid_argument(
+                 cat("token ", i, " is ", ids[i], "; it must be an id from 0 to ", engine_.info().vocab_size - 1))
+          .with_field("tokens");
+  return tokenizer->decode(std::vector<int32_t>(ids.begin(), ids.end()), skip_special);
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,89 @@
+// What every protocol shares: who is asking, what is refused, prompts to tokens, one submitted request with
+// its accounting, the state of the whole. Adapters hold a Services& and translate; nothing else.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/status.h"
+#include "engine/engine.h"
+#include "server/caller.h"
+#include "server/generate.h"
+#include "server/keys.h"
+#include "server/limiter.h"
+#include "server/metrics.h"
+#include "server/options.h"
+
+namespace kvasir::server {
+
+// A request on its way. The stream counts, limits and logs as it is read; destroying it cancels.
+struct Submitted {
+  std::unique_ptr<engine::Stream> stream;
+  std::vector<int32_t> prompt;
+  uint64_t seed = 0;
+};
+
+// The table of the contract: what each probe is to say.
+struct Health {
+  engine::State state = engine::State::starting;
+  bool live = true;     // /health
+  bool ready = false;   // /ready, grpc.health.v1, VllmEngine's HealthCheck
+  std::string message;  // in words; empty when all is well
+};
+const char* state_name(engine::State state);  // "serving"
+
+class Services {
+ public:
+  // Keys are read here: a server that would be open to others without keys does not start.
+  static Result<std::unique_ptr<Services>> create(const ServerOptions& options, engine::Engine& engine);
+  ~Services();
+
+  // `authorization` as a header has it ("Bearer ...", or the bare key). Without keys everyone is admin.
+  Result<Caller> authenticate(std::string_view authorization);
+  bool has_keys() const { return keys_ != nullptr; }
+
+  // All of it: fields, limits, prompt, length, submission. Call it on a worker: it may tokenize.
+  Result<Submitted> generate(const Caller& caller, GenerateInput input);
+  // The model is the served one (or unnamed), and there is one to serve.
+  Status check_model(const std::string& model) const;
+  Result<std::vector<int32_t>> tokenize(const Caller& caller, const std::string& model, const PromptInput& prompt);
+  Result<std::string> detokenize(const Caller& caller, const std::string& model, const std::vector<int64_t>& ids,
+                                 bool skip_special);
+  bool cancel(const Caller& caller, const std::string& id) { return engine_.cancel(caller.tenant, id); }
+
+  Health health() const;
+  void set_draining() { draining_.store(true); }
+  bool draining() const { return draining_.load(); }
+
+  std::string model_name() const;  // --served-model-name, or the model's own; empty until it has loaded
+  const ServerOptions& options() const { return options_; }
+  engine::Engine& engine() { return engine_; }
+  const engine::Engine& engine() const { return engine_; }
+  Metrics& metrics() { return metrics_; }
+  const Metrics& metrics() const { return metrics_; }
+  Time started() const { return started_; }
+
+ private:
+  Services(const ServerOptions& options, engine::Engine& engine);
+  class CountedStream;
+  Result<Submitted> submit(const Caller& caller, GenerateInput& input);
+  size_t max_prompt_bytes();
+
+  const ServerOptions options_;
+  engine::Engine& engine_;
+  SystemClock clock_;
+  Limiter limiter_{clock_};
+  Metrics metrics_;
+  std::unique_ptr<KeyStore> keys_;
+  std::atomic<bool> draining_{false};
+  std::atomic<size_t> longest_token_{0};  // bytes; 0: not known yet
+  const Time started_ = clock_.now();
+};
+
+bool is_loopback(const std::string& host);
+
+}  // namespace kvasir::server

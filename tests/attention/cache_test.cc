@@ -1,0 +1,224 @@
+// Sections 2 to 5: where tokens live, the six layouts, KeyValueCache, quantized caches.
+#include <sys/mman.h>
+
+#include "tests/attention/testing.h"
+
+namespace kvasir::attention {
+namespace {
+using namespace testing;
+using kvcache::IndexMode;
+using kvcache::QuantKind;
+
+class Cache : public OnBackend {};
+KVASIR_ON_BACKENDS(Cache);
+
+CaseShape three() {
+  CaseShape s = small();
+  s.sequences = {{20, 1}, {7, 3}, {0, 9}};
+  s.decoding_batches = 1;
+  return s;
+}
+
+// Old contents are random by place, so cases of different storage are compared from an empty cache.
+CaseShape fresh_only() {
+  CaseShape s = small();
+  s.sequences = {{0, 33}, {0, 1}, {0, 64}};
+  return s;
+}
+
+TEST_P(Cache, OffsetPageAndTokenTablesGiveTheSameBytes) {
+  CaseOutput first;
+  for (IndexMode mode : {IndexMode::offset, IndexMode::page_table, IndexMode::token_table}) {
+    CaseShape s = fresh_only();
+    s.attributes.index_mode = mode;
+    Case c = make_case(s);
+    Case donor = make_case(fresh_only());
+    c.query = donor.query, c.key = donor.key, c.value = donor.value;
+    Outcome o = run(c);
+    ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+    if (first.output.empty()) first = o.out;
+    EXPECT_TRUE(same_bytes(o.out, first));
+  }
+}
+
+TEST_P(Cache, EveryPageSizeFrom1To256) {
+  for (int page = 1; page <= 256; page *= 2) {
+    CaseShape s = three();
+    s.attributes.page_size = page;
+    Case c = make_case(s);
+    Outcome o = run(c);
+    ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+    EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << "page_size " << page;
+  }
+}
+
+TEST_P(Cache, KvlenAtExactPagesReadsNoPageMore) {
+  CaseShape s = small();
+  s.attributes.page_size = 16;
+  s.sequences = {{31, 1}, {0, 16}};
+  Case c = make_case(s);
+  ASSERT_LT(c.cachestarts[size_t(c.max_pages) + 1], 0) << "the second sequence's second entry is garbage";
+  Outcome o = run(c);
+  ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+  EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+}
+
+TEST_P(Cache, EntriesBehindAWindowAreNeverRead) {
+  CaseShape s = small();
+  s.attributes.page_size = 4;
+  s.attributes.window = 6;
+  s.sequences = {{40, 1}};
+  Case c = make_case(s);
+  ASSERT_LT(c.cachestarts[0], 0) << "garbage, and legal";
+  Outcome o = run(c);
+  ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+  EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+}
+
+TEST_P(Cache, SixLayoutsGiveTheSameBytes) {
+  CaseOutput first;
+  for (int revision : {2, 1})
+    for (int layout = 0; layout < 4; ++layout)
+      for (DType type : {DType::f32, DType::i4}) {
+        CaseShape s = fresh_only();
+        s.revision = revision, s.layout = layout;
+        s.cache.layers = 3, s.layer = 1;
+        if (type == DType::i4) s.cache.dtype = type, s.cache.quant = QuantKind::group, s.cache.quant_group = 16;
+        Case c = make_case(s);
+        Outcome o = run(c);
+        ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+        EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << revision << "/" << layout;
+        if (type == DType::i4) continue;
+        if (first.output.empty()) first = o.out;
+        EXPECT_TRUE(same_bytes(o.out, first)) << "revision " << revision << " layout " << layout;
+      }
+}
+
+TEST_P(Cache, OnlyTheNewTokensElementsAreWritten) {
+  for (DType type : {DType::f16, DType::i8, DType::i4}) {
+    CaseShape s = three();
+    s.cache.dtype = type;
+    s.cache.layers = 2;
+    if (type != DType::f16) s.cache.quant = QuantKind::group, s.cache.quant_group = 8, s.cache.scale_dtype = DType::f16;
+    Case c = make_case(s);
+    Outcome o = run(c);
+    int64_t changed = 0;
+    for (size_t i = 0; i < c.cache.size(); ++i) changed += c.cache[i] != o.after.cache[i];
+    EXPECT_GT(changed, 0);
+    EXPECT_LE(changed, dtype_bytes(type, 13 * 2 * 2 * 32)) << "13 new tokens, K and V, 2 heads of 32";
+    EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+  }
+}
+
+TEST_P(Cache, QuantGroupsAndScaleTypes) {
+  for (DType type : {DType::i8, DType::i4})
+    for (DType scale : {DType::f32, DType::f16})
+      for (int group : {8, 16, 32, 64, 128}) {
+        CaseShape s = three();
+        s.attributes.head_dim = 128;
+        s.cache.dtype = type;
+        s.cache.quant = QuantKind::group;
+        s.cache.quant_group = group;
+        s.cache.scale_dtype = scale;
+        Case c = make_case(s);
+        Outcome o = run(c);
+        ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+        EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << describe(c);
+      }
+}
+
+TEST_P(Cache, PerTensorInt8AndFp8) {
+  for (DType type : {DType::i8, DType::f8_e4m3}) {
+    CaseShape s = three();
+    s.cache.dtype = type;
+    s.cache.quant = QuantKind::per_tensor;
+    s.cache.k_scale = 0.02f, s.cache.v_scale = 0.03f;
+    Case c = make_case(s);
+    Outcome o = run(c);
+    EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+  }
+}
+
+TEST_P(Cache, NewTokensAreAttendedAsTheCacheReturnsThem) {
+  // A prefill through an int4 cache, then its last token again as a decode over what was stored.
+  CaseShape s = small();
+  s.cache.dtype = DType::i4, s.cache.quant = QuantKind::group, s.cache.quant_group = 8;
+  s.sequences = {{0, 20}};
+  Case prefill = make_case(s);
+  Outcome whole = run(prefill);
+  Case again = prefill;
+  again.attributes.append = false;
+  again.cache = whole.after.cache, again.scale = whole.after.scale;
+  again.seqstarts = {0, 1};
+  again.start_pos = {19};
+  again.max_seqlen = 1;
+  again.query.erase(again.query.begin(), again.query.begin() + 19 * 4 * 32 * 4);
+  Outcome last = run(again);
+  for (int h = 0; h < 4; ++h) EXPECT_EQ(std::memcmp(last.row(0, h), whole.row(19, h), 32 * 4), 0);
+}
+
+TEST_P(Cache, KvcStoresThenGivesBackEverythingRepeated) {
+  for (DType type : {DType::f16, DType::i8}) {
+    CaseShape s = three();
+    s.cache.dtype = type;
+    if (type == DType::i8) s.cache.quant = QuantKind::group, s.cache.quant_group = 16;
+    Case c = make_case(s);
+    c.op = Op::key_value_cache;
+    c.num_repeat = 3;
+    Outcome o = run(c);
+    ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+    EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+    const float* k = reinterpret_cast<const float*>(o.out.key.data());
+    for (int64_t t = 0; t < c.kvstarts.back(); ++t)  // repeat-interleave: heads 0 0 0 1 1 1
+      for (int r = 1; r < 3; ++r)
+        for (int h = 0; h < 2; ++h)
+          EXPECT_EQ(std::memcmp(k + (t * 6 + h * 3) * 32, k + (t * 6 + h * 3 + r) * 32, 128), 0);
+    EXPECT_NEAR(k[(21 + 7) * 6 * 32], floats(c.key)[1 * 2 * 32], type == DType::f16 ? 2e-3 : 3e-2)
+        << "sequence 1's first new token is its 8th";
+  }
+}
+
+TEST_P(Cache, KvcStoresInt8InputAsItIs) {
+  CaseShape s = small();
+  s.attributes.io = DType::i8, s.attributes.out = DType::f32;
+  s.cache.dtype = DType::i8, s.cache.quant = QuantKind::per_tensor, s.cache.k_scale = 0.5f;
+  s.attributes.index_mode = IndexMode::offset;
+  s.sequences = {{0, 2}};
+  Case c = make_case(s);
+  c.op = Op::key_value_cache;
+  c.key[0] = uint8_t(-128);
+  Outcome o = run(c);
+  ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+  const float* k = reinterpret_cast<const float*>(o.out.key.data());
+  EXPECT_EQ(k[0], -64.0f) << "-128 survives, though quantizing never gives it";
+  EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+}
+
+// A cache of more than 2^31 elements that is mostly a hole: only the touched pages exist.
+TEST_P(Cache, SparseCachePast2To31Elements) {
+  CaseShape s = small(2, 1, 64);
+  s.attributes.index_mode = IndexMode::offset;
+  s.sequences = {{0, 40}};
+  s.cache.dtype = DType::f16;
+  for (int layout : {0, 3}) {
+    s.layout = layout;
+    Case near = make_case(s), far = near;
+    const int64_t tokens = int64_t(20) << 20;  // x 2 x 64 = 2.7e9 elements
+    const size_t bytes = size_t(tokens) * 2 * 64 * 2;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) GTEST_SKIP() << "5 GiB of address space are not to be had here";
+    far.view.max_tokens = tokens;
+    far.view.strides = kvcache::layout_strides(2, layout, tokens, 1, 1, 64).value();
+    far.view.data = memory;
+    far.cache.clear();
+    far.cachestarts = {tokens - 40};
+    Outcome x = run(near), y = run(far);
+    EXPECT_TRUE(y.status.ok()) << y.status.to_string();
+    EXPECT_TRUE(same_bytes(x.out, y.out));
+    EXPECT_GT((tokens - 1) * far.view.strides.token + far.view.strides.kv, int64_t(1) << 31);
+    munmap(memory, bytes);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::attention

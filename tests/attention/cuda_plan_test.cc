@@ -1,0 +1,194 @@
+// The cuda back end's plan, without a GPU: every key of every query is read exactly once, parts are even,
+// and what is cut is merged.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <set>
+
+#include "attention/cases/random_case.h"
+#include "attention/cuda/plan.h"
+
+namespace kvasir::attention::cuda {
+namespace {
+
+constexpr Machine kMachine{{1056, 1056}, false};
+
+struct Planned {
+  Planned(const Attributes& a, const Limits& limits, const Step& step, Machine machine = kMachine)
+      : planner(a, limits, machine), buffer(planner.bytes()) {
+    planner.plan(step, buffer.data());
+    view = planner.view(buffer.data());
+  }
+  Planner planner;
+  std::vector<std::byte> buffer;
+  StepView view;
+};
+
+struct Steps {
+  std::vector<int64_t> seqstarts{0}, kvstarts{0}, start_pos, table;
+  Step step;
+  Steps(const std::vector<std::pair<int64_t, int64_t>>& sequences, int64_t page) {
+    for (auto [old, n] : sequences) {
+      seqstarts.push_back(seqstarts.back() + n);
+      kvstarts.push_back(kvstarts.back() + old + n);
+      start_pos.push_back(old);
+      step.max_pages = std::max(step.max_pages, (old + n + page - 1) / page);
+      step.max_seqlen = std::max(step.max_seqlen, n);
+      step.max_kvlen = std::max(step.max_kvlen, old + n);
+    }
+    step.batch = int64_t(sequences.size());
+    table.resize(size_t(step.batch * step.max_pages));
+    for (size_t i = 0; i < table.size(); ++i) table[i] = int64_t(i) * page;
+    step.seqstarts = seqstarts.data(), step.kvstarts = kvstarts.data(), step.start_pos = start_pos.data();
+    step.cachestarts = table.data();
+  }
+  Limits limits() const {
+    return {step.batch, seqstarts.back(), step.max_kvlen, step.max_pages, int64_t(table.size()) * 256};
+  }
+};
+
+Attributes llama() {
+  Attributes a;
+  a.num_heads = 32, a.num_kv_heads = 8, a.head_dim = 128;
+  a.io = a.out = DType::bf16;
+  return a;
+}
+
+// (token -> key -> how often read), from the segments; and the slots every token was given.
+void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>* reads,
+                 std::map<int, std::set<int>>* slots, std::map<int, int>* direct) {
+  auto* base = const_cast<std::byte*>(p.buffer.data());
+  for (int list : {0, 1})
+    for (int i = 0; p.planner.launch().parts[list] && i < p.planner.parts(base, list)[p.planner.launch().parts[list]];
+         ++i) {
+      const Segment& s = p.planner.segments(base, list)[i];
+      EXPECT_EQ(s.kv_begin % kKeyBlock, 0);
+      EXPECT_LE(s.row_count, list == 0 ? 16 : 32);
+      for (int r = 0; r < s.row_count; r += group) {
+        const Row& row = p.view.rows[s.tokens + r / group];
+        for (int j = s.kv_begin; j < s.kv_end; ++j)
+          if (j < row.end && j >= row.begin) ++(*reads)[row.token][j];
+        if (s.slot < 0)
+          ++(*direct)[row.token];
+        else
+          EXPECT_TRUE((*slots)[row.token].insert(s.slot + r / group).second);
+      }
+    }
+}
+
+void expect_complete(const Planned& p, int group, int64_t tokens) {
+  std::map<int, std::map<int, int>> reads;
+  std::map<int, std::set<int>> slots;
+  std::map<int, int> direct;
+  count_reads(p, group, &reads, &slots, &direct);
+  std::set<int> merged;
+  for (int i = 0; i < p.view.counts[kCountMerges]; ++i) {
+    const Merge& m = p.view.merges[i];
+    std::set<int> listed(p.view.merge_slots + m.begin, p.view.merge_slots + m.end);
+    EXPECT_EQ(listed, slots[m.token]) << "token " << m.token;
+    EXPECT_TRUE(merged.insert(m.token).second);
+  }
+  for (int token = 0; token < tokens; ++token) {
+    EXPECT_EQ(direct[token] + int(merged.count(token)), 1) << "token " << token << " has one result";
+    for (auto [key, n] : reads[token]) EXPECT_EQ(n, 1) << "token " << token << " key " << key;
+  }
+  for (int i = 0; i < int(p.view.counts[kCountSequences]); ++i) {
+    const Sequence& s = p.view.sequences[i];
+    for (int q = 0; q < s.q_len; ++q)
+      EXPECT_EQ(int(reads[s.q_begin + q].size()), s.flags & kCausal ? s.kv_len - s.q_len + q + 1 : s.kv_len);
+  }
+}
+
+TEST(CudaPlan, EveryKeyIsReadOnceAndCutsAreMerged) {
+  Steps steps({{0, 1}, {1023, 1}, {8191, 1}, {70, 1}, {300, 4}, {63, 8}, {5000, 7}}, 16);
+  steps.step.decoding_batches = 4;
+  Planned p(llama(), steps.limits(), steps.step);
+  expect_complete(p, 4, steps.seqstarts.back());
+}
+
+TEST(CudaPlan, PartsAreEven) {
+  std::vector<std::pair<int64_t, int64_t>> sequences;
+  for (int b = 0; b < 100; ++b) sequences.push_back({100 + 97 * b, 1});
+  Steps steps(sequences, 16);
+  steps.step.decoding_batches = 100;
+  Planned p(llama(), steps.limits(), steps.step);
+  const int parts = p.planner.launch().parts[0];
+  EXPECT_EQ(parts, 1056 / 8);
+  const int32_t* begin = p.planner.parts(p.buffer.data(), 0);
+  const Segment* segments = p.planner.segments(p.buffer.data(), 0);
+  int64_t least = 1 << 30, most = 0;
+  for (int i = 0; i < parts; ++i) {
+    int64_t keys = 0;
+    for (int s = begin[i]; s < begin[i + 1]; ++s) keys += segments[s].kv_end - segments[s].kv_begin;
+    least = std::min(least, keys), most = std::max(most, keys);
+  }
+  EXPECT_LT(most - least, 16 * kKeyBlock) << least << " to " << most << " keys a part";
+  expect_complete(p, 4, 100);
+}
+
+TEST(CudaPlan, ASharedPrefixIsReadOnce) {
+  std::vector<std::pair<int64_t, int64_t>> sequences(64, {8192 + 99, 1});
+  Steps steps(sequences, 16);
+  steps.step.decoding_batches = 64;
+  std::vector<int32_t> group(64, 0);
+  const int64_t shared = 8192;
+  steps.step.shared_group = group.data();
+  steps.step.shared_len = &shared;
+  Planned p(llama(), steps.limits(), steps.step);
+  expect_complete(p, 4, 64);
+  int64_t keys = 0;
+  for (int list : {0, 1})
+    for (int i = 0; i < p.planner.parts(p.buffer.data(), list)[p.planner.launch().parts[list]]; ++i) {
+      const Segment& s = p.planner.segments(p.buffer.data(), list)[i];
+      keys += s.kv_end - s.kv_begin;
+    }
+  EXPECT_EQ(keys, 64 * 100 + 8 * 8192);  // 8 queries of 4 heads share a tile of 32 rows
+}
+
+TEST(CudaPlan, BatchInvariantCutsDependOnTheSequenceAlone) {
+  Attributes a = llama();
+  a.batch_invariant = true;
+  auto cuts = [&](const std::vector<std::pair<int64_t, int64_t>>& sequences) {
+    Steps steps(sequences, 16);
+    steps.step.decoding_batches = steps.step.batch;
+    Planned p(a, steps.limits(), steps.step);
+    std::vector<std::pair<int, int>> runs;
+    const int32_t* parts = p.planner.parts(p.buffer.data(), 0);
+    for (int i = 0; i < parts[p.planner.launch().parts[0]]; ++i) {
+      const Segment& s = p.planner.segments(p.buffer.data(), 0)[i];
+      if (s.sequence == 0) runs.push_back({s.kv_begin, s.kv_end});
+    }
+    return runs;
+  };
+  auto alone = cuts({{10000, 1}});
+  EXPECT_EQ(alone, cuts({{10000, 1}, {70000, 1}, {3, 1}}));
+  EXPECT_EQ(alone.size(), 10u);
+}
+
+TEST(CudaPlan, EqualKeysForGrowingLengths) {
+  Steps before({{100, 1}, {200, 1}}, 16), after({{101, 1}, {201, 1}}, 16);
+  Planned p(llama(), before.limits(), before.step), q(llama(), after.limits(), after.step);
+  EXPECT_EQ(p.planner.launch().key(), q.planner.launch().key());
+}
+
+// The bar: 1,024 sequences in under 50 us of one core, page tables aside (they are copied here as well).
+TEST(CudaPlan, AThousandSequencesPlanQuickly) {
+  Steps steps(std::vector<std::pair<int64_t, int64_t>>(1024, {511, 1}), 128);
+  steps.step.decoding_batches = 1024;
+  Planned p(llama(), steps.limits(), steps.step);
+  double best = 1e9;
+  for (int i = 0; i < 50; ++i) {
+    auto begin = std::chrono::steady_clock::now();
+    p.planner.plan(steps.step, p.buffer.data());
+    best = std::min(best, std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+  }
+  RecordProperty("best_us", int(best));
+  printf("1,024 sequences planned in %.1f us\n", best);
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(best, 500) << "ten times the bar: something is wrong, not just slow";
+#endif
+}
+
+}  // namespace
+}  // namespace kvasir::attention::cuda

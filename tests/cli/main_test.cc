@@ -1,0 +1,132 @@
+#include <gmock/gmock.h>
+
+#include <sstream>
+
+#include "tests/cli/shell.h"
+
+namespace kvasir::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Main, NothingAskedIsAUsageErrorThatListsTheCommands) {
+  Ran r = shell("");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_THAT(r.out, HasSubstr("version"));
+}
+
+TEST(Main, AnUnknownCommandNamesTheNearest) {
+  Ran r = shell("vresion");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_THAT(r.out, HasSubstr("'vresion'"));
+  EXPECT_THAT(r.out, HasSubstr("did you mean 'version'"));
+}
+
+TEST(Main, EveryListedCommandExplainsItselfWithAnExample) {
+  std::istringstream lines(shell("--help").out);
+  std::string line;
+  int commands = 0;
+  while (std::getline(lines, line)) {
+    if (line.rfind("  ", 0) != 0) continue;
+    std::string name = line.substr(2, line.find(' ', 2) - 2);
+    Ran help = shell(name + " --help");
+    EXPECT_EQ(help.code, 0) << name;
+    EXPECT_THAT(help.out, HasSubstr("kvasir " + name)) << name;
+    EXPECT_EQ(shell("help " + name).out, help.out) << name;
+    ++commands;
+  }
+  EXPECT_GE(commands, 1);
+}
+
+TEST(Version, ShortIsOnlyTheNumber) {
+  Ran r = shell("version --short");
+  EXPECT_EQ(r.code, 0);
+  EXPECT_THAT(r.out, ::testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  EXPECT_THAT(shell("--version").out, HasSubstr("kvasir " + r.out.substr(0, r.out.size() - 1)));
+}
+
+TEST(Version, AStrangeOptionIsNamed) {
+  Ran r = shell("version --shrot");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_THAT(r.out, HasSubstr("--shrot"));
+}
+
+TEST(Health, NobodyThereIsExitCodeOneAndSaysWhere) {
+  Ran r = shell("health --http 1");
+  EXPECT_EQ(r.code, 1);
+  EXPECT_THAT(r.out, HasSubstr("127.0.0.1:1"));
+}
+
+TEST(Completion, TheBashScriptIsValidAndKnowsCommandsAndOptions) {
+  Ran r = shell("completion bash");
+  EXPECT_EQ(r.code, 0);
+  EXPECT_THAT(r.out, HasSubstr("health) COMPREPLY"));
+  EXPECT_THAT(r.out, HasSubstr("--http"));
+  EXPECT_EQ(std::system((std::string(KVASIR_EXE) + " completion bash | bash -n").c_str()), 0);
+}
+
+TEST(Completion, AnUnknownShellIsRefusedWithTheChoices) {
+  Ran r = shell("completion tcsh");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_THAT(r.out, HasSubstr("zsh"));
+}
+
+bool built(const std::string& command) { return shell("--help").out.find("\n  " + command + " ") != std::string::npos; }
+
+TEST(Keys, AreMadeShownOnceListedAndRevoked) {
+  if (!built("keys")) GTEST_SKIP() << "this build has no server";
+  std::string file = ::testing::TempDir() + "/kvasir-cli-keys.json";
+  std::remove(file.c_str());
+  Ran made = shell("keys add --tenant acme --role metrics --keys " + file);
+  EXPECT_EQ(made.code, 0) << made.out;
+  std::string key = made.out.substr(0, made.out.find('\n'));
+  Ran listed = shell("keys list --keys " + file);
+  EXPECT_THAT(listed.out, HasSubstr("acme"));
+  EXPECT_THAT(listed.out, HasSubstr("metrics"));
+  EXPECT_THAT(listed.out, ::testing::Not(HasSubstr(key)));
+  size_t at = listed.out.find("k-");
+  std::string id = listed.out.substr(at, listed.out.find(' ', at) - at);
+  EXPECT_EQ(shell("keys revoke " + id + " --keys " + file).code, 0);
+  EXPECT_EQ(shell("keys revoke " + id + " --keys " + file).code, 1);
+  EXPECT_EQ(shell("keys add --tenant acme --role king --keys " + file).code, 2);
+  EXPECT_EQ(shell("keys add --keys " + file).code, 2);
+}
+
+TEST(Serve, SaysWhatIsMissingOrMisspelt) {
+  if (!built("serve")) GTEST_SKIP() << "this build has no server";
+  Ran none = shell("serve");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.out, HasSubstr("--model"));
+  Ran misspelt = shell("serve --modle x");
+  EXPECT_EQ(misspelt.code, 2);
+  EXPECT_THAT(misspelt.out, HasSubstr("--model"));
+  EXPECT_THAT(shell("serve --model x --page-size 12").out, HasSubstr("power of two"));
+  EXPECT_EQ(shell("serve --model dummy:llama --check-config").code, 0);
+}
+
+TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
+  if (!built("generate")) GTEST_SKIP() << "this build has no model";
+  std::string dummy = "--model dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,ffn=64,vocab=260 --kv-memory 1MiB ";
+  Ran one = shell("generate " + dummy + "--max-tokens 4 --ignore-eos hello");
+  EXPECT_EQ(one.code, 0) << one.out;
+  EXPECT_THAT(one.out, HasSubstr("5 prompt and 4 output tokens"));
+  std::string file = ::testing::TempDir() + "/kvasir-cli-prompts.jsonl";
+  FILE* f = fopen(file.c_str(), "w");
+  fputs("{\"prompt\":\"a\"}\n{\"prompt\":\"bc\",\"max_tokens\":2}\n", f);
+  fclose(f);
+  Ran many = shell("generate " + dummy + "--max-tokens 3 --ignore-eos --json --file " + file);
+  EXPECT_EQ(many.code, 0) << many.out;
+  EXPECT_THAT(many.out, HasSubstr("\"completion_tokens\":3"));
+  EXPECT_THAT(many.out, HasSubstr("\"completion_tokens\":2"));
+  EXPECT_LT(many.out.find("\"prompt\":\"a\""), many.out.find("\"prompt\":\"bc\""));
+  f = fopen(file.c_str(), "w");
+  fputs("{\"prompt\":\"a\"}\n{\"promt\":1}\n", f);
+  fclose(f);
+  Ran bad = shell("generate " + dummy + "--file " + file);
+  EXPECT_EQ(bad.code, 1);
+  EXPECT_THAT(bad.out, HasSubstr("line 2"));
+  EXPECT_THAT(shell("generate --model /nonexistent.gguf x").out, HasSubstr("/nonexistent.gguf"));
+}
+
+}  // namespace
+}  // namespace kvasir::cli

@@ -1,0 +1,71 @@
+"""The openai client, unmodified: chat, completions, streams, tools, schemas, log-probabilities, errors."""
+import json
+import os
+import sys
+
+try:
+    import openai
+except ImportError:
+    print("skipped: no openai package (pip install openai)")
+    sys.exit(77)
+
+client = openai.OpenAI(base_url=os.environ["KVASIR_HTTP"] + "/v1", api_key="none")
+model = client.models.list().data[0].id
+ask = [{"role": "user", "content": "What is the capital of France?"}]
+
+whole = client.chat.completions.create(model=model, messages=ask, max_tokens=16, temperature=0)
+assert "Paris" in whole.choices[0].message.content, whole
+assert whole.usage.completion_tokens > 0
+
+text, usage = "", None
+for chunk in client.chat.completions.create(model=model, messages=ask, max_tokens=16, temperature=0, stream=True,
+                                            stream_options={"include_usage": True}):
+    usage = chunk.usage or usage
+    if chunk.choices:
+        text += chunk.choices[0].delta.content or ""
+assert text == whole.choices[0].message.content, (text, whole)
+assert usage.completion_tokens == whole.usage.completion_tokens
+
+two = client.completions.create(model=model, prompt=["The capital of France is", "2 + 2 ="], max_tokens=4, n=2,
+                                temperature=0, logprobs=3, echo=True)
+assert len(two.choices) == 4
+assert two.choices[0].text == two.choices[1].text and "Paris" in two.choices[0].text
+first = two.choices[0].logprobs
+assert first.token_logprobs[0] is None and len(first.tokens) == len(first.token_logprobs) == len(first.text_offset)
+assert "".join(first.tokens) == two.choices[0].text
+
+seeded = [client.completions.create(model=model, prompt="Once", max_tokens=12, seed=7).choices[0].text for _ in range(2)]
+assert seeded[0] == seeded[1]
+
+logged = client.chat.completions.create(model=model, messages=ask, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2)
+content = logged.choices[0].logprobs.content
+assert len(content) == 3 and all(len(t.top_logprobs) == 2 and t.logprob <= 0 for t in content)
+
+schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 120}},
+          "required": ["name", "age"], "additionalProperties": False}
+person = client.chat.completions.create(
+    model=model, messages=[{"role": "user", "content": "Describe a person."}], max_tokens=120, temperature=0,
+    response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}})
+assert set(json.loads(person.choices[0].message.content)) == {"name", "age"}
+
+tool = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"], "additionalProperties": False}}}
+for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+    called = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Weather in Paris?"}],
+                                            max_tokens=120, temperature=0, tools=[tool], tool_choice=choice)
+    call = called.choices[0].message.tool_calls[0]
+    assert call.function.name == "get_weather" and "city" in json.loads(call.function.arguments), called
+
+for wrong, error in (({"temperature": -1}, openai.BadRequestError), ({"model": "nobody"}, openai.BadRequestError),
+                     ({"n": 100000}, openai.BadRequestError)):
+    try:
+        client.chat.completions.create(**{"model": model, "messages": ask, **wrong})
+        raise AssertionError(f"{wrong} was taken")
+    except error as refused:
+        assert next(iter(wrong)) in str(refused), refused
+try:
+    client.embeddings.create(model=model, input="x")
+    raise AssertionError("embeddings were taken")
+except openai.APIStatusError as refused:
+    assert refused.status_code == 501
+print("openai", openai.__version__, "all right")

@@ -1,0 +1,75 @@
+"""The same raw prompt gives the same greedy text, and with one seed the same sampled text, whichever way it travels."""
+import json
+import os
+import sys
+import tempfile
+import urllib.request
+
+try:
+    import grpc
+    from grpc_tools import protoc
+except ImportError as missing:
+    print(f"skipped: {missing} (pip install grpcio grpcio-tools)")
+    sys.exit(77)
+
+out = tempfile.mkdtemp()
+proto = os.environ["KVASIR_PROTO"]
+names = ["kvasir", "ppl_llm", "kserve", "vllm_engine", "smg_common"]
+assert protoc.main(["protoc", f"-I{proto}", f"--python_out={out}", f"--grpc_python_out={out}", *(f"{proto}/{n}.proto" for n in names)]) == 0
+sys.path.insert(0, out)
+import kserve_pb2, kserve_pb2_grpc, kvasir_pb2, kvasir_pb2_grpc, ppl_llm_pb2, ppl_llm_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
+
+channel = grpc.insecure_channel(os.environ["KVASIR_GRPC"])
+PROMPT, TOKENS, SEED = "The three primary colours are", 24, 1234
+
+
+def kvasir(temperature, ids=None):
+    request = kvasir_pb2.GenerateRequest(prompt=PROMPT, max_tokens=TOKENS,
+                                         sampling=kvasir_pb2.Sampling(temperature=temperature, seed=SEED))
+    return "".join(e.delta.text for e in kvasir_pb2_grpc.InferenceStub(channel).Generate(request))
+
+
+def ppl(temperature):
+    request = ppl_llm_pb2.BatchedRequest(req=[ppl_llm_pb2.Request(
+        id=1, prompt=PROMPT,
+        choosing_parameters=ppl_llm_pb2.NextTokenChooserParameters(temperature=temperature, do_sample=temperature > 0, seed=SEED),
+        stopping_parameters=ppl_llm_pb2.StoppingCriteriaParameters(max_new_tokens=TOKENS))])
+    return "".join(r.generated for b in ppl_llm_pb2_grpc.LLMServiceStub(channel).Generation(request) for r in b.rsp)
+
+
+def vllm(temperature):
+    stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+    request = vllm_engine_pb2.GenerateRequest(request_id="r", text=PROMPT, sampling_params=vllm_engine_pb2.SamplingParams(
+        temperature=temperature, seed=SEED, max_tokens=TOKENS))
+    ids = [i for r in stub.Generate(request) for i in r.complete.output_ids]
+    detokenize = kvasir_pb2.DetokenizeRequest(ids=ids, skip_special_tokens=True)
+    return kvasir_pb2_grpc.InferenceStub(channel).Detokenize(detokenize).text
+
+
+def kserve(temperature):
+    stub = kserve_pb2_grpc.GRPCInferenceServiceStub(channel)
+    model = kvasir_pb2_grpc.InferenceStub(channel).ListModels(kvasir_pb2.ListModelsRequest()).models[0].id
+    request = kserve_pb2.ModelInferRequest(model_name=model)
+    text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(PROMPT.encode())
+    request.parameters["temperature"].double_param = temperature
+    request.parameters["max_tokens"].int64_param = TOKENS
+    request.parameters["seed"].int64_param = SEED
+    answer = stub.ModelInfer(request)
+    if answer.raw_output_contents:
+        raw = answer.raw_output_contents[0]
+        return raw[4:4 + int.from_bytes(raw[:4], "little")].decode()
+    return answer.outputs[0].contents.bytes_contents[0].decode()
+
+
+def http(temperature):
+    body = json.dumps({"prompt": PROMPT, "max_tokens": TOKENS, "temperature": temperature, "seed": SEED}).encode()
+    request = urllib.request.Request(os.environ["KVASIR_HTTP"] + "/v1/completions", body, {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["text"]
+
+
+for temperature in (0.0, 0.8):
+    texts = {route.__name__: route(temperature) for route in (kvasir, ppl, vllm, kserve, http)}
+    assert len(set(texts.values())) == 1, texts
+    assert len(next(iter(texts.values()))) > 10, texts
+print("routes: five ways, one text")

@@ -1,0 +1,142 @@
+// A network without arithmetic: it keeps each token in the cache slot its page table names, and draws the
+// next one from a hash of all the tokens it reads back through the table. So a wrong page, a lost copy or
+// a stale slot changes the answer, and the right answer can be said without any engine.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "core/check.h"
+#include "model/runner.h"
+
+namespace kvasir::engine::testing {
+
+constexpr int32_t kVocab = 1000;
+
+inline uint64_t mix(uint64_t h, uint64_t v) {
+  h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
+  h *= 0xff51afd7ed558ccdull;
+  return h ^ (h >> 33);
+}
+
+// What follows `tokens`, for the given sampling.
+inline int32_t draw_from(std::span<const int32_t> tokens, const model::SamplingParams& p, int32_t choice,
+                         const uint32_t* mask = nullptr) {
+  uint64_t h = 1;
+  for (int32_t t : tokens) h = mix(h, uint64_t(t));
+  if (p.temperature > 0) h = mix(mix(h, p.seed), uint64_t(choice));
+  auto start = int32_t(h % kVocab);
+  for (int32_t i = 0; mask && i < kVocab; ++i) {
+    int32_t t = (start + i) % kVocab;
+    if (mask[t / 32] >> (t % 32) & 1) return t;
+  }
+  return start;
+}
+
+class FakeRunner final : public model::Runner {
+ public:
+  struct Script {
+    int depth = 1;
+    std::chrono::microseconds step{0};          // how long a step takes
+    std::function<void(uint64_t step)> before;  // called in launch(), may sleep
+    std::atomic<int32_t> poison{-1};            // a sequence that holds this token gets logits that are no numbers
+    std::atomic<bool> break_launch{false}, break_wait{false};
+    std::atomic<int64_t> launches{0}, most_rows{0};
+    int32_t context = 4096;
+  };
+
+  explicit FakeRunner(Script& script, int32_t page_size) : script_(script), page_size_(page_size) {
+    info_.name = "fake";
+    info_.vocab_size = kVocab;
+    info_.context_length = script.context;
+    info_.kv_bytes_per_token = 64;
+  }
+  const model::ModelInfo& info() const override { return info_; }
+  int depth() const override { return script_.depth; }
+  Status allocate_cache(int64_t pages) override {
+    slots_.assign(size_t(pages * page_size_), -1);
+    return {};
+  }
+
+  Status launch(const model::Batch& b, std::span<const model::SampleRow> rows) override {
+    ++script_.launches;
+    if (script_.before) script_.before(b.step);
+    if (script_.step.count()) std::this_thread::sleep_for(script_.step);
+    if (script_.break_launch.exchange(false)) return internal_error("launch broke");
+    KVASIR_CHECK(rows.size() == b.logit_rows.size());
+    script_.most_rows = std::max(script_.most_rows.load(), int64_t(rows.size()));
+    for (const auto& c : b.copies)
+      for (int32_t t = 0; t < c.tokens; ++t)
+        slots_[size_t(c.to) * size_t(page_size_) + size_t(t)] = slots_[size_t(c.from) * size_t(page_size_) + size_t(t)];
+    std::vector<int32_t> tokens = b.tokens;
+    for (int32_t& t : tokens)
+      if (t < 0) t = previous_[size_t(-1 - t)];
+    write(b, tokens);
+    std::vector<model::Sampled> out;
+    previous_.clear();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      out.push_back(sample(b, b.logit_rows[i], rows[i]));
+      previous_.push_back(out.back().token);
+    }
+    results_.push_back(std::move(out));
+    return {};
+  }
+
+  Result<std::vector<model::Sampled>> wait() override {
+    KVASIR_CHECK(!results_.empty());
+    auto out = std::move(results_.front());
+    results_.pop_front();
+    if (script_.break_wait.exchange(false)) return internal_error("the device fell over");
+    return out;
+  }
+
+ private:
+  size_t slot(const model::Batch& b, int64_t seq, int64_t t) const {
+    int64_t start = b.cachestarts[size_t(seq * b.max_pages + t / page_size_)];
+    return size_t(start + t % page_size_);
+  }
+  void write(const model::Batch& b, const std::vector<int32_t>& tokens) {
+    for (int64_t s = 0; s < b.size(); ++s) {
+      int64_t first = b.seqstarts[size_t(s)], count = b.seqstarts[size_t(s) + 1] - first;
+      KVASIR_CHECK(b.kvstarts[size_t(s) + 1] - b.kvstarts[size_t(s)] == b.start_pos[size_t(s)] + count);
+      if (s < b.decoding_batches) KVASIR_CHECK(count == 1);
+      for (int64_t i = 0; i < count; ++i) {
+        KVASIR_CHECK(b.positions[size_t(first + i)] == b.start_pos[size_t(s)] + i);
+        slots_[slot(b, s, b.start_pos[size_t(s)] + i)] = tokens[size_t(first + i)];
+      }
+    }
+  }
+  model::Sampled sample(const model::Batch& b, int32_t row, const model::SampleRow& r) const {
+    int64_t s = 0;
+    while (b.seqstarts[size_t(s) + 1] <= row) ++s;
+    int64_t length = b.start_pos[size_t(s)] + (row - b.seqstarts[size_t(s)]) + 1;
+    std::vector<int32_t> seen;
+    for (int64_t t = 0; t < length; ++t) seen.push_back(slots_[slot(b, s, t)]);
+    KVASIR_CHECK(r.position == length);
+    if (!r.prompt.empty() && script_.depth == 1) {  // the history for the penalties is what the cache holds
+      KVASIR_CHECK(int64_t(r.prompt.size() + r.output.size()) == length);
+      for (size_t i = 0; i < r.output.size(); ++i) KVASIR_CHECK(r.output[i] == seen[r.prompt.size() + i]);
+    }
+    model::Sampled out;
+    int32_t poison = script_.poison;
+    for (int32_t t : seen) out.bad_logits |= t == poison;
+    out.token = r.score_only ? r.target : draw_from(seen, *r.params, r.choice, r.mask);
+    out.logprob = -float(length);
+    for (int32_t k = 0; k < r.params->logprobs; ++k) out.top.push_back({k, -float(k)});
+    return out;
+  }
+
+  Script& script_;
+  const int32_t page_size_;
+  model::ModelInfo info_;
+  std::vector<int32_t> slots_, previous_;
+  std::deque<std::vector<model::Sampled>> results_;
+};
+
+}  // namespace kvasir::engine::testing

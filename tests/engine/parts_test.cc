@@ -1,0 +1,130 @@
+// The small parts by themselves: the channel, the histogram, the size of the cache.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "engine/channel.h"
+#include "engine/grammar_worker.h"
+#include "engine/histogram.h"
+#include "engine/kv_memory.h"
+
+namespace kvasir::engine {
+namespace {
+
+Tokens some(int32_t choice, int count, std::string text = "") {
+  return {choice, std::vector<TokenOut>(size_t(count)), std::move(text)};
+}
+
+TEST(Channel, MergesAdjacentTokensOfAChoiceOnly) {
+  Channel c(100);
+  c.push(some(0, 1, "a"));
+  c.push(some(0, 2, "b"));
+  c.push(some(1, 1, "x"));
+  c.push(some(0, 1, "c"));
+  bool drained;
+  auto first = std::get<Tokens>(*c.poll(&drained));
+  EXPECT_EQ(first.text, "ab");
+  EXPECT_EQ(first.tokens.size(), 3u);
+  EXPECT_EQ(std::get<Tokens>(*c.poll(&drained)).text, "x");
+  EXPECT_EQ(std::get<Tokens>(*c.poll(&drained)).text, "c");
+  EXPECT_FALSE(c.poll(&drained));
+}
+
+TEST(Channel, SaysOnceThatItIsFullAndOnceThatItHasRoom) {
+  Channel c(4);
+  EXPECT_FALSE(c.push(some(0, 3)));
+  EXPECT_FALSE(c.full());
+  EXPECT_TRUE(c.push(some(1, 1)));
+  EXPECT_FALSE(c.push(some(1, 1)));
+  EXPECT_TRUE(c.full());
+  bool drained;
+  c.poll(&drained);
+  EXPECT_TRUE(drained);
+  c.poll(&drained);
+  EXPECT_FALSE(drained);
+}
+
+TEST(Channel, CallsTheReaderWhenSomethingComesAfterNothing) {
+  Channel c(100);
+  int calls = 0;
+  c.on_ready([&] { ++calls; });
+  EXPECT_EQ(calls, 0);
+  c.push(some(0, 1));
+  c.announce();
+  c.push(some(0, 1));
+  c.announce();
+  EXPECT_EQ(calls, 1);  // it has not read yet
+  bool drained;
+  c.poll(&drained);
+  c.push(some(0, 1));
+  c.announce();
+  EXPECT_EQ(calls, 2);
+  int late = 0;
+  c.on_ready([&] { ++late; });  // something waits already
+  EXPECT_EQ(late, 1);
+  c.on_ready(nullptr);
+  c.announce();
+}
+
+TEST(Channel, ACallbackMayDetach) {
+  Channel c(100);
+  int calls = 0;
+  c.on_ready([&] {
+    ++calls;
+    c.detach();
+  });
+  bool drained;
+  for (int i = 0; i < 3; ++i) {
+    c.push(some(0, 1));
+    c.announce();
+    c.poll(&drained);
+  }
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(Channel, AReaderThatSleepsIsWoken) {
+  Channel c(100);
+  std::thread reader([&] {
+    bool drained;
+    EXPECT_TRUE(c.wait(&drained));
+    EXPECT_TRUE(std::holds_alternative<Failed>(*c.wait(&drained)));
+    EXPECT_FALSE(c.wait(&drained));  // over
+  });
+  for (Event e : {Event(some(0, 1)), Event(Failed{internal_error("x")})}) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    c.push(std::move(e));
+    c.announce();
+  }
+  reader.join();
+}
+
+TEST(Histogram, PercentilesAreWithinABucket) {
+  Histogram h = time_histogram();
+  for (int i = 1; i <= 1000; ++i) h.add(i * 1e-3);
+  EXPECT_NEAR(h.percentile(0.5), 0.5, 0.13);
+  EXPECT_NEAR(h.percentile(0.99), 0.99, 0.26);
+  EXPECT_EQ(h.count, 1000);
+  EXPECT_NEAR(h.sum, 500.5, 1e-6);
+  h.add(1e6);
+  EXPECT_EQ(h.percentile(1), 100);
+  EXPECT_EQ(time_histogram().percentile(0.5), 0);
+}
+
+TEST(KvMemory, AQuarterOfWhatIsFreeAndAtMostFourGiB) {
+  EXPECT_EQ(default_kv_memory(int64_t(8) << 30), int64_t(2) << 30);
+  EXPECT_EQ(default_kv_memory(int64_t(512) << 30), int64_t(4) << 30);
+  EXPECT_EQ(*kv_pages(1 << 20, 16, 1024), 64);
+  EXPECT_FALSE(kv_pages(1 << 10, 16, 1024).ok());
+}
+
+TEST(Masks, StopsAreForbiddenUnlessNothingElseIsLeft) {
+  std::vector<uint32_t> mask{0b1011};
+  forbid_stops(mask, {1, 7});
+  EXPECT_EQ(mask[0], 0b1001u);
+  forbid_stops(mask, {0, 3});
+  EXPECT_EQ(mask[0], 0b1001u);
+}
+
+}  // namespace
+}  // namespace kvasir::engine

@@ -1,0 +1,77 @@
+#include "model/formats/dummy.h"
+
+#include <chrono>
+#include <set>
+
+#include "model/load.h"
+#include "tests/model/drive.h"
+
+namespace kvasir::model {
+namespace {
+
+TEST(Dummy, SameSeedSameTokensAndAnotherSeedOthers) {
+  auto run = [](const std::string& spec) {
+    Drive drive(spec, 2, false, 256);
+    std::vector<int32_t> tokens{72, 101, 108, 108, 111};
+    Sampled s = drive.step({{0, 0, tokens}})[0];
+    return s.logprob;
+  };
+  EXPECT_EQ(run("dummy:llama"), run("dummy:llama"));
+  EXPECT_NE(run("dummy:llama"), run("dummy:llama,seed=1"));
+}
+
+TEST(Dummy, EveryTypeRuns) {
+  for (const char* type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"}) {
+    Drive drive(std::string("dummy:llama,layers=1,hidden=128,type=") + type, 1, false, 64);
+    EXPECT_FALSE(drive.step({{0, 0, {1, 2, 3}}})[0].bad_logits) << type;
+  }
+}
+
+TEST(Dummy, AStepTakesAtLeastItsTime) {
+  Drive drive("dummy:llama,step_ms=30", 1, false, 64);
+  auto begin = std::chrono::steady_clock::now();
+  drive.step({{0, 0, {1}}});
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(30));
+}
+
+TEST(Dummy, WhatItDoesNotKnowIsRefusedByName) {
+  for (auto [spec, word] : {std::pair<const char*, const char*>{"llama,layers=x", "layers"},
+                            {"llama,depth=3", "depth"},
+                            {"llama,vocab=100", "260"},
+                            {"nothing", "llama"},
+                            {"llama,hidden=100,head_dim=10,heads=10", "multiple"},
+                            {"llama,step_ms=-1", "step time"},
+                            {"llama,heads=3,kv_heads=2", "multiple"}}) {
+    auto config = config_from_dummy(spec);
+    ASSERT_FALSE(config.ok()) << spec;
+    EXPECT_NE(config.status().message().find(word), std::string::npos) << config.status().message();
+  }
+}
+
+TEST(Dummy, TheVocabularyHasEveryByteOnce) {
+  auto assets = load_text_assets("dummy:llama,vocab=1000");
+  ASSERT_TRUE(assets.ok());
+  const text::GgufVocab& v = *assets->vocab;
+  EXPECT_EQ(v.tokens.size(), 1000u);
+  EXPECT_EQ(std::set<std::string>(v.tokens.begin(), v.tokens.end()).size(), 1000u);
+  EXPECT_EQ(v.tokens[size_t(v.eos)], "<|eos|>");
+  EXPECT_EQ(v.types[size_t(v.eos)], 3);
+  EXPECT_FALSE(v.chat_template.empty());
+}
+
+TEST(Dummy, TextComesAndGoes) {
+  RunnerOptions o;
+  o.model = "dummy:llama,vocab=1000";
+  auto text = load_text(o);
+  ASSERT_TRUE(text.ok()) << text.status().to_string();
+  auto ids = text->tokenizer->encode("h\xc3\xa9 <|eos|>", false, true);
+  ASSERT_TRUE(ids.ok());
+  EXPECT_EQ(ids->size(), 5u);
+  EXPECT_EQ(ids->back(), 257);
+  EXPECT_EQ(*text->tokenizer->decode(std::vector<int32_t>{104, 500}, true), "h w500");
+  EXPECT_EQ(*text->chat_template->render(R"([{"role":"user","content":"x"}])", "", true),
+            "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
+}
+
+}  // namespace
+}  // namespace kvasir::model

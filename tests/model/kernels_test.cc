@@ -1,0 +1,178 @@
+// Every instruction set gives the bits of the plain kernels, and those the product of the file's weights.
+#include "model/cpu/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "core/dtype.h"
+
+namespace kvasir::model::cpu {
+namespace {
+
+constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q4_0,
+                                 WeightType::q4_1, WeightType::q5_0, WeightType::q5_1, WeightType::q8_0,
+                                 WeightType::q2_k, WeightType::q3_k, WeightType::q4_k, WeightType::q5_k,
+                                 WeightType::q6_k};
+
+// Bytes of a tensor whose scales are ordinary numbers.
+std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt19937& random) {
+  const TypeInfo& info = *type_info(type);
+  std::vector<uint8_t> bytes(size_t(elements / info.block * info.bytes));
+  for (uint8_t& b : bytes) b = uint8_t(random());
+  std::uniform_real_distribution<float> scale(0.001f, 0.1f);
+  auto put16 = [&](size_t at, uint16_t v) { std::memcpy(bytes.data() + at, &v, 2); };
+  for (size_t at = 0; at < bytes.size(); at += size_t(info.bytes)) {
+    if (type == WeightType::f32) {
+      float f = scale(random);
+      std::memcpy(bytes.data() + at, &f, 4);
+    } else if (type == WeightType::bf16) {
+      put16(at, f32_to_bf16(scale(random)));
+    } else {
+      size_t first = type == WeightType::q2_k   ? 80
+                     : type == WeightType::q3_k ? 108
+                     : type == WeightType::q6_k ? 208
+                                                : 0;
+      put16(at + first, f32_to_f16(scale(random)));
+      bool two = type == WeightType::q4_1 || type == WeightType::q5_1 || type == WeightType::q2_k ||
+                 type == WeightType::q4_k || type == WeightType::q5_k;
+      if (two) put16(at + first + 2, f32_to_f16(scale(random)));
+    }
+  }
+  return bytes;
+}
+
+struct Product {
+  PackedMatrix m;
+  std::vector<float> x;
+  int64_t tokens;
+  std::vector<float> integer(const Kernels& k) const {
+    int64_t cols = m.padded_cols();
+    std::vector<int8_t> q(size_t(2 * tokens * cols));
+    std::vector<QuantBlock> blocks(size_t(tokens * cols / 32));
+    for (int64_t t = 0; t < tokens; ++t)
+      k.quantize(x.data() + t * cols, cols, packing_info(m.packing).halves, q.data() + 2 * t * cols,
+                 blocks.data() + t * cols / 32);
+    std::vector<float> y(size_t(tokens * m.rows), 1.0f);
+    for (int64_t g = 0; g < m.groups; ++g)
+      k.integer(m, g, {q.data(), blocks.data(), cols}, 0, tokens, y.data() + g * 16, m.rows,
+                int(std::min<int64_t>(16, m.rows - 16 * g)), true);
+    return y;
+  }
+  std::vector<float> floating(const Kernels& k) const {
+    std::vector<float> y(size_t(tokens * m.rows));
+    for (int64_t g = 0; g < m.groups; ++g)
+      k.floating(m, g, x.data(), m.padded_cols(), tokens, y.data() + g * 16, m.rows,
+                 int(std::min<int64_t>(16, m.rows - 16 * g)), false);
+    return y;
+  }
+};
+
+TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  ThreadPool pool(1);
+  for (WeightType type : kTypes) {
+    SCOPED_TRACE(std::string(type_info(type)->name));
+    Arena arena;
+    int64_t rows = 37, cols = 512;
+    auto bytes = random_tensor(type, rows * cols, random);
+    HostTensor t{"w", type, rows, cols, bytes.data(), int64_t(bytes.size())};
+    Product p{pack({&t, 1}, arena, pool), {}, 31};
+    p.x.resize(size_t(31 * cols));
+    for (float& f : p.x) f = normal(random);
+    std::vector<float> base_f = p.floating(kKernelsBase), base_i;
+    if (packing_info(p.m.packing).quantized) base_i = p.integer(kKernelsBase);
+    for (const Kernels* k : runnable_kernels()) {
+      EXPECT_EQ(p.floating(*k), base_f) << k->name;
+      if (!base_i.empty()) {
+        EXPECT_EQ(p.integer(*k), base_i) << k->name;
+      }
+    }
+    std::vector<float> w(static_cast<size_t>(cols)), row(static_cast<size_t>(cols));
+    for (int64_t r = 0; r < rows; ++r) {
+      dequantize(type, bytes.data() + r * t.row_bytes(), cols, w.data());
+      unpack_row(p.m, r, 1.0f, row.data());
+      ASSERT_EQ(w, row);
+      for (int64_t i = 0; i < 31; i += 10) {
+        double sum = 0, size = 0;
+        for (int64_t c = 0; c < cols; ++c) {
+          double v = double(w[size_t(c)]) * p.x[size_t(i * cols + c)];
+          sum += v, size += std::fabs(v);
+        }
+        EXPECT_NEAR(base_f[size_t(i * rows + r)], sum, 1e-5 * size);
+        if (!base_i.empty()) {
+          EXPECT_NEAR(base_i[size_t(i * rows + r)] - 1.0, sum, 1e-4 * size);
+        }
+      }
+    }
+  }
+}
+
+TEST(Kernels, RowsDoNotDependOnHowManyThereAre) {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  ThreadPool pool(1);
+  for (WeightType type : kTypes) {
+    Arena arena;
+    auto bytes = random_tensor(type, 16 * 256, random);
+    HostTensor t{"w", type, 16, 256, bytes.data(), int64_t(bytes.size())};
+    Product all{pack({&t, 1}, arena, pool), std::vector<float>(23 * 256), 23};
+    for (float& f : all.x) f = normal(random);
+    std::vector<float> together = all.floating(best_kernels());
+    for (int64_t i = 0; i < 23; ++i) {
+      Product one{all.m, {all.x.begin() + i * 256, all.x.begin() + (i + 1) * 256}, 1};
+      std::vector<float> alone = one.floating(best_kernels());
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + i * 16));
+      if (packing_info(all.m.packing).quantized) {
+        std::vector<float> a = one.integer(best_kernels()), b = all.integer(best_kernels());
+        ASSERT_TRUE(std::equal(a.begin(), a.end(), b.begin() + i * 16));
+      }
+    }
+  }
+}
+
+TEST(Kernels, NotANumberIsNeverLost) {
+  for (const Kernels* k : runnable_kernels()) {
+    std::vector<float> x(64, 1.0f);
+    x[40] = NAN;
+    std::vector<int8_t> q(128);
+    std::vector<QuantBlock> blocks(2);
+    k->quantize(x.data(), 64, false, q.data(), blocks.data());
+    EXPECT_FALSE(std::isnan(blocks[0].d));
+    EXPECT_TRUE(std::isnan(blocks[1].d)) << k->name;
+    float max, sum;
+    for (float bad : {NAN, INFINITY, -INFINITY}) {
+      x[40] = bad;
+      k->softmax_sums(x.data(), 64, &max, &sum);
+      EXPECT_TRUE(std::isnan(sum)) << k->name << bad;
+    }
+  }
+}
+
+TEST(Dequantize, EqualsAnOutsideReader) {
+  std::ifstream in("tests/model/fixtures/quants.json");
+  auto all = nlohmann::json::parse(in);
+  int seen = 0;
+  for (WeightType type : kTypes) {
+    std::string name(type_info(type)->name);
+    if (!all.contains(name)) continue;
+    ++seen;
+    std::string hex = all[name]["hex"];
+    std::vector<uint8_t> bytes;
+    for (size_t i = 0; i < hex.size(); i += 2) bytes.push_back(uint8_t(std::stoi(hex.substr(i, 2), nullptr, 16)));
+    std::vector<double> want = all[name]["values"];
+    std::vector<float> got(want.size());
+    dequantize(type, bytes.data(), int64_t(got.size()), got.data());
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], 1e-6 * std::max(1.0, std::fabs(want[i]))) << name << i;
+  }
+  EXPECT_EQ(seen, 10);
+}
+
+}  // namespace
+}  // namespace kvasir::model::cpu

@@ -1,0 +1,249 @@
+#include "model/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "model/philox.h"
+
+namespace kvasir::model {
+namespace {
+
+constexpr int kVocab = 100;
+
+std::vector<float> row(int n = kVocab) {
+  std::vector<float> l;
+  for (int i = 0; i < n; ++i) l.push_back(3 * std::sin(float(i) * 12.9898f));
+  return l;
+}
+
+Sampled once(const SamplingParams& p, std::vector<float> logits, int64_t position = 0, SampleRow r = {}) {
+  Sampler sampler(int32_t(logits.size()));
+  r.params = &p, r.position = position;
+  return sampler.sample(logits, r);
+}
+
+// Frequencies of many draws against the distribution they should have.
+void expect_distribution(const SamplingParams& p, const std::vector<float>& logits, const std::vector<double>& want) {
+  constexpr int kDraws = 20000;
+  std::vector<int> counts(want.size());
+  for (int i = 0; i < kDraws; ++i) ++counts[size_t(once(p, logits, i).token)];
+  double chi = 0;
+  int cells = 0;
+  for (size_t t = 0; t < want.size(); ++t) {
+    if (want[t] == 0) {
+      EXPECT_EQ(counts[t], 0) << t;
+    } else if (want[t] * kDraws >= 5) {
+      chi += (counts[t] - want[t] * kDraws) * (counts[t] - want[t] * kDraws) / (want[t] * kDraws);
+      ++cells;
+    }
+  }
+  EXPECT_LT(chi, cells + 5 * std::sqrt(2.0 * cells));  // five standard deviations
+}
+
+std::vector<double> softmax(const std::vector<float>& l, double temperature) {
+  std::vector<double> p;
+  double sum = 0;
+  for (float v : l) p.push_back(std::exp(v / temperature)), sum += p.back();
+  for (double& v : p) v /= sum;
+  return p;
+}
+// Keeps the tokens `keep` says of (probability, rank) and makes them sum to one.
+template <class Keep>
+std::vector<double> filtered(std::vector<double> p, const Keep& keep) {
+  std::vector<size_t> order(p.size());
+  for (size_t i = 0; i < p.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+  double before = 0, sum = 0;
+  std::vector<double> out(p.size());
+  for (size_t rank = 0; rank < order.size(); ++rank) {
+    if (keep(p[order[rank]], rank, before)) out[order[rank]] = p[order[rank]], sum += p[order[rank]];
+    before += p[order[rank]];
+  }
+  for (double& v : out) v /= sum;
+  return out;
+}
+
+TEST(Philox, KnownAnswers) {  // of the published generator
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
+            (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+}
+
+TEST(Sampler, TemperatureGivesTheSoftmax) {
+  SamplingParams p;
+  for (float t : {0.5f, 1.0f, 2.0f}) {
+    p.temperature = t;
+    expect_distribution(p, row(), softmax(row(), t));
+  }
+}
+TEST(Sampler, TopK) {
+  SamplingParams p;
+  p.top_k = 7;
+  expect_distribution(p, row(), filtered(softmax(row(), 1), [](double, size_t rank, double) { return rank < 7; }));
+}
+TEST(Sampler, TopP) {
+  SamplingParams p;
+  p.top_p = 0.6f;
+  expect_distribution(p, row(),
+                      filtered(softmax(row(), 1), [](double, size_t, double before) { return before < 0.6; }));
+}
+TEST(Sampler, MinP) {
+  SamplingParams p;
+  p.min_p = 0.2f;
+  auto soft = softmax(row(), 1);
+  double most = *std::max_element(soft.begin(), soft.end());
+  expect_distribution(p, row(), filtered(soft, [&](double v, size_t, double) { return v >= 0.2 * most; }));
+}
+TEST(Sampler, TypicalKeepsWhatSurprisesAsExpected) {
+  SamplingParams p;
+  p.typical_p = 0.3f;
+  auto soft = softmax(row(), 1);
+  double entropy = 0;
+  for (double v : soft) entropy -= v * std::log(v);
+  std::vector<std::pair<double, size_t>> order;
+  for (size_t i = 0; i < soft.size(); ++i) order.emplace_back(std::fabs(-std::log(soft[i]) - entropy), i);
+  std::sort(order.begin(), order.end());
+  std::vector<double> want(soft.size());
+  double mass = 0;
+  for (auto& [odd, t] : order) {
+    want[t] = soft[t], mass += soft[t];
+    if (mass >= 0.3) break;
+  }
+  for (double& v : want) v /= mass;
+  expect_distribution(p, row(), want);
+}
+
+TEST(Sampler, GreedyTakesTheFirstOfEquals) {
+  SamplingParams p;
+  p.temperature = 0;
+  std::vector<float> l(50, -1);
+  l[20] = l[30] = 2;
+  EXPECT_EQ(once(p, l).token, 20);
+}
+
+TEST(Sampler, ASeededDrawDependsOnlyOnItsOwnCounter) {
+  SamplingParams p;
+  p.seed = 42;
+  Sampler used(kVocab);
+  for (int i = 0; i < 50; ++i) {
+    auto l = row();
+    SampleRow r{.params = &p, .position = i};
+    EXPECT_EQ(used.sample(l, r).token, once(p, row(), i).token);
+  }
+  SamplingParams other = p;
+  other.seed = 43;
+  int same = 0, same_choice = 0;
+  for (int i = 0; i < 200; ++i) {
+    same += once(p, row(), i).token == once(other, row(), i).token;
+    same_choice += once(p, row(), i).token == once(p, row(), i, {.choice = 1}).token;
+  }
+  EXPECT_LT(same, 60);
+  EXPECT_LT(same_choice, 60);
+}
+
+TEST(Sampler, LogprobsAreOfTheBiasedRowBeforeEverythingElse) {
+  SamplingParams p;
+  p.temperature = 0, p.logprobs = 3, p.repetition_penalty = 5, p.logit_bias = {{4, 50.0f}};
+  std::vector<int32_t> output{4};
+  auto l = row();
+  l[4] += 50;
+  auto soft = softmax(l, 1);
+  Sampled s = once(p, row(), 0, {.output = output});
+  ASSERT_EQ(s.top.size(), 3u);
+  EXPECT_EQ(s.top[0].token, 4);
+  EXPECT_NEAR(s.logprob, std::log(soft[size_t(s.token)]), 1e-4);
+  EXPECT_GE(s.top[1].logprob, s.top[2].logprob);
+}
+
+TEST(Sampler, Penalties) {
+  SamplingParams p;
+  p.temperature = 0;
+  std::vector<float> l{1, 3, 2, -1};
+  std::vector<int32_t> twice{1, 1}, once_each{1, 2};
+  EXPECT_EQ(once(p, l, 0, {.output = twice}).token, 1);
+  p.frequency_penalty = 0.6f;
+  EXPECT_EQ(once(p, l, 0, {.output = twice}).token, 2);  // 3 - 1.2 < 2
+  EXPECT_EQ(once(p, l, 0, {.prompt = twice}).token, 1);  // output only
+  p.frequency_penalty = 0, p.presence_penalty = 1.5f;
+  EXPECT_EQ(once(p, l, 0, {.output = twice}).token, 2);
+  p.presence_penalty = 0, p.repetition_penalty = 4;
+  EXPECT_EQ(once(p, l, 0, {.prompt = once_each}).token, 0);  // 3/4 and 2/4 against 1
+  EXPECT_EQ(once(p, l, 0, {.prompt = once_each, .output = twice}).token, 0);
+}
+
+TEST(Sampler, AMaskIsObeyedAndADeadEndIsFlagged) {
+  SamplingParams p;
+  std::vector<uint32_t> mask((kVocab + 31) / 32, 0);
+  mask[0] = 1u << 5;
+  mask[1] = 1u << 2;  // 34
+  for (int i = 0; i < 200; ++i) {
+    int32_t t = once(p, row(), i, {.mask = mask.data()}).token;
+    EXPECT_TRUE(t == 5 || t == 34);
+  }
+  std::fill(mask.begin(), mask.end(), 0);
+  EXPECT_TRUE(once(p, row(), 0, {.mask = mask.data()}).bad_logits);
+}
+
+TEST(Sampler, ScoreOnlyDrawsNothing) {
+  SamplingParams p;
+  p.logprobs = 2;
+  Sampled s = once(p, row(), 0, {.score_only = true, .target = 9});
+  EXPECT_EQ(s.token, 9);
+  EXPECT_NEAR(s.logprob, std::log(softmax(row(), 1)[9]), 1e-5);
+  EXPECT_EQ(s.top.size(), 2u);
+}
+
+TEST(Sampler, NotANumberFailsTheRow) {
+  for (float bad : {NAN, INFINITY, -INFINITY}) {
+    auto l = row();
+    l[70] = bad;
+    EXPECT_TRUE(once({}, l).bad_logits);
+  }
+}
+
+TEST(Sampler, EveryCombinationDrawsAnAllowedToken) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 2000; ++i) {
+    auto pick = [&](auto... v) {
+      float all[] = {float(v)...};
+      return all[random() % sizeof...(v)];
+    };
+    SamplingParams p;
+    p.temperature = pick(0, 0.01, 1, 100), p.top_k = int(pick(0, 1, 5, 1000)), p.top_p = pick(1e-6, 0.5, 1);
+    p.min_p = pick(0, 0.3, 1), p.typical_p = pick(1e-6, 0.5, 1), p.seed = random();
+    p.repetition_penalty = pick(0.5, 1, 2), p.presence_penalty = pick(-2, 0, 2);
+    ASSERT_TRUE(p.validate(kVocab).ok());
+    std::vector<int32_t> output{1, 2, 3};
+    Sampled s = once(p, row(), i, {.output = output});
+    ASSERT_FALSE(s.bad_logits);
+    ASSERT_TRUE(s.token >= 0 && s.token < kVocab);
+    ASSERT_LE(s.logprob, 0);
+  }
+}
+
+TEST(SamplingParams, EachFieldIsRefusedByName) {
+  auto field = [](auto set) {
+    SamplingParams p;
+    set(p);
+    return p.validate(kVocab).field();
+  };
+  EXPECT_EQ(field([](auto& p) { p.temperature = -1; }), "temperature");
+  EXPECT_EQ(field([](auto& p) { p.temperature = NAN; }), "temperature");
+  EXPECT_EQ(field([](auto& p) { p.top_k = -1; }), "top_k");
+  EXPECT_EQ(field([](auto& p) { p.top_p = 0; }), "top_p");
+  EXPECT_EQ(field([](auto& p) { p.top_p = NAN; }), "top_p");
+  EXPECT_EQ(field([](auto& p) { p.min_p = 2; }), "min_p");
+  EXPECT_EQ(field([](auto& p) { p.typical_p = 0; }), "typical_p");
+  EXPECT_EQ(field([](auto& p) { p.repetition_penalty = 0; }), "repetition_penalty");
+  EXPECT_EQ(field([](auto& p) { p.presence_penalty = 3; }), "presence_penalty");
+  EXPECT_EQ(field([](auto& p) { p.frequency_penalty = -3; }), "frequency_penalty");
+  EXPECT_EQ(field([](auto& p) { p.logprobs = kVocab + 1; }), "logprobs");
+  EXPECT_EQ(field([](auto& p) { p.logit_bias = {{kVocab, 1.0f}}; }), "logit_bias");
+  EXPECT_EQ(field([](auto&) {}), "");
+}
+
+}  // namespace
+}  // namespace kvasir::model

@@ -1,0 +1,136 @@
+// A device that remembers, for each slot of each page, which prefix was written there; so a plan that
+// reads a page with somebody else's tokens in it, or too early, or not yet moved, is caught at once.
+// What it samples is a function of the prefix (and the choice) alone: no output may depend on scheduling.
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "core/check.h"
+#include "scheduler/scheduler.h"
+
+namespace kvasir::scheduler {
+
+class FakeDevice {
+ public:
+  FakeDevice(const Options& options, int32_t vocabulary) : options_(options), vocabulary_(vocabulary) {
+    for (const PageGroup& g : options.groups) slots_.emplace_back(g.pages * options.page_size, 0);
+    host_.assign(options.host_pages * options.page_size, 0);
+  }
+
+  static uint64_t chain(uint64_t h, int32_t token) {
+    h = (h ^ static_cast<uint64_t>(token + 1)) * 0x9e3779b97f4a7c15ull;
+    return h ^ (h >> 29);
+  }
+  int32_t next(uint64_t prefix, int32_t choice) const {
+    return static_cast<int32_t>(chain(prefix, 1000 + choice) % vocabulary_);
+  }
+  // What follows a prompt, for as many tokens as asked.
+  std::vector<int32_t> continuation(std::vector<int32_t> tokens, int32_t choice, int64_t n) const {
+    uint64_t h = 0;
+    for (int32_t t : tokens) h = chain(h, t);
+    std::vector<int32_t> out;
+    for (; n > 0; --n) {
+      out.push_back(next(h, choice));
+      h = chain(h, out.back());
+    }
+    return out;
+  }
+
+  struct Run {
+    std::vector<SeqResult> results;
+    std::vector<std::vector<int32_t>> storage;
+    void link() {
+      for (size_t i = 0; i < results.size(); ++i) results[i].tokens = storage[i];
+    }
+  };
+
+  Run launch(const Scheduler& scheduler, const StepPlan& plan) {
+    const int64_t size = options_.page_size;
+    for (const PageMove& m : plan.moves)
+      for (int64_t i = 0; i < size; ++i) {
+        uint64_t &d = slots_[0][m.device * size + i], &h = host_[m.host * size + i];
+        (m.to_host ? h : d) = m.to_host ? d : h;
+      }
+    for (const PageCopy& c : plan.copies)
+      for (int64_t i = 0; i < size; ++i)
+        slots_[c.group][c.to * size + i] = i < c.tokens ? slots_[c.group][c.from * size + i] : 0;
+
+    // All writes before all reads, as the operator has it.
+    std::vector<std::vector<uint64_t>> chains;
+    std::set<std::pair<size_t, int64_t>> written;
+    for (const PlanItem& item : plan.items) {
+      auto known = scheduler.tokens(item.seq);
+      std::vector<int32_t> tokens(known.begin(), known.end());
+      if (item.awaits_token) {
+        KVASIR_CHECK(sampled_.contains(item.seq), "sequence ", item.seq, " awaits what the last plan did not sample");
+        tokens.push_back(sampled_[item.seq]);
+      }
+      if (item.phase == Phase::verify) {
+        KVASIR_CHECK(item.tokens[0] == tokens.back(), "a verification starts with the last known token");
+        tokens.insert(tokens.end(), item.tokens.begin() + 1, item.tokens.end());
+      }
+      KVASIR_CHECK(item.begin + item.count <= int64_t(tokens.size()), "sequence ", item.seq, " is ahead of its tokens");
+      KVASIR_CHECK(!item.samples || item.begin + item.count == int64_t(tokens.size()), "samples in the middle");
+      for (size_t i = 0; i < item.tokens.size(); ++i)
+        KVASIR_CHECK(item.tokens[i] == tokens[item.begin + i], "sequence ", item.seq, " is fed a wrong token");
+      std::vector<uint64_t>& h = chains.emplace_back();
+      for (int64_t t = 0; t < item.begin + item.count; ++t) h.push_back(chain(t > 0 ? h.back() : 0, tokens[t]));
+      for (size_t g = 0; g < slots_.size(); ++g)
+        for (int64_t t = item.begin; t < item.begin + item.count; ++t) {
+          int64_t slot = slot_of(item, g, t);
+          KVASIR_CHECK(written.emplace(g, slot).second, "two sequences write slot ", slot);
+          slots_[g][slot] = h[t];
+        }
+    }
+    sampled_.clear();
+    Run run;
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      const PlanItem& item = plan.items[i];
+      for (size_t g = 0; g < slots_.size(); ++g) {
+        const int64_t window = options_.groups[g].window;
+        for (int64_t t = window > 0 ? std::max<int64_t>(0, item.begin - window + 1) : 0; t < item.begin; ++t)
+          KVASIR_CHECK(slots_[g][slot_of(item, g, t)] == chains[i][t], "position ", t, " of sequence ", item.seq,
+                       " is not in page ", slot_of(item, g, t) / size, " of group ", g);
+      }
+      if (item.samples) sample(item, chains[i], run);
+    }
+    run.link();
+    return run;
+  }
+
+ private:
+  int64_t slot_of(const PlanItem& item, size_t g, int64_t t) const {
+    std::span<const int32_t> table = g == 0 ? item.pages : std::span<const int32_t>(item.more_pages[g - 1]);
+    const int64_t size = options_.page_size;
+    KVASIR_CHECK(t / size < int64_t(table.size()), "the page table ends before position ", t);
+    if (options_.index_mode == kvcache::IndexMode::offset)
+      KVASIR_CHECK(table[t / size] == table[0] + t / size, "a run has a gap");
+    return table[t / size] * size + t % size;
+  }
+
+  void sample(const PlanItem& item, const std::vector<uint64_t>& h, Run& run) {
+    for (int32_t d = 0; d < item.draws; ++d) {
+      SeqResult r;
+      r.seq = item.seq + d;
+      std::vector<int32_t> out;
+      int64_t t = item.phase == Phase::verify ? item.begin : item.begin + item.count - 1;
+      for (; t < item.begin + item.count; ++t) {
+        out.push_back(next(h[t], item.choice + d));
+        if (t + 1 < item.begin + item.count && out.back() != item.tokens[t + 1 - item.begin]) break;
+      }
+      sampled_[r.seq] = out.back();
+      run.results.push_back(r);
+      run.storage.push_back(std::move(out));
+    }
+  }
+
+  Options options_;
+  int32_t vocabulary_;
+  std::vector<std::vector<uint64_t>> slots_;
+  std::vector<uint64_t> host_;
+  std::map<SeqId, int32_t> sampled_;
+};
+
+}  // namespace kvasir::scheduler

@@ -1,0 +1,232 @@
+// An engine of scripted answers, so that adapters are tested without a model: it answers the prompt's ids
+// again, in order, or follows the script a request's cache_salt names.
+//   "hang"  Started, then nothing until it is cancelled
+//   "fail"  Started, one token, then Failed(internal)
+//   "flood" Started, then tokens for as long as they are read
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "core/cat.h"
+#include "engine/engine.h"
+
+namespace kvasir::server {
+
+// Ids 0 to 255 are bytes, 256 is the end.
+class ByteTokenizer final : public text::Tokenizer {
+ public:
+  int32_t vocab_size() const override { return 257; }
+  Result<std::vector<int32_t>> encode(std::string_view text, bool, bool) const override {
+    std::vector<int32_t> ids;
+    for (unsigned char c : text) ids.push_back(c);
+    return ids;
+  }
+  Result<std::string> decode(std::span<const int32_t> ids, bool) const override {
+    std::string out;
+    for (int32_t id : ids) out += token_bytes(id);
+    return out;
+  }
+  std::string token_text(int32_t id) const override {
+    return id < 0 ? "" : id < 256 ? std::string(1, char(id)) : "<end>";
+  }
+  std::string token_bytes(int32_t id) const override { return id < 256 ? std::string(1, char(id)) : ""; }
+  bool is_special(int32_t id) const override { return id == 256; }
+  int32_t token_id(std::string_view text) const override { return text == "<end>" ? 256 : -1; }
+  int32_t bos() const override { return -1; }
+  const std::vector<int32_t>& end_of_generation() const override { return end_; }
+  const std::string& chat_template() const override { return template_; }
+
+ private:
+  std::vector<int32_t> end_{256};
+  std::string template_ = "{% for m in messages %}{{ m.content }}{% endfor %}{# tools are left out #}";
+};
+
+class FakeEngine final : public engine::Engine {
+ public:
+  FakeEngine() {
+    info_.name = "fake";
+    info_.architecture = "llama";
+    info_.vocab_size = 257;
+    info_.context_length = 128;
+  }
+
+  engine::State state() const override { return state_; }
+  engine::Stats stats() const override {
+    engine::Stats s;
+    s.state = state_;
+    s.running = open_;
+    s.pages_total = 100;
+    s.pages_free = 60;
+    return s;
+  }
+  std::vector<engine::StepSample> recent_steps() const override { return {}; }
+  Status wait_ready() override { return {}; }
+  const model::ModelInfo& info() const override { return info_; }
+  text::TokenizerPtr tokenizer() const override { return tokenizer_; }
+  std::shared_ptr<const text::ChatTemplate> chat_template() const override { return chat_template_; }
+  Status flush_prefix_cache() override {
+    ++flushes;
+    return {};
+  }
+  std::shared_ptr<const engine::CacheEvents> cache_events() const override { return events; }
+  void drain(std::chrono::milliseconds) override { state_ = engine::State::stopped; }
+
+  Result<std::unique_ptr<engine::Stream>> submit(engine::Request request) override {
+    if (request.id.empty()) request.id = cat("fake-", ++made_);
+    std::lock_guard lock(mutex_);
+    requests.push_back(request);
+    auto script = std::make_shared<Script>();
+    write_script(request, *script);
+    live_[{request.tenant, request.id}] = script;
+    ++open_;
+    return std::unique_ptr<engine::Stream>(std::make_unique<FakeStream>(*this, std::move(request), script));
+  }
+  bool cancel(const std::string& tenant, const std::string& id) override {
+    std::shared_ptr<Script> script;
+    {
+      std::lock_guard lock(mutex_);
+      auto it = live_.find({tenant, id});
+      if (it == live_.end()) return false;
+      script = it->second;
+    }
+    script->cancel();
+    return true;
+  }
+
+  void set_state(engine::State s) { state_ = s; }
+  // A prompt that begins with this token hangs, for wires that carry no cache_salt.
+  void hang_on(int32_t token) { hang_on_ = token; }
+  int open() const { return open_; }
+  engine::Request last() {
+    std::lock_guard lock(mutex_);
+    return requests.back();
+  }
+
+  std::vector<engine::Request> requests;
+  const std::shared_ptr<engine::CacheEvents> events = std::make_shared<engine::CacheEvents>(4);
+  std::atomic<int> flushes{0}, polled{0};
+
+ private:
+  struct Script {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<engine::Event> events;
+    std::function<void()> ready;
+    bool flood = false, over = false;
+
+    void cancel() {
+      std::function<void()> call;
+      {
+        std::lock_guard lock(mutex);
+        if (over) return;
+        flood = false;
+        events.push_back(engine::Finished{0, engine::FinishReason::cancelled, "", -1, true, {}});
+        over = true;
+        call = ready;
+      }
+      changed.notify_all();
+      if (call) call();
+    }
+  };
+
+  class FakeStream final : public engine::Stream {
+   public:
+    FakeStream(FakeEngine& engine, engine::Request request, std::shared_ptr<Script> script)
+        : engine_(engine), request_(std::move(request)), script_(std::move(script)) {}
+    ~FakeStream() override {
+      {
+        std::lock_guard lock(script_->mutex);
+        script_->ready = nullptr;
+      }
+      std::lock_guard lock(engine_.mutex_);
+      engine_.live_.erase({request_.tenant, request_.id});
+      --engine_.open_;
+    }
+    const std::string& id() const override { return request_.id; }
+    std::optional<engine::Event> poll() override {
+      std::lock_guard lock(script_->mutex);
+      ++engine_.polled;
+      if (script_->events.empty() && script_->flood)
+        return engine::Tokens{0, {{'x', -1.0f, {}}}, std::string(1000, 'x')};
+      if (script_->events.empty()) return std::nullopt;
+      engine::Event e = std::move(script_->events.front());
+      script_->events.pop_front();
+      return e;
+    }
+    std::optional<engine::Event> next() override {
+      std::unique_lock lock(script_->mutex);
+      script_->changed.wait(lock, [&] { return !script_->events.empty() || script_->over; });
+      lock.unlock();
+      return poll();
+    }
+    void on_ready(std::function<void()> callback) override {
+      {
+        std::lock_guard lock(script_->mutex);
+        script_->ready = callback;
+      }
+      callback();
+    }
+    void cancel() override { script_->cancel(); }
+
+   private:
+    FakeEngine& engine_;
+    const engine::Request request_;
+    const std::shared_ptr<Script> script_;
+  };
+
+  void write_script(const engine::Request& r, Script& script) {
+    auto& out = script.events;
+    engine::Started started{r.sampling.seed, 2, {}};
+    if (r.prompt_logprobs >= 0)
+      for (int32_t id : r.prompt) started.prompt_logprobs.push_back({id, -0.5f, {}});
+    out.push_back(started);
+    engine::Usage usage{int64_t(r.prompt.size()), 0, 2};
+    script.flood = r.cache_salt == "flood";
+    if (script.flood || r.cache_salt == "hang" || r.prompt[0] == hang_on_) return;
+    if (r.cache_salt == "fail") {
+      out.push_back(engine::Tokens{0, {{r.prompt[0], -1.0f, {}}}, "!"});
+      out.push_back(engine::Failed{internal_error("the script says so")});
+      script.over = true;
+      return;
+    }
+    for (int32_t choice = 0; choice < r.n; ++choice) {
+      int64_t limit = r.max_tokens.value_or(int64_t(r.prompt.size()) + 1);
+      engine::Finished end{choice, engine::FinishReason::length, "", -1, choice + 1 == r.n, {}};
+      int64_t made = 0;
+      for (; made < limit; ++made) {
+        int32_t id = made < int64_t(r.prompt.size()) ? r.prompt[size_t(made)] : 256;
+        bool stop = (id == 256 && !r.ignore_eos) ||
+                    std::find(r.stop_tokens.begin(), r.stop_tokens.end(), id) != r.stop_tokens.end();
+        engine::TokenOut token{id, -0.25f, {}};
+        for (int32_t k = 0; k < r.sampling.logprobs; ++k) token.top.push_back({k, -1.0f - float(k)});
+        out.push_back(engine::Tokens{choice, {token}, stop || id == 256 ? "" : std::string(1, char(id))});
+        ++usage.completion_tokens;
+        if (stop) {
+          end.reason = engine::FinishReason::stop_token;
+          end.stop_token = id;
+          break;
+        }
+      }
+      end.usage = usage;
+      out.push_back(end);
+    }
+    script.over = true;
+  }
+
+  model::ModelInfo info_;
+  std::shared_ptr<const text::ChatTemplate> chat_template_ =
+      *text::ChatTemplate::compile(ByteTokenizer().chat_template(), ByteTokenizer());
+  std::atomic<engine::State> state_{engine::State::serving};
+  text::TokenizerPtr tokenizer_ = std::make_shared<ByteTokenizer>();
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<Script>> live_;
+  std::atomic<int> open_{0}, made_{0}, hang_on_{-1};
+};
+
+}  // namespace kvasir::server

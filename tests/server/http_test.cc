@@ -1,0 +1,162 @@
+// How the HTTP port takes bytes: framing, limits, time, and clients that go away.
+#include "tests/server/http_fixture.h"
+
+namespace kvasir::server {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Http : public HttpFixture {
+  void configure(ServerOptions& o) override {
+    o.header_timeout = Millis(300);
+    o.max_body = ByteSize{20000};
+  }
+};
+
+TEST_F(Http, KeepsAConnectionForMoreThanOneRequest) {
+  RawClient client(server_->http_port());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(client.send(RawClient::get("/health")));
+    EXPECT_EQ(client.read().status, 200);
+  }
+}
+
+TEST_F(Http, AnswersPipelinedRequestsInOrder) {
+  RawClient client(server_->http_port());
+  client.send(RawClient::get("/health") + RawClient::post("/v1/completions", R"({"prompt":"ab"})") +
+              RawClient::get("/v1/nothing"));
+  EXPECT_EQ(client.read().status, 200);
+  EXPECT_NE(client.read().body.find("\"text\":\"ab\""), std::string::npos);
+  EXPECT_EQ(client.read().status, 404);
+}
+
+TEST_F(Http, EndsTheConnectionWhenAskedTo) {
+  RawClient client(server_->http_port());
+  client.send(RawClient::get("/health", "Connection: close\r\n"));
+  EXPECT_EQ(client.read().status, 200);
+  EXPECT_TRUE(client.closed_within(2s));
+}
+
+TEST_F(Http, SpeaksHttp10WithoutChunks) {
+  RawClient client(server_->http_port());
+  std::string body = R"({"prompt":"ab","stream":true})";
+  client.send(
+      cat("POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: ",
+          body.size(), "\r\n\r\n", body));
+  RawClient::Answer a = client.read();
+  EXPECT_EQ(a.status, 200);
+  EXPECT_EQ(a.head.find("chunked"), std::string::npos);
+  EXPECT_TRUE(a.body.starts_with("data: {")) << a.body;
+  EXPECT_TRUE(a.body.ends_with("data: [DONE]\n\n")) << a.body;
+}
+
+TEST_F(Http, DropsSlowHeadersAndSlowBodies) {
+  RawClient header(server_->http_port()), body(server_->http_port()), silent(server_->http_port());
+  header.send("GET /health HTTP/1.1\r\nHost:");
+  body.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+      "99\r\n\r\n{");
+  EXPECT_TRUE(header.closed_within(3s));
+  EXPECT_TRUE(body.closed_within(3s));
+  EXPECT_TRUE(silent.closed_within(3s));
+}
+
+TEST_F(Http, RefusesWhatIsTooLarge) {
+  expect_error(post("/v1/completions", std::string(20001, ' ')), 413, "", "20000 bytes");
+  expect_error(ask(RawClient::get("/health", cat("X-Large: ", std::string(17 << 10, 'x'), "\r\n"))), 431, "", "header");
+}
+
+TEST_F(Http, RefusesRequestsWhoseEndIsSaidTwice) {
+  expect_error(ask("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: "
+                   "chunked\r\n\r\n0\r\n\r\n"),
+               400, "", "");
+  EXPECT_EQ(ask("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc").status, 400);
+  EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n").status, 400);
+}
+
+TEST_F(Http, RefusesWhatIsNotHttp) {
+  EXPECT_EQ(ask("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n").status, 400);
+  EXPECT_EQ(ask("GET / HTTP/9.9\r\n\r\n").status, 400);
+}
+
+TEST_F(Http, TakesChunkedBodies) {
+  RawClient::Answer a =
+      ask("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+          "Transfer-Encoding: chunked\r\n\r\n8\r\n{\"prompt\r\n7\r\n\":\"ab\"}\r\n0\r\n\r\n");
+  EXPECT_EQ(a.status, 200) << a.body;
+}
+
+TEST_F(Http, ADisconnectCancels) {
+  for (const char* stream : {"true", "false"}) {
+    RawClient client(server_->http_port());
+    client.send(
+        RawClient::post("/v1/completions", cat(R"({"prompt":"ab","cache_salt":"hang","stream":)", stream, "}")));
+    for (int i = 0; i < 200 && engine_.open() == 0; ++i) std::this_thread::sleep_for(10ms);
+    ASSERT_EQ(engine_.open(), 1);
+    client.close();
+    EXPECT_TRUE(all_gone()) << "stream " << stream;
+  }
+}
+
+TEST_F(Http, AReaderThatStopsReadingHoldsItsStreamBack) {
+  RawClient client(server_->http_port());
+  client.send(RawClient::post("/v1/completions", R"({"prompt":"ab","cache_salt":"flood","stream":true})"));
+  std::this_thread::sleep_for(500ms);
+  int64_t before = engine_.polled;
+  std::this_thread::sleep_for(500ms);
+  EXPECT_EQ(engine_.polled, before) << "events are still taken although nobody reads";
+  client.close();
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(Http, SaysWhereThingsAre) {
+  RawClient::Answer wrong = ask(RawClient::get("/v1/completions"));
+  EXPECT_EQ(wrong.status, 405);
+  EXPECT_NE(wrong.head.find("Allow: POST"), std::string::npos);
+  expect_error(ask(RawClient::get("/v2")), 404, "", "/v1/chat/completions");
+  EXPECT_EQ(post("/v1/embeddings", "{}").status, 501);
+}
+
+TEST_F(Http, ServesOnlyPagesAndNamesItKnows) {
+  std::string body = R"({"prompt":"ab"})";
+  expect_error(ask("GET /health HTTP/1.1\r\nHost: evil.example:8000\r\n\r\n"), 403, "", "evil.example");
+  EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n\r\n").status, 200);
+  EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: [::1]:8000\r\n\r\n").status, 200);
+  expect_error(post("/v1/completions", body, "Origin: https://evil.example\r\n"), 403, "", "--cors");
+  EXPECT_EQ(post("/v1/completions", body, "Origin: http://localhost\r\n").status, 200);
+  RawClient::Answer form = ask(cat(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: ", body.size(),
+      "\r\n\r\n", body));
+  expect_error(form, 400, "", "application/json");
+}
+
+TEST_F(Http, ADrainEndsIdleConnectionsAtOnce) {
+  RawClient client(server_->http_port());
+  client.send(RawClient::get("/health"));
+  EXPECT_EQ(client.read().status, 200);
+  auto begin = std::chrono::steady_clock::now();
+  server_->drain(2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  EXPECT_TRUE(client.closed_within(1s));
+}
+
+TEST_F(Http, ThePageRunsUnderAStrictPolicy) {
+  RawClient::Answer page = ask(RawClient::get("/"));
+  EXPECT_EQ(page.status, 200);
+  EXPECT_NE(page.head.find("default-src 'none'"), std::string::npos);
+  EXPECT_NE(page.body.find("<title>kvasir</title>"), std::string::npos);
+  EXPECT_EQ(page.body.find("innerHTML"), std::string::npos);  // model output only ever becomes text
+}
+
+TEST_F(Http, MetricsAreWhatPrometheusReads) {
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})").status, 200);
+  RawClient::Answer m = ask(RawClient::get("/metrics"));
+  EXPECT_EQ(m.status, 200);
+  for (const char* line :
+       {"# TYPE kvasir_requests_running gauge\n", "\nkvasir_cache_pages_total 100\n",
+        "vllm:num_requests_running{model_name=\"fake\"} ", "kvasir_time_to_first_token_seconds_bucket{le=\"+Inf\"} "})
+    EXPECT_NE(m.body.find(line), std::string::npos) << line << m.body;
+}
+
+}  // namespace
+}  // namespace kvasir::server

@@ -1,0 +1,132 @@
+// Keys at rest, and what a tenant may spend.
+#include "server/keys.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "server/limiter.h"
+
+namespace kvasir::server {
+namespace {
+
+using testing::HasSubstr;
+
+class KeysTest : public testing::Test {
+ protected:
+  KeysTest() {
+    char name[] = "/tmp/kvasir-keys-XXXXXX";
+    folder_ = mkdtemp(name);
+    path_ = folder_ + "/keys.json";
+  }
+  ~KeysTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string add(const std::string& tenant, bool admin) {
+    KeyEntry e;
+    e.caller.tenant = tenant;
+    e.caller.user = true;
+    e.caller.admin = admin;
+    e.caller.limits.concurrent = 3;
+    auto key = add_key(path_, e);
+    EXPECT_TRUE(key.ok()) << key.status().to_string();
+    return *key;
+  }
+
+  std::string folder_, path_;
+};
+
+TEST_F(KeysTest, AKeyIsFoundAndIsNotInTheFile) {
+  std::string ann = add("ann", false), bob = add("bob", true);
+  auto store = KeyStore::open(path_);
+  ASSERT_TRUE(store.ok()) << store.status().to_string();
+  auto found = (*store)->find(ann);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->tenant, "ann");
+  EXPECT_FALSE(found->admin);
+  EXPECT_EQ(found->limits.concurrent, 3);
+  EXPECT_TRUE((*store)->find(bob)->admin);
+  EXPECT_FALSE((*store)->find(ann + "x"));
+  EXPECT_FALSE((*store)->find(""));
+  std::stringstream text;
+  text << std::ifstream(path_).rdbuf();
+  EXPECT_EQ(text.str().find(ann), std::string::npos);
+  EXPECT_THAT(text.str(), HasSubstr(sha256_hex(ann)));
+}
+
+TEST_F(KeysTest, TheFileIsForItsOwnerOnly) {
+  add("ann", false);
+  struct stat info;
+  ASSERT_EQ(stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  chmod(path_.c_str(), 0644);
+  auto store = KeyStore::open(path_);
+  ASSERT_FALSE(store.ok());
+  EXPECT_THAT(store.status().message(), HasSubstr("chmod 600"));
+}
+
+TEST_F(KeysTest, ARevokedKeyStopsWithinSecondsAndABadFileChangesNothing) {
+  std::string ann = add("ann", false), bob = add("bob", false);
+  auto store = KeyStore::open(path_);
+  ASSERT_TRUE(store.ok());
+  auto list = read_keys(path_);
+  ASSERT_EQ(list->size(), 2u);
+  ASSERT_TRUE(revoke_key(path_, (*list)[0].id).ok());
+  EXPECT_EQ(revoke_key(path_, "k-none").code(), Code::not_found);
+  usleep(1'100'000);
+  EXPECT_FALSE((*store)->find(ann));
+  EXPECT_TRUE((*store)->find(bob));
+  { std::ofstream(path_) << "{"; }
+  usleep(1'100'000);
+  EXPECT_TRUE((*store)->find(bob));
+  EXPECT_EQ(add_key(path_, {}).status().code(), Code::invalid_argument);
+}
+
+Caller tenant(TenantLimits limits) {
+  Caller c;
+  c.tenant = "ann";
+  c.limits = limits;
+  return c;
+}
+
+TEST(LimiterTest, RequestsAMinuteRefill) {
+  ManualClock clock;
+  Limiter limiter(clock);
+  Caller c = tenant({.requests_per_minute = 2});
+  EXPECT_TRUE(limiter.admit(c, 10).ok());
+  EXPECT_TRUE(limiter.admit(c, 10).ok());
+  Status refused = limiter.admit(c, 10);
+  EXPECT_EQ(refused.code(), Code::resource_exhausted);
+  EXPECT_EQ(*refused.retry_after(), std::chrono::seconds(30));
+  clock.advance(std::chrono::seconds(30));
+  EXPECT_TRUE(limiter.admit(c, 10).ok());
+}
+
+TEST(LimiterTest, OutputCountsAndAHopelessPromptIsSaidToBe) {
+  ManualClock clock;
+  Limiter limiter(clock);
+  Caller c = tenant({.tokens_per_minute = 100});
+  EXPECT_TRUE(limiter.admit(c, 60).ok());
+  limiter.spend(c, 100);
+  EXPECT_EQ(limiter.admit(c, 1).code(), Code::resource_exhausted);
+  clock.advance(std::chrono::seconds(60));
+  EXPECT_TRUE(limiter.admit(c, 40).ok());
+  EXPECT_EQ(limiter.admit(c, 101).code(), Code::invalid_argument);
+}
+
+TEST(LimiterTest, OpenRequestsAreCounted) {
+  ManualClock clock;
+  Limiter limiter(clock);
+  Caller c = tenant({.concurrent = 1});
+  EXPECT_TRUE(limiter.admit(c, 1).ok());
+  EXPECT_EQ(limiter.admit(c, 1).code(), Code::resource_exhausted);
+  limiter.release(c);
+  EXPECT_TRUE(limiter.admit(c, 1).ok());
+}
+
+}  // namespace
+}  // namespace kvasir::server

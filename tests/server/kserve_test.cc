@@ -1,0 +1,183 @@
+// inference.GRPCInferenceService: tensors as contents and raw, one answer and streams.
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <map>
+
+#include "kserve.grpc.pb.h"
+#include "tests/server/grpc_fixture.h"
+
+namespace kvasir::server {
+namespace {
+
+namespace pb = inference;
+using testing::HasSubstr;
+
+class KServeTest : public GrpcFixture {
+ protected:
+  void SetUp() override {
+    GrpcFixture::SetUp();
+    stub_ = pb::GRPCInferenceService::NewStub(channel_);
+  }
+  static pb::ModelInferRequest request(const std::string& text) {
+    pb::ModelInferRequest r;
+    r.set_model_name("fake");
+    auto& t = *r.add_inputs();
+    t.set_name("text_input");
+    t.set_datatype("BYTES");
+    t.add_shape(1);
+    t.mutable_contents()->add_bytes_contents(text);
+    return r;
+  }
+  grpc::Status infer(const pb::ModelInferRequest& in, pb::ModelInferResponse& out) {
+    grpc::ClientContext c;
+    return stub_->ModelInfer(&c, in, &out);
+  }
+  std::unique_ptr<pb::GRPCInferenceService::Stub> stub_;
+};
+
+TEST_F(KServeTest, TextInTextOut) {
+  auto in = request("hello");
+  in.set_id("r7");
+  (*in.mutable_parameters())["temperature"].set_double_param(0.5);
+  (*in.mutable_parameters())["max_tokens"].set_int64_param(3);
+  (*in.mutable_parameters())["seed"].set_string_param("9");
+  pb::ModelInferResponse out;
+  ASSERT_TRUE(infer(in, out).ok());
+  EXPECT_EQ(out.id(), "r7");
+  EXPECT_EQ(out.outputs(0).name(), "text_output");
+  EXPECT_EQ(out.outputs(0).contents().bytes_contents(0), "hel");
+  EXPECT_EQ(out.parameters().at("finish_reason").string_param(), "length");
+  EXPECT_FLOAT_EQ(engine_.last().sampling.temperature, 0.5f);
+  EXPECT_EQ(engine_.last().sampling.seed, 9u);
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(KServeTest, RawTensorsGoBackRaw) {
+  auto in = request("");
+  in.mutable_inputs(0)->clear_contents();
+  uint32_t n = 2;
+  std::string raw(reinterpret_cast<char*>(&n), 4);
+  in.add_raw_input_contents(raw + "ab");
+  auto& s = *in.add_inputs();
+  s.set_name("sampling_parameters");
+  s.set_datatype("BYTES");
+  s.add_shape(1);
+  std::string json = R"({"temperature": 0, "ignore_eos": true, "max_tokens": "2"})";
+  n = uint32_t(json.size());
+  in.add_raw_input_contents(std::string(reinterpret_cast<char*>(&n), 4) + json);
+  pb::ModelInferResponse out;
+  auto status = infer(in, out);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(out.raw_output_contents(0).substr(4), "ab");
+}
+
+TEST_F(KServeTest, BadTensorsAndParametersAreNamed) {
+  pb::ModelInferResponse out;
+  auto refused = [&](const char* says, const std::function<void(pb::ModelInferRequest&)>& spoil) {
+    auto in = request("x");
+    spoil(in);
+    auto status = infer(in, out);
+    EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT) << says;
+    EXPECT_THAT(status.error_message(), HasSubstr(says));
+  };
+  refused("text_input", [](auto& r) { r.clear_inputs(); });
+  refused("INT32", [](auto& r) { r.mutable_inputs(0)->set_datatype("INT32"); });
+  refused("dimension of 2", [](auto& r) { r.mutable_inputs(0)->set_shape(0, 2); });
+  refused("image", [](auto& r) { r.add_inputs()->set_name("image"); });
+  refused("raw_input_contents", [](auto& r) { r.add_raw_input_contents("x"), r.add_raw_input_contents("y"); });
+  refused("length of 4 bytes", [](auto& r) { r.add_raw_input_contents(std::string("\xff\xff\xff\xff", 4)); });
+  refused("logits", [](auto& r) { r.add_outputs()->set_name("logits"); });
+  refused("beam_width", [](auto& r) { (*r.mutable_parameters())["beam_width"].set_int64_param(4); });
+  refused("temperature", [](auto& r) { (*r.mutable_parameters())["temperature"].set_string_param("hot"); });
+  refused("max_tokens", [](auto& r) { (*r.mutable_parameters())["max_tokens"].set_double_param(1.5); });
+  refused("other", [](auto& r) { r.set_model_name("other"); });
+  refused("model_version", [](auto& r) { r.set_model_version("2"); });
+  EXPECT_TRUE(engine_.requests.empty());
+}
+
+TEST_F(KServeTest, ADisconnectCancelsAnInfer) {
+  engine_.hang_on('h');
+  grpc::ClientContext c;
+  c.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+  pb::ModelInferResponse out;
+  EXPECT_EQ(stub_->ModelInfer(&c, request("h"), &out).error_code(), grpc::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(KServeTest, ManyOnOneStream) {
+  grpc::ClientContext c;
+  auto stream = stub_->ModelStreamInfer(&c);
+  for (int i = 0; i < 20; ++i) {
+    auto in = request(cat("number ", i));
+    in.set_id(cat(i));
+    auto& s = *in.add_inputs();
+    s.set_name("stream");
+    s.set_datatype("BOOL");
+    s.add_shape(1);
+    s.mutable_contents()->add_bool_contents(i % 2 == 0);
+    if (i == 5) in.set_model_name("wrong");
+    ASSERT_TRUE(stream->Write(in));
+  }
+  stream->WritesDone();
+  std::map<std::string, std::string> text;
+  std::map<std::string, int> finals, messages;
+  std::string error;
+  for (pb::ModelStreamInferResponse m; stream->Read(&m);) {
+    const std::string& id = m.infer_response().id();
+    if (!m.error_message().empty()) {
+      error = id + " " + m.error_message();
+      continue;
+    }
+    text[id] += m.infer_response().outputs(0).contents().bytes_contents(0);
+    ++messages[id];
+    finals[id] += m.infer_response().parameters().at("triton_final_response").bool_param();
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_THAT(error, HasSubstr("5 INVALID_ARGUMENT: model 'wrong'"));
+  EXPECT_EQ(text.size(), 19u);
+  for (auto& [id, t] : text) {
+    EXPECT_EQ(t, "number " + id);
+    EXPECT_EQ(finals[id], 1);
+  }
+  EXPECT_EQ(messages["7"], 1);
+  EXPECT_GT(messages["8"], 1);
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(KServeTest, LiveReadyMetadata) {
+  {
+    grpc::ClientContext c;
+    pb::ServerLiveResponse out;
+    ASSERT_TRUE(stub_->ServerLive(&c, {}, &out).ok());
+    EXPECT_TRUE(out.live());
+  }
+  {
+    grpc::ClientContext c;
+    pb::ModelReadyRequest in;
+    in.set_name("fake");
+    pb::ModelReadyResponse out;
+    ASSERT_TRUE(stub_->ModelReady(&c, in, &out).ok());
+    EXPECT_TRUE(out.ready());
+  }
+  {
+    grpc::ClientContext c;
+    pb::ModelMetadataResponse out;
+    ASSERT_TRUE(stub_->ModelMetadata(&c, {}, &out).ok());
+    EXPECT_EQ(out.inputs(0).name(), "text_input");
+  }
+  {
+    grpc::ClientContext c;
+    pb::ServerMetadataResponse out;
+    ASSERT_TRUE(stub_->ServerMetadata(&c, {}, &out).ok());
+    EXPECT_EQ(out.name(), "kvasir");
+  }
+  engine_.set_state(engine::State::draining);
+  grpc::ClientContext c;
+  pb::ServerReadyResponse out;
+  ASSERT_TRUE(stub_->ServerReady(&c, {}, &out).ok());
+  EXPECT_FALSE(out.ready());
+}
+
+}  // namespace
+}  // namespace kvasir::server

@@ -1,0 +1,240 @@
+// OpenAI's bodies: what comes out for what goes in, streamed and whole, and every way of asking wrongly.
+#include "tests/server/http_fixture.h"
+
+namespace kvasir::server {
+namespace {
+
+class OpenAi : public HttpFixture {
+ protected:
+  Json whole(std::string_view path, const std::string& body) {
+    RawClient::Answer a = post(path, body);
+    EXPECT_EQ(a.status, 200) << a.body;
+    return Json::parse(a.body);
+  }
+  std::vector<Json> streamed(std::string_view path, const std::string& body) {
+    RawClient::Answer a = post(path, body);
+    EXPECT_EQ(a.status, 200) << a.body;
+    EXPECT_NE(a.head.find("text/event-stream"), std::string::npos);
+    std::vector<Json> events;
+    std::string_view rest = a.body;
+    while (!rest.empty()) {
+      size_t end = rest.find("\n\n");
+      std::string_view line = rest.substr(0, end);
+      rest.remove_prefix(end + 2);
+      EXPECT_TRUE(line.starts_with("data: "));
+      line.remove_prefix(6);
+      if (line == "[DONE]") {
+        EXPECT_TRUE(rest.empty());
+        return events;
+      }
+      events.push_back(Json::parse(line));
+    }
+    ADD_FAILURE() << "no [DONE]";
+    return events;
+  }
+};
+
+TEST_F(OpenAi, ACompletionIsWholeOrStreamedAlike) {
+  Json one = whole("/v1/completions", R"({"prompt":"hello","max_tokens":9})");
+  EXPECT_EQ(one["object"], "text_completion");
+  EXPECT_EQ(one["model"], "fake");
+  EXPECT_EQ(one["choices"][0]["text"], "hello");
+  EXPECT_EQ(one["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(one["usage"]["prompt_tokens"], 5);
+  EXPECT_EQ(one["usage"]["completion_tokens"], 6);
+  EXPECT_EQ(one["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+
+  std::string text;
+  auto events = streamed("/v1/completions",
+                         R"({"prompt":"hello","max_tokens":9,"stream":true,"stream_options":{"include_usage":true}})");
+  for (const Json& e : events)
+    for (const Json& c : e["choices"]) text += c["text"].get<std::string>();
+  EXPECT_EQ(text, "hello");
+  EXPECT_TRUE(events.back()["choices"].empty());
+  EXPECT_EQ(events.back()["usage"]["total_tokens"], 11);
+  EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "stop");
+}
+
+TEST_F(OpenAi, ChatStartsWithTheRole) {
+  auto events = streamed("/v1/chat/completions", R"({"messages":[{"role":"user","content":"hey"}],"stream":true})");
+  EXPECT_EQ(events[0]["object"], "chat.completion.chunk");
+  EXPECT_EQ(events[0]["choices"][0]["delta"]["role"], "assistant");
+  std::string text;
+  for (const Json& e : events) text += e["choices"][0]["delta"].value("content", "");
+  EXPECT_NE(text.find("hey"), std::string::npos);
+  Json one =
+      whole("/v1/chat/completions",
+            R"({"messages":[{"role":"user","content":[{"type":"text","text":"h"},{"type":"text","text":"ey"}]}]})");
+  EXPECT_EQ(one["choices"][0]["message"]["content"], text);
+}
+
+TEST_F(OpenAi, PromptsComeInFourForms) {
+  for (const char* prompt : {R"("hi")", R"(["hi"])", "[104,105]", "[[104,105]]"}) {
+    Json one = whole("/v1/completions", cat(R"({"prompt":)", prompt, "}"));
+    EXPECT_EQ(one["choices"][0]["text"], "hi") << prompt;
+  }
+  Json two = whole("/v1/completions", R"({"prompt":["a","b"],"n":2})");
+  ASSERT_EQ(two["choices"].size(), 4u);
+  EXPECT_EQ(two["choices"][1]["text"], "a");
+  EXPECT_EQ(two["choices"][2]["text"], "b");
+  EXPECT_EQ(two["choices"][3]["index"], 3);
+}
+
+TEST_F(OpenAi, BestOfReturnsTheBestN) {
+  Json one = whole("/v1/completions", R"({"prompt":"ab","best_of":3,"n":2})");
+  EXPECT_EQ(one["choices"].size(), 2u);
+  EXPECT_EQ(engine_.last().n, 3);
+}
+
+TEST_F(OpenAi, EchoPutsThePromptInFront) {
+  Json one = whole("/v1/completions", R"({"prompt":"hey","echo":true,"max_tokens":0,"logprobs":1})");
+  EXPECT_EQ(one["choices"][0]["text"], "hey");
+  Json l = one["choices"][0]["logprobs"];
+  EXPECT_EQ(l["tokens"], Json({"h", "e", "y"}));
+  EXPECT_TRUE(l["token_logprobs"][0].is_null());
+  EXPECT_EQ(l["token_logprobs"][1], -0.5);
+  EXPECT_EQ(l["text_offset"], Json({0, 1, 2}));
+}
+
+TEST_F(OpenAi, LogprobsOfChatNameTheBytes) {
+  Json one =
+      whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":2})");
+  Json first = one["choices"][0]["logprobs"]["content"][0];
+  EXPECT_EQ(first["logprob"], -0.25);
+  EXPECT_EQ(first["top_logprobs"].size(), 2u);
+  EXPECT_EQ(first["bytes"].size(), 1u);
+}
+
+TEST_F(OpenAi, AFailureBeforeTheFirstByteIsAStatusAndAfterItAnEvent) {
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"a","cache_salt":"fail"})").status, 500);
+  RawClient::Answer a = post("/v1/completions", R"({"prompt":"a","cache_salt":"fail","stream":true})");
+  EXPECT_EQ(a.status, 200);
+  EXPECT_NE(a.body.find("\"error\":{\"message\":\"the script says so\""), std::string::npos) << a.body;
+  EXPECT_TRUE(a.body.ends_with("data: [DONE]\n\n"));
+}
+
+TEST_F(OpenAi, WhatIsAskedReachesTheEngine) {
+  whole("/v1/completions", R"({"prompt":"a","temperature":0.5,"top_p":0.9,"top_k":7,"min_p":0.1,"seed":42,"stop":["xx"],
+    "presence_penalty":1,"frequency_penalty":-1,"repetition_penalty":1.1,"logit_bias":{"5":3},"ignore_eos":true,"max_tokens":4})");
+  engine::Request r = engine_.last();
+  EXPECT_FLOAT_EQ(r.sampling.temperature, 0.5f);
+  EXPECT_FLOAT_EQ(r.sampling.top_p, 0.9f);
+  EXPECT_EQ(r.sampling.top_k, 7);
+  EXPECT_FLOAT_EQ(r.sampling.min_p, 0.1f);
+  EXPECT_EQ(r.sampling.seed, 42u);
+  EXPECT_EQ(r.stop_strings, std::vector<std::string>{"xx"});
+  EXPECT_FLOAT_EQ(r.sampling.presence_penalty, 1);
+  EXPECT_FLOAT_EQ(r.sampling.frequency_penalty, -1);
+  EXPECT_FLOAT_EQ(r.sampling.repetition_penalty, 1.1f);
+  ASSERT_EQ(r.sampling.logit_bias.size(), 1u);
+  EXPECT_TRUE(r.ignore_eos);
+  EXPECT_EQ(r.max_tokens, 4);
+}
+
+TEST_F(OpenAi, EachWrongFieldIsNamed) {
+  struct Case {
+    const char *body, *param, *says;
+  };
+  for (const Case& c : std::vector<Case>{
+           {R"({"prompt":"a","temperature":-1})", "temperature", "-1"},
+           {R"({"prompt":"a","temperature":"hot"})", "temperature", "number"},
+           {R"({"prompt":"a","top_p":1.5})", "top_p", "1"},
+           {R"({"prompt":"a","n":1000})", "n", "1000"},
+           {R"({"prompt":"a","n":0})", "n", "0"},
+           {R"({"prompt":"a","max_tokens":-5})", "max_tokens", "-5"},
+           {R"({"prompt":"a","max_tokens":4000})", "max_tokens", "128"},
+           {R"({"prompt":"a","model":"gpt-4"})", "model", "gpt-4"},
+           {R"({"prompt":[300]})", "prompt", "300"},
+           {R"({"prompt":[]})", "prompt", ""},
+           {R"({})", "prompt", "missing"},
+           {R"({"prompt":"a","logprobs":99})", "logprobs", "99"},
+           {R"({"prompt":"a","logit_bias":{"9999":1}})", "logit_bias", "9999"},
+           {R"({"prompt":"a","logit_bias":{"x":1}})", "logit_bias", "x"},
+           {R"({"prompt":"a","stop":["","b"]})", "stop", ""},
+           {R"({"prompt":"a","best_of":1,"n":2})", "best_of", "at least n"},
+           {R"({"prompt":"a","stream_options":{}})", "stream_options", "stream: true"},
+           {R"({"prompt":"a","suffix":"z"})", "suffix", "not served"},
+           {R"({"prompt":"a","tempratur":1})", "\"tempratur\"", "not a field"},
+           {R"({"prompt":"a","response_format":{"type":"xml"}})", "response_format", "json_schema"},
+       }) {
+    SCOPED_TRACE(c.body);
+    expect_error(post("/v1/completions", c.body), 400, c.param, c.says);
+  }
+  EXPECT_EQ(engine_.requests.size(), 0u);
+}
+
+TEST_F(OpenAi, EachWrongMessageIsNamed) {
+  for (const auto& [body, says] : std::vector<std::pair<const char*, const char*>>{
+           {R"({"messages":[]})", "at least one"},
+           {R"({"messages":[{"content":"x"}]})", "role"},
+           {R"({"messages":[{"role":"robot","content":"x"}]})", "robot"},
+           {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]})", "image_url"},
+           {R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}]})", "function.name"},
+           {R"({"messages":[{"role":"user","content":"x"}],"tool_choice":"required"})", "needs tools"},
+           {R"({"messages":[{"role":"user","content":"x"}],"modalities":["audio"]})", "modalities"},
+       }) {
+    SCOPED_TRACE(body);
+    RawClient::Answer a = post("/v1/chat/completions", body);
+    EXPECT_EQ(a.status, 400);
+    EXPECT_NE(a.body.find(says), std::string::npos) << a.body;
+  }
+}
+
+TEST_F(OpenAi, MalformedBodiesAreRefused) {
+  expect_error(post("/v1/completions", "{"), 400, "", "not valid JSON");
+  expect_error(post("/v1/completions", "[]"), 400, "", "object");
+  expect_error(post("/v1/completions", "{\"prompt\":\"\xff\"}"), 400, "", "not valid JSON");
+  expect_error(post("/v1/completions", std::string(10000, '[')), 400, "", "nests 10000 deep");
+  expect_error(post("/v1/completions", "{\"prompt\":" + std::string(10000, '[') + std::string(10000, ']') + "}"), 400,
+               "", "deep");
+}
+
+TEST_F(OpenAi, AForcedToolIsACall) {
+  // The scripted engine says the prompt again, so the message is what the grammar would have allowed.
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
+  auto body = [&](std::string_view message, std::string_view choice, bool stream) {
+    return cat(R"({"messages":[{"role":"user","content":)", Json(message).dump(), R"(}],"tool_choice":)", choice,
+               ",\"stream\":", stream, ",", tools, "}");
+  };
+  const char* named = R"({"type":"function","function":{"name":"f"}})";
+  Json one = whole("/v1/chat/completions", body(R"({"a": 1})", named, false));
+  EXPECT_EQ(engine_.last().grammar.text, R"({"type":"object"})");
+  Json call = one["choices"][0]["message"]["tool_calls"][0];
+  EXPECT_EQ(call["function"]["name"], "f");
+  EXPECT_EQ(Json::parse(call["function"]["arguments"].get<std::string>()), Json({{"a", 1}}));
+  EXPECT_TRUE(one["choices"][0]["message"]["content"].is_null());
+
+  std::string arguments, finish;
+  for (const Json& e :
+       streamed("/v1/chat/completions", body(R"({"name":"f","arguments":{"b":[2]}})", R"("required")", true))) {
+    const Json& choice = e["choices"][0];
+    if (choice["delta"].contains("tool_calls"))
+      arguments += choice["delta"]["tool_calls"][0]["function"]["arguments"].get<std::string>();
+    if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
+  }
+  EXPECT_EQ(Json::parse(arguments), Json({{"b", {2}}}));
+  EXPECT_EQ(finish, "tool_calls");
+  EXPECT_NE(engine_.last().grammar.text.find(R"("const":"f")"), std::string::npos) << engine_.last().grammar.text;
+
+  one = whole("/v1/chat/completions", body("plain", R"("none")", false));
+  EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::none);
+  EXPECT_EQ(one["choices"][0]["message"]["content"], "plain");
+}
+
+TEST_F(OpenAi, TokensThereAndBack) {
+  Json there = Json::parse(post("/tokenize", R"({"prompt":"hi"})").body);
+  EXPECT_EQ(there["tokens"], Json({104, 105}));
+  EXPECT_EQ(there["count"], 2);
+  EXPECT_EQ(Json::parse(post("/detokenize", R"({"tokens":[104,105]})").body)["prompt"], "hi");
+  EXPECT_EQ(post("/detokenize", R"({"tokens":[9999]})").status, 400);
+}
+
+TEST_F(OpenAi, ModelsAreListed) {
+  Json list = Json::parse(ask(RawClient::get("/v1/models")).body);
+  EXPECT_EQ(list["data"][0]["id"], "fake");
+  EXPECT_EQ(ask(RawClient::get("/v1/models/fake")).status, 200);
+  EXPECT_EQ(ask(RawClient::get("/v1/models/other")).status, 404);
+}
+
+}  // namespace
+}  // namespace kvasir::server

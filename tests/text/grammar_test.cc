@@ -1,0 +1,183 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/text/small_vocab.h"
+
+namespace kvasir::text {
+namespace {
+
+using ::testing::HasSubstr;
+using Kind = GrammarSpec::Kind;
+
+class GrammarTest : public ::testing::Test {
+ protected:
+  TokenizerPtr t = *Tokenizer::from_gguf(small_byte_level_vocab());
+  std::shared_ptr<GrammarCompiler> compiler = *GrammarCompiler::create(t);
+
+  std::unique_ptr<Matcher> matcher(Kind kind, std::string text, std::vector<std::string> choices = {}) {
+    auto m = compiler->compile({kind, std::move(text), std::move(choices)});
+    EXPECT_TRUE(m.ok()) << m.status().to_string();
+    return m.ok() ? std::move(*m) : nullptr;
+  }
+  std::vector<int32_t> allowed(Matcher& m) {
+    std::vector<uint32_t> bits((t->vocab_size() + 31) / 32 + 2, ~0u);
+    const Status s = m.mask(bits);
+    EXPECT_TRUE(s.ok()) << s.to_string();
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < bits.size() * 32; ++i) {
+      if (bits[i / 32] >> (i % 32) & 1) ids.push_back(static_cast<int32_t>(i));
+    }
+    return ids;
+  }
+  // What `m` makes of `text`, byte by byte.
+  bool accepts(Matcher& m, std::string_view text) {
+    for (const char c : text) {
+      if (!m.consume(t->token_id(byte_level(std::string(1, c)))).ok()) return false;
+    }
+    return true;
+  }
+  std::string refusal(Kind kind, std::string text, std::vector<std::string> choices = {}) {
+    return compiler->compile({kind, std::move(text), std::move(choices)}).status().to_string();
+  }
+};
+
+TEST_F(GrammarTest, ChoiceLeavesOneWay) {
+  auto m = matcher(Kind::choice, "", {"hello", "he\"y\n"});
+  EXPECT_TRUE(accepts(*m, "he"));
+  std::vector<std::string> next;
+  for (const int32_t id : allowed(*m)) next.push_back(t->token_bytes(id));
+  EXPECT_THAT(next, ::testing::UnorderedElementsAre("l", "ll", "\""));
+  EXPECT_FALSE(m->finished());
+  EXPECT_TRUE(accepts(*m, "llo"));
+  EXPECT_TRUE(m->finished());
+  EXPECT_THAT(allowed(*m), ::testing::UnorderedElementsAreArray(t->end_of_generation()));
+  EXPECT_TRUE(m->consume(t->end_of_generation()[0]).ok());
+}
+
+TEST_F(GrammarTest, RefusedTokenChangesNothing) {
+  auto m = matcher(Kind::regex, "[0-9]{3}");
+  EXPECT_TRUE(accepts(*m, "1"));
+  EXPECT_FALSE(accepts(*m, "x"));
+  EXPECT_TRUE(accepts(*m, "23"));
+  EXPECT_TRUE(m->finished());
+}
+
+TEST_F(GrammarTest, CloneGoesItsOwnWay) {
+  auto a = matcher(Kind::regex, "(ab|ac)d");
+  EXPECT_TRUE(accepts(*a, "a"));
+  auto b = a->clone();
+  EXPECT_TRUE(accepts(*a, "bd"));
+  EXPECT_TRUE(a->finished());
+  EXPECT_TRUE(accepts(*b, "cd"));
+}
+
+TEST_F(GrammarTest, JsonObjectAndSchema) {
+  EXPECT_TRUE(accepts(*matcher(Kind::json_object, ""), R"({"a": [1, 2.5, null, {"b": "c"}]})"));
+  EXPECT_FALSE(accepts(*matcher(Kind::json_object, ""), "[1]"));
+  const char* schema = R"({"type":"object","properties":{"n":{"type":"integer","minimum":10,"maximum":20},
+      "k":{"enum":["x","y"]}},"required":["n","k"],"additionalProperties":false})";
+  auto m = matcher(Kind::json_schema, schema);
+  EXPECT_TRUE(accepts(*m, "{\"n\": 15, \"k\": \"x\"}"));
+  EXPECT_TRUE(m->finished());
+  EXPECT_FALSE(accepts(*matcher(Kind::json_schema, schema), "{\"n\": 25"));
+  EXPECT_FALSE(accepts(*matcher(Kind::json_schema, schema), "{\"z\""));
+}
+
+TEST_F(GrammarTest, LocalReferencesWorkRemoteOnesAreRefused) {
+  EXPECT_TRUE(accepts(*matcher(Kind::json_schema,
+                               R"({"$ref":"#/$defs/node","$defs":{"node":{"type":"object","properties":
+                                  {"next":{"$ref":"#/$defs/node"}},"additionalProperties":false}}})"),
+                      R"({"next": {"next": {}}})"));
+  EXPECT_THAT(refusal(Kind::json_schema, R"({"$ref":"http://127.0.0.1:1/schema.json"})"), HasSubstr("127.0.0.1"));
+  EXPECT_THAT(refusal(Kind::json_schema, R"({"$ref":"file:///etc/hostname"})"), HasSubstr("INVALID_ARGUMENT"));
+}
+
+TEST_F(GrammarTest, BlanksDoNotGoOnForEver) {
+  auto m = matcher(Kind::json_object, "");
+  EXPECT_TRUE(accepts(*m, "{\n" + std::string(32, ' ')));
+  EXPECT_FALSE(accepts(*m, " "));
+}
+
+TEST_F(GrammarTest, LarkAndItsErrors) {
+  auto m = matcher(Kind::lark, "start: \"a\" (\",\" \"a\")* \"!\"");
+  EXPECT_TRUE(accepts(*m, "a,a!"));
+  EXPECT_TRUE(m->finished());
+  EXPECT_THAT(refusal(Kind::lark, "start: nowhere"), HasSubstr("nowhere"));
+  EXPECT_THAT(refusal(Kind::regex, "a("), HasSubstr("INVALID_ARGUMENT"));
+  EXPECT_THAT(refusal(Kind::json_schema, "{"), HasSubstr("not JSON"));
+  EXPECT_THAT(refusal(Kind::json_schema, "3"), HasSubstr("must be an object"));
+  EXPECT_THAT(refusal(Kind::choice, ""), HasSubstr("choice has 0 entries"));
+  std::string wide;
+  for (int i = 0; i < 1001; ++i) wide += (i ? ",\"p" : "\"p") + std::to_string(i) + "\":{}";
+  EXPECT_THAT(refusal(Kind::json_schema, "{\"properties\":{" + wide + "}}"),
+              HasSubstr("1001 properties; at most 1000"));
+  EXPECT_THAT(refusal(Kind::json_schema, R"({"type":"strong"})"), HasSubstr("INVALID_ARGUMENT"));
+}
+
+// None of these may take long or much memory: either refused, or masks come at a bounded price.
+TEST_F(GrammarTest, HostileGrammarsAreBounded) {
+  std::string wide = R"({"type":"object","properties":{)";
+  for (int i = 0; i < 990; ++i) wide += (i ? ",\"p" : "\"p") + std::to_string(i) + R"(":{"type":"string"})";
+  wide += "}}";
+  const std::string deep_schema = [] {
+    std::string open, close;
+    for (int i = 0; i < 3000; ++i) open += R"({"items":)", close += "}";
+    return open + "{}" + close;
+  }();
+  const std::vector<std::pair<Kind, std::string>> hostile = {
+      {Kind::regex, "(a{1,1000}){1,1000}"},
+      {Kind::regex, "((((a*)*)*)*)*b"},
+      {Kind::regex, "(?:.{0,500}x){0,500}y"},
+      {Kind::regex, "(.*a.{20}){20}"},
+      {Kind::regex, "(a|b|ab)*c{4000000000}"},
+      {Kind::regex, std::string(300000, 'a')},
+      {Kind::regex, std::string(50000, '(') + std::string(50000, ')')},
+      {Kind::lark, "start: start start | \"a\""},
+      {Kind::lark, "start: " + std::string(20000, '(')},
+      {Kind::json_schema, R"({"type":"string","pattern":"^(([a-z])+.)+[A-Z]([a-z])+$"})"},
+      {Kind::json_schema, R"({"type":"string","minLength":100000,"maxLength":2000000000})"},
+      {Kind::json_schema, R"({"type":"array","minItems":1000000,"items":{"type":"array","minItems":1000000}})"},
+      {Kind::json_schema, wide},
+      {Kind::json_schema, deep_schema},
+      {Kind::json_schema, "{\"anyOf\":[" + wide + "," + wide + "]}"},
+      {Kind::json_schema, R"({"$ref":"#"})"},
+      {Kind::json_schema, R"({"allOf":[{"$ref":"#"},{"$ref":"#"}]})"},
+  };
+  for (const auto& [kind, text] : hostile) {
+    const auto start = std::chrono::steady_clock::now();
+    auto m = compiler->compile({kind, text, {}});
+    if (m.ok()) {
+      std::vector<uint32_t> bits((t->vocab_size() + 31) / 32);
+      for (int i = 0; i < 20 && !(*m)->finished(); ++i) {
+        if (!(*m)->mask(bits).ok()) break;
+        int32_t next = 0;
+        while (next < t->vocab_size() && !(bits[next / 32] >> (next % 32) & 1)) ++next;
+        if (next == t->vocab_size() || !(*m)->consume(next).ok()) break;
+      }
+    }
+    const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    EXPECT_LT(s, 5.0) << text.substr(0, 60);
+  }
+}
+
+TEST_F(GrammarTest, ManyThreadsOneCompiler) {
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 50; ++round) {
+        auto m = compiler->compile({Kind::regex, "x[0-9]{" + std::to_string(1 + (round + i) % 7) + "}", {}});
+        if (m.ok() && accepts(**m, "x1")) ++right;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 200);
+}
+
+}  // namespace
+}  // namespace kvasir::text

@@ -1,0 +1,20 @@
+// A client's schema, regex or Lark grammar: refused, or its masks come.
+#include "tests/text/small_vocab.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace kvasir::text;
+  static const TokenizerPtr tokenizer = *Tokenizer::from_gguf(small_byte_level_vocab());
+  static const std::shared_ptr<GrammarCompiler> compiler = *GrammarCompiler::create(tokenizer);
+  if (size == 0) return 0;
+  const auto kind = static_cast<GrammarSpec::Kind>(2 + data[0] % 3);
+  auto made = compiler->compile({kind, std::string(reinterpret_cast<const char*>(data + 1), size - 1), {}});
+  if (!made.ok()) return 0;
+  std::vector<uint32_t> bits((tokenizer->vocab_size() + 31) / 32);
+  for (int i = 0; i < 8 && !(*made)->finished(); ++i) {
+    if (!(*made)->mask(bits).ok()) break;
+    int32_t next = 0;
+    while (next < tokenizer->vocab_size() && !(bits[next / 32] >> (next % 32) & 1)) ++next;
+    if (next == tokenizer->vocab_size() || !(*made)->consume(next).ok()) break;
+  }
+  return 0;
+}
