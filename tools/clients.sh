@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Installs the outside clients that `./test clients` talks to us with: tools/clients.sh
+# Each by itself and only where it is missing; one that cannot be had (no network, no Go, no Node) is left out, and its
+# test then says that it was skipped and why. Everything but Chromium lies in the cache directory, under clients/.
+set -euo pipefail
+# shellcheck source=tools/lib.sh
+. "$(dirname "$0")/lib.sh"
+clients=$CACHE/clients
+
+python_packages='openai>=2,<3 grpcio>=1.60 grpcio-tools>=1.60 smg-grpc-proto jsonschema>=4'
+grpcurl=github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
+openai_node=openai@6
+
+python_clients() {
+  # shellcheck disable=SC2086
+  { python3 -m venv "$clients/python" 2>/dev/null || { as_root apt-get install -y -q --no-install-recommends python3-venv && python3 -m venv "$clients/python"; }; } &&
+    "$clients/python/bin/pip" install --quiet $python_packages &&
+    echo "$python_packages" >"$clients/python/installed"
+}
+node_clients() { npm install --prefix "$clients/node" --no-audit --no-fund "$openai_node"; }
+go_clients() { GOBIN=$clients/bin go install "$grpcurl"; }
+browser() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; }
+
+# optional 'Title' command...: a client we do without where it cannot be had.
+optional() { phase "$@" || say "  going on without: $1"; }
+
+mkdir -p "$clients/bin"
+[ "$(cat "$clients/python/installed" 2>/dev/null)" = "$python_packages" ] || optional 'Python clients (openai, gRPC, SMG)' python_clients
+if command -v npm >/dev/null && [ ! -d "$clients/node/node_modules/openai" ]; then optional 'Node client (openai)' node_clients; fi
+if command -v go >/dev/null && [ ! -x "$clients/bin/grpcurl" ] && ! command -v grpcurl >/dev/null; then optional 'grpcurl' go_clients; fi
+if ! command -v chromium >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then optional 'Chromium' browser; fi
