@@ -77,7 +77,7 @@ test_again=$(test_once "$folder/test-again.log") && echo "./test, again: $test_a
 
 echo "the binary in an empty Debian 13 in $trixie"
 make_chroot trixie "$trixie"
-cp "$bookworm/kvasir/build/release/kvasir" "$bookworm"/root/.cache/kvasir/models/*.gguf "$trixie/"
+cp "$bookworm/kvasir/build/release/kvasir" "$(find "$bookworm" -name SmolLM2-135M-Instruct.Q4_1.gguf -path "*models*" -print -quit)" "$trixie/"
 chroot "$trixie" /kvasir serve --model /SmolLM2-135M-Instruct.Q4_1.gguf --http-port $http --grpc-port $grpc >"$folder/trixie-serve.log" 2>&1 &
 server=$!
 for _ in $(seq 100); do curl -s "http://127.0.0.1:$http/health" >/dev/null && break; sleep 0.1; done
