@@ -19,7 +19,7 @@ namespace kvasir::cli {
 namespace {
 
 struct ChatConfig {
-  client::Target target;
+  client::ChatTarget target;
   std::string system;
   double temperature = -1, top_p = -1;
   int64_t max_tokens = 0, seed = -1;
@@ -30,8 +30,10 @@ struct ChatConfig {
     o.section("Server");
     o.add("server", &target.address, "Its gRPC address").value_name("HOST:PORT");
     o.add("key", &target.key, "API key, when the server asks for one").secret();
-    o.add("tls", &target.tls, "Speak TLS, trusting the system's authorities");
-    o.add("tls_ca", &target.tls_ca, "Speak TLS, trusting this authority (PEM)").value_name("FILE");
+    o.add("tls", &target.tls.on, "Speak TLS, trusting the system's authorities");
+    o.add("tls_ca", &target.tls.ca, "Speak TLS, trusting this authority (PEM)").value_name("FILE");
+    o.add("tls_cert", &target.tls.cert, "Our certificate, for a server that asks for one (PEM)").value_name("FILE");
+    o.add("tls_key", &target.tls.key, "Its private key (PEM)").value_name("FILE");
     o.section("Answers");
     o.add("system", &system, "What the model is told before everything else");
     o.add("temperature", &temperature, "0 is greedy; -1 leaves it to the server").range(-1, 100);

@@ -9,9 +9,9 @@ struct BenchOptions {
   TargetOptions target;
   WorkloadOptions workload;
   ArrivalOptions arrival;
-  int requests = 100;
+  int requests = 0;  // 0: all of a trace, what fits in `duration`, or else 100
   double duration = 0;
-  double rate = 0;  // open loop when above 0, or when the workload is a trace
+  double rate = 0;  // open loop when above 0, or when the workload is a trace; of conversations when `turns` is above 1
   int concurrency = 8;
   int turns = 1, turn_words = 32;
   double time_scale = 1;  // of a trace: 2 is twice as fast
@@ -23,13 +23,15 @@ struct BenchOptions {
   std::string sweep;        // "", "rate" or "concurrency"
   double sweep_low = 1, sweep_high = 1024;
   int verify = 0;
+  bool keep_text = false;  // of the answers, in the run's records
 };
 
 using OnProgress = std::function<void(const std::string& what, const Progress&)>;
 
 struct Bench {
   Report report;
-  Run run;  // the last one
+  Run run;  // the one that the figures are of
+  Workload workload;
 };
 Result<Bench> run_bench(Target& target, const BenchOptions& options, const std::atomic<bool>& stop,
                         const OnProgress& progress);

@@ -2,11 +2,9 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <fstream>
-#include <iterator>
 #include <mutex>
 
-#include "core/cat.h"
+#include "client/grpc_credentials.h"
 #include "kvasir.grpc.pb.h"
 
 namespace kvasir::client {
@@ -19,20 +17,9 @@ Status from_grpc(const grpc::Status& s) {
   return {static_cast<Code>(s.error_code()), s.error_message()};
 }
 
-Result<std::shared_ptr<grpc::ChannelCredentials>> credentials(const Target& target) {
-  if (!target.tls && target.tls_ca.empty()) return grpc::InsecureChannelCredentials();
-  grpc::SslCredentialsOptions options;
-  if (!target.tls_ca.empty()) {
-    std::ifstream file(target.tls_ca);
-    options.pem_root_certs.assign(std::istreambuf_iterator<char>(file), {});
-    if (options.pem_root_certs.empty()) return not_found(cat("the authority file ", target.tls_ca, " cannot be read"));
-  }
-  return grpc::SslCredentials(options);
-}
-
 class GrpcChatClient final : public ChatClient {
  public:
-  GrpcChatClient(const Target& target, std::shared_ptr<grpc::ChannelCredentials> with)
+  GrpcChatClient(const ChatTarget& target, std::shared_ptr<grpc::ChannelCredentials> with)
       : key_(target.key), stub_(v1::Inference::NewStub(grpc::CreateChannel(target.address, std::move(with)))) {}
 
   Result<std::string> model(std::chrono::milliseconds limit) override {
@@ -111,8 +98,8 @@ class GrpcChatClient final : public ChatClient {
 
 }  // namespace
 
-Result<std::unique_ptr<ChatClient>> ChatClient::create(const Target& target) {
-  KVASIR_ASSIGN(auto with, credentials(target));
+Result<std::unique_ptr<ChatClient>> ChatClient::create(const ChatTarget& target) {
+  KVASIR_ASSIGN(auto with, grpc_credentials(target.tls));
   return std::unique_ptr<ChatClient>(std::make_unique<GrpcChatClient>(target, std::move(with)));
 }
 

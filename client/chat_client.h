@@ -11,15 +11,15 @@
 #include <string_view>
 #include <vector>
 
+#include "client/tls.h"
 #include "core/status.h"
 
 namespace kvasir::client {
 
-struct Target {
+struct ChatTarget {
   std::string address = "127.0.0.1:50051";
-  std::string key;     // API key; empty: none
-  std::string tls_ca;  // PEM file to trust; with it, or with `tls`, the connection is encrypted
-  bool tls = false;    // trust the system's authorities
+  std::string key;  // API key; empty: none
+  TlsFiles tls;
 };
 
 struct Message {
@@ -43,7 +43,7 @@ struct Reply {
 class ChatClient {
  public:
   virtual ~ChatClient() = default;
-  static Result<std::unique_ptr<ChatClient>> create(const Target& target);
+  static Result<std::unique_ptr<ChatClient>> create(const ChatTarget& target);
 
   // The name of what is served; waits up to `limit` for the server to answer at all.
   virtual Result<std::string> model(std::chrono::milliseconds limit) = 0;

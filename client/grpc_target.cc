@@ -3,8 +3,8 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
-#include <nlohmann/json.hpp>
 
+#include "client/grpc_credentials.h"
 #include "kvasir.grpc.pb.h"
 #include "ppl_llm.grpc.pb.h"
 #include "vllm_engine.grpc.pb.h"
@@ -71,11 +71,13 @@ struct Kvasir : Common {
   }
   void take(const Message& m, Sink& sink) {
     if (m.has_delta()) {
-      double gap = -1;
+      Piece piece{m.delta().tokens_size(), m.delta().text()};
       for (const v1::Token& t : m.delta().tokens()) {
-        if (t.top_size() >= 2) gap = t.top(0).logprob() - t.top(1).logprob();
+        std::vector<double> top;
+        for (const v1::Logprob& one : t.top()) top.push_back(one.logprob());
+        piece.top_gap = lesser_gap(piece.top_gap, top_gap_of(top));
       }
-      sink.on_tokens(m.delta().tokens_size(), m.delta().text(), gap);
+      sink.on_tokens(piece);
     } else if (m.has_finished()) {
       const v1::Usage& u = m.finished().usage();
       usage = {static_cast<int64_t>(u.prompt_tokens()), static_cast<int64_t>(u.completion_tokens()),
@@ -108,7 +110,9 @@ struct Ppl : Common {
       if (r.status() == ppl::llm::proto::FAILED) {
         outcome = Status(Code::unknown, r.generated());
       } else {
-        sink.on_tokens(1, r.generated(), -1);
+        Piece piece{1, r.generated()};
+        if (r.has_detail()) piece.logprob = r.detail().logprobs();  // this contract has no others' to compare with
+        sink.on_tokens(piece);
       }
     }
   }
@@ -130,6 +134,7 @@ struct Vllm : Common {
     s->set_max_tokens(ask.max_tokens);
     s->set_ignore_eos(ask.ignore_eos);
     if (ask.seed) s->set_seed(static_cast<int32_t>(*ask.seed));
+    if (ask.top_two) s->set_logprobs(2);
   }
   void begin(Stub& stub, grpc::ClientContext* context, grpc::ClientReadReactor<Message>* reactor) {
     stub.async()->Generate(context, &request, reactor);
@@ -138,7 +143,11 @@ struct Vllm : Common {
     if (m.has_chunk()) {
       std::string ids;
       for (const auto id : m.chunk().token_ids()) ids += std::to_string(id) + " ";
-      sink.on_tokens(m.chunk().token_ids_size(), ids, -1);
+      Piece piece{m.chunk().token_ids_size(), ids};
+      for (const auto& top : m.chunk().output_logprobs().top_logprobs()) {
+        piece.top_gap = lesser_gap(piece.top_gap, top_gap_of({top.values().begin(), top.values().end()}));
+      }
+      sink.on_tokens(piece);
     } else if (m.has_complete()) {
       usage = {static_cast<int64_t>(m.complete().prompt_tokens()),
                static_cast<int64_t>(m.complete().completion_tokens()),
@@ -147,18 +156,51 @@ struct Vllm : Common {
   }
 };
 
+ServerFigures figures_of_stats(const v1::GetStatsResponse& r) {
+  const std::pair<const char*, int64_t> all[] = {{"running", r.running()},
+                                                 {"waiting", r.waiting()},
+                                                 {"pages_total", r.pages_total()},
+                                                 {"pages_free", r.pages_free()},
+                                                 {"pages_cached", r.pages_cached()},
+                                                 {"prompt_tokens", r.prompt_tokens()},
+                                                 {"cached_tokens", r.cached_tokens()},
+                                                 {"output_tokens", r.output_tokens()},
+                                                 {"requests", r.requests()},
+                                                 {"finished", r.finished()},
+                                                 {"failed", r.failed()},
+                                                 {"cancelled", r.cancelled()},
+                                                 {"preemptions", r.preemptions()},
+                                                 {"steps", r.steps()}};
+  ServerFigures out;
+  for (const auto& [name, value] : all) out[name] = static_cast<double>(value);
+  return out;
+}
+
+ServerFigures figures_of_loads(const vllm::grpc::engine::GetLoadsResponse& r) {
+  ServerFigures out;
+  for (const auto& load : r.loads()) {
+    out["running"] += load.num_running_reqs();
+    out["waiting"] += load.num_waiting_reqs();
+    out["used_tokens"] += load.num_used_tokens();
+    out["generated_per_second"] += load.gen_throughput();
+  }
+  return out;
+}
+
 template <class Protocol>
 class GrpcTarget final : public Target {
  public:
-  explicit GrpcTarget(const TargetOptions& options) : options_(options) {
+  GrpcTarget(const TargetOptions& options, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+      : options_(options) {
     for (int i = 0; i < options.connections; ++i) {
       grpc::ChannelArguments args;
       args.SetInt("kvasir.channel", i);  // equal arguments would share one connection
       args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
       args.SetMaxReceiveMessageSize(64 << 20);
-      channels_.push_back(grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), args));
+      channels_.push_back(grpc::CreateCustomChannel(options.address, credentials, args));
       stubs_.push_back(std::make_unique<typename Protocol::Stub>(channels_.back()));
     }
+    own_ = v1::Inference::NewStub(channels_[0]);
     // gRPC 1.51 may abort when the last channel of its callback queue goes, so the first one stays.
     static const auto* const kept = new std::shared_ptr<grpc::Channel>(channels_[0]);
     (void)kept;
@@ -167,43 +209,44 @@ class GrpcTarget final : public Target {
     auto* call = new Call<Protocol>(options_, ask, std::move(sink));
     call->begin(*stubs_[next_++ % stubs_.size()]);
   }
-  std::string server_figures() override {
-    if constexpr (std::is_same_v<Protocol, Kvasir>) {
-      grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
-      if (!options_.api_key.empty()) context.AddMetadata("authorization", "Bearer " + options_.api_key);
-      v1::GetStatsResponse r;
-      if (!stubs_[0]->GetStats(&context, {}, &r).ok()) return {};
-      return nlohmann::json{{"running", r.running()},
-                            {"waiting", r.waiting()},
-                            {"pages_total", r.pages_total()},
-                            {"pages_free", r.pages_free()},
-                            {"pages_cached", r.pages_cached()},
-                            {"prompt_tokens", r.prompt_tokens()},
-                            {"cached_tokens", r.cached_tokens()},
-                            {"output_tokens", r.output_tokens()},
-                            {"requests", r.requests()},
-                            {"finished", r.finished()},
-                            {"failed", r.failed()},
-                            {"cancelled", r.cancelled()},
-                            {"preemptions", r.preemptions()},
-                            {"steps", r.steps()}}
-          .dump();
+  // A server of ours says most by its own contract, whatever it is loaded through.
+  ServerFigures server_figures() override {
+    grpc::ClientContext context;
+    prepare(context);
+    v1::GetStatsResponse r;
+    if (own_->GetStats(&context, {}, &r).ok()) return figures_of_stats(r);
+    if constexpr (std::is_same_v<Protocol, Vllm>) {
+      grpc::ClientContext again;
+      prepare(again);
+      vllm::grpc::engine::GetLoadsResponse loads;
+      if (stubs_[0]->GetLoads(&again, {}, &loads).ok()) return figures_of_loads(loads);
     }
     return {};
   }
 
  private:
+  void prepare(grpc::ClientContext& context) const {
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    if (!options_.api_key.empty()) context.AddMetadata("authorization", "Bearer " + options_.api_key);
+  }
+
   TargetOptions options_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;
   std::vector<std::unique_ptr<typename Protocol::Stub>> stubs_;
+  std::unique_ptr<v1::Inference::Stub> own_;
   std::atomic<size_t> next_{0};
 };
 
+template <class Protocol>
+Result<std::unique_ptr<Target>> make(const TargetOptions& options) {
+  KVASIR_ASSIGN(auto credentials, grpc_credentials(options.tls));
+  return std::unique_ptr<Target>(std::make_unique<GrpcTarget<Protocol>>(options, credentials));
+}
+
 }  // namespace
 
-std::unique_ptr<Target> make_kvasir_target(const TargetOptions& o) { return std::make_unique<GrpcTarget<Kvasir>>(o); }
-std::unique_ptr<Target> make_ppl_target(const TargetOptions& o) { return std::make_unique<GrpcTarget<Ppl>>(o); }
-std::unique_ptr<Target> make_vllm_target(const TargetOptions& o) { return std::make_unique<GrpcTarget<Vllm>>(o); }
+Result<std::unique_ptr<Target>> make_kvasir_target(const TargetOptions& o) { return make<Kvasir>(o); }
+Result<std::unique_ptr<Target>> make_ppl_target(const TargetOptions& o) { return make<Ppl>(o); }
+Result<std::unique_ptr<Target>> make_vllm_target(const TargetOptions& o) { return make<Vllm>(o); }
 
 }  // namespace kvasir::client

@@ -1,6 +1,7 @@
 #include "client/load.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -33,26 +34,31 @@ class Recorder final : public Sink {
   Recorder(std::shared_ptr<Shared> shared, Record& record, int index)
       : shared_(std::move(shared)), record_(record), index_(index) {}
 
-  void on_tokens(int count, std::string_view text, double) override {
-    if (shared_->keep_text) record_.text += text;
-    if (count == 0) return;
+  void on_tokens(const Piece& piece) override {
+    if (shared_->keep_text) {
+      if (!std::isnan(piece.logprob)) {
+        record_.odds.emplace_back(record_.text.size(), static_cast<float>(piece.logprob));
+      }
+      record_.text += piece.text;
+    }
+    if (piece.count == 0) return;
     const double now = since(shared_->start);
     if (record_.first < 0) {
       record_.first = now;
     } else {
       record_.gaps.push_back(static_cast<float>(now - last_));
     }
-    record_.counts.push_back(count);
+    record_.counts.push_back(piece.count);
     last_ = now;
-    record_.output_tokens += count;
-    shared_->tokens.fetch_add(count, std::memory_order_relaxed);
+    record_.output_tokens += piece.count;
+    shared_->tokens.fetch_add(piece.count, std::memory_order_relaxed);
   }
   void on_done(const Status& status, const Usage& usage) override {
-    record_.end = since(shared_->start);
-    record_.status = status;
-    record_.usage = usage;
     {
-      std::lock_guard lock(shared_->ends.mutex);
+      std::lock_guard lock(shared_->ends.mutex);  // whoever holds it sees a record that ended, or one that did not
+      record_.end = since(shared_->start);
+      record_.status = status;
+      record_.usage = usage;
       shared_->ends.ended.push_back(index_);
     }
     shared_->ends.changed.notify_one();
@@ -65,9 +71,22 @@ class Recorder final : public Sink {
   double last_ = 0;
 };
 
-// A server that is gone answers nothing but this.
-bool is_gone(const Status& s) { return s.code() == Code::unavailable; }
-constexpr int kGoneAfter = 50;
+// A server that is gone answers nothing but UNAVAILABLE: so many times in a row, or a few for so long.
+class Gone {
+ public:
+  bool see(const Status& status, double now) {
+    if (status.code() != Code::unavailable) {
+      in_row_ = 0;
+      return false;
+    }
+    if (in_row_++ == 0) since_ = now;
+    return in_row_ >= 50 || (in_row_ >= 3 && now - since_ >= 10);
+  }
+
+ private:
+  int in_row_ = 0;
+  double since_ = 0;
+};
 
 }  // namespace
 
@@ -82,164 +101,148 @@ Ask ask_of(const Workload& workload, const Record& record, const LoadOptions& o)
   return ask;
 }
 
-Run run_load(Target& target, const Workload& workload, const LoadOptions& o, const std::atomic<bool>& stop,
-             const std::function<void(const Progress&)>& progress) {
-  auto shared = std::make_shared<Shared>();
-  shared->keep_text = o.keep_text || o.turns > 1;
-  shared->start = Clock::now();
-  const bool closed = o.concurrency > 0;
-  Run run;
-  int in_flight = 0, gone_in_row = 0;
-  Progress p;
-  double next_report = 0;
-  std::deque<int> ended;
+namespace {
 
-  int conversations = 0;
-  std::deque<int> answered;  // whose conversation goes on
-  std::mt19937_64 random(o.seed);
+// The driving thread's side of a run: what starts next, and what has ended.
+class Driver {
+ public:
+  Driver(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop)
+      : target_(target), workload_(workload), o_(options), stop_(stop), random_(options.seed) {
+    shared_->keep_text = o_.keep_text || o_.turns > 1;
+    shared_->start = Clock::now();
+  }
 
-  const auto start_one = [&](double due) {
-    const int index = p.started++;
-    Record& r = shared->records.emplace_back();
-    if (answered.empty()) {
-      r.prompt = conversations++;
-    } else {
-      const Record& before = shared->records[answered.front()];
-      answered.pop_front();
-      r.prompt = before.prompt;
-      r.turn = before.turn + 1;
-      r.asked = ask_of(workload, before, o).prompt + before.text + " " + words(o.turn_words, random);
-    }
-    r.sent = since(shared->start);
-    r.due = closed ? r.sent : due;
-    ++in_flight;
-    target.start(ask_of(workload, r, o), std::make_shared<Recorder>(shared, r, index));
-  };
-  const auto cut = [&](std::string why) {
-    run.partial = true;
-    run.why = std::move(why);
-  };
-
-  for (;;) {
-    double now = since(shared->start);
-    if (stop.load() && !run.partial) cut("interrupted");
-    const bool more = !run.partial && p.started < o.requests && !(o.duration > 0 && now >= o.duration);
-    if (!more && (in_flight == 0 || run.partial)) break;
-    double wait = 0.2;
-    if (more && closed) {
-      while (in_flight < o.concurrency && p.started < o.requests) start_one(now);
-    } else if (more) {
-      while (p.started < o.requests && in_flight < o.max_in_flight &&
-             o.due[p.started] <= (now = since(shared->start))) {
-        start_one(o.due[p.started]);
+  Run run(const std::function<void(const Progress&)>& progress) {
+    double next_report = 0;
+    for (;;) {
+      if (stop_.load() && !run_.partial) cut("interrupted");
+      if (!run_.partial && more()) start_what_is_due();
+      if (in_flight_ == 0 && !more()) break;
+      if (run_.partial) break;
+      take_ends(wait_seconds());
+      p_.seconds = now();
+      p_.tokens = shared_->tokens.load(std::memory_order_relaxed);
+      if (progress && p_.seconds >= next_report) {
+        progress(p_);
+        next_report = p_.seconds + 0.5;
       }
-      if (p.started < o.requests && in_flight < o.max_in_flight) wait = std::min(wait, o.due[p.started] - now);
     }
+    collect();
+    return std::move(run_);
+  }
+
+ private:
+  double now() const { return since(shared_->start); }
+  bool closed() const { return o_.concurrency > 0; }
+  void cut(std::string why) {
+    run_.partial = true;
+    run_.why = std::move(why);
+  }
+
+  // Whether anything can still start, now or later.
+  bool more() const {
+    if (p_.started >= o_.requests || (o_.duration > 0 && now() >= o_.duration)) return false;
+    return closed() || begun_ < o_.due.size() || !answered_.empty() || (o_.turns > 1 && in_flight_ > 0);
+  }
+
+  void start_what_is_due() {
+    const int most = closed() ? o_.concurrency : o_.max_in_flight;
+    while (p_.started < o_.requests && in_flight_ < most) {
+      if (!answered_.empty()) {
+        const int before = answered_.front();
+        answered_.pop_front();
+        start_one(shared_->records[before].end, &shared_->records[before]);
+      } else if (closed()) {
+        start_one(now(), nullptr);
+      } else if (begun_ < o_.due.size() && o_.due[begun_] <= now()) {
+        start_one(o_.due[begun_], nullptr);
+      } else {
+        return;
+      }
+    }
+  }
+
+  void start_one(double due, const Record* before) {
+    const int index = p_.started++;
+    Record& r = shared_->records.emplace_back();
+    if (before) {
+      r.prompt = before->prompt;
+      r.turn = before->turn + 1;
+      r.asked = ask_of(workload_, *before, o_).prompt + before->text + " " + words(o_.turn_words, random_);
+    } else {
+      r.prompt = static_cast<int>(begun_++);
+    }
+    r.sent = now();
+    r.due = closed() ? r.sent : due;
+    ++in_flight_;
+    target_.start(ask_of(workload_, r, o_), std::make_shared<Recorder>(shared_, r, index));
+  }
+
+  double wait_seconds() const {
+    double wait = 0.2;
+    if (!closed() && p_.started < o_.requests && begun_ < o_.due.size() && in_flight_ < o_.max_in_flight) {
+      wait = std::clamp(o_.due[begun_] - now(), 0.0, wait);
+    }
+    return wait;
+  }
+
+  void take_ends(double wait) {
+    std::deque<int> ended;
     {
-      std::unique_lock lock(shared->ends.mutex);
-      shared->ends.changed.wait_for(lock, std::chrono::duration<double>(std::max(wait, 0.0)),
-                                    [&] { return !shared->ends.ended.empty(); });
-      ended.swap(shared->ends.ended);
+      std::unique_lock lock(shared_->ends.mutex);
+      shared_->ends.changed.wait_for(lock, std::chrono::duration<double>(wait),
+                                     [&] { return !shared_->ends.ended.empty(); });
+      ended.swap(shared_->ends.ended);
     }
     for (const int index : ended) {
-      const Status& status = shared->records[index].status;
-      --in_flight;
-      ++(status.ok() ? p.finished : p.failed);
-      if (status.ok() && closed && shared->records[index].turn + 1 < o.turns) answered.push_back(index);
-      gone_in_row = is_gone(status) ? gone_in_row + 1 : 0;
-      if (gone_in_row >= kGoneAfter && !run.partial) cut("the server is gone: " + status.message());
-    }
-    ended.clear();
-    p.seconds = since(shared->start);
-    p.tokens = shared->tokens.load(std::memory_order_relaxed);
-    if (progress && p.seconds >= next_report) {
-      progress(p);
-      next_report = p.seconds + 0.5;
+      const Record& r = shared_->records[static_cast<size_t>(index)];
+      --in_flight_;
+      ++(r.status.ok() ? p_.finished : p_.failed);
+      if (r.status.ok() && r.turn + 1 < o_.turns) answered_.push_back(index);
+      if (gone_.see(r.status, now()) && !run_.partial) cut("the server is gone: " + r.status.message());
     }
   }
 
-  run.seconds = since(shared->start);
-  // Those still under way write to their records: copy only what has ended, count the rest as cancelled.
-  std::vector<bool> open(shared->records.size(), false);
-  std::unique_lock lock(shared->ends.mutex);
-  for (size_t i = 0; i < open.size(); ++i) open[i] = shared->records[i].end == 0;
-  for (const int index : shared->ends.ended) open[index] = false;
-  for (size_t i = 0; i < open.size(); ++i) {
-    if (open[i]) {
-      Record r;
-      r.due = shared->records[i].due;
-      r.sent = shared->records[i].sent;
-      r.end = run.seconds;
-      r.prompt = shared->records[i].prompt;
-      r.turn = shared->records[i].turn;
-      r.status = Status(Code::cancelled, "still under way when the run was cut short");
-      run.records.push_back(std::move(r));
-    } else {
-      run.records.push_back(shared->records[i]);
+  // Requests still under way write to their records: only what has ended is copied, the rest counts as cancelled.
+  void collect() {
+    run_.seconds = now();
+    const std::deque<Record>& records = shared_->records;
+    std::unique_lock lock(shared_->ends.mutex);
+    for (const Record& r : records) {
+      if (r.end > 0) {
+        run_.records.push_back(r);
+        continue;
+      }
+      Record cut_off;
+      cut_off.due = r.due;
+      cut_off.sent = r.sent;
+      cut_off.end = run_.seconds;
+      cut_off.prompt = r.prompt;
+      cut_off.turn = r.turn;
+      cut_off.status = Status(Code::cancelled, "still under way when the run was cut short");
+      run_.records.push_back(std::move(cut_off));
     }
   }
-  return run;
-}
 
-Verification verify(Target& target, const Workload& workload, const LoadOptions& options, const Run& run, int sample,
-                    const std::atomic<bool>& stop) {
-  struct Alone final : Sink {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::string text;
-    std::vector<std::pair<size_t, double>> gaps;  // where each piece begins, and how far apart its top two are
-    Status status;
-    bool done = false;
-    void on_tokens(int, std::string_view piece, double gap) override {
-      gaps.emplace_back(text.size(), gap);
-      text += piece;
-    }
-    void on_done(const Status& s, const Usage&) override {
-      std::lock_guard lock(mutex);
-      status = s;
-      done = true;
-      changed.notify_one();
-    }
-  };
-  std::vector<int> good;
-  for (size_t i = 0; i < run.records.size(); ++i) {
-    if (run.records[i].status.ok()) good.push_back(static_cast<int>(i));
-  }
-  Verification v;
-  const int n = std::min<int>(sample, static_cast<int>(good.size()));
-  for (int k = 0; k < n && !stop; ++k) {
-    const Record& r = run.records[good[static_cast<size_t>(k) * good.size() / n]];
-    Ask ask = ask_of(workload, r, options);
-    ask.top_two = true;
-    auto alone = std::make_shared<Alone>();
-    target.start(ask, alone);
-    std::unique_lock lock(alone->mutex);
-    alone->changed.wait(lock, [&] { return alone->done; });
-    ++v.compared;
-    if (!alone->status.ok()) {
-      ++v.failed;
-      if (v.examples.size() < 5)
-        v.examples.push_back("request " + std::to_string(r.prompt) + ": " + alone->status.to_string());
-      continue;
-    }
-    if (alone->text == r.text) {
-      ++v.equal;
-      continue;
-    }
-    size_t at = 0;
-    while (at < alone->text.size() && at < r.text.size() && alone->text[at] == r.text[at]) ++at;
-    double gap = -1;
-    for (const auto& [begin, g] : alone->gaps) {
-      if (begin <= at) gap = g;
-    }
-    ++(gap >= 0 && gap < 1e-3 ? v.near_ties : v.different);
-    if (v.examples.size() < 5) {
-      v.examples.push_back("request " + std::to_string(r.prompt) + " differs from character " + std::to_string(at) +
-                           ": under load \"" + r.text.substr(at, 40) + "\", alone \"" + alone->text.substr(at, 40) +
-                           "\"");
-    }
-  }
-  return v;
+  Target& target_;
+  const Workload& workload_;
+  const LoadOptions& o_;
+  const std::atomic<bool>& stop_;
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  Run run_;
+  Progress p_;
+  Gone gone_;
+  int in_flight_ = 0;
+  size_t begun_ = 0;          // conversations
+  std::deque<int> answered_;  // whose conversation goes on
+  std::mt19937_64 random_;
+};
+
+}  // namespace
+
+Run run_load(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop,
+             const std::function<void(const Progress&)>& progress) {
+  return Driver(target, workload, options, stop).run(progress);
 }
 
 }  // namespace kvasir::client

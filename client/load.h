@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/target.h"
@@ -24,15 +25,17 @@ struct Record {
   int prompt = 0;     // index in the workload
   int turn = 0;       // of its conversation
   std::string asked;  // what a later turn asked: all that was said before, and more
+  // Where a piece of the text begins, and its token's log-probability; of contracts that always say it.
+  std::vector<std::pair<size_t, float>> odds;
 };
 
 struct LoadOptions {
   int requests = 100;
   double duration = 0;      // seconds after which nothing new starts; 0: all requests
   int concurrency = 0;      // closed loop when above 0
-  int turns = 1;            // of a conversation, in a closed loop
+  int turns = 1;            // of a conversation
   int turn_words = 32;      // what each later turn adds
-  std::vector<double> due;  // open loop
+  std::vector<double> due;  // open loop: when conversations begin
   int max_in_flight = 20'000;
   double temperature = 0;
   bool ignore_eos = true;
@@ -59,13 +62,5 @@ Run run_load(Target& target, const Workload& workload, const LoadOptions& option
              const std::function<void(const Progress&)>& progress);
 
 Ask ask_of(const Workload& workload, const Record& record, const LoadOptions& options);
-
-struct Verification {
-  int compared = 0, equal = 0, near_ties = 0, different = 0, failed = 0;
-  std::vector<std::string> examples;  // of what differed
-};
-// Asks a sample again, one at a time, and compares the texts.
-Verification verify(Target& target, const Workload& workload, const LoadOptions& options, const Run& run, int sample,
-                    const std::atomic<bool>& stop);
 
 }  // namespace kvasir::client

@@ -89,16 +89,34 @@ std::string table_of(const Figures& f) {
   return t;
 }
 
+std::string server_table(const Report& r) {
+  if (r.server.empty()) return {};
+  const ServerFigures &before = r.server.front().figures, &after = r.server.back().figures;
+  std::string t;
+  for (const auto& [name, value] : after) {
+    double most = value;
+    for (const ServerSample& s : r.server) {
+      if (const auto at = s.figures.find(name); at != s.figures.end()) most = std::max(most, at->second);
+    }
+    const auto first = before.find(name);
+    const double was = first == before.end() ? 0 : first->second;
+    if (value == was && most == was) continue;
+    t += print("    %-48.48s %14.6g -> %-14.6g at most %.6g\n", name.c_str(), was, value, most);
+  }
+  return t.empty() ? t : "  the server's own figures, before -> after\n" + t;
+}
+
 std::string json_of(const Report& r) {
   Json j = {{"tool", "kvasir bench"}, {"title", r.title}, {"date", r.date}, {"command", r.command}};
   j["settings"] = Json::object();
   for (const auto& [name, value] : r.settings) j["settings"][name] = value;
   j["figures"] = figures_json(r.figures);
-  const auto counters = [](const std::string& text) {
-    Json c = Json::parse(text, nullptr, false);
-    return c.is_object() ? c : Json(nullptr);
-  };
-  j["server"] = {{"before", counters(r.server_before)}, {"after", counters(r.server_after)}};
+  j["server"] = Json::array();
+  for (const ServerSample& sample : r.server) {
+    Json one = {{"seconds", sample.at}};
+    for (const auto& [name, value] : sample.figures) one[name] = value;
+    j["server"].push_back(std::move(one));
+  }
   if (r.verification.compared > 0) {
     const Verification& v = r.verification;
     j["verification"] = {{"compared", v.compared},   {"equal", v.equal},   {"near_ties", v.near_ties},
@@ -124,6 +142,17 @@ std::string csv_of(const Run& run) {
     out += print("%d,%d,%.6f,%.6f,%.6f,%.6f,%lld,%lld,%d,%.3f,%s\n", r.prompt, r.turn, r.due, r.sent, r.first, r.end,
                  static_cast<long long>(r.usage.prompt_tokens), static_cast<long long>(r.usage.cached_tokens),
                  r.output_tokens, most * 1e3, code_name(r.status.code()));
+  }
+  return out;
+}
+
+std::string answers_of(const Workload& workload, const Run& run) {
+  std::string out;
+  for (const Record& r : run.records) {
+    const Prompt& p = workload.prompts[static_cast<size_t>(r.prompt) % workload.prompts.size()];
+    Json j = {{"prompt", r.asked.empty() ? p.text : r.asked}, {"answer", r.text}, {"output_tokens", r.output_tokens}};
+    if (!r.status.ok()) j["error"] = r.status.to_string();
+    out += j.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   }
   return out;
 }

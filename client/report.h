@@ -1,5 +1,5 @@
-// A run told in four ways: a table for the terminal, JSON, CSV (a row a request) and one HTML page with
-// plots that needs no network. Every outside string is escaped.
+// A run told in several ways: a table for the terminal, JSON, CSV (a row a request), the answers, and one HTML
+// page with plots that needs no network. Every outside string is escaped.
 #pragma once
 
 #include <string>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/figures.h"
+#include "client/verify.h"
 
 namespace kvasir::client {
 
@@ -20,16 +21,19 @@ struct Report {
   std::string title, date, command;
   std::vector<std::pair<std::string, std::string>> settings;
   Figures figures;
-  std::string server_before, server_after;  // JSON objects or empty
-  Verification verification;                // compared is 0 when it was not asked for
-  std::string sweep;                        // "rate" or "concurrency"
+  std::vector<ServerSample> server;  // what the server said of itself, from before to after
+  Verification verification;         // compared is 0 when it was not asked for
+  std::string sweep;                 // "rate" or "concurrency"
   std::vector<Point> points;
   double best = 0;  // the highest load within the SLO; 0: none was
 };
 
 std::string table_of(const Figures& f);
+std::string server_table(const Report& r);  // what changed on the server's side; empty when it said nothing
 std::string json_of(const Report& r);
 std::string csv_of(const Run& run);
+// A line of JSON a request, with what was asked and answered; of a run that kept its texts.
+std::string answers_of(const Workload& workload, const Run& run);
 std::string html_of(const Report& r);
 std::string html_escaped(const std::string& text);
 

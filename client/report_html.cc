@@ -28,6 +28,12 @@ std::string number(double v, int digits = 1) {
   return buffer;
 }
 
+std::string short_number(double v) {
+  char buffer[48];
+  std::snprintf(buffer, sizeof buffer, "%.6g", v);
+  return buffer;
+}
+
 std::string card(const std::string& value, const std::string& what, bool bad = false) {
   return std::string("<div class='card") + (bad ? " bad" : "") + "'><b>" + html_escaped(value) + "</b><span>" +
          html_escaped(what) + "</span></div>";
@@ -87,6 +93,37 @@ std::string sweep_plots(const Report& r) {
          svg_of({"Latency against throughput", "output tokens a second", "end to end p50, ms", {trade}, true});
 }
 
+// A table of what changed on the server's side, and a plot of each figure that goes up and down.
+std::string server_part(const Report& r) {
+  constexpr size_t kMostPlots = 6;
+  if (r.server.size() < 2) return {};
+  const ServerFigures &before = r.server.front().figures, &after = r.server.back().figures;
+  std::string rows, plots;
+  size_t drawn = 0;
+  for (const auto& [name, value] : after) {
+    Line line{name, {}};
+    bool rises = false, falls = false;
+    for (const ServerSample& s : r.server) {
+      const auto at = s.figures.find(name);
+      if (at == s.figures.end()) continue;
+      if (!line.points.empty()) {
+        rises |= at->second > line.points.back().second;
+        falls |= at->second < line.points.back().second;
+      }
+      line.points.emplace_back(s.at, at->second);
+    }
+    if (!rises && !falls) continue;
+    const auto first = before.find(name);
+    const double was = first == before.end() ? 0 : first->second;
+    rows += "<tr><td>" + html_escaped(name) + "</td><td>" + short_number(was) + "</td><td>" + short_number(value) +
+            "</td><td>" + short_number(value - was) + "</td></tr>";
+    if (rises && falls && drawn++ < kMostPlots) plots += svg_of({name, "seconds", "", {std::move(line)}, false});
+  }
+  if (rows.empty()) return {};
+  return "<h2>The server's own figures</h2><div class='plots'>" + plots +
+         "</div><table><tr><th></th><th>before</th><th>after</th><th>change</th></tr>" + rows + "</table>";
+}
+
 }  // namespace
 
 std::string html_escaped(const std::string& text) {
@@ -108,6 +145,7 @@ std::string html_of(const Report& r) {
   const Figures& f = r.figures;
   std::string h =
       "<!doctype html><html lang='en'><meta charset='utf-8'>"
+      "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none';style-src 'unsafe-inline'\">"
       "<meta name='viewport' content='width=device-width'><title>" +
       html_escaped(r.title) + "</title><style>" + kStyle + "</style><h1>" + html_escaped(r.title) +
       "</h1><p class='sub'>" + html_escaped(r.date) + "<br><code>" + html_escaped(r.command) + "</code></p>";
@@ -132,6 +170,7 @@ std::string html_of(const Report& r) {
   if (!r.points.empty()) h += "<h2>Sweep</h2><div class='plots'>" + sweep_plots(r) + "</div>";
   h += "<h2>Latency</h2><div class='plots'>" + latency_plots(f) + "</div>";
   h += "<h2>Over time</h2><div class='plots'>" + timeline_plots(f) + "</div>";
+  h += server_part(r);
   if (!f.errors.empty()) {
     h += "<h2>Errors</h2><table>";
     for (const auto& [cause, count] : f.errors) {

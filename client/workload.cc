@@ -6,7 +6,9 @@
 #include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <numeric>
+
+#include "core/cat.h"
 
 namespace kvasir::client {
 namespace {
@@ -59,15 +61,13 @@ Result<Workload> from_csv(std::istream& in, const std::string& file, int count, 
   std::string line;
   std::getline(in, line);  // TIMESTAMP,ContextTokens,GeneratedTokens
   Workload w;
-  double first = NAN;
   for (int n = 2; static_cast<int>(w.prompts.size()) < count && std::getline(in, line); ++n) {
     const size_t a = line.find(','), b = line.find(',', a + 1);
     const double at = a == std::string::npos ? NAN : azure_seconds(line.substr(0, a));
     if (std::isnan(at) || b == std::string::npos) {
       return invalid_argument(file + " line " + std::to_string(n) + " is not TIMESTAMP,ContextTokens,GeneratedTokens");
     }
-    if (std::isnan(first)) first = at;
-    const Trace t{at - first, std::atoi(line.c_str() + a + 1), std::atoi(line.c_str() + b + 1), {}};
+    const Trace t{at, std::atoi(line.c_str() + a + 1), std::atoi(line.c_str() + b + 1), {}};
     w.prompts.push_back({prompt_of(t, random), std::max(1, t.output)});
     w.arrivals.push_back(t.at);
   }
@@ -129,12 +129,20 @@ Result<Workload> from_file(const WorkloadOptions& o, int count, const Length& ou
     return invalid_argument(o.file + ": " + e.what());
   }
   if (w.prompts.empty()) return invalid_argument(o.file + " has nothing to ask");
-  if (!w.arrivals.empty()) {
-    const double first = w.arrivals.front();
-    for (double& at : w.arrivals) at -= first;
-    std::sort(w.arrivals.begin(), w.arrivals.end());
-  }
   return w;
+}
+
+// The earliest at 0, each prompt staying with its time.
+Workload in_order(Workload w) {
+  std::vector<size_t> order(w.arrivals.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return w.arrivals[a] < w.arrivals[b]; });
+  Workload sorted;
+  for (const size_t i : order) {
+    sorted.prompts.push_back(std::move(w.prompts[i]));
+    sorted.arrivals.push_back(w.arrivals[i] - w.arrivals[order[0]]);
+  }
+  return sorted;
 }
 
 }  // namespace
@@ -178,7 +186,13 @@ Result<Workload> make_workload(const WorkloadOptions& o, int count) {
   std::mt19937_64 random(o.seed);
   KVASIR_ASSIGN(const Length input, Length::parse(o.input_length, "input_len"));
   KVASIR_ASSIGN(const Length output, Length::parse(o.output_length, "output_len"));
-  if (!o.file.empty()) return from_file(o, count, output, random);
+  if (!o.file.empty()) {
+    KVASIR_ASSIGN(Workload w, from_file(o, count, output, random));
+    if (w.arrivals.empty()) return w;
+    if (w.arrivals.size() != w.prompts.size())
+      return invalid_argument(o.file + " has times for some of its entries only: a trace has one for each");
+    return in_order(std::move(w));
+  }
   std::vector<std::string> prefixes;
   for (int i = 0; o.shared_prefix > 0 && i < std::max(1, o.prefix_groups); ++i) {
     prefixes.push_back(words(o.shared_prefix, random) + " ");
@@ -193,7 +207,8 @@ Result<Workload> make_workload(const WorkloadOptions& o, int count) {
 }
 
 Result<std::vector<double>> arrivals(const ArrivalOptions& o, int count) {
-  if (!(o.rate > 0)) return invalid_argument("rate must be above 0");
+  if (o.pattern == "at-once") return std::vector<double>(static_cast<size_t>(count), 0.0);
+  if (!(o.rate > 0)) return invalid_argument(cat("rate is ", o.rate, "; it must be above 0"));
   std::mt19937_64 random(o.seed);
   std::vector<double> out;
   double at = 0;
@@ -209,7 +224,7 @@ Result<std::vector<double>> arrivals(const ArrivalOptions& o, int count) {
       // The rate grows evenly from 0: request i of n arrives when the area under it is i.
       at = 2 * std::sqrt(static_cast<double>(count) * (i + 1)) / o.rate;
     } else {
-      return invalid_argument("arrival is " + o.pattern + "; it must be poisson, constant, bursty or ramp");
+      return invalid_argument("arrival is " + o.pattern + "; it must be poisson, constant, bursty, ramp or at-once");
     }
   }
   return out;

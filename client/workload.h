@@ -44,7 +44,7 @@ Result<Workload> make_workload(const WorkloadOptions& options, int count);
 std::string words(int count, std::mt19937_64& random);
 
 struct ArrivalOptions {
-  std::string pattern = "poisson";  // poisson, constant, bursty, ramp
+  std::string pattern = "poisson";  // poisson, constant, bursty, ramp, at-once
   double rate = 1;                  // a second; for ramp, at the end
   double burstiness = 0.25;         // shape of the gamma gaps: below 1 comes in bursts
   uint64_t seed = 1;

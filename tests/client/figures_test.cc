@@ -101,7 +101,9 @@ Report hostile_report() {
   r.points = {{1, r.figures, true}, {2, r.figures, false}};
   r.verification.compared = 1;
   r.verification.examples = {"<i>"};
-  r.server_after = R"({"requests": 3})";
+  r.server = {{0, {{"requests", 0}, {"running<b>", 0}}},
+              {1, {{"requests", 2}, {"running<b>", 2}}},
+              {2, {{"requests", 3}, {"running<b>", 0}}}};
   return r;
 }
 
@@ -110,10 +112,10 @@ TEST(Reports, HtmlEscapesWhateverCameFromOutsideAndNeedsNoNetwork) {
   EXPECT_THAT(html, Not(HasSubstr("<script")));
   EXPECT_THAT(html, Not(HasSubstr("<img")));
   EXPECT_THAT(html, Not(HasSubstr("<i>")));
-  EXPECT_THAT(html, Not(HasSubstr("http")));
+  EXPECT_THAT(html, Not(HasSubstr("://")));
   size_t plots = 0;
   for (size_t at = html.find("<svg"); at != std::string::npos; at = html.find("<svg", at + 1)) ++plots;
-  EXPECT_EQ(plots, 10u);
+  EXPECT_EQ(plots, 11u);  // of the server's own figures, the one that goes up and down
 }
 
 TEST(Reports, JsonReadsBackAndCompares) {
@@ -121,14 +123,39 @@ TEST(Reports, JsonReadsBackAndCompares) {
   const auto j = nlohmann::json::parse(json);
   EXPECT_EQ(j["figures"]["succeeded"], 2);
   EXPECT_NEAR(j["figures"]["ttft_ms"]["max"].get<double>(), 500, 1e-6);
-  EXPECT_EQ(j["server"]["after"]["requests"], 3);
-  EXPECT_TRUE(j["server"]["before"].is_null());
+  EXPECT_EQ(j["server"].back()["requests"], 3);
+  EXPECT_EQ(j["server"][0]["seconds"], 0);
   EXPECT_EQ(j["sweep"]["points"].size(), 2u);
   const Result<std::string> table = compare(json, json);
   ASSERT_TRUE(table.ok());
   EXPECT_THAT(*table, HasSubstr("1.000"));
   EXPECT_FALSE(compare("{}", json).ok());
   EXPECT_FALSE(compare(json, "nonsense").ok());
+}
+
+TEST(Reports, TheTerminalShowsWhatChangedOnTheServersSide) {
+  Report r = hostile_report();
+  for (ServerSample& s : r.server) s.figures["pages_total"] = 100;
+  const std::string t = server_table(r);
+  EXPECT_THAT(t, HasSubstr("requests"));
+  EXPECT_THAT(t, HasSubstr("at most 2"));
+  EXPECT_THAT(t, Not(HasSubstr("pages_total")));  // never changed
+  EXPECT_EQ(server_table({}), "");
+}
+
+TEST(Reports, AnswersAreOneLineARequest) {
+  client::Run run = two_good_one_bad();
+  run.records[0].text = "say \"x\"\n";
+  run.records[1].asked = "and then";
+  Workload w;
+  w.prompts = {{"first", 4}};
+  const std::string lines = answers_of(w, run);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 3);
+  const auto j = nlohmann::json::parse(lines.substr(0, lines.find('\n')));
+  EXPECT_EQ(j["prompt"], "first");
+  EXPECT_EQ(j["answer"], "say \"x\"\n");
+  EXPECT_THAT(lines, HasSubstr("\"prompt\":\"and then\""));
+  EXPECT_THAT(lines, HasSubstr("RESOURCE_EXHAUSTED"));
 }
 
 TEST(Reports, CsvHasARowForEachRequest) {

@@ -10,11 +10,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <future>
 #include <mutex>
 #include <thread>
 
 #include "client/bench.h"
 #include "client/report.h"
+#include "client/verify.h"
 #include "kvasir.grpc.pb.h"
 
 namespace kvasir::client {
@@ -188,6 +190,54 @@ TEST(OverGrpc, LaterTurnsSayAllThatWasSaidBefore) {
   EXPECT_EQ(v.equal, 6);
 }
 
+TEST(OverGrpc, AnOpenLoopHoldsConversationsToo) {
+  SlowServer server(Ms(0), Ms(0));
+  auto target = *make_target({"kvasir", server.address()});
+  LoadOptions o;
+  o.requests = 6;
+  o.turns = 2;
+  o.due = {0, 0.02, 0.04};
+  const client::Run run = run_load(*target, same_prompt(3, "hello"), o, never, {});
+  ASSERT_EQ(run.records.size(), 6u);
+  int later = 0;
+  for (const Record& r : run.records) {
+    if (r.turn == 0) continue;
+    ++later;
+    const Record* first = nullptr;
+    for (const Record& f : run.records) {
+      if (f.turn == 0 && f.prompt == r.prompt) first = &f;
+    }
+    ASSERT_NE(first, nullptr);
+    EXPECT_EQ(r.due, first->end);  // what the client adds between turns counts as latency
+    EXPECT_TRUE(r.asked.starts_with("hello" + first->text + " "));
+  }
+  EXPECT_EQ(later, 3);
+}
+
+TEST(OverGrpc, ASweepMayBeOfConversationsAndIsVerified) {
+  SlowServer server(Ms(0), Ms(0));
+  for (const char* of : {"rate", "concurrency"}) {
+    BenchOptions b;
+    b.target.address = server.address();
+    b.sweep = of;
+    b.sweep_low = b.sweep_high = 4;
+    b.duration = 0.3;
+    b.turns = 2;
+    b.turn_words = 3;
+    b.verify = 5;
+    b.workload.output_length = "2";
+    b.slo = *parse_slo("e2e=20s");
+    auto target = *make_target(b.target);
+    auto done = run_bench(*target, b, never, {});
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_EQ(done->report.best, 4) << of;
+    EXPECT_EQ(done->report.verification.equal, 5) << of;
+    EXPECT_TRUE(std::any_of(done->run.records.begin(), done->run.records.end(), [](const Record& r) {
+      return r.turn == 1 && r.status.ok();
+    })) << of;
+  }
+}
+
 TEST(OverGrpc, ASweepEndsAtTheSlo) {
   SlowServer server(Ms(20), Ms(0));
   BenchOptions b;
@@ -206,6 +256,57 @@ TEST(OverGrpc, ASweepEndsAtTheSlo) {
   b.slo = *parse_slo("ttft=1ms");
   done = run_bench(*target, b, never, {});
   EXPECT_EQ(done->report.best, 0);
+}
+
+// Answers given in advance, each with its tokens' log-probabilities.
+class Oracle final : public Target {
+ public:
+  struct Token {
+    std::string text;
+    double top_gap, logprob;
+  };
+  explicit Oracle(std::vector<std::vector<Token>> answers) : answers_(std::move(answers)) {}
+  void start(const Ask& ask, std::shared_ptr<Sink> sink) override {
+    asked_top_two.push_back(ask.top_two);
+    for (const Token& t : answers_[next_++ % answers_.size()]) sink->on_tokens({1, t.text, t.top_gap, t.logprob});
+    sink->on_done({}, {});
+  }
+  std::vector<bool> asked_top_two;
+
+ private:
+  std::vector<std::vector<Token>> answers_;
+  size_t next_ = 0;
+};
+
+// The first answer is the one under load, the second the one alone.
+Verification verified(std::vector<Oracle::Token> under_load, std::vector<Oracle::Token> alone) {
+  Oracle oracle({std::move(under_load), std::move(alone)});
+  LoadOptions o;
+  o.requests = 1;
+  o.concurrency = 1;
+  o.keep_text = true;
+  const client::Run run = run_load(oracle, same_prompt(2), o, never, {});
+  Verification v = verify(oracle, same_prompt(2), o, run, 1, never);
+  EXPECT_EQ(oracle.asked_top_two, (std::vector<bool>{false, true}));
+  return v;
+}
+
+TEST(NearTies, AreCountedApartWhereTheTopTwoAreKnown) {
+  EXPECT_EQ(verified({{"a", -1, NAN}, {"b", -1, NAN}}, {{"a", 0.5, NAN}, {"c", 0.0005, NAN}}).near_ties, 1);
+  EXPECT_EQ(verified({{"a", -1, NAN}, {"b", -1, NAN}}, {{"a", 0.0005, NAN}, {"c", 0.5, NAN}}).different, 1);
+  EXPECT_EQ(verified({{"a", -1, NAN}, {"b", -1, NAN}}, {{"a", -1, NAN}, {"c", -1, NAN}}).different, 1);  // not known
+}
+
+TEST(NearTies, AreCountedApartWhereOnlyTheChosenTokensOddsAreKnown) {
+  EXPECT_EQ(verified({{"a", -1, -1.0}, {"b", -1, -0.7000}}, {{"a", -1, -1.0}, {"c", -1, -0.7004}}).near_ties, 1);
+  EXPECT_EQ(verified({{"a", -1, -1.0}, {"b", -1, -0.9000}}, {{"a", -1, -1.0}, {"c", -1, -0.7004}}).different, 1);
+}
+
+TEST(NearTies, TheGapOfSeveralTokensIsTheLeastKnown) {
+  EXPECT_EQ(top_gap_of({-1.0}), -1);
+  EXPECT_NEAR(top_gap_of({-3.0, -1.0, -1.5}), 0.5, 1e-12);
+  EXPECT_EQ(lesser_gap(-1, 0.25), 0.25);
+  EXPECT_EQ(lesser_gap(0.25, 0.5), 0.25);
 }
 
 // One connection at a time, each answered with a stream of events.
@@ -282,6 +383,37 @@ TEST(OverHttp, StreamsUsageAndErrors) {
   EXPECT_EQ(run.records[1].status.to_string(), "RESOURCE_EXHAUSTED: HTTP 429: too many");
   EXPECT_EQ(run.records[2].status.code(), Code::unavailable);
   EXPECT_THAT(server.requests[0], HasSubstr("\"stream_options\":{\"include_usage\":true}"));
+}
+
+TEST(OverHttp, TheTopTwoAreReadInBothForms) {
+  struct Gaps final : Sink {
+    void on_tokens(const Piece& piece) override { gaps.push_back(piece.top_gap); }
+    void on_done(const Status& status, const Usage&) override { done.set_value(status); }
+    std::vector<double> gaps;
+    std::promise<Status> done;
+  };
+  const std::string head = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+  const std::string completions =
+      R"(data: {"choices":[{"text":"a","logprobs":{"top_logprobs":[{"a":-0.5,"b":-0.75}]}}]})";
+  const std::string objects =
+      R"(data: {"choices":[{"text":"b","logprobs":{"content":[{"top_logprobs":[{"logprob":-1.5},{"logprob":-1}]}]}}]})";
+  HttpServer server({head + completions + "\n\n" + objects + "\n\ndata: [DONE]\n\n"});
+  auto target = *make_target({"openai", server.address()});
+  auto sink = std::make_shared<Gaps>();
+  auto done = sink->done.get_future();
+  Ask ask;
+  ask.top_two = true;
+  target->start(ask, sink);
+  EXPECT_TRUE(done.get().ok());
+  EXPECT_EQ(sink->gaps, (std::vector<double>{0.25, 0.5}));
+  EXPECT_THAT(server.requests[0], HasSubstr("\"logprobs\":2"));
+}
+
+TEST(OverHttp, AMetricsPageIsReadBeside) {
+  const ServerFigures f = figures_of_metrics(
+      "# HELP x y\nrunning 3\nrequests_total{code=\"200\"} 5\nrequests_total{code=\"500\",path=\"/a b\"} 2\n"
+      "took_bucket{le=\"0.5\"} 9\ntook_sum 1.5\nbroken{\nnothing\n");
+  EXPECT_EQ(f, (ServerFigures{{"requests_total", 7}, {"running", 3}, {"took_sum", 1.5}}));
 }
 
 TEST(OverHttp, NobodyThere) {

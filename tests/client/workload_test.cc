@@ -85,6 +85,16 @@ TEST(Workload, Files) {
   EXPECT_EQ(w.prompts[0].text.substr(0, 2000), w.prompts[1].text.substr(0, 2000));  // block 1 is shared
   EXPECT_EQ(count_words(w.prompts[1].text), 520);
 
+  o.file = file_with("late.jsonl",  // times out of order, and not from 0: each prompt stays with its time
+                     "{\"timestamp\":9000,\"input_length\":9,\"output_length\":5}\n"
+                     "{\"timestamp\":4000,\"input_length\":4,\"output_length\":5}\n");
+  w = *make_workload(o, 10);
+  EXPECT_EQ(count_words(w.prompts[0].text), 4);
+  EXPECT_EQ(w.arrivals, (std::vector<double>{0, 5}));
+
+  o.file = file_with("some.jsonl", "{\"timestamp\":1,\"input_length\":9,\"output_length\":5}\n{\"prompt\":\"a\"}\n");
+  EXPECT_THAT(make_workload(o, 10).status().message(), HasSubstr("some of its entries"));
+
   o.file = file_with("bad.jsonl", "{\"prompt\":\"a\"}\n{\"nothing\":1}\n");
   EXPECT_THAT(make_workload(o, 10).status().message(), HasSubstr("line 2"));
   o.file = "/no/such/file";
@@ -108,6 +118,8 @@ TEST(Arrivals, RatesAndShapes) {
   const std::vector<double> ramp = *arrivals(o, 1000);
   EXPECT_NEAR(ramp.back(), 2.0 * 1000 / 50, 0.1);
   EXPECT_NEAR(ramp[250], ramp.back() / 2, 0.1);  // a quarter of the requests in half of the time
+  o.pattern = "at-once";
+  EXPECT_EQ(*arrivals(o, 3), (std::vector<double>{0, 0, 0}));
   o.pattern = "sometimes";
   EXPECT_THAT(arrivals(o, 3).status().message(), HasSubstr("poisson"));
 }
