@@ -13,7 +13,7 @@ done
 expect 'rpc Generate' "$(call "$KVASIR_GRPC" describe kvasir.v1.Inference)"
 expect '"SERVING"' "$(call "$KVASIR_GRPC" grpc.health.v1.Health/Check)"
 answer=$(call -d '{"prompt":"The capital of France is","max_tokens":4,"sampling":{"temperature":0}}' "$KVASIR_GRPC" kvasir.v1.Inference/Generate)
-expect '" Paris"' "$answer"
+expect '" Paris' "$answer"  # a slow reader gets several tokens in one event
 expect '"reason": "LENGTH"' "$answer"
 wrong=$(call -d '{"prompt":"x","sampling":{"temperature":-1}}' "$KVASIR_GRPC" kvasir.v1.Inference/Generate 2>&1 || true)
 expect 'InvalidArgument' "$wrong"
