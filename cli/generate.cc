@@ -50,7 +50,8 @@ struct GenerateConfig {
     o.example("kvasir generate --model m.gguf --chat 'Why is the sky blue?'", "as a conversation would put it");
     o.example("kvasir generate --model m.gguf --file prompts.jsonl --json > answers.jsonl", "many, batched");
     o.check([this]() -> Status {
-      if (model.model.model.empty()) return invalid_argument("model is not set: --model FILE.gguf or a folder");
+      if (model.model.model.empty())
+        return invalid_argument("model is not set: --model FILE.gguf, a folder, or hf:ORG/REPO");
       return {};
     });
   }
@@ -156,13 +157,14 @@ Result<Answer> finish(engine::Stream& stream, bool live) {
   return out;
 }
 
-int generate_with(const GenerateConfig& c) {
+int generate_with(GenerateConfig& c) {
   auto items = read_prompts(c);
   auto fail = [](const Status& s) {
     std::fprintf(stderr, "kvasir generate: %s\n", s.message().c_str());
     return kFailed;
   };
   if (!items.ok()) return fail(items.status());
+  if (Status here = c.model.fetch(); !here.ok()) return fail(here);
   engine::EngineOptions options = c.model.engine_options();
   options.event_buffer = 1 << 20;  // the reader is this loop: nobody is slow, answers are read in order
   auto engine = engine::Engine::start(c.model.runner_options(), options);

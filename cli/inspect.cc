@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "cli/hub/hub.h"
 #include "core/config.h"
 #include "model/load.h"
 
@@ -24,23 +25,29 @@ int inspect(int argc, char** argv) {
   std::string model;
   int batch = 16, context = 0;
   bool tensors = false, as_json = false;
+  hub::HubOptions hub;
   Options o("kvasir inspect", "Shows what a model file is: architecture, tensors, types, context, memory needed.");
-  o.positional("model", &model, "A GGUF file, a directory with config.json and safetensors, or dummy:...");
+  o.positional("model", &model,
+               "A GGUF file, a directory with config.json and safetensors, hf:ORG/REPO[:FILE], or dummy:...");
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
   o.add("tensors", &tensors, "List every tensor").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();
+  hub.define(o);
   o.example("kvasir inspect model.gguf --batch 32 --context 4096", "the memory 32 sequences of 4,096 tokens take");
   if (auto code = o.parse(argc, argv)) return *code;
   if (model.empty()) {
     std::fprintf(stderr, "kvasir inspect: name a model\n");
     return kUsage;
   }
-  auto files = model::open_model(model);
-  if (!files.ok()) {
-    std::fprintf(stderr, "kvasir inspect: %s\n", files.status().to_string().c_str());
+  auto fail = [](const Status& s) {
+    std::fprintf(stderr, "kvasir inspect: %s\n", s.to_string().c_str());
     return kFailed;
-  }
+  };
+  auto path = hub::local_model(model, hub);
+  if (!path.ok()) return fail(path.status());
+  auto files = model::open_model(*path);
+  if (!files.ok()) return fail(files.status());
   const model::ModelConfig& c = files->config;
   if (context == 0) context = c.context;
   int64_t kv = int64_t(4) * c.layers * c.kv_heads * c.head_dim;  // float16 keys and values of one token

@@ -22,7 +22,9 @@ Result<std::pair<std::string, double>> parse_weight(const std::string& text) {
 
 void ModelFlags::define(Options& o) {
   o.section("Model");
-  o.add("model", &model.model, "The model: a .gguf file, a folder, or dummy:... for load tests").value_name("MODEL");
+  o.add("model", &model.model, "The model: a .gguf file, a folder, hf:ORG/REPO[:FILE], or dummy:... for load tests")
+      .value_name("MODEL");
+  hub.define(o);
   o.add("device", &model.device, "What it runs on").one_of({"auto", "cpu", "cuda"});
   o.add("threads", &model.threads, "Threads of a step; 0 is what the machine and its control group allow")
       .range(0, 1024);
@@ -83,6 +85,11 @@ void ModelFlags::define_queue(Options& o) {
   o.add("watchdog_seconds", &engine.watchdog, "Work pending and no step finished for so long is reported as stuck")
       .at_least(0.1);
   o.add("step_trace", &engine.step_trace, "Write a Chrome trace of the steps").value_name("FILE");
+}
+
+Status ModelFlags::fetch() {
+  KVASIR_ASSIGN(model.model, hub::local_model(model.model, hub));
+  return {};
 }
 
 engine::EngineOptions ModelFlags::engine_options() const {

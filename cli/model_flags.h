@@ -1,6 +1,7 @@
 // The options of every command that runs a model: which one, on what, and how its steps are scheduled.
 #pragma once
 
+#include "cli/hub/hub.h"
 #include "core/config.h"
 #include "core/log.h"
 #include "engine/engine.h"
@@ -12,10 +13,13 @@ struct ModelFlags {
   model::RunnerOptions model;
   engine::EngineOptions engine;
   ByteSize kv_memory;
+  hub::HubOptions hub;
 
   void define(Options& options);
   void define_queue(Options& options);  // serve's: what only a server with many clients needs
 
+  // A model named hf:... becomes the file or folder it is here, downloaded when it must be.
+  Status fetch();
   model::RunnerOptions runner_options() const { return model; }
   engine::EngineOptions engine_options() const;
 

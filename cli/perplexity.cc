@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "cli/hub/hub.h"
 #include "core/config.h"
 #include "model/runner.h"
 
@@ -95,20 +96,24 @@ int perplexity(int argc, char** argv) {
   std::string file;
   int window = 512;
   bool as_json = false;
+  hub::HubOptions hub;
   Options o("kvasir perplexity", "Measures how well a model predicts a text: lower is better.");
-  o.add("model", &options.model, "A GGUF file, a directory, or dummy:...");
+  o.add("model", &options.model, "A GGUF file, a directory, hf:ORG/REPO[:FILE], or dummy:...");
   o.add("file", &file, "The text");
   o.add("window", &window, "Tokens of context; the second half of each is scored").range(4, 1 << 20);
   o.add("threads", &options.threads, "Worker threads; 0 is what the machine allows").range(0, 1024);
   o.add("precise", &options.precise, "float32 activations").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();
+  hub.define(o);
   o.example("kvasir perplexity --model model.gguf --file text.txt", "the figure llama.cpp's tool prints");
   if (auto code = o.parse(argc, argv)) return *code;
   if (options.model.empty() || file.empty()) {
     std::fprintf(stderr, "kvasir perplexity: --model and --file are needed\n");
     return kUsage;
   }
-  Status status = run(options, file, window, as_json);
+  auto path = hub::local_model(options.model, hub);
+  if (path.ok()) options.model = *path;
+  Status status = !path.ok() ? path.status() : run(options, file, window, as_json);
   if (status.ok()) return kOk;
   std::fprintf(stderr, "kvasir perplexity: %s\n", status.to_string().c_str());
   return kFailed;

@@ -33,7 +33,8 @@ struct ServeConfig {
     log.define(o);
     o.check([this]() -> Status {
       if (model.model.model.empty())
-        return invalid_argument("model is not set: --model FILE.gguf, a folder, or dummy: for a load test");
+        return invalid_argument(
+            "model is not set: --model FILE.gguf, a folder, hf:ORG/REPO, or dummy: for a load test");
       return {};
     });
     o.example("kvasir serve --model SmolLM2-135M-Instruct.Q4_1.gguf", "gRPC on 50051, HTTP and a page on 8000");
@@ -147,7 +148,11 @@ int serve(int argc, char** argv) {
   config.define(options);
   if (auto code = options.parse(argc, argv)) return *code;
   log_start(config.log);
-  int code = serve_with(config);
+  int code = kFailed;
+  if (Status here = config.model.fetch(); here.ok())  // signals still end a download at once; it is resumed later
+    code = serve_with(config);
+  else
+    std::fprintf(stderr, "kvasir serve: %s\n", here.message().c_str());
   log_stop();
   return code;
 }

@@ -1,4 +1,4 @@
-// From what an operator names as --model (a file, a directory, dummy:..., hf:...) to a network's
+// From what an operator names as --model (a file, a directory, dummy:...; commands make a file of hf:...) to a network's
 // configuration, weights and text assets. Only the operator names a model, never a request.
 #pragma once
 

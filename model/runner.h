@@ -29,7 +29,7 @@ struct ModelInfo {
 };
 
 struct RunnerOptions {
-  std::string model;               // file, directory, dummy:..., hf:...
+  std::string model;               // file, directory, dummy:...
   std::string device = "auto";     // auto, cpu, cuda
   std::string attention = "auto";  // back end name
   std::string kv_dtype = "auto";
