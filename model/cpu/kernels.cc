@@ -8,7 +8,9 @@ std::vector<const Kernels*> runnable_kernels() {
   std::vector<const Kernels*> out;
 #if defined(__x86_64__)
   const CpuFeatures& f = ::kvasir::cpu();
-  if (f.avx512 && f.avx512_vnni && f.f16c) out.push_back(&kKernelsAvx512);
+  bool wide = f.avx512 && f.avx512_vnni && f.f16c;
+  if (wide && f.amx_int8 && enable_amx()) out.push_back(&kKernelsAmx);
+  if (wide) out.push_back(&kKernelsAvx512);
   if (f.avx2 && f.avx_vnni && f.fma && f.f16c) out.push_back(&kKernelsAvxVnni);
   if (f.avx2 && f.fma && f.f16c) out.push_back(&kKernelsAvx2);
 #endif

@@ -46,7 +46,7 @@ struct Kernels {
 
 extern const Kernels kKernelsBase;
 #if defined(__x86_64__)
-extern const Kernels kKernelsAvx2, kKernelsAvxVnni, kKernelsAvx512;
+extern const Kernels kKernelsAvx2, kKernelsAvxVnni, kKernelsAvx512, kKernelsAmx;
 #endif
 
 std::vector<const Kernels*> runnable_kernels();  // best first

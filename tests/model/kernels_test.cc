@@ -113,6 +113,29 @@ TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
+// More inputs and rows than a kernel takes at a time, and row counts that no tile divides.
+TEST(Kernels, LongRowsInManyNumbersAreTheSameBits) {
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  ThreadPool pool(1);
+  for (WeightType type : kTypes) {
+    if (!type_info(type)->quantized) continue;
+    Arena arena;
+    int64_t cols = 2560;
+    auto bytes = random_tensor(type, 20 * cols, random);
+    HostTensor t{"w", type, 20, cols, bytes.data(), int64_t(bytes.size())};
+    Product p{pack({&t, 1}, arena, pool), {}, 0};
+    for (int64_t tokens : {7, 8, 16, 24, 141}) {
+      p.tokens = tokens;
+      p.x.resize(size_t(tokens * cols));
+      for (float& f : p.x) f = normal(random);
+      std::vector<float> base = p.integer(kKernelsBase);
+      for (const Kernels* k : runnable_kernels())
+        EXPECT_EQ(p.integer(*k), base) << type_info(type)->name << " " << k->name << " " << tokens;
+    }
+  }
+}
+
 TEST(Kernels, RowsDoNotDependOnHowManyThereAre) {
   std::mt19937 random(2);
   std::normal_distribution<float> normal;

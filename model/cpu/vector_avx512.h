@@ -1,0 +1,69 @@
+// Sixteen lanes of AVX-512 with VNNI: a group is one vector. AMX's kernels begin with the same ones.
+#pragma once
+
+#include <immintrin.h>
+
+#include "model/cpu/kernels.h"
+
+namespace kvasir::model::cpu {
+namespace {
+
+struct V {
+  static constexpr int N = 16, kTile = 16;
+  using F = __m512;
+  using I = __m512i;
+  struct W {
+    __m512i c[8];
+  };
+  static F load_f(const float* p) { return _mm512_loadu_ps(p); }
+  static void store_f(float* p, F f) { _mm512_storeu_ps(p, f); }
+  static F load_f16(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static F load_bf16(const uint8_t* p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  static F set_f(float f) { return _mm512_set1_ps(f); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+  static W load4(const uint8_t* p) {
+    W w;
+    const I low = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      I v = _mm512_loadu_si512(p + 64 * c);
+      w.c[c] = _mm512_and_si512(v, low);
+      w.c[c + 4] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+    }
+    return w;
+  }
+  static W load8(const uint8_t* p) {
+    W w;
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) w.c[c] = _mm512_loadu_si512(p + 64 * c);
+    return w;
+  }
+  static I inputs(const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return _mm512_set1_epi32(four);
+  }
+  template <int bits>
+  static I dot(const W& w, const int8_t* x, int first, int count, int32_t minus128) {
+    I sum = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int c = first; c < first + count; ++c) sum = _mm512_dpbusd_epi32(sum, w.c[c], inputs(x + 4 * c));
+    sum = _mm512_slli_epi32(sum, 8);
+    if constexpr (bits == 8) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(minus128));
+#pragma GCC unroll 8
+    for (int c = first; c < first + count; ++c) sum = _mm512_dpbusd_epi32(sum, w.c[c], inputs(x + 32 + 4 * c));
+    return sum;
+  }
+};
+
+}  // namespace
+}  // namespace kvasir::model::cpu
