@@ -88,8 +88,9 @@ TEST_P(Families, SameIdsOnTenThousandStrings) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
-                         ::testing::Values("gpt2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "deepseek-coder",
-                                           "deepseek-v3", "falcon", "bloom", "command-r", "spm", "spm-no-prefix"),
+                         ::testing::Values("gpt2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "deepseek-llm",
+                                           "default", "deepseek-coder", "deepseek-v3", "falcon", "bloom", "command-r",
+                                           "spm", "spm-no-prefix"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
