@@ -13,6 +13,8 @@ constexpr int kTileRows = 16;
 constexpr int kLeastRows = 8;
 // Blocks whose weights are unpacked at a time: they stay in the first-level cache.
 constexpr int kChunk = 48;
+// Blocks whose products are under way while one is scaled.
+constexpr int kAhead = 2;
 // Rows whose sums wait between two chunks.
 constexpr int kSpan = 128;
 
@@ -70,27 +72,28 @@ template <Packing P, int T>
 void tile(const uint8_t* w, const uint8_t* scales, int64_t first, int64_t last, const int8_t* x, const QuantBlock* xb,
           int64_t cols, int rows, float (*acc)[kGroup]) {
   constexpr PackingInfo info = packing_info(P);
-  alignas(64) int32_t sums[2][2][2][kTileRows][kGroup];  // by turns, half, plane
+  constexpr int halves = info.halves;
+  alignas(64) int32_t sums[4][halves + 1][2][kTileRows][kGroup];  // by turns, half, plane
   auto start = [&](int64_t b) {
-    auto& s = sums[b & 1];
+    auto& s = sums[b & 3];
     const uint8_t* wb = w + 512 * (b - first);
-    multiply<info.halves, 0>(wb, x + 64 * b, 2 * cols, s[0][0][0], s[0][1][0]);
-    if constexpr (info.halves) multiply<true, 1>(wb, x + 64 * b, 2 * cols, s[1][0][0], s[1][1][0]);
+    multiply<halves, 0>(wb, x + 64 * b, 2 * cols, s[0][0][0], s[0][1][0]);
+    if constexpr (halves) multiply<true, 1>(wb, x + 64 * b, 2 * cols, s[halves][0][0], s[halves][1][0]);
   };
   V::F registers[T > 0 ? T : 1];
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) registers[t] = V::load_f(acc[t]);
-  start(first);
+  for (int64_t b = first; b < first + kAhead && b < last; ++b) start(b);
   for (int64_t b = first; b < last; ++b) {
-    if (b + 1 < last) start(b + 1);  // runs while this block's sums are scaled
+    if (b + kAhead < last) start(b + kAhead);  // runs while this block's sums are scaled
     Scales<P> s;
     s.load(scales + b * info.scale_bytes, 0);
     auto scaled = [&](int t, V::F a) {
       const QuantBlock& k = xb[t * (cols / 32) + b];
 #pragma GCC unroll 2
-      for (int h = 0; h < (info.halves ? 2 : 1); ++h) {
-        __m512i v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[b & 1][h][0][t]), 8),
-                                     _mm512_load_si512(sums[b & 1][h][1][t]));
+      for (int h = 0; h <= halves; ++h) {
+        __m512i v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[b & 3][h][0][t]), 8),
+                                     _mm512_load_si512(sums[b & 3][h][1][t]));
         if constexpr (P == Packing::n8_zero) v = _mm512_add_epi32(v, _mm512_set1_epi32(k.minus128));
         a = V::fma(V::mul(s.d[h], V::set_f(k.d)), V::to_float(v), a);
         if constexpr (P != Packing::n8_zero) a = V::fma(s.m[h], V::set_f(k.sum[h]), a);

@@ -4,6 +4,7 @@
 //   W: the integers of a block of 32 inputs of N rows; load4 (nibbles), load8 (bytes)
 //   dot<bits>(W, x, first, count, minus128): the sum over chunks [first, first + count) of 4 inputs
 // Nothing here may use a library function that another unit could share: the linker would keep one copy.
+// NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
 namespace {
 
@@ -334,3 +335,4 @@ constexpr Kernels make_kernels(const char* name) {
 
 }  // namespace
 }  // namespace kvasir::model::cpu
+// NOLINTEND(misc-definitions-in-headers)
