@@ -1,5 +1,5 @@
-// From what an operator names as --model (a file, a directory, dummy:...; commands make a file of hf:...) to a network's
-// configuration, weights and text assets. Only the operator names a model, never a request.
+// From what an operator names as --model (a file, a directory, dummy:...) to a network's configuration, weights
+// and text assets. Commands have made a file of hf:... before. Only the operator names a model, never a request.
 #pragma once
 
 #include <memory>
