@@ -139,9 +139,41 @@ struct Source {
   int64_t row;  // first element
 };
 
+// New K/V that the cache keeps just as they came: a warp copies a token, all of it in flight at once.
+constexpr int kCopyWarps = 8, kCopyFlight = 8;
+__global__ void __launch_bounds__(kCopyWarps * 32)
+    copy_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v, const __grid_constant__ Layer l,
+                int phase, uint32_t row_pieces) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tokens = v.counts[kCountTokens];
+  const uint32_t half = s.kv_heads * row_pieces;  // of 16 bytes
+  for (int token = blockIdx.x * kCopyWarps + warp; token < tokens; token += gridDim.x * kCopyWarps) {
+    const Token info = v.tokens[token];
+    if (info.place < 0 || ((info.flags & kDeferred) != 0) != (phase == 1)) continue;
+    const int64_t to = int64_t(info.place) * l.cache.token;
+    for (uint32_t first = lane; first < 2 * half; first += 32 * kCopyFlight) {
+      uint4 x[kCopyFlight];
+#pragma unroll
+      for (int u = 0; u < kCopyFlight; ++u) {
+        const uint32_t i = first + u * 32, at = i < half ? i : i - half;
+        if (i < 2 * half)
+          x[u] = __ldcs(static_cast<const uint4*>(i < half ? l.key : l.value) + int64_t(token) * half + at);
+      }
+#pragma unroll
+      for (int u = 0; u < kCopyFlight; ++u) {
+        const uint32_t i = first + u * 32, at = i < half ? i : i - half;
+        if (i < 2 * half)
+          *reinterpret_cast<uint4*>((i < half ? l.cache.key : l.cache.value) + to + (at / row_pieces) * l.cache.head +
+                                    at % row_pieces * 16) = x[u];
+      }
+    }
+  }
+}
+
 // phase 0: everything, but deferred sequences only become contiguous; 1: store the deferred ones.
 __global__ void __launch_bounds__(256, 5)
     append_kernel(Shape s, StepView v, Layer l, int phase, bool queries, int lanes, bool store) {
+  asm volatile("griddepcontrol.launch_dependents;");  // whoever starts early waits before it reads what this writes
   const int rows = (queries ? s.heads : 0) + 2 * s.kv_heads;
   const int per_block = 256 / lanes;
   const int lane = threadIdx.x % lanes;
@@ -307,6 +339,12 @@ int row_lanes(int head_dim) {
 
 void launch_append(const Shape& s, const StepView& v, const Layer& l, int64_t tokens, bool queries, bool store,
                    int phase, cudaStream_t stream) {
+  if (l.given && !queries && store) {
+    const int64_t blocks = (tokens + kCopyWarps - 1) / kCopyWarps;
+    copy_kernel<<<int(blocks < 132 * 8 ? blocks : 132 * 8), kCopyWarps * 32, 0, stream>>>(
+        s, v, l, phase, uint32_t(s.head_dim * dtype_bits(s.io) / 128));
+    return;
+  }
   const int lanes = row_lanes(s.head_dim);
   const int64_t rows = tokens * ((queries ? s.heads : 0) + 2 * s.kv_heads), per_block = 256 / lanes;
   const int64_t blocks = (rows + per_block - 1) / per_block;

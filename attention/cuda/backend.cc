@@ -118,11 +118,11 @@ class CudaAttention final : public Attention, public GraphKeyed {
                                       given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
                                       multiprocessors_, stream_),
                        "prefill"));
-    for (int list : {1, 0})
+    for (int list = kLists - 1; list >= 0; --list)
       if (n.parts[list])
-        launch_stream(shape_, v, l, {planner_->segments(base, list), planner_->parts(base, list), n.parts[list]},
-                      list + 1, stream_);
-    if (n.merges) launch_merge(shape_, v, l, n.merges, stream_);
+        launch_stream(shape_, v, l, {planner_->segments(base, list), planner_->heads(base, list), n.parts[list]}, list,
+                      stream_);
+    if (n.merges) launch_merge(shape_, v, l, n.merges, a_.batch_invariant, stream_);
     if (n.plain) launch_plain(shape_, v, l, planner_->plain_rows(base), n.plain, stream_);
     if (n.deferred) launch_append(shape_, v, l, n.tokens, false, a_.append, 1, stream_);
     return check(cudaGetLastError(), "attention");
@@ -178,7 +178,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
     KVASIR_TRY(validate_cache(a_, view, 0));
     Machine machine;
     if (shape_.group <= 16)
-      for (int i : {0, 1}) machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i + 1);
+      // Batch-invariant: a row's arithmetic may not depend on how many stand beside it, so no kernel for a few.
+      for (int i = a_.batch_invariant ? 1 : 0; i < kLists; ++i)
+        machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i);
     machine.prefill = prefill_supports(shape_, capability_) && !a_.batch_invariant;
     planner_ = std::make_unique<Planner>(a_, limits_, machine);
     KVASIR_TRY(arrays_.allocate(2 * planner_->bytes()));

@@ -50,12 +50,12 @@ __device__ inline int32_t slot_of(const Shape& s, int32_t t) {
   return s.sinks + (t - s.sinks) % (s.cyclic - s.sinks);
 }
 
-__device__ inline int64_t physical(const Shape& s, const StepView& v, const Sequence& q, int32_t slot) {
+__device__ inline int64_t physical(const Shape& s, const StepView& v, int64_t table, int32_t slot) {
   switch (static_cast<kvcache::IndexMode>(s.mode)) {
-    case kvcache::IndexMode::offset: return q.table + slot;
+    case kvcache::IndexMode::offset: return table + slot;
     case kvcache::IndexMode::page_table:
-      return int64_t(v.table[q.table + (slot >> s.page_shift)]) + (slot & ((1 << s.page_shift) - 1));
-    default: return v.table[q.table + slot];
+      return int64_t(v.table[table + (slot >> s.page_shift)]) + (slot & ((1 << s.page_shift) - 1));
+    default: return v.table[table + slot];
   }
 }
 
@@ -65,7 +65,7 @@ __device__ inline int64_t read_place(const Shape& s, const StepView& v, int32_t 
     int32_t first = b - b % v.beam_width;
     b = first + v.beam[b * v.beam_stride + t];
   }
-  return physical(s, v, v.sequences[b], slot_of(s, t));
+  return physical(s, v, v.sequences[b].table, slot_of(s, t));
 }
 
 // Keys a query at position t may see: [0, sink_end) and [begin, end).

@@ -17,16 +17,17 @@ void launch_rope(const StepView&, const float* inv_freq, int half, float magnitu
 // Right for every variant, fast for none.
 void launch_plain(const Shape&, const StepView&, const Layer&, const Row* rows, int64_t count, cudaStream_t);
 
-// Streams the cache once for up to 16 or 32 query rows a warp (mma.sync, sm_80 and later).
+// Streams the cache once for up to kTileRows[list] query rows a warp (mma.sync, sm_80 and later).
 struct StreamList {
   const Segment* segments = nullptr;
-  const int32_t* parts = nullptr;  // [count + 1]: segments of part i are [parts[i], parts[i+1])
+  const PartHead* heads = nullptr;  // [count]
   int32_t count = 0;
 };
-// Warps with 16 (row_tiles 1) or 32 (2) query rows that a multiprocessor holds; 0: not for this shape and cache.
-int stream_warps(const Shape&, const CacheLayer&, int row_tiles);
-void launch_stream(const Shape&, const StepView&, const Layer&, const StreamList&, int row_tiles, cudaStream_t);
-void launch_merge(const Shape&, const StepView&, const Layer&, int64_t queries, cudaStream_t);
+// Warps of list's kernel that a multiprocessor holds; 0: not for this shape and cache.
+int stream_warps(const Shape&, const CacheLayer&, int list);
+void launch_stream(const Shape&, const StepView&, const Layer&, const StreamList&, int which, cudaStream_t);
+// `fixed`: the order of summing is a function of the query alone.
+void launch_merge(const Shape&, const StepView&, const Layer&, int64_t queries, bool fixed, cudaStream_t);
 
 // Hopper's prefill: wgmma fed by the tensor memory accelerator. Query, new and gathered K/V are [rows, heads, D].
 bool prefill_supports(const Shape&, int compute_capability);

@@ -20,6 +20,11 @@ __device__ inline void copy8(uint32_t to, const void* from, bool live) {
 __device__ inline void copy4(uint32_t to, const void* from, bool live) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(live ? 4 : 0));
 }
+// A row of a cache on its way into L2 (sm_90).
+template <int kBytes>
+__device__ inline void prefetch_l2(const void* from) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "n"(kBytes));
+}
 __device__ inline void copies_commit() { asm volatile("cp.async.commit_group;\n" ::); }
 template <int kPending>
 __device__ inline void copies_wait() {
@@ -35,6 +40,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
+}
+
+// 8 x 8 pairs of a warp, turned over.
+__device__ inline uint32_t transposed(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
+  return y;
 }
 
 // The two 16-bit element types of the matrix units, and what arithmetic on pairs of them is called.

@@ -21,7 +21,7 @@ int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlock; }
 uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
   for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
-                    int64_t(deferred), int64_t(contiguous), exact_tokens})
+                    int64_t(parts[2]), int64_t(deferred), int64_t(contiguous), exact_tokens})
     k = (k ^ uint64_t(x)) * 1099511628211ull;
   return k;
 }
@@ -31,8 +31,9 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   group_ = a.num_heads / a.num_kv_heads;
   page_shift_ = a.index_mode == kvcache::IndexMode::page_table ? std::countr_zero(uint32_t(a.page_size)) : 0;
   const int64_t B = limits.max_batch, T = limits.max_tokens;
-  int64_t list_parts[2];
-  for (int i : {0, 1}) list_parts[i] = std::max<int64_t>(1, machine.stream_warps[i] / a.num_kv_heads);
+  int64_t list_parts[kLists], all_parts = 0;
+  for (int i = 0; i < kLists; ++i)
+    all_parts += list_parts[i] = std::max<int64_t>(1, machine.stream_warps[i] / a.num_kv_heads);
   const int64_t runs = a.batch_invariant ? (limits.max_kvlen + kInvariantRun - 1) / kInvariantRun + 1 : 1;
   switch (a.index_mode) {
     case kvcache::IndexMode::offset: table_cap_ = 0; break;
@@ -45,7 +46,7 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   gather_cap_ = machine.prefill ? limits.max_kvlen + T : 0;
   // Two unfinished runs a part, a whole tile of queries each; a shared prefix and sinks add one run a query.
   const int64_t tile_queries = std::max(1, 32 / group_);
-  slots_cap_ = 2 * (list_parts[0] + list_parts[1]) * tile_queries + 4 * T + (runs > 1 ? runs * T : 0);
+  slots_cap_ = 2 * all_parts * tile_queries + 4 * T + (runs > 1 ? runs * T : 0);
   merges_cap_ = T;
 
   size_t offset = 0;
@@ -56,8 +57,8 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   };
   counts_ = take(kCounts, 4);
   sequences_ = take(B, sizeof(Sequence));
-  for (int i : {0, 1}) parts_[i] = take(list_parts[i] + 1, 4);
-  for (int i : {0, 1}) segments_[i] = take((items_cap_ + list_parts[i]) * (runs + 1), sizeof(Segment));
+  for (int i = 0; i < kLists; ++i) heads_[i] = take(list_parts[i], sizeof(PartHead));
+  for (int i = 0; i < kLists; ++i) segments_[i] = take((items_cap_ + list_parts[i]) * (runs + 1), sizeof(Segment));
   merges_ = take(merges_cap_, sizeof(Merge));
   merge_slots_ = take(slots_cap_ * 2, 4);
   tiles_ = take(T / 128 + B + 1, sizeof(PrefillTile));
@@ -122,15 +123,26 @@ Row Planner::row_of(const Sequence& s, int32_t index, int32_t i) const {
   return r;
 }
 
+// The smallest tile that holds so many rows, else the largest there is.
+int Planner::list_for(int64_t rows) const {
+  int best = -1;
+  for (int i = 0; i < kLists; ++i) {
+    if (machine_.stream_warps[i] == 0 || kTileRows[i] < group_) continue;
+    best = i;
+    if (kTileRows[i] >= rows) break;
+  }
+  return best;
+}
+
 // Queries of one sequence as tiles; keys before `skip` are read by the sequence's shared item.
-void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip, int32_t) {
-  const int64_t rows = int64_t(s.q_len) * group_;
-  const int list = rows <= 16 || machine_.stream_warps[1] == 0 ? 0 : 1;
-  const int32_t per_tile = (list == 0 ? 16 : 32) / group_;
+void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
+  const int list = list_for(int64_t(s.q_len) * group_);
+  const int32_t per_tile = kTileRows[list] / group_;
   for (int32_t first = 0; first < s.q_len; first += per_tile) {
     Item item;
     item.queries = std::min(per_tile, s.q_len - first);
     item.tile.sequence = index;
+    item.tile.table = s.table;
     item.tile.tokens = int32_t(stream_rows_.size());
     item.tile.row_count = item.queries * group_;
     int64_t sink_end, begin, end, unused;
@@ -158,17 +170,18 @@ void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip, int32_t
 // Parts of equal cost, in order; a run is cut where a part is full.
 void Planner::partition(int list, std::byte* buffer) {
   Segment* segments = at<Segment>(buffer, segments_[list]);
-  int32_t* parts = at<int32_t>(buffer, parts_[list]);
+  PartHead* heads = at<PartHead>(buffer, heads_[list]);
   std::vector<Item>& items = items_[list];
   const int64_t want = std::max(1, machine_.stream_warps[list] / a_.num_kv_heads);
   int64_t left = 0;  // in key blocks; an item costs one more for its beginning and end
   for (const Item& i : items) left += blocks_of(i.tile.kv_end - i.tile.kv_begin) + blocks_of(i.sink_end) + 1;
   int32_t count = 0, part = 0;
   int64_t room = (left + want - 1) / want;
-  parts[0] = 0;
+  heads[0].begin = 0;
   auto close = [&] {
     if (part + 1 < want) {
-      parts[++part] = count;
+      heads[part].end = count;
+      heads[++part].begin = count;
       room = (left + want - part - 1) / (want - part);
     }
   };
@@ -213,10 +226,13 @@ void Planner::partition(int list, std::byte* buffer) {
       at_key += take;
     } while (at_key < end);
   }
-  parts[++part] = count;
-  while (part < want) parts[++part] = count;
+  heads[part].end = count;
+  while (++part < want) heads[part].begin = heads[part].end = count;
+  for (int64_t i = 0; i < want; ++i)
+    if (heads[i].begin < heads[i].end) heads[i].first = segments[heads[i].begin];
   launch_.parts[list] = items.empty() ? 0 : int32_t(want);
-  used_.push_back({parts_[list], size_t(want + 1) * 4});
+  if (items.empty()) return;
+  used_.push_back({heads_[list], size_t(want) * sizeof(PartHead)});
   used_.push_back({segments_[list], size_t(count) * sizeof(Segment)});
 }
 
@@ -224,7 +240,7 @@ void Planner::write_merges(std::byte* buffer) {
   Merge* merges = at<Merge>(buffer, merges_);
   int32_t* slots = at<int32_t>(buffer, merge_slots_);
   int32_t count = 0, used = 0;
-  const std::vector<Item>& shared_list = items_[machine_.stream_warps[1] ? 1 : 0];
+  const std::vector<Item>& shared_list = items_[std::max(0, list_for(kTileRows[kLists - 1]))];
   for (auto& list : items_)
     for (const Item& item : list) {
       if (item.shared || item.cuts == 0) continue;
@@ -305,14 +321,14 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   }
 
   // Shared prefixes first: one item reads them for all of a group's queries.
-  const bool streams = machine_.stream_warps[0] > 0 && group_ <= 16 && !a_.streaming_positions;
+  const bool streams = list_for(1) >= 0 && !a_.streaming_positions;
   prefix_item_.assign(size_t(B), -1);
   prefix_offset_.assign(size_t(B), 0);
   const bool cascade = streams && step.shared_group && step.shared_len && a_.window == 0 && beam_width_ == 0 &&
                        !a_.batch_invariant && a_.cyclic_capacity == 0;
   if (cascade) {
-    const int list = machine_.stream_warps[1] ? 1 : 0;
-    const int32_t per_tile = (list ? 32 : 16) / group_;
+    const int list = list_for(kTileRows[kLists - 1]);
+    const int32_t per_tile = kTileRows[list] / group_;
     std::vector<int32_t> open;  // by group: item with room
     for (int64_t b = 0; b < B; ++b) {
       const int32_t g = step.shared_group[b];
@@ -325,6 +341,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
         slot = int32_t(items_[list].size());
         Item item;
         item.tile.sequence = int32_t(b);
+        item.tile.table = s.table;
         item.tile.kv_end = int32_t(shared);
         item.shared = item.partial = true;
         item.tile.tokens = int32_t(stream_rows_.size());
@@ -358,7 +375,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       for (int32_t row = 0; row < s.q_len; row += 128) tiles[tile_count++] = {int32_t(b), row};
     } else if (streams && !ring) {
       const int64_t skip = prefix_item_[size_t(b)] >= 0 ? down(step.shared_len[step.shared_group[b]]) : 0;
-      add_stream(s, int32_t(b), skip, group_);
+      add_stream(s, int32_t(b), skip);
     } else {
       for (int32_t i = 0; i < s.q_len; ++i) plain[plain_count++] = row_of(s, int32_t(b), i);
     }
@@ -370,7 +387,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       tokens[s.q_begin + i] = {int32_t(b), a_.append ? place_of(s, t, table) : -1, s.flags, 0};
     }
   }
-  for (int list : {0, 1})
+  for (int list = 0; list < kLists; ++list)
     if (machine_.stream_warps[list]) partition(list, buffer);
   write_merges(buffer);
   // Longest first, so that the last blocks to finish are short ones.

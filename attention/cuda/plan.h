@@ -13,14 +13,14 @@ namespace kvasir::attention::cuda {
 
 // What the planner must know of the device and of the kernels compiled for this cache.
 struct Machine {
-  int32_t stream_warps[2] = {0, 0};  // resident on the whole device, for tiles of 16 and 32 rows; 0: none
-  bool prefill = false;              // the Hopper kernel takes this shape
+  int32_t stream_warps[kLists] = {0, 0, 0};  // resident on the whole device, by list; 0: no such kernel
+  bool prefill = false;                      // the Hopper kernel takes this shape
 };
 
 // Grids are functions of these, rounded up to buckets, so that equal keys replay one graph.
 struct Launch {
   int64_t tokens = 0, sequences = 0, plain = 0, merges = 0, tiles = 0, gathers = 0;
-  int32_t parts[2] = {0, 0};
+  int32_t parts[kLists] = {0, 0, 0};
   int64_t exact_tokens = 0;  // where prefill tiles read the query as a tensor of so many rows; else 0
   bool deferred = false, contiguous = false;
   uint64_t key() const;  // 0 bits differ <=> the same launches
@@ -40,7 +40,7 @@ class Planner {
   const Launch& launch() const { return launch_; }
   StepView view(std::byte* base) const;
   const Segment* segments(std::byte* base, int list) const { return at<Segment>(base, segments_[list]); }
-  const int32_t* parts(std::byte* base, int list) const { return at<int32_t>(base, parts_[list]); }
+  const PartHead* heads(std::byte* base, int list) const { return at<PartHead>(base, heads_[list]); }
   const Row* plain_rows(std::byte* base) const { return at<Row>(base, plain_); }
   const PrefillTile* tiles(std::byte* base) const { return at<PrefillTile>(base, tiles_); }
 
@@ -70,7 +70,8 @@ class Planner {
   static T* at(std::byte* base, size_t offset) {
     return reinterpret_cast<T*>(base + offset);
   }
-  void add_stream(const Sequence&, int32_t index, int64_t skip, int32_t group);
+  int list_for(int64_t rows) const;
+  void add_stream(const Sequence&, int32_t index, int64_t skip);
   void partition(int list, std::byte* buffer);
   void write_merges(std::byte* buffer);
   int32_t place_of(const Sequence&, int32_t t, const int32_t* table) const;
@@ -82,14 +83,14 @@ class Planner {
   Machine machine_;
   int32_t group_, page_shift_;
   int64_t table_cap_, rows_cap_, items_cap_, slots_cap_, gather_cap_, beam_cap_, merges_cap_;
-  size_t counts_, sequences_, segments_[2], parts_[2], merges_, merge_slots_, tiles_, plain_, rows_, tokens_, beam_,
-      table_, bytes_;
+  size_t counts_, sequences_, segments_[kLists], heads_[kLists], merges_, merge_slots_, tiles_, plain_, rows_, tokens_,
+      beam_, table_, bytes_;
 
   Launch launch_;
   int32_t beam_width_ = 0;
   int64_t beam_stride_ = 0;
   std::vector<Piece> used_;
-  std::vector<Item> items_[2];
+  std::vector<Item> items_[kLists];
   std::vector<Cut> cuts_;
   std::vector<int32_t> prefix_item_, prefix_offset_;  // by sequence, for this step
   std::vector<Row> stream_rows_;

@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
   const int total = v.counts[kCountTiles] * s.heads;
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
@@ -112,10 +113,14 @@ __global__ void __launch_bounds__(384, 1)
         const int head = w % s.heads, kv_head = head / s.group;
         const Sequence seq = v.sequences[tile.sequence];
         const Walk walk = walk_of(s, seq, tile.row);
-        barrier_wait(&sh.q_empty, q_phase);
-        barrier_expect(&sh.q_full, kBytes);
-        for (int h = 0; h < kHalves; ++h)
-          load_tile(sh.q + h * kHalf, &maps.q, h * 64, head, seq.q_begin + tile.row, &sh.q_full);
+        // The first keys may come while the tile before still reads its queries.
+        auto load_queries = [&] {
+          barrier_wait(&sh.q_empty, q_phase);
+          barrier_expect(&sh.q_full, kBytes);
+          for (int h = 0; h < kHalves; ++h)
+            load_tile(sh.q + h * kHalf, &maps.q, h * 64, head, seq.q_begin + tile.row, &sh.q_full);
+        };
+        if (walk.count() == 0) load_queries();
         for (int i = 0; i < walk.count(); ++i) {
           int t;
           const bool fresh = walk.at(i, &t);
@@ -125,6 +130,7 @@ __global__ void __launch_bounds__(384, 1)
           for (int h = 0; h < kHalves; ++h)
             load_tile(sh.k[fill] + h * kHalf, fresh ? &maps.k_new : &maps.k_old, h * 64, kv_head, row,
                       &sh.k_full[fill]);
+          if (i == 0) load_queries();
           barrier_wait(&sh.v_empty[fill], phase);
           barrier_expect(&sh.v_full[fill], kBytes);
           for (int h = 0; h < kHalves; ++h)
@@ -308,19 +314,18 @@ __global__ void __launch_bounds__(384, 1)
         __syncwarp();
         for (int i = lane; i < 16 * kD / 8; i += 32) {
           const int r = warp * 16 + i / (kD / 8), chunk = i % (kD / 8), row = tile.row + group * 64 + r;
-          if (row < seq.q_len)
+          if (row < seq.q_len && chunk * 8 < s.head_dim)
             *reinterpret_cast<uint4*>(static_cast<uint16_t*>(l.out) +
-                                      (int64_t(seq.q_begin + row) * s.heads + head) * kD + chunk * 8) =
+                                      (int64_t(seq.q_begin + row) * s.heads + head) * s.head_dim + chunk * 8) =
                 *reinterpret_cast<const uint4*>(mine + r * kD * 2 + ((chunk ^ (r & 7)) * 16));
         }
         __syncwarp();
       } else {
 #pragma unroll
         for (int e = 0; e < kD / 2; ++e) {
-          const int h = (e / 2) % 2, r = tile.row + in_tile + h * 8;
-          if (r < seq.q_len)
-            store_float(l.out, s.out, (int64_t(seq.q_begin + r) * s.heads + head) * kD + (e / 4) * 8 + tid * 2 + e % 2,
-                        out[e] * factor[h]);
+          const int h = (e / 2) % 2, r = tile.row + in_tile + h * 8, d = (e / 4) * 8 + tid * 2 + e % 2;
+          if (r < seq.q_len && d < s.head_dim)
+            store_float(l.out, s.out, (int64_t(seq.q_begin + r) * s.heads + head) * s.head_dim + d, out[e] * factor[h]);
         }
       }
     }
@@ -342,7 +347,7 @@ Encode encode_function() {
   return found;
 }
 
-// [rows, heads, D] as boxes of 128 rows and 64 columns of one head.
+// [rows, heads, D] as boxes of 128 rows and 64 columns of one head; columns past D read as zeros.
 bool encode(CUtensorMap* map, const void* base, const Shape& s, int heads, int64_t rows) {
   const cuuint64_t sizes[3] = {cuuint64_t(s.head_dim), cuuint64_t(heads), cuuint64_t(rows)};
   const cuuint64_t strides[2] = {cuuint64_t(s.head_dim) * 2, cuuint64_t(s.head_dim) * heads * 2};
@@ -361,15 +366,24 @@ cudaError_t launch(const Maps& maps, const Shape& s, const StepView& v, const La
   constexpr int bytes = int(sizeof(Shared<kD>)) + 1024;
   static const cudaError_t ready = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (ready != cudaSuccess) return ready;
-  kernel<<<blocks, 384, bytes, stream>>>(maps, s, v, l, tiles);
-  return cudaGetLastError();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(384);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, maps, s, v, l, tiles);
 }
 
 template <class T>
 cudaError_t choose(const Maps& maps, const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles,
                    int blocks, cudaStream_t stream) {
   const bool extra = s.softcap > 0.0f || s.slopes || l.mask;
-  if (s.head_dim == 128)
+  if (s.head_dim > 64)
     return extra ? launch<T, 128, true>(maps, s, v, l, tiles, blocks, stream)
                  : launch<T, 128, false>(maps, s, v, l, tiles, blocks, stream);
   return extra ? launch<T, 64, true>(maps, s, v, l, tiles, blocks, stream)
@@ -379,7 +393,7 @@ cudaError_t choose(const Maps& maps, const Shape& s, const StepView& v, const La
 }  // namespace
 
 bool prefill_supports(const Shape& s, int compute_capability) {
-  return compute_capability == 90 && (s.head_dim == 64 || s.head_dim == 128) &&
+  return compute_capability == 90 && s.head_dim >= 64 && s.head_dim <= 128 && s.head_dim % 8 == 0 &&
          (s.work == DType::bf16 || s.work == DType::f16) && !s.streaming && encode_function() != nullptr;
 }
 

@@ -3,8 +3,8 @@
 
 namespace kvasir::attention::cuda {
 
-StreamEntry stream_bf16(int head_dim, int row_tiles) {
-  return stream_entries<Kind<Brain, Narrow::none, false>>(head_dim, row_tiles);
+StreamEntry stream_bf16(int head_dim, int list) {
+  return stream_entries<Kind<Brain, Narrow::none, false>>(head_dim, list);
 }
 
 }  // namespace kvasir::attention::cuda

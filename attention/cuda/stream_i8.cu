@@ -3,8 +3,6 @@
 
 namespace kvasir::attention::cuda {
 
-StreamEntry stream_i8(int head_dim, int row_tiles) {
-  return stream_entries<Kind<Half, Narrow::i8, false>>(head_dim, row_tiles);
-}
+StreamEntry stream_i8(int head_dim, int list) { return stream_entries<Kind<Half, Narrow::i8, false>>(head_dim, list); }
 
 }  // namespace kvasir::attention::cuda

@@ -3,8 +3,8 @@
 
 namespace kvasir::attention::cuda {
 
-StreamEntry stream_i8_group(int head_dim, int row_tiles) {
-  return stream_entries<Kind<Half, Narrow::i8, true>>(head_dim, row_tiles);
+StreamEntry stream_i8_group(int head_dim, int list) {
+  return stream_entries<Kind<Half, Narrow::i8, true>>(head_dim, list);
 }
 
 }  // namespace kvasir::attention::cuda

@@ -14,12 +14,12 @@ struct TileScales {
   const uint8_t* at;
   int row_bytes, group_shift;
   bool half;
-  __device__ float get(int row, int d) const {  // carried
+  __device__ float plain(int row, int d) const {
     const uint8_t* p = at + row * row_bytes;
-    int i = d >> group_shift;
-    const float x = half ? __half2float(reinterpret_cast<const __half*>(p)[i]) : reinterpret_cast<const float*>(p)[i];
-    return fminf(x * 8.0f, 515.0f);
+    const int i = d >> group_shift;
+    return half ? __half2float(reinterpret_cast<const __half*>(p)[i]) : reinterpret_cast<const float*>(p)[i];
   }
+  __device__ float get(int row, int d) const { return fminf(plain(row, d) * 8.0f, 515.0f); }  // carried
 };
 
 // The scales of two keys side by side, as one operand.
@@ -55,17 +55,16 @@ struct Kind {
   __device__ static int key_chunk(int r, int c) {
     if constexpr (kBits == 16) return c ^ (kD == 96 ? (r >> 1) & 3 : r & 7);
     if constexpr (kBits == 8) return kD == 96 ? c : kD == 64 ? c ^ (((r >> 1) & 1) << 1) : c ^ ((r & 3) << 1);
-    return c;
+    return c ^ (kD == 64 ? (r >> 2) & 1 : kD == 128 ? (r >> 1) & 3 : r & 7);
   }
   template <int kD>
   __device__ static int value_chunk(int r, int c) {
     if constexpr (kBits == 8 && kD >= 128) return c ^ (r & 6);
-    if constexpr (kBits == 4) return c;
     return key_chunk<kD>(r, c);
   }
 
   // b[n][k][register] for keys first_row + 8n.. and two contraction steps: elements 32*kk .. 32*kk+31.
-  template <int kD>
+  template <int kD, bool kScaled = kGroup>
   __device__ static void keys(const uint8_t* tile, int first_row, int lane, int kk, const TileScales& scales,
                               uint32_t (&b)[2][2][2]) {
     const int g = lane >> 2, tid = lane & 3;
@@ -88,10 +87,11 @@ struct Kind {
           widen4(w.x, b[n][0][0], b[n][0][1]);
           widen4(w.y, b[n][1][0], b[n][1][1]);
         } else {
-          const uint32_t w = *reinterpret_cast<const uint32_t*>(tile + row * kRowBytes<kD> + d / 2);
+          const uint32_t w =
+              *reinterpret_cast<const uint32_t*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, kk) * 16 + tid * 4);
           for (int i = 0; i < 4; ++i) b[n][i / 2][i % 2] = nibbles(w >> (4 * i));
         }
-        if constexpr (kGroup)
+        if constexpr (kScaled)
           if (scales.group_shift < 5) {  // larger groups scale the sums instead, which is exact
             const float s = scales.get(row, d);
             const uint32_t pair = T::pack(s, s);
@@ -155,6 +155,37 @@ struct Kind {
     if constexpr (kBits == 16) return n * 8 + column;
     if constexpr (kBits == 8 && kD == 256) return (n / 16) * 128 + column * 16 + n % 16;
     return column * (kD / 8) + n;
+  }
+
+  // The same for 32 elements of V by themselves, unscaled: b[i][register] are the keys of element
+  // column_dim(block, i, g). Four lanes read two rows each, eight words side by side, without bank conflicts.
+  template <int kD>
+  __device__ static void columns(const uint8_t* tile, int first_row, int lane, int block, uint32_t (&b)[4][2]) {
+    if constexpr (kBits == 16) {
+      values<kD, 4>(tile, first_row, lane, block * 4, TileScales{}, b);
+    } else {
+      const int g = lane >> 2, tid = lane & 3, byte = kBits == 8 ? block * 32 + g * 4 : block * 16 + (g / 2) * 4;
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const int row = first_row + tid * 2 + pair * 8;
+        uint32_t w[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          w[i] = *reinterpret_cast<const uint32_t*>(tile + (row + i) * kRowBytes<kD> +
+                                                    value_chunk<kD>(row + i, byte / 16) * 16 + byte % 16);
+        if constexpr (kBits == 8) {
+          widen4(__byte_perm(w[0], w[1], 0x5140), b[0][pair], b[1][pair]);
+          widen4(__byte_perm(w[0], w[1], 0x7362), b[2][pair], b[3][pair]);
+        } else {
+          const uint32_t mine = __byte_perm(w[0], w[1], g % 2 ? 0x7632 : 0x5410);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) b[i][pair] = nibbles(mine >> (4 * i));
+        }
+      }
+    }
+  }
+  __device__ static int column_dim(int block, int i, int g) {
+    return block * 32 + (kBits == 16 ? i * 8 + g : g * 4 + i);
   }
 
  private:

@@ -33,7 +33,18 @@ struct Segment {
   int32_t row_begin = 0, row_count = 0;
   int32_t seen_begin = 0;  // no row sees keys before it, but for the sinks
   int32_t slot = -1;       // partial result of its first query, or -1: straight to the output
+  int64_t table = 0;       // of its sequence, here as well: one load less before the first key
 };
+
+// Where a part of the plan begins: its first run of keys, and which of the list are its own.
+struct alignas(16) PartHead {
+  Segment first;
+  int32_t begin = 0, end = 0;
+};
+static_assert(sizeof(PartHead) == 48);
+
+constexpr int32_t kTileRows[] = {8, 16, 32};  // query rows of a tile, by list of the stream kernels
+constexpr int kLists = 3;
 
 // A new token on its way into the cache: where it goes (-1: a later one of this step takes its slot).
 struct Token {

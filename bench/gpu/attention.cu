@@ -212,7 +212,7 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
 
 // The append kernel by itself, as run() launches it for these inputs.
 double append_alone(Timer& timer, const Attributes& a, const Limits& limits, const Step& step, const Tensors& t) {
-  cuda::Planner planner(a, limits, {{1056, 1056}, true});
+  cuda::Planner planner(a, limits, {{1056, 1056, 1056}, true});
   std::vector<std::byte> host(planner.bytes());
   planner.plan(step, host.data());
   std::byte* device;

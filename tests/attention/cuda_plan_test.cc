@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -12,7 +13,7 @@
 namespace kvasir::attention::cuda {
 namespace {
 
-constexpr Machine kMachine{{1056, 1056}, false};
+constexpr Machine kMachine{{1056, 1056, 1056}, false};
 
 struct Planned {
   Planned(const Attributes& a, const Limits& limits, const Step& step, Machine machine = kMachine)
@@ -55,16 +56,31 @@ Attributes llama() {
   return a;
 }
 
+// Of a list; and its parts are neighbours that say where they begin.
+int segment_count(const Planned& p, int list) {
+  auto* base = const_cast<std::byte*>(p.buffer.data());
+  const PartHead* heads = p.planner.heads(base, list);
+  int count = 0;
+  for (int i = 0; i < p.planner.launch().parts[list]; ++i) {
+    EXPECT_EQ(heads[i].begin, count);
+    EXPECT_GE(heads[i].end, count);
+    count = heads[i].end;
+    if (heads[i].begin == count) continue;
+    EXPECT_EQ(std::memcmp(&heads[i].first, p.planner.segments(base, list) + heads[i].begin, sizeof(Segment)), 0);
+  }
+  return count;
+}
+
 // (token -> key -> how often read), from the segments; and the slots every token was given.
 void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>* reads,
                  std::map<int, std::set<int>>* slots, std::map<int, int>* direct) {
   auto* base = const_cast<std::byte*>(p.buffer.data());
-  for (int list : {0, 1})
-    for (int i = 0; p.planner.launch().parts[list] && i < p.planner.parts(base, list)[p.planner.launch().parts[list]];
-         ++i) {
+  for (int list = 0; list < kLists; ++list)
+    for (int i = 0; i < segment_count(p, list); ++i) {
       const Segment& s = p.planner.segments(base, list)[i];
       EXPECT_EQ(s.kv_begin % kKeyBlock, 0);
-      EXPECT_LE(s.row_count, list == 0 ? 16 : 32);
+      EXPECT_LE(s.row_count, kTileRows[list]);
+      EXPECT_EQ(s.table, p.view.sequences[s.sequence].table);
       for (int r = 0; r < s.row_count; r += group) {
         const Row& row = p.view.rows[s.tokens + r / group];
         for (int j = s.kv_begin; j < s.kv_end; ++j)
@@ -107,6 +123,27 @@ TEST(CudaPlan, EveryKeyIsReadOnceAndCutsAreMerged) {
   expect_complete(p, 4, steps.seqstarts.back());
 }
 
+TEST(CudaPlan, ATileIsTheSmallestThatHoldsTheRows) {
+  auto lists = [](Machine machine, int64_t queries) {
+    Steps steps({{900, queries}}, 16);
+    Planned p(llama(), steps.limits(), steps.step, machine);
+    expect_complete(p, 4, queries);
+    std::vector<int> used;
+    for (int list = 0; list < kLists; ++list)
+      if (p.planner.launch().parts[list]) used.push_back(list);
+    return used;
+  };
+  using List = std::vector<int>;
+  EXPECT_EQ(lists(kMachine, 1), List{0});
+  EXPECT_EQ(lists(kMachine, 2), List{0});
+  EXPECT_EQ(lists(kMachine, 3), List{1});
+  EXPECT_EQ(lists(kMachine, 5), List{2});
+  EXPECT_EQ(lists(kMachine, 50), List{2});
+  const Machine no_few{{0, 1056, 1056}, false}, no_many{{1056, 1056, 0}, false};
+  EXPECT_EQ(lists(no_few, 1), List{1}) << "groups under 32";
+  EXPECT_EQ(lists(no_many, 50), List{1}) << "heads of 256";
+}
+
 TEST(CudaPlan, PartsAreEven) {
   std::vector<std::pair<int64_t, int64_t>> sequences;
   for (int b = 0; b < 100; ++b) sequences.push_back({100 + 97 * b, 1});
@@ -115,12 +152,12 @@ TEST(CudaPlan, PartsAreEven) {
   Planned p(llama(), steps.limits(), steps.step);
   const int parts = p.planner.launch().parts[0];
   EXPECT_EQ(parts, 1056 / 8);
-  const int32_t* begin = p.planner.parts(p.buffer.data(), 0);
+  const PartHead* heads = p.planner.heads(p.buffer.data(), 0);
   const Segment* segments = p.planner.segments(p.buffer.data(), 0);
   int64_t least = 1 << 30, most = 0;
   for (int i = 0; i < parts; ++i) {
     int64_t keys = 0;
-    for (int s = begin[i]; s < begin[i + 1]; ++s) keys += segments[s].kv_end - segments[s].kv_begin;
+    for (int s = heads[i].begin; s < heads[i].end; ++s) keys += segments[s].kv_end - segments[s].kv_begin;
     least = std::min(least, keys), most = std::max(most, keys);
   }
   EXPECT_LT(most - least, 16 * kKeyBlock) << least << " to " << most << " keys a part";
@@ -138,8 +175,8 @@ TEST(CudaPlan, ASharedPrefixIsReadOnce) {
   Planned p(llama(), steps.limits(), steps.step);
   expect_complete(p, 4, 64);
   int64_t keys = 0;
-  for (int list : {0, 1})
-    for (int i = 0; i < p.planner.parts(p.buffer.data(), list)[p.planner.launch().parts[list]]; ++i) {
+  for (int list = 0; list < kLists; ++list)
+    for (int i = 0; i < segment_count(p, list); ++i) {
       const Segment& s = p.planner.segments(p.buffer.data(), list)[i];
       keys += s.kv_end - s.kv_begin;
     }
@@ -154,8 +191,7 @@ TEST(CudaPlan, BatchInvariantCutsDependOnTheSequenceAlone) {
     steps.step.decoding_batches = steps.step.batch;
     Planned p(a, steps.limits(), steps.step);
     std::vector<std::pair<int, int>> runs;
-    const int32_t* parts = p.planner.parts(p.buffer.data(), 0);
-    for (int i = 0; i < parts[p.planner.launch().parts[0]]; ++i) {
+    for (int i = 0; i < segment_count(p, 0); ++i) {
       const Segment& s = p.planner.segments(p.buffer.data(), 0)[i];
       if (s.sequence == 0) runs.push_back({s.kv_begin, s.kv_end});
     }

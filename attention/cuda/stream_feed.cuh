@@ -1,0 +1,165 @@
+// How a warp of the stream kernels gets its keys and values: its own ring of shared-memory stages, filled by cp.async
+// some tiles ahead of where it computes, running on into the next run of keys of its part.
+//   bytes in flight for head 128, bf16: 8 warps x 2 stages x 8 KB = 128 KB a multiprocessor
+#pragma once
+
+#include "attention/cuda/launch.h"
+#include "attention/cuda/stream_kind.cuh"
+
+namespace kvasir::attention::cuda {
+
+constexpr int kStreamWarps = 4;
+
+template <class K, int kD>
+struct StreamSize {
+  static constexpr int kRow = K::template kRowBytes<kD>;
+  static constexpr int kTile = K::kTile;  // keys
+  static constexpr int kTileBytes = 2 * kTile * kRow;
+  static constexpr int kFit = 24576 / kTileBytes;
+  static constexpr int kStages = kFit > 6 ? 6 : kFit < 3 ? 3 : kFit;
+  static constexpr int kBlocks = kStages * kTileBytes <= 28672 ? 2 : 1;
+  static constexpr int kAhead = 8192 / kRow > 64 ? 64 : 8192 / kRow;  // keys asked for before the kernel may begin
+  static int bytes(int scale_bytes) {
+    return kStreamWarps * kStages * (kTileBytes + (K::kGroup ? 2 * kTile * scale_bytes : 0));
+  }
+};
+
+template <class K, int kD>
+class Feed {
+ public:
+  using Size = StreamSize<K, kD>;
+  static constexpr int kTile = Size::kTile, kStages = Size::kStages, kRow = Size::kRow, kChunks = kRow / 16;
+
+  __device__ __forceinline__ Feed(const Shape& s, const StepView& v, const CacheLayer& c, const StreamList& list,
+                                  const PartHead& head, uint8_t* ring, int stage_bytes, int scale_bytes, int kv_head,
+                                  int lane)
+      : s_(s),
+        v_(v),
+        c_(c),
+        list_(list),
+        ring_(ring),
+        key_base_(c.key + kv_head * c.head),
+        to_value_(c.value - c.key),
+        stage_bytes_(stage_bytes),
+        scale_bytes_(scale_bytes),
+        kv_head_(kv_head),
+        lane_(lane),
+        segment_(head.begin),
+        last_(head.end) {
+    if (segment_ < last_) {
+      take(head.first);
+      if (key_ >= end_) {
+        ++segment_;
+        enter();
+      }
+    }
+    next_place_ = place();
+  }
+
+  // The first keys on their way into L2, while the kernel ahead still runs. What it writes is seen all the same:
+  // nothing comes nearer than L2, which is where its writes go.
+  __device__ __forceinline__ void ask_ahead() const {
+#if __CUDA_ARCH__ >= 900
+    if (segment_ >= last_) return;
+#pragma unroll
+    for (int i = 0; i < Size::kAhead; i += 32) {
+      const int t = key_ + i + lane_;
+      if (i + lane_ >= Size::kAhead || t >= end_ || !(t >= seen_begin_ || t < s_.sinks)) continue;
+      const uint8_t* row = key_base_ + place_of(t) * c_.token;
+      prefetch_l2<kRow>(row);
+      prefetch_l2<kRow>(row + to_value_);
+    }
+#endif
+  }
+
+  // Sends for the next tile, or for nothing once the part has none left.
+  __device__ __forceinline__ void issue() {
+    if (K::kGroup && scale_bytes_ == 2 && held_to_) {  // loaded a turn ago: two bytes are too few for cp.async
+      reinterpret_cast<uint16_t*>(held_to_)[0] = held_scales_[0];
+      reinterpret_cast<uint16_t*>(held_to_)[kTile] = held_scales_[1];
+      held_to_ = nullptr;
+    }
+    if (segment_ < last_) {
+      const int live = min(end_ - key_, kTile);
+      // Zeros for keys that no row sees: whatever lies there might not be a number.
+      const uint32_t rows_live =
+          __ballot_sync(0xffffffffu, lane_ < live && (key_ + lane_ >= seen_begin_ || key_ + lane_ < s_.sinks));
+      uint8_t* stage = ring_ + fill_ * stage_bytes_;
+      const uint32_t stage_at = shared_address(stage);
+      const int64_t offset = next_place_ * c_.token;
+#pragma unroll
+      for (int i = 0; i < (kTile * kChunks + 31) / 32; ++i) {
+        const int n = i * 32 + lane_, row = n / kChunks, chunk = n % kChunks;
+        const uint8_t* from = key_base_ + __shfl_sync(0xffffffffu, offset, row & (kTile - 1)) + chunk * 16;
+        if (kTile * kChunks % 32 == 0 || row < kTile) {
+          copy16(stage_at + row * kRow + K::template key_chunk<kD>(row, chunk) * 16, from, rows_live >> row & 1);
+          copy16(stage_at + (kTile + row) * kRow + K::template value_chunk<kD>(row, chunk) * 16, from + to_value_,
+                 rows_live >> row & 1);
+        }
+      }
+      if constexpr (K::kGroup) copy_scales(stage, rows_live >> lane_ & 1);
+      key_ += kTile;
+      if (key_ >= end_) {
+        ++segment_;
+        enter();
+      }
+      next_place_ = place();
+    }
+    copies_commit();
+    fill_ = fill_ + 1 == kStages ? 0 : fill_ + 1;
+  }
+
+ private:
+  __device__ __forceinline__ void take(const Segment& seg) {
+    key_ = seg.kv_begin, end_ = seg.kv_end, sequence_ = seg.sequence, seen_begin_ = seg.seen_begin, table_ = seg.table;
+  }
+  __device__ __forceinline__ void enter() {  // the first run from segment_ on that has keys
+    for (; segment_ < last_; ++segment_) {
+      take(list_.segments[segment_]);
+      if (key_ < end_) return;
+    }
+  }
+  __device__ __forceinline__ int64_t place_of(int t) const {
+    return v_.beam_width > 0 ? read_place(s_, v_, sequence_, t) : physical(s_, v_, table_, slot_of(s_, t));
+  }
+  __device__ __forceinline__ int64_t place() const {  // of this lane's row of the tile at the cursor
+    return segment_ < last_ ? place_of(min(key_ + (lane_ & (kTile - 1)), end_ - 1)) : 0;
+  }
+  __device__ __forceinline__ void copy_scales(uint8_t* stage, bool here) {  // a lane brings those of its key, K and V
+    if (lane_ >= kTile) return;
+    const int64_t row = next_place_ * c_.scale_token + kv_head_ * c_.scale_head;
+#pragma unroll
+    for (int kv = 0; kv < 2; ++kv) {
+      const uint8_t* from = (kv ? c_.value_scale : c_.key_scale) + row;
+      uint8_t* to = stage + Size::kTileBytes + (kv * kTile + lane_) * scale_bytes_;
+      if (scale_bytes_ == 2) {
+        held_scales_[kv] = here ? *reinterpret_cast<const uint16_t*>(from) : 0;
+        held_to_ = to - kv * kTile * 2;
+      } else if (scale_bytes_ % 16 == 0) {
+        for (int i = 0; i < scale_bytes_; i += 16) copy16(shared_address(to + i), from + i, here);
+      } else if (scale_bytes_ == 8) {
+        copy8(shared_address(to), from, here);
+      } else {
+        for (int i = 0; i < scale_bytes_; i += 4) copy4(shared_address(to + i), from + i, here);
+      }
+    }
+  }
+
+  const Shape& s_;
+  const StepView& v_;
+  const CacheLayer& c_;
+  const StreamList& list_;
+  uint8_t* ring_;
+  const uint8_t* key_base_;
+  int64_t to_value_;
+  int stage_bytes_, scale_bytes_, kv_head_, lane_;
+  int segment_, last_;  // the run of keys it stands in
+  int key_ = 0, end_ = 0, sequence_ = 0, seen_begin_ = 0;
+  int64_t table_ = 0;
+  int64_t next_place_ = 0;
+  int fill_ = 0;  // stage
+  uint16_t held_scales_[2] = {};
+  uint8_t* held_to_ = nullptr;
+};
+
+}  // namespace kvasir::attention::cuda

@@ -1,0 +1,236 @@
+// The stream kernel for tiles of up to 8 query rows of one kv head, which is what decoding with grouped heads has. Keys
+// are the matrix units' tall side and the rows of q their narrow one: scores come out as [keys x rows], results as
+// [elements of V x rows], with half the instructions and half the registers of the other way round. A scale a group
+// multiplies K's sums and V's weights, never an element, so groups are of 32 and more.
+#pragma once
+
+#include "attention/cuda/stream_feed.cuh"
+#include "attention/cuda/stream_rows.cuh"
+
+namespace kvasir::attention::cuda {
+
+template <class K, int kD>
+__global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
+    few_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
+                    const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int scale_bytes) {
+  using T = typename K::T;
+  using Size = StreamSize<K, kD>;
+  constexpr int kTile = Size::kTile, kStages = Size::kStages, kRow = Size::kRow;
+  constexpr int kM = kTile / 16;                               // tall tiles of keys
+  constexpr float kShift = __is_same(T, Half) ? 10.0f : 0.0f;  // keeps small weights normal in float16
+  constexpr float kMostScale = 63.9f;                          // times 2^kShift, still a float16
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, tid = lane & 3;
+  const int stage_bytes = Size::kTileBytes + (K::kGroup ? 2 * kTile * scale_bytes : 0);
+  uint8_t* ring = shared + warp * kStages * stage_bytes;
+
+  const int index = blockIdx.x * kStreamWarps + warp, kv_head = index % s.kv_heads, part = index / s.kv_heads;
+  // The plan lies in memory since before the kernel ahead of this one: it is read while that one still runs.
+  const PartHead head = part < list.count ? list.heads[part] : PartHead{};
+  const CacheLayer& c = l.cache;
+  Feed<K, kD> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
+  feed.ask_ahead();
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+  if (head.begin == head.end) return;
+  for (int i = 0; i < kStages - 1; ++i) feed.issue();
+
+  const bool extra = s.softcap > 0.0f || s.slopes || l.mask;
+  int use = 0;
+  for (int segment = head.begin; segment < head.end; ++segment) {
+    const Segment seg = segment == head.begin ? head.first : list.segments[segment];
+    // A lane holds q of row g, and scores, sums and results of rows 2 * tid and 2 * tid + 1.
+    uint32_t q[kD / 16][2];
+    float unit = 1.0f;
+    {
+      const bool live = g < seg.row_count;
+      const int flat = seg.row_begin + (live ? g : 0), at = v.rows[seg.tokens + flat / s.group].token;
+      const uint16_t* from =
+          static_cast<const uint16_t*>(l.q) + (int64_t(at) * s.heads + kv_head * s.group + flat % s.group) * kD;
+#pragma unroll
+      for (int k = 0; k < kD / 16; ++k)
+#pragma unroll
+        for (int reg = 0; reg < 2; ++reg) {
+          const int d0 = K::query_dim(k / 2, k % 2, reg, 0, tid), d1 = K::query_dim(k / 2, k % 2, reg, 1, tid);
+          if constexpr (K::kBits >= 8)
+            q[k][reg] = live ? *reinterpret_cast<const uint32_t*>(from + d0) : 0;
+          else
+            q[k][reg] = live ? from[d0] | uint32_t(from[d1]) << 16 : 0;
+        }
+      if (__is_same(T, Half) && s.work == DType::bf16) unit = brain_to_half(q);
+    }
+    float row_scale[2], row_slope[2], top[2], sum[2];
+    int row_begin[2], row_end[2], row_own[2];
+    int64_t row_mask[2];
+    int safe_begin = 0, safe_end = 0x7fffffff;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int r = tid * 2 + h, flat = seg.row_begin + (r < seg.row_count ? r : 0);
+      const Row row = v.rows[seg.tokens + flat / s.group];
+      const int query_head = kv_head * s.group + flat % s.group;
+      row_begin[h] = row.begin, row_end[h] = row.end, row_own[h] = row.own;
+      safe_begin = max(safe_begin, row.begin);
+      safe_end = min(safe_end, row.end);
+      row_slope[h] = s.slopes ? s.slopes[query_head] * kLog2e : 0.0f;
+      row_mask[h] = query_head * l.mask_head + int64_t(row.token) * l.mask_row + row.column;
+      row_scale[h] = s.scale * __shfl_sync(0xffffffffu, unit, r * 4) * (s.softcap > 0.0f ? 1.0f : kLog2e) *
+                     (c.quant == int(kvcache::QuantKind::per_tensor) ? c.k_scale : 1.0f);
+      top[h] = -INFINITY, sum[h] = 0.0f;
+    }
+    for (int o = 1; o < 4; o <<= 1) {
+      safe_begin = max(safe_begin, __shfl_xor_sync(0xffffffffu, safe_begin, o));
+      safe_end = min(safe_end, __shfl_xor_sync(0xffffffffu, safe_end, o));
+    }
+    float out[kD / 16][4] = {};
+
+    for (int key = seg.kv_begin; key < seg.kv_end; key += kTile) {
+      copies_wait<kStages - 2>();
+      __syncwarp();
+      feed.issue();
+      const uint8_t* stage = ring + use * stage_bytes;
+      use = use + 1 == kStages ? 0 : use + 1;
+      const TileScales scales{stage + Size::kTileBytes, scale_bytes, c.group_shift, c.scale_dtype == DType::f16};
+
+      float score[kM][4] = {}, other[kM][4] = {};  // two chains of additions instead of one twice as long
+#pragma unroll
+      for (int kk = 0; kk < kD / 32; ++kk)
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          uint32_t b[2][2][2];
+          K::template keys<kD, false>(stage, m * 16, lane, kk, scales, b);
+          const uint32_t low[4] = {b[0][0][0], b[1][0][0], b[0][0][1], b[1][0][1]};
+          const uint32_t high[4] = {b[0][1][0], b[1][1][0], b[0][1][1], b[1][1][1]};
+          auto& to = K::kGroup || kk % 2 ? other[m] : score[m];
+          T::mma(to, low, q[kk * 2][0], q[kk * 2][1]);
+          T::mma(to, high, q[kk * 2 + 1][0], q[kk * 2 + 1][1]);
+          if constexpr (K::kGroup) {
+            if ((((kk + 1) * 32) & ((1 << c.group_shift) - 1)) == 0) {
+              const float even = scales.plain(m * 16 + g, kk * 32), odd = scales.plain(m * 16 + 8 + g, kk * 32);
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                score[m][e] += other[m][e] * (e < 2 ? even : odd);
+                other[m][e] = 0.0f;
+              }
+            }
+          }
+        }
+      const bool whole = key >= safe_begin && key + kTile <= min(safe_end, seg.kv_end);
+      float x[2][kM * 2], most[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int e = 0; e < kM * 2; ++e) {
+          float y = score[e / 2][(e % 2) * 2 + h];
+          if constexpr (!K::kGroup) y += other[e / 2][(e % 2) * 2 + h];
+          x[h][e] = y * row_scale[h];
+        }
+        if (extra) {
+          for (int e = 0; e < kM * 2; ++e) {
+            const int j = key + e * 8 + g;
+            float y = x[h][e];
+            if (s.softcap > 0.0f) y = s.softcap * tanhf(y / s.softcap) * kLog2e;
+            y += row_slope[h] * float(j - row_own[h]);
+            if (l.mask && j < seg.kv_end) y += load_float(l.mask, s.work, row_mask[h] + j) * kLog2e;
+            x[h][e] = y;
+          }
+        }
+        if (!whole) {
+#pragma unroll
+          for (int e = 0; e < kM * 2; ++e) {
+            const int j = key + e * 8 + g;
+            const bool seen = j < min(row_end[h], seg.kv_end) && (j >= row_begin[h] || j < s.sinks);
+            if (!seen) x[h][e] = -INFINITY;
+          }
+        }
+        most[h] = x[h][0];
+#pragma unroll
+        for (int e = 1; e < kM * 2; ++e) most[h] = fmaxf(most[h], x[h][e]);
+      }
+      if (__any_sync(0xffffffffu, most[0] > top[0] || most[1] > top[1])) {
+        float shrink[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          for (int o = 4; o < 32; o <<= 1) most[h] = fmaxf(most[h], __shfl_xor_sync(0xffffffffu, most[h], o));
+          const float next = fmaxf(top[h], most[h]);
+          shrink[h] = exp2_fast(top[h] - (next == -INFINITY ? 0.0f : next));
+          top[h] = next;
+          sum[h] *= shrink[h];
+        }
+#pragma unroll
+        for (int n = 0; n < kD / 16; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out[n][e] *= shrink[e % 2];
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float base = (top[h] == -INFINITY ? 0.0f : top[h]) - kShift;
+#pragma unroll
+        for (int e = 0; e < kM * 2; ++e) {
+          x[h][e] = exp2_fast(x[h][e] - base);
+          sum[h] += x[h][e];
+        }
+      }
+      uint32_t p[kM * 2];
+      if constexpr (!K::kGroup) {
+#pragma unroll
+        for (int e = 0; e < kM * 2; ++e) p[e] = transposed(T::pack(x[0][e], x[1][e]));
+      }
+#pragma unroll
+      for (int block = 0; block < kD / 32; ++block) {
+        if constexpr (K::kGroup) {
+          if (((block * 32) & ((1 << c.group_shift) - 1)) == 0) {
+#pragma unroll
+            for (int e = 0; e < kM * 2; ++e) {
+              const float f = fminf(scales.plain(kTile + e * 8 + g, block * 32), kMostScale);
+              p[e] = transposed(T::pack(x[0][e] * f, x[1][e] * f));
+            }
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          uint32_t b[4][2];
+          K::template columns<kD>(stage + kTile * kRow, m * 16, lane, block, b);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const uint32_t a[4] = {b[i * 2][0], b[i * 2 + 1][0], b[i * 2][1], b[i * 2 + 1][1]};
+            T::mma(out[block * 2 + i], a, p[m * 2], p[m * 2 + 1]);
+          }
+        }
+      }
+    }
+
+    // ---- the run's result leaves, to the output or as a part to be merged ----
+    const float value_scale = c.quant == int(kvcache::QuantKind::per_tensor) ? c.v_scale : 1.0f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float total = sum[h];
+      for (int o = 4; o < 32; o <<= 1) total += __shfl_xor_sync(0xffffffffu, total, o);
+      const int r = tid * 2 + h;
+      if (r >= seg.row_count) continue;
+      const int flat = seg.row_begin + r, query = flat / s.group, query_head = kv_head * s.group + flat % s.group;
+      const bool masked = !(total > 0.0f);
+      const float base = top[h] - kShift;  // log2 of what `total` is counted in
+      const bool partial = seg.slot >= 0;
+      const int64_t row = int64_t(partial ? seg.slot + query : v.rows[seg.tokens + query].token) * s.heads + query_head;
+      if (!partial && l.sink_logits && !masked) total += exp2f(l.sink_logits[query_head] * kLog2e - base);
+      const float f = masked ? 0.0f : value_scale / total * (partial ? 1.0f : s.out_inv_scale);
+      void* to = partial ? static_cast<void*>(l.partial) : l.out;
+      const DType type = partial ? DType::f32 : s.out;
+#pragma unroll
+      for (int block = 0; block < kD / 32; ++block) {
+        const float y[4] = {out[block * 2][h] * f, out[block * 2][2 + h] * f, out[block * 2 + 1][h] * f,
+                            out[block * 2 + 1][2 + h] * f};
+        if constexpr (K::kBits == 16) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) store_float(to, type, row * kD + K::column_dim(block, i, g), y[i]);
+        } else {
+          store_run<4>(to, type, row * kD + K::column_dim(block, 0, g), {y[0], y[1], y[2], y[3]});
+        }
+      }
+      float* lse = partial ? l.partial_lse : l.lse;
+      if (lse && g == 0) lse[row] = masked ? -INFINITY : base * kLn2 + logf(total);
+    }
+  }
+}
+
+}  // namespace kvasir::attention::cuda
