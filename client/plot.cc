@@ -78,7 +78,7 @@ std::string svg_of(const Plot& plot) {
     for (const auto& [x, y] : plot.lines[i].points) s += at(px(x)) + "," + at(py(y)) + " ";
     s += "'/>";
     for (const auto& [x, y] : plot.lines[i].points) {
-      if (!plot.dots) break;
+      if (!plot.dots && plot.lines[i].points.size() > 1) break;  // a line of one point would not be seen
       s += "<circle r='3.2' fill='" + colour + "' cx='" + at(px(x)) + "' cy='" + at(py(y)) + "'/>";
     }
     const double x = kWidth - kRight - 130, y = kTop + 6 + 15 * static_cast<double>(i);
