@@ -8,7 +8,7 @@
 #include <iostream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <random>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/model_flags.h"
@@ -28,6 +28,7 @@ struct GenerateConfig {
   double temperature = 0, top_p = 1;
   int top_k = 0;
   int64_t max_tokens = 128, seed = 0;
+  int rounds = 1;
 
   void define(Options& o) {
     o.positional("prompt", &prompts, "Each is a prompt; without any, standard input is one");
@@ -35,6 +36,10 @@ struct GenerateConfig {
     o.add("file", &file, "JSON lines with a \"prompt\" (and \"max_tokens\", \"seed\") each; - is standard input")
         .value_name("FILE");
     o.add("chat", &chat, "Put each prompt into the model's chat template, as a user's message");
+    o.add("rounds", &rounds,
+          "Ask everything so many times over; only the first answers are shown, and each round's figures: what a later "
+          "one finds in the prefix cache, and what that saves")
+        .range(1, 1000);
     o.section("Answers");
     o.add("max_tokens", &max_tokens, "Longest answer").range(0, 1e9);
     o.add("temperature", &temperature, "0 is greedy").range(0, 100);
@@ -49,6 +54,8 @@ struct GenerateConfig {
     o.example("kvasir generate --model m.gguf 'Once upon a time'", "one prompt");
     o.example("kvasir generate --model m.gguf --chat 'Why is the sky blue?'", "as a conversation would put it");
     o.example("kvasir generate --model m.gguf --file prompts.jsonl --json > answers.jsonl", "many, batched");
+    o.example("kvasir generate --model m.gguf --file prompts.jsonl --rounds 2",
+              "and again: what the prefix cache saves");
     o.check([this]() -> Status {
       if (model.model.model.empty())
         return invalid_argument("model is not set: --model FILE.gguf, a folder, or hf:ORG/REPO");
@@ -126,6 +133,7 @@ Result<engine::Request> make_request(const GenerateConfig& c, const engine::Engi
 
 struct Answer {
   std::string text;
+  std::optional<Clock::time_point> first;  // token
   engine::Usage usage;
   const char* reason = "";
 };
@@ -144,6 +152,7 @@ Result<Answer> finish(engine::Stream& stream, bool live) {
   Status failed;
   while (auto event = stream.next()) {
     if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
+      if (!out.first) out.first = Clock::now();
       out.text += tokens->text;
       if (live) std::fputs(tokens->text.c_str(), stdout), std::fflush(stdout);
     } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
@@ -157,56 +166,67 @@ Result<Answer> finish(engine::Stream& stream, bool live) {
   return out;
 }
 
-int generate_with(GenerateConfig& c) {
-  auto items = read_prompts(c);
-  auto fail = [](const Status& s) {
-    std::fprintf(stderr, "kvasir generate: %s\n", s.message().c_str());
-    return kFailed;
-  };
-  if (!items.ok()) return fail(items.status());
-  if (Status here = c.model.fetch(); !here.ok()) return fail(here);
+void print_answer(const GenerateConfig& c, const Item& item, const Answer& answer) {
+  if (!c.as_json) {
+    std::printf("%s%s\n", item.prompt.c_str(), answer.text.c_str());
+    return;
+  }
+  json j{{"prompt", item.prompt},
+         {"text", answer.text},
+         {"finish_reason", answer.reason},
+         {"prompt_tokens", answer.usage.prompt_tokens},
+         {"completion_tokens", answer.usage.completion_tokens}};
+  std::printf("%s\n", j.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+}
+
+// Asks everything once, so many at a time as the engine runs and as many waiting; `show` writes the answers.
+Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vector<Item>& items, size_t window,
+                 bool show) {
+  const bool one = items.size() == 1 && !c.as_json, progress = !one && isatty(STDERR_FILENO);
+  std::deque<std::unique_ptr<engine::Stream>> open;
+  engine::Usage sum;
+  std::optional<Clock::time_point> first;
+  auto began = Clock::now();
+  for (size_t sent = 0, done = 0; done < items.size(); ++done) {
+    for (; sent < items.size() && open.size() < window; ++sent) {
+      KVASIR_ASSIGN(auto request, make_request(c, engine, items[sent]));
+      KVASIR_ASSIGN(auto stream, engine.submit(std::move(request)));
+      open.push_back(std::move(stream));
+    }
+    KVASIR_ASSIGN(const Answer answer, finish(*open.front(), one && show));
+    open.pop_front();
+    if (!first) first = answer.first;
+    sum.prompt_tokens += answer.usage.prompt_tokens;
+    sum.cached_tokens += answer.usage.cached_tokens;
+    sum.completion_tokens += answer.usage.completion_tokens;
+    if (show && !one) print_answer(c, items[done], answer);
+    if (progress) std::fprintf(stderr, "\r%zu of %zu", done + 1, items.size());
+  }
+  if (one && show) std::putchar('\n');
+  std::fflush(stdout);
+  const auto seconds = [&](Clock::time_point at) { return std::chrono::duration<double>(at - began).count(); };
+  const double all = seconds(Clock::now());
+  std::fprintf(stderr, "%s%lld prompt and %lld output tokens in %.2f s: %.1f output tokens a second\n",
+               progress ? "\n" : "", static_cast<long long>(sum.prompt_tokens),
+               static_cast<long long>(sum.completion_tokens), all, double(sum.completion_tokens) / all);
+  if (c.rounds > 1) {
+    std::fprintf(stderr, "  %lld of the prompt tokens were cached; the first token came after %.1f ms\n",
+                 static_cast<long long>(sum.cached_tokens), first ? seconds(*first) * 1e3 : 0);
+  }
+  return {};
+}
+
+Status generate_with(GenerateConfig& c) {
+  KVASIR_ASSIGN(const auto items, read_prompts(c));
+  KVASIR_TRY(c.model.fetch());
   engine::EngineOptions options = c.model.engine_options();
   options.event_buffer = 1 << 20;  // the reader is this loop: nobody is slow, answers are read in order
   auto engine = engine::Engine::start(c.model.runner_options(), options);
-  if (Status ready = engine->wait_ready(); !ready.ok()) return fail(ready);
-
-  bool one = items->size() == 1 && !c.as_json, progress = !one && isatty(STDERR_FILENO);
-  size_t window = size_t(options.max_running) * 2;
-  std::deque<std::unique_ptr<engine::Stream>> open;
-  int64_t prompt_tokens = 0, output_tokens = 0;
-  auto began = Clock::now();
-  for (size_t sent = 0, done = 0; done < items->size(); ++done) {
-    for (; sent < items->size() && open.size() < window; ++sent) {
-      auto request = make_request(c, *engine, (*items)[sent]);
-      if (!request.ok()) return fail(request.status());
-      auto stream = engine->submit(std::move(*request));
-      if (!stream.ok()) return fail(stream.status());
-      open.push_back(std::move(*stream));
-    }
-    auto answer = finish(*open.front(), one);
-    open.pop_front();
-    if (!answer.ok()) return fail(answer.status());
-    prompt_tokens += answer->usage.prompt_tokens;
-    output_tokens += answer->usage.completion_tokens;
-    if (c.as_json) {
-      json j{{"prompt", (*items)[done].prompt},
-             {"text", answer->text},
-             {"finish_reason", answer->reason},
-             {"prompt_tokens", answer->usage.prompt_tokens},
-             {"completion_tokens", answer->usage.completion_tokens}};
-      std::printf("%s\n", j.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
-    } else if (!one) {
-      std::printf("%s%s\n", (*items)[done].prompt.c_str(), answer->text.c_str());
-    }
-    if (progress) std::fprintf(stderr, "\r%zu of %zu", done + 1, items->size());
+  KVASIR_TRY(engine->wait_ready());
+  for (int round = 0; round < c.rounds; ++round) {
+    KVASIR_TRY(one_round(c, *engine, items, size_t(options.max_running) * 2, round == 0));
   }
-  if (one) std::putchar('\n');
-  std::fflush(stdout);
-  double seconds = std::chrono::duration<double>(Clock::now() - began).count();
-  std::fprintf(stderr, "%s%lld prompt and %lld output tokens in %.2f s: %.1f output tokens a second\n",
-               progress ? "\n" : "", static_cast<long long>(prompt_tokens), static_cast<long long>(output_tokens),
-               seconds, double(output_tokens) / seconds);
-  return kOk;
+  return {};
 }
 
 int generate(int argc, char** argv) {
@@ -215,9 +235,10 @@ int generate(int argc, char** argv) {
   config.define(options);
   if (auto code = options.parse(argc, argv)) return *code;
   log_start(config.log);
-  int code = generate_with(config);
+  Status status = generate_with(config);
+  if (!status.ok()) std::fprintf(stderr, "kvasir generate: %s\n", status.message().c_str());
   log_stop();
-  return code;
+  return status.ok() ? kOk : kFailed;
 }
 
 }  // namespace

@@ -119,6 +119,11 @@ TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
   EXPECT_THAT(many.out, HasSubstr("\"completion_tokens\":3"));
   EXPECT_THAT(many.out, HasSubstr("\"completion_tokens\":2"));
   EXPECT_LT(many.out.find("\"prompt\":\"a\""), many.out.find("\"prompt\":\"bc\""));
+  Ran twice =
+      shell("generate " + dummy + "--page-size 4 --max-tokens 3 --ignore-eos --rounds 2 'a prompt of some length'");
+  EXPECT_EQ(twice.code, 0) << twice.out;
+  EXPECT_THAT(twice.out, HasSubstr("  0 of the prompt tokens were cached"));
+  EXPECT_THAT(twice.out, HasSubstr("  22 of the prompt tokens were cached"));
   f = fopen(file.c_str(), "w");
   fputs("{\"prompt\":\"a\"}\n{\"promt\":1}\n", f);
   fclose(f);
