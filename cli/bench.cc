@@ -80,6 +80,9 @@ struct BenchConfig {
     o.add("burstiness", &b.arrival.burstiness, "Of bursty: shape of the gaps; smaller is burstier")
         .range(0.01, 100)
         .only_flag();
+    o.add("batch", &b.batch, "Of ppl: requests that are due together go in one call, at most so many")
+        .range(1, 4096)
+        .only_flag();
     o.add("requests", &b.requests, "How many; 0: all of a trace, what fits in --duration, or else 100")
         .range(0, 5e6)
         .only_flag();
@@ -140,6 +143,9 @@ struct BenchConfig {
       return invalid_argument("--sweep needs --slo, for example --slo ttft=500ms,itl=50ms");
     if (!b.sweep.empty() && b.rate > 0)
       return invalid_argument("--sweep finds the rate itself: leave out --rate, or begin at --sweep-low");
+    if (b.batch > 1 && b.target.protocol != "ppl")
+      return invalid_argument(cat("batch is ", b.batch, ", but ", b.target.protocol,
+                                  " carries one request a call: it needs --protocol ppl"));
     if (b.sweep_low > b.sweep_high)
       return invalid_argument(cat("sweep_low is ", b.sweep_low, ", above sweep_high, which is ", b.sweep_high));
     b.duration = std::chrono::duration<double>(duration).count();

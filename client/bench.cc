@@ -85,6 +85,7 @@ class Bencher {
     l.requests = requests;
     l.duration = o_.duration;
     l.concurrency = concurrency;
+    l.batch = o_.batch;
     l.turns = o_.turns;
     l.turn_words = o_.turn_words;
     l.temperature = o_.temperature;
@@ -131,6 +132,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const BenchOptions&
   } else if (open) {
     load = cat("open loop, ", o.arrival.pattern, " at ", short_number(o.rate), " a second");
   }
+  if (o.batch > 1) load += cat(", ", o.batch, " in a call");
   if (o.turns > 1) load += cat(", conversations of ", o.turns, " turns");
   return {{"protocol", o.target.protocol},
           {"address", o.target.address},

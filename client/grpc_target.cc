@@ -16,14 +16,18 @@ Status to_status(const grpc::Status& s) {
   return s.ok() ? Status() : Status(static_cast<Code>(s.error_code()), s.error_message());
 }
 
+void prepare_call(grpc::ClientContext& context, const TargetOptions& options) {
+  context.set_deadline(std::chrono::system_clock::now() + options.timeout);
+  if (!options.api_key.empty()) context.AddMetadata("authorization", "Bearer " + options.api_key);
+}
+
 // One call. Protocol says how to begin it and what a message means; the call deletes itself at its end.
 template <class Protocol>
 class Call final : public grpc::ClientReadReactor<typename Protocol::Message> {
  public:
   Call(const TargetOptions& options, const Ask& ask, std::shared_ptr<Sink> sink)
       : protocol_(options, ask), sink_(std::move(sink)) {
-    context_.set_deadline(std::chrono::system_clock::now() + options.timeout);
-    if (!options.api_key.empty()) context_.AddMetadata("authorization", "Bearer " + options.api_key);
+    prepare_call(context_, options);
   }
   void begin(typename Protocol::Stub& stub) {
     protocol_.begin(stub, &context_, this);
@@ -86,22 +90,29 @@ struct Kvasir : Common {
   }
 };
 
+void set_ppl(const Ask& ask, uint64_t id, ppl::llm::proto::Request& r) {
+  r.set_id(id);
+  r.set_prompt(ask.prompt);
+  r.mutable_stopping_parameters()->set_max_new_tokens(ask.max_tokens);
+  r.mutable_stopping_parameters()->set_ignore_eos_token(ask.ignore_eos);
+  auto* c = r.mutable_choosing_parameters();
+  c->set_temperature(static_cast<float>(ask.temperature));
+  c->set_do_sample(ask.temperature > 0);
+  if (ask.seed) c->set_seed(*ask.seed);
+}
+
+Piece ppl_piece(const ppl::llm::proto::Response& r) {
+  Piece piece{1, r.generated()};
+  if (r.has_detail()) piece.logprob = r.detail().logprobs();  // this contract has no others' to compare with
+  return piece;
+}
+
 struct Ppl : Common {
   using Stub = ppl::llm::proto::LLMService::Stub;
   using Message = ppl::llm::proto::BatchedResponse;
   ppl::llm::proto::BatchedRequest request;
 
-  Ppl(const TargetOptions&, const Ask& ask) {
-    auto* r = request.add_req();
-    r->set_id(1);
-    r->set_prompt(ask.prompt);
-    r->mutable_stopping_parameters()->set_max_new_tokens(ask.max_tokens);
-    r->mutable_stopping_parameters()->set_ignore_eos_token(ask.ignore_eos);
-    auto* c = r->mutable_choosing_parameters();
-    c->set_temperature(static_cast<float>(ask.temperature));
-    c->set_do_sample(ask.temperature > 0);
-    if (ask.seed) c->set_seed(*ask.seed);
-  }
+  Ppl(const TargetOptions&, const Ask& ask) { set_ppl(ask, 1, *request.add_req()); }
   void begin(Stub& stub, grpc::ClientContext* context, grpc::ClientReadReactor<Message>* reactor) {
     stub.async()->Generation(context, &request, reactor);
   }
@@ -110,12 +121,57 @@ struct Ppl : Common {
       if (r.status() == ppl::llm::proto::FAILED) {
         outcome = Status(Code::unknown, r.generated());
       } else {
-        Piece piece{1, r.generated()};
-        if (r.has_detail()) piece.logprob = r.detail().logprobs();  // this contract has no others' to compare with
-        sink.on_tokens(piece);
+        sink.on_tokens(ppl_piece(r));
       }
     }
   }
+};
+
+// Many requests in one call: each ends alone, and the call's end ends those that are left.
+class PplBatch final : public grpc::ClientReadReactor<ppl::llm::proto::BatchedResponse> {
+ public:
+  PplBatch(const TargetOptions& options, const std::vector<std::pair<Ask, std::shared_ptr<Sink>>>& asks) {
+    for (const auto& [ask, sink] : asks) {
+      set_ppl(ask, sinks_.size(), *request_.add_req());
+      sinks_.push_back(sink);
+    }
+    prepare_call(context_, options);
+  }
+  void begin(Ppl::Stub& stub) {
+    stub.async()->Generation(&context_, &request_, this);
+    StartRead(&message_);
+    StartCall();
+  }
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    for (const auto& r : message_.rsp()) {
+      if (r.id() >= sinks_.size() || !sinks_[r.id()]) continue;
+      if (r.status() == ppl::llm::proto::FAILED) {
+        end(sinks_[r.id()], Status(Code::unknown, r.generated()));
+      } else {
+        sinks_[r.id()]->on_tokens(ppl_piece(r));
+        if (r.status() == ppl::llm::proto::FINISHED) end(sinks_[r.id()], {});
+      }
+    }
+    StartRead(&message_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    for (auto& sink : sinks_) {
+      if (sink)
+        end(sink, status.ok() ? internal_error("the call ended without this request's end") : to_status(status));
+    }
+    delete this;
+  }
+
+ private:
+  static void end(std::shared_ptr<Sink>& sink, const Status& status) {
+    sink->on_done(status, {});
+    sink.reset();
+  }
+  std::vector<std::shared_ptr<Sink>> sinks_;  // by id; empty when ended
+  grpc::ClientContext context_;
+  ppl::llm::proto::BatchedRequest request_;
+  ppl::llm::proto::BatchedResponse message_;
 };
 
 std::atomic<uint64_t> next_id{1};
@@ -208,6 +264,14 @@ class GrpcTarget final : public Target {
   void start(const Ask& ask, std::shared_ptr<Sink> sink) override {
     auto* call = new Call<Protocol>(options_, ask, std::move(sink));
     call->begin(*stubs_[next_++ % stubs_.size()]);
+  }
+  void start_together(std::vector<std::pair<Ask, std::shared_ptr<Sink>>> asks) override {
+    if constexpr (std::is_same_v<Protocol, Ppl>) {
+      auto* call = new PplBatch(options_, asks);
+      call->begin(*stubs_[next_++ % stubs_.size()]);
+    } else {
+      Target::start_together(std::move(asks));
+    }
   }
   // A server of ours says most by its own contract, whatever it is loaded through.
   ServerFigures server_figures() override {

@@ -157,9 +157,10 @@ class Driver {
       } else if (begun_ < o_.due.size() && o_.due[begun_] <= now()) {
         start_one(o_.due[begun_], nullptr);
       } else {
-        return;
+        break;
       }
     }
+    send();
   }
 
   void start_one(double due, const Record* before) {
@@ -175,7 +176,17 @@ class Driver {
     r.sent = now();
     r.due = closed() ? r.sent : due;
     ++in_flight_;
-    target_.start(ask_of(workload_, r, o_), std::make_shared<Recorder>(shared_, r, index));
+    ready_.emplace_back(ask_of(workload_, r, o_), std::make_shared<Recorder>(shared_, r, index));
+    if (static_cast<int>(ready_.size()) >= o_.batch) send();
+  }
+
+  void send() {
+    if (ready_.size() == 1) {
+      target_.start(ready_[0].first, std::move(ready_[0].second));
+    } else if (!ready_.empty()) {
+      target_.start_together(std::move(ready_));
+    }
+    ready_.clear();
   }
 
   double wait_seconds() const {
@@ -235,6 +246,7 @@ class Driver {
   int in_flight_ = 0;
   size_t begun_ = 0;          // conversations
   std::deque<int> answered_;  // whose conversation goes on
+  std::vector<std::pair<Ask, std::shared_ptr<Sink>>> ready_;
   std::mt19937_64 random_;
 };
 

@@ -33,6 +33,7 @@ struct LoadOptions {
   int requests = 100;
   double duration = 0;      // seconds after which nothing new starts; 0: all requests
   int concurrency = 0;      // closed loop when above 0
+  int batch = 1;            // requests that are due together and go in one call, where the contract can
   int turns = 1;            // of a conversation
   int turn_words = 32;      // what each later turn adds
   std::vector<double> due;  // open loop: when conversations begin

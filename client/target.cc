@@ -22,6 +22,9 @@ class WithMetrics final : public Target {
   WithMetrics(std::unique_ptr<Target> target, std::unique_ptr<HttpClient> http, std::string path)
       : target_(std::move(target)), http_(std::move(http)), path_(std::move(path)) {}
   void start(const Ask& ask, std::shared_ptr<Sink> sink) override { target_->start(ask, std::move(sink)); }
+  void start_together(std::vector<std::pair<Ask, std::shared_ptr<Sink>>> asks) override {
+    target_->start_together(std::move(asks));
+  }
   ServerFigures server_figures() override { return fetch_metrics(*http_, path_, std::chrono::seconds(2)); }
 
  private:

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "client/server_figures.h"
@@ -64,6 +65,10 @@ class Target {
  public:
   virtual ~Target() = default;
   virtual void start(const Ask& ask, std::shared_ptr<Sink> sink) = 0;
+  // Several at the same moment: in one call where the contract can (ppl's), one by one elsewhere.
+  virtual void start_together(std::vector<std::pair<Ask, std::shared_ptr<Sink>>> asks) {
+    for (auto& [ask, sink] : asks) start(ask, std::move(sink));
+  }
   virtual ServerFigures server_figures() { return {}; }  // blocks for 2 seconds at most
 };
 

@@ -18,6 +18,7 @@
 #include "client/report.h"
 #include "client/verify.h"
 #include "kvasir.grpc.pb.h"
+#include "ppl_llm.grpc.pb.h"
 
 namespace kvasir::client {
 namespace {
@@ -256,6 +257,77 @@ TEST(OverGrpc, ASweepEndsAtTheSlo) {
   b.slo = *parse_slo("ttft=1ms");
   done = run_bench(*target, b, never, {});
   EXPECT_EQ(done->report.best, 0);
+}
+
+// Answers a call's requests in turns, refuses those that ask it to, and forgets the last one of an odd number.
+class PplServer final : public ppl::llm::proto::LLMService::Service {
+ public:
+  PplServer() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~PplServer() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+  grpc::Status Generation(grpc::ServerContext*, const ppl::llm::proto::BatchedRequest* in,
+                          grpc::ServerWriter<ppl::llm::proto::BatchedResponse>* out) override {
+    {
+      std::lock_guard lock(mutex_);
+      sizes.push_back(in->req_size());
+    }
+    const int answered = in->req_size() > 1 && in->req_size() % 2 ? in->req_size() - 1 : in->req_size();
+    for (uint32_t token = 0; token < 2; ++token) {
+      ppl::llm::proto::BatchedResponse m;
+      for (int i = 0; i < answered; ++i) {
+        const auto& r = in->req(i);
+        if (r.prompt() == "refuse" && token > 0) continue;
+        auto* one = m.add_rsp();
+        one->set_id(r.id());
+        one->set_generated(r.prompt() == "refuse" ? "no" : r.prompt().substr(0, 1));
+        one->set_status(r.prompt() == "refuse" ? ppl::llm::proto::FAILED
+                        : token                ? ppl::llm::proto::FINISHED
+                                               : ppl::llm::proto::PROCESSING);
+      }
+      out->Write(m);
+    }
+    return grpc::Status::OK;
+  }
+  std::vector<int> sizes;
+
+ private:
+  std::mutex mutex_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(OverGrpc, PplCarriesManyRequestsInOneCallAndEachEndsAlone) {
+  PplServer server;
+  auto target = *make_target({"ppl", server.address()});
+  Workload w;
+  w.prompts = {{"alpha", 2}, {"refuse", 2}, {"beta", 2}};
+  LoadOptions o;
+  o.requests = 7;
+  o.due.assign(7, 0.0);
+  o.batch = 4;
+  o.keep_text = true;
+  const client::Run run = run_load(*target, w, o, never, {});
+  std::sort(server.sizes.begin(), server.sizes.end());
+  EXPECT_EQ(server.sizes, (std::vector<int>{3, 4}));
+  ASSERT_EQ(run.records.size(), 7u);
+  for (int i = 0; i < 7; ++i) {
+    const Record& r = run.records[i];
+    if (i == 6) {
+      EXPECT_EQ(r.status.to_string(), "INTERNAL: the call ended without this request's end");
+    } else if (r.prompt % 3 == 1) {
+      EXPECT_EQ(r.status.to_string(), "UNKNOWN: no");
+    } else {
+      EXPECT_TRUE(r.status.ok()) << r.status.to_string();
+      EXPECT_EQ(r.text, r.prompt % 3 == 0 ? "aa" : "bb");
+      EXPECT_EQ(r.output_tokens, 2);
+    }
+  }
 }
 
 // Answers given in advance, each with its tokens' log-probabilities.
