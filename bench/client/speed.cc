@@ -1,11 +1,14 @@
 // What the load generator itself costs: a server in another process that answers at once, and one that
-// keeps an exact pace. Prints tokens a second for each core of the client, and what the client adds to a gap.
+// keeps an exact pace. Prints tokens a second for each core of the client, what the client adds to a gap, and how
+// well it tells gaps that are known.
 #include <grpcpp/grpcpp.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <thread>
@@ -87,51 +90,89 @@ class Delays final : public client::Sink {
   std::atomic<bool> done{false};
 };
 
+struct Outcome {
+  double tokens_a_core = 0;  // of a server that answers at once
+  client::Spread added;      // seconds from the server's write to the client's clock
+  double paced_tokens_a_second = 0;
+  double worst_error = 0;  // of the figures against known delays, as a share
+};
+
+void at_once(Outcome& out, int port) {
+  auto target = *client::make_target({"kvasir", "127.0.0.1:" + std::to_string(port)});
+  client::Workload w;
+  w.prompts = {{"x", 500}};
+  client::LoadOptions o;
+  o.requests = 400;
+  o.concurrency = 16;
+  const std::atomic<bool> never{false};
+  const double cpu = cpu_seconds();
+  const client::Run run = run_load(*target, w, o, never, {});
+  const double used = cpu_seconds() - cpu;
+  const client::Figures f = figures_of(run, {});
+  out.tokens_a_core = static_cast<double>(f.output_tokens) / used;
+  std::printf("at once: %lld tokens in %.2f s; %.0f tokens a second of wall, %.0f a core of the client (bar 20000)\n",
+              static_cast<long long>(f.output_tokens), f.seconds, f.output_per_second, out.tokens_a_core);
+}
+
+void paced(Outcome& out, int port) {
+  auto target = *client::make_target({"kvasir", "127.0.0.1:" + std::to_string(port)});
+  std::vector<std::shared_ptr<Delays>> sinks;
+  const auto start = std::chrono::steady_clock::now();
+  client::Ask ask;
+  ask.prompt = "x";
+  ask.max_tokens = 1500;
+  for (int i = 0; i < 32; ++i) {
+    sinks.push_back(std::make_shared<Delays>());
+    target->start(ask, sinks.back());
+  }
+  std::vector<double> all;
+  for (const auto& s : sinks) {
+    while (!s->done) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    all.insert(all.end(), s->delays.begin() + 100, s->delays.end());
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  out.paced_tokens_a_second = 32 * 1500 / seconds;
+  out.added = client::spread_of(std::move(all));
+  std::printf("paced: %.0f tokens a second; from the server's write to our clock p50 %.3f ms, p99 %.3f ms (bar 1 ms)\n",
+              out.paced_tokens_a_second, out.added.p50 * 1e3, out.added.p99 * 1e3);
+}
+
+// Gaps of 20, 40 and 80 ms: what the client says of them.
+void known(Outcome& out, const std::vector<std::pair<double, int>>& servers) {
+  const std::atomic<bool> never{false};
+  for (const auto& [gap, port] : servers) {
+    auto target = *client::make_target({"kvasir", "127.0.0.1:" + std::to_string(port)});
+    client::Workload w;
+    w.prompts = {{"x", 40}};
+    client::LoadOptions o;
+    o.requests = 8;
+    o.concurrency = 4;
+    const client::Figures f = figures_of(run_load(*target, w, o, never, {}), {});
+    const double median = std::abs(f.itl.p50 / gap - 1), mean = std::abs(f.itl.mean / gap - 1),
+                 tpot = std::abs(f.tpot.mean / gap - 1);
+    out.worst_error = std::max({out.worst_error, median, mean, tpot});
+    std::printf("gaps of %.0f ms: between tokens p50 %.3f ms, mean %.3f ms, per token %.3f ms (bar 2%%)\n", gap * 1e3,
+                f.itl.p50 * 1e3, f.itl.mean * 1e3, f.tpot.mean * 1e3);
+  }
+}
+
 }  // namespace
 
+// The last line is the outcome as JSON, for bench/all.
 int main() {
-  const Child fast = serve(0), paced = serve(0.0032);
-  const std::atomic<bool> never{false};
-  {
-    auto target = *client::make_target({"kvasir", "127.0.0.1:" + std::to_string(fast.port)});
-    client::Workload w;
-    w.prompts = {{"x", 500}};
-    client::LoadOptions o;
-    o.requests = 400;
-    o.concurrency = 16;
-    const double cpu = cpu_seconds();
-    const client::Run run = run_load(*target, w, o, never, {});
-    const double used = cpu_seconds() - cpu;
-    const client::Figures f = figures_of(run, {});
-    std::printf("at once: %lld tokens in %.2f s; %.0f tokens a second of wall, %.0f a core of the client (bar 20000)\n",
-                static_cast<long long>(f.output_tokens), f.seconds, f.output_per_second,
-                static_cast<double>(f.output_tokens) / used);
-  }
-  {
-    auto target = *client::make_target({"kvasir", "127.0.0.1:" + std::to_string(paced.port)});
-    std::vector<std::shared_ptr<Delays>> sinks;
-    const auto start = std::chrono::steady_clock::now();
-    client::Ask ask;
-    ask.prompt = "x";
-    ask.max_tokens = 1500;
-    for (int i = 0; i < 32; ++i) {
-      sinks.push_back(std::make_shared<Delays>());
-      target->start(ask, sinks.back());
-    }
-    std::vector<double> all;
-    for (const auto& s : sinks) {
-      while (!s->done) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      all.insert(all.end(), s->delays.begin() + 100, s->delays.end());
-    }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const size_t n = all.size();
-    const client::Spread s = client::spread_of(std::move(all));
-    std::printf(
-        "paced: %.0f tokens a second; from the server's write to our clock p50 %.3f ms, p99 %.3f ms (bar 1 ms)\n",
-        static_cast<double>(n) / 1400 * 1500 / seconds, s.p50 * 1e3, s.p99 * 1e3);
-  }
-  for (const Child& child : {fast, paced}) {
+  std::vector<Child> children;
+  for (const double gap : {0.0, 0.0032, 0.02, 0.04, 0.08}) children.push_back(serve(gap));
+  Outcome out;
+  at_once(out, children[0].port);
+  paced(out, children[1].port);
+  known(out, {{0.02, children[2].port}, {0.04, children[3].port}, {0.08, children[4].port}});
+  for (const Child& child : children) {
     kill(child.pid, SIGKILL);
     waitpid(child.pid, nullptr, 0);
   }
+  std::printf(
+      "{\"tokens_a_second_a_core\": %.0f, \"paced_tokens_a_second\": %.0f, \"added_p50_ms\": %.4f, \"added_p99_ms\": "
+      "%.4f, "
+      "\"worst_error_of_known_delays\": %.5f}\n",
+      out.tokens_a_core, out.paced_tokens_a_second, out.added.p50 * 1e3, out.added.p99 * 1e3, out.worst_error);
 }
