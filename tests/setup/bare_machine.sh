@@ -29,7 +29,7 @@ make_chroot() {
     cp -r /usr/local/share/ca-certificates/. "$dir/usr/local/share/ca-certificates/"
     chroot "$dir" update-ca-certificates >/dev/null
   fi
-  for each in proc sys dev; do mkdir -p "$dir/$each" && mount --rbind "/$each" "$dir/$each"; done
+  for each in proc sys dev; do mkdir -p "$dir/$each" && mount --rbind "/$each" "$dir/$each" && mount --make-rslave "$dir/$each"; done
 }
 
 inside() { env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb LANG=C.UTF-8 \
