@@ -44,6 +44,9 @@ void ModelFlags::define(Options& o) {
   o.add("max_tokens_per_step", &engine.max_tokens_per_step,
         "Tokens a step computes at most: decodes first, then prompts")
       .range(16, 1 << 20);
+  o.add("record", &engine.record,
+        "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
+      .value_name("FILE");
   o.add("max_running", &engine.max_running, "Sequences in a step at most").range(1, 65536);
   o.check([this]() -> Status {
     if (engine.page_size & (engine.page_size - 1))

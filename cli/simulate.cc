@@ -1,15 +1,23 @@
-// kvasir simulate: a workload through the real scheduler, with a cost model in place of the device.
+// kvasir simulate: a workload through the real scheduler, with a cost model in place of the device; or a recording
+// again, plan by plan.
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 
 #include "cli/command.h"
 #include "core/config.h"
+#include "scheduler/options_json.h"
 #include "scheduler/policy.h"
+#include "scheduler/recording.h"
 #include "scheduler/simulate.h"
 
 namespace kvasir::cli {
 namespace {
+
+struct SimulateConfig {
+  std::string workload, policy = "auto", out, fit;
+  std::vector<std::string> configs;
+};
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -17,11 +25,17 @@ Result<std::string> read_file(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-Status run(const std::string& workload_file, const std::vector<std::string>& configs, const std::string& policy,
-           const std::string& out) {
-  KVASIR_ASSIGN(std::string text, read_file(workload_file));
-  auto workload = scheduler::parse_workload(text);
-  if (!workload.ok()) return Status(workload.status().code(), cat(workload_file, ", ", workload.status().message()));
+Status in_file(const std::string& file, const Status& s) { return Status(s.code(), cat(file, ", ", s.message())); }
+
+Status write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << '\n';
+  file.flush();
+  return file ? Status() : Status(Code::unavailable, cat("cannot write ", path));
+}
+
+// The machine that is simulated when no --config says otherwise.
+scheduler::Options default_machine() {
   scheduler::Options options;
   options.groups = {{16384, 0}};
   options.max_context = 131072;
@@ -29,49 +43,97 @@ Status run(const std::string& workload_file, const std::vector<std::string>& con
   options.max_tokens_per_step = 2048;
   options.max_waiting = 1 << 20;
   options.max_waiting_tokens = int64_t(1) << 34;
-  for (const std::string& file : configs) {
+  return options;
+}
+
+Status replay(const SimulateConfig& c, std::istream& recording) {
+  std::vector<scheduler::StepTime> steps;
+  auto report = scheduler::replay(recording, c.fit.empty() ? nullptr : &steps);
+  if (!report.ok()) return in_file(c.workload, report.status());
+  const std::string json = scheduler::to_json(*report);
+  std::puts(json.c_str());
+  if (!c.out.empty()) KVASIR_TRY(write_file(c.out, json));
+  if (!report->identical)
+    return failed_precondition(cat(c.workload, " does not replay as it was recorded: ", report->difference));
+  if (c.fit.empty()) return {};
+  auto fit = scheduler::fit_cost(steps);
+  if (!fit.ok()) return in_file(c.workload, fit.status());
+  return write_file(c.fit, scheduler::to_json(*fit, c.workload));
+}
+
+Status simulate_with(const SimulateConfig& c, scheduler::Options options, const scheduler::Workload& workload) {
+  for (const std::string& file : c.configs) {
     KVASIR_ASSIGN(std::string json, read_file(file));
     KVASIR_TRY(scheduler::apply_json(json, &options, file));
   }
   std::vector<scheduler::SimReport> reports;
-  for (const std::string& p : policy == "all" ? scheduler::policy_names() : std::vector{policy}) {
+  const bool all = c.policy == "auto" || c.policy == "all";
+  for (const std::string& p : all ? scheduler::policy_names() : std::vector{c.policy}) {
     options.policy = p;
-    KVASIR_ASSIGN(auto report, scheduler::simulate(options, *workload));
+    KVASIR_ASSIGN(auto report, scheduler::simulate(options, workload));
     reports.push_back(std::move(report));
   }
   const std::string json = scheduler::to_json(reports);
   std::puts(json.c_str());
-  if (out.empty()) return {};
-  std::ofstream file(out), plot(out + ".svg");
-  file << json << '\n';
-  plot << scheduler::to_svg(reports);
-  file.flush();
-  plot.flush();
-  if (!file || !plot) return Status(Code::unavailable, cat("cannot write ", out, " and ", out, ".svg"));
-  return {};
+  if (c.out.empty()) return {};
+  KVASIR_TRY(write_file(c.out, json));
+  return write_file(c.out + ".svg", scheduler::to_svg(reports));
+}
+
+Status run(const SimulateConfig& c) {
+  std::ifstream in(c.workload, std::ios::binary);
+  std::string first_line;
+  if (!in) return not_found(cat("cannot open ", c.workload));
+  std::getline(in, first_line);
+  in.clear();
+  in.seekg(0);
+  if (scheduler::is_recording(first_line)) {
+    if (c.policy == "auto" && c.configs.empty()) return replay(c, in);
+    auto recorded = scheduler::read_workload(in);
+    if (!recorded.ok()) return in_file(c.workload, recorded.status());
+    return simulate_with(c, recorded->options, recorded->workload);
+  }
+  if (!c.fit.empty())
+    return invalid_argument("--fit needs a recording: one that serve or generate wrote with --record");
+  std::string text(std::istreambuf_iterator<char>(in), {});
+  auto workload = scheduler::parse_workload(text);
+  if (!workload.ok()) return in_file(c.workload, workload.status());
+  return simulate_with(c, default_machine(), *workload);
 }
 
 int simulate(int argc, char** argv) {
-  std::string workload, policy = "all", out;
-  std::vector<std::string> configs;
-  Options o("kvasir simulate", "Runs a workload through the scheduler with a cost model in place of the device.");
-  o.add("workload", &workload,
-        "JSONL, one request a line: arrival_s, prompt_tokens, output_tokens, and as wanted prefix_ids, tenant, "
-        "priority, deadline_s, cancel_at_s (both after arrival), conversation, follows")
+  SimulateConfig c;
+  Options o("kvasir simulate",
+            "Replays a recording and checks that every plan is the same; or runs a workload through the scheduler with "
+            "a cost model in place of the device.");
+  o.add("workload", &c.workload,
+        "What serve --record wrote; or JSONL, one request a line: arrival_s, prompt_tokens, output_tokens, and as "
+        "wanted prefix_ids, tenant, priority, deadline_s, cancel_at_s (both after arrival), conversation, follows")
       .value_name("FILE")
       .only_flag();
-  o.add("config", &configs, "JSON with pages, page_size, max_running ... and cost; more than one may be given")
+  o.add("config", &c.configs,
+        "JSON with pages, page_size, max_running ... and cost; more than one may be given. A recording is then "
+        "simulated, not replayed")
       .value_name("FILE")
       .only_flag();
   std::vector<std::string> policies = scheduler::policy_names();
-  policies.push_back("all");
-  o.add("policy", &policy, "Which order of admission, or all of them side by side").one_of(policies).only_flag();
-  o.add("out", &out, "Where to write the JSON, and a plot as FILE.svg").value_name("FILE").only_flag();
-  o.check([&] { return workload.empty() ? invalid_argument("no --workload FILE was given") : Status(); });
+  policies.insert(policies.end(), {"all", "auto"});
+  o.add("policy", &c.policy,
+        "Which order of admission, or all of them side by side; auto is all, and for a recording a replay")
+      .one_of(policies)
+      .only_flag();
+  o.add("out", &c.out, "Where to write the JSON, and a plot as FILE.svg").value_name("FILE").only_flag();
+  o.add("fit", &c.fit, "Fit a cost model to the times of a recording's steps and write it, for --config")
+      .value_name("FILE")
+      .only_flag();
+  o.check([&] { return c.workload.empty() ? invalid_argument("no --workload FILE was given") : Status(); });
   o.example("kvasir simulate --workload day.jsonl --config configs/cost/h200-8b-bf16.json --out day.json",
             "every policy's TTFT, ITL, goodput and fairness");
+  o.example("kvasir simulate --workload run.rec", "the scheduler makes the plans it made when this was recorded");
+  o.example("kvasir simulate --workload run.rec --fit cost.json", "and what its steps cost");
+  o.example("kvasir simulate --workload run.rec --policy all --config cost.json", "the same requests, other policies");
   if (auto code = o.parse(argc, argv)) return *code;
-  Status status = run(workload, configs, policy, out);
+  Status status = run(c);
   if (status.ok()) return kOk;
   std::fprintf(stderr, "kvasir simulate: %s\n", status.message().c_str());
   return status.code() == Code::invalid_argument || status.code() == Code::not_found ? kUsage : kFailed;

@@ -12,8 +12,10 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "engine/kv_memory.h"
+#include "engine/recording_file.h"
 #include "engine/step_loop.h"
 #include "engine/validate.h"
+#include "scheduler/recorder.h"
 
 namespace kvasir::engine {
 namespace {
@@ -192,6 +194,13 @@ Result<std::unique_ptr<scheduler::Scheduler>> EngineImpl::make_scheduler(int64_t
   o.tenant_max_waiting = options_.tenant_max_waiting;
   o.tenant_max_waiting_tokens = options_.tenant_max_waiting_tokens;
   o.tenant_cache_share = options_.tenant_cache_share;
+  if (!options_.record.empty()) {
+    KVASIR_ASSIGN(auto opened, RecordingFile::open(options_.record));
+    std::shared_ptr<RecordingFile> file = std::move(opened);
+    std::random_device entropy;
+    o.recorder = std::make_shared<scheduler::Recorder>([file](std::string lines) { file->write(std::move(lines)); },
+                                                       uint64_t(entropy()) << 32 | entropy());
+  }
   return scheduler::Scheduler::create(o);
 }
 

@@ -36,6 +36,7 @@ struct EngineOptions {
   std::map<std::string, double> tenant_weights;                   // policy fair: 1 when not named
   int32_t cache_event_ring = 4096;                                // cache events a router may ask for again, a tenant
   std::string step_trace;                                         // Chrome trace file
+  std::string record;                                             // of the scheduler's calls, for kvasir simulate
   std::string chat_template;                                      // a file; empty: the model's own
 };
 

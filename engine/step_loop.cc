@@ -65,6 +65,7 @@ void StepLoop::sleep() {
                  " free and ", stats.pages_cached, " cached of ", stats.pages_total, " pages");
   }
   publish_stats();
+  scheduler_->flush_recording();
   std::optional<Time> until = scheduler_->wake_at();
   for (const JobPtr& job : paused_) {
     Time limit = job->paused_since + options_.slow_reader_limit;

@@ -31,6 +31,8 @@ struct StepCost {
   double page_move_us = 20;         // a page between device and host
 };
 
+class Recorder;
+
 struct Options {
   int32_t page_size = 16;         // a power of two, 1 to 256
   std::vector<PageGroup> groups;  // at least one
@@ -56,6 +58,7 @@ struct Options {
 
   StepCost cost;
   std::shared_ptr<kvcache::CacheEvents> cache_events;  // what is cached and what goes, for routers; null: untold
+  std::shared_ptr<Recorder> recorder;                  // of every call, for replay; null: none
 
   Status validate() const;
 };

@@ -6,13 +6,12 @@
 
 namespace kvasir::scheduler {
 
-void Scheduler::advance(std::span<SeqResult> results, Time now) {
-  State& st = *state_;
-  KVASIR_CHECK(!st.flights.empty(), "advance without a plan in flight");
-  State::Flight flight = std::move(st.flights.front());
-  st.flights.pop_front();
-  st.clock = std::max(st.clock, now);
-  st.kv.retire_step(flight.step);
+void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
+  KVASIR_CHECK(!flights.empty(), "advance without a plan in flight");
+  Flight flight = std::move(flights.front());
+  flights.pop_front();
+  clock = std::max(clock, now);
+  kv.retire_step(flight.step);
 
   // Results come in the plan's order, as a rule; then finding one is looking at the next.
   size_t next = 0;
@@ -25,15 +24,15 @@ void Scheduler::advance(std::span<SeqResult> results, Time now) {
     return it == by_id.end() ? nullptr : &results[it->second];
   };
   std::vector<RequestId> searches;  // not pointers: a search whose last beams end below is gone
-  for (const State::Named& n : flight.named) {
+  for (const Named& n : flight.named) {
     Sequence* s = n.seq;
     --s->in_flight;
     SeqResult* r = n.samples ? result_of(s->id) : nullptr;
     if (r != nullptr) r->accepted = 0;
     if (s->over()) {
       if (s->in_flight == 0) {
-        --st.leaving;
-        st.forget(s);
+        --leaving;
+        forget(s);
       }
       continue;
     }
@@ -43,21 +42,21 @@ void Scheduler::advance(std::span<SeqResult> results, Time now) {
       if (s->request->beam && s->outputs() > 0 &&
           std::find(searches.begin(), searches.end(), s->request->id) == searches.end())
         searches.push_back(s->request->id);
-      st.take_tokens(s, *r, n);
+      take_tokens(s, *r, n);
     }
-    st.settle(s);
+    settle(s);
   }
   for (RequestId id : searches)
-    if (auto it = st.requests.find(id); it != st.requests.end()) st.regroup_beams(it->second.get(), results);
+    if (auto it = requests.find(id); it != requests.end()) regroup_beams(it->second.get(), results);
 
   const double took = std::chrono::duration<double>(now - flight.planned).count();
   if (took > 0 && flight.tokens > 0) {
-    const double rate = static_cast<double>(flight.tokens) / took, keep = st.load.tokens_per_second > 0 ? 0.95 : 0.0;
-    st.load.tokens_per_second = keep * st.load.tokens_per_second + (1 - keep) * rate;
-    st.load.step_seconds = keep * st.load.step_seconds + (1 - keep) * took;
+    const double rate = static_cast<double>(flight.tokens) / took, keep = load.tokens_per_second > 0 ? 0.95 : 0.0;
+    load.tokens_per_second = keep * load.tokens_per_second + (1 - keep) * rate;
+    load.step_seconds = keep * load.step_seconds + (1 - keep) * took;
   }
   flight.named.clear();
-  st.spare_flights.push_back(std::move(flight));
+  spare_flights.push_back(std::move(flight));
 }
 
 void Scheduler::State::take_tokens(Sequence* s, SeqResult& r, const Named& n) {

@@ -1,21 +1,16 @@
-// The calls from outside: what may come in, and the one exit.
+// The calls from outside (submit() is in submit.cc), and the one exit.
 #include "scheduler/scheduler.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/check.h"
+#include "scheduler/recorder.h"
 #include "scheduler/state.h"
 
 namespace kvasir::scheduler {
 namespace {
 
 Status wrong(const char* field, std::string message) { return invalid_argument(std::move(message)).with_field(field); }
-
-// Lengths go in, so that no two different triples make the same key.
-std::string cache_key(const Submission& s) {
-  return cat(s.tenant.size(), ":", s.tenant, s.cache_salt.size(), ":", s.cache_salt, s.adapter);
-}
 
 }  // namespace
 
@@ -36,7 +31,28 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const Options& options) {
   kv.recompute_slope = options.cost.context_us * options.page_size / std::max(options.cost.token_us, 1e-9);
   auto state = std::make_unique<State>(options, kv, std::move(policy));
   state->kv.begin_step(1);
+  if (options.recorder) options.recorder->begin(options);
   return std::unique_ptr<Scheduler>(new Scheduler(std::move(state)));
+}
+
+Result<SeqId> Scheduler::submit(Submission submission, Time now) {
+  Recorder* recorder = state_->options.recorder.get();
+  if (recorder == nullptr) return state_->submit(std::move(submission), now);
+  const int32_t n = submission.n;
+  recorder->submit(submission, now);
+  Result<SeqId> first = state_->submit(std::move(submission), now);
+  recorder->submitted(first, n);
+  return first;
+}
+
+void Scheduler::next_step(Time now, StepPlan& plan) {
+  state_->make_plan(now, plan);
+  if (auto& recorder = state_->options.recorder) recorder->step(now, plan, state_->options.page_size);
+}
+
+void Scheduler::advance(std::span<SeqResult> results, Time now) {
+  if (auto& recorder = state_->options.recorder) recorder->advance(results, now);
+  state_->retire(results, now);
 }
 
 int32_t Scheduler::State::tenant_index(const std::string& name) {
@@ -57,135 +73,6 @@ Request* Scheduler::State::find_request(RequestId id) {
 Sequence* Scheduler::State::find_sequence(SeqId id) const {
   auto it = sequences.find(id);
   return it == sequences.end() ? nullptr : it->second.get();
-}
-
-// Of one request, alone in the pool. Choices may take turns, beams may not: each needs its own pages,
-// and one more for what they share in part. A window needs no more than itself and a step (options.cc).
-int64_t Scheduler::State::most_tokens(int32_t beams) const {
-  int64_t most = options.max_context;
-  for (int g = 0; g < kv.groups(); ++g) {
-    int64_t pages = kv.pool(g).size();
-    if (options.groups[g].window > 0 && options.index_mode != kvcache::IndexMode::offset) {
-      const int64_t each = kv.pages_for(options.groups[g].window) + 2;
-      if (beams > 1 && beams * each + kv.pages_for(options.max_tokens_per_step) > pages) most = 0;
-      continue;
-    }
-    if (beams > 1) pages = pages / beams - 1;
-    most = std::min(most, pages * options.page_size);
-  }
-  return most;
-}
-
-Status Scheduler::State::check(const Submission& s) const {
-  if (requests.contains(s.id))
-    return Status(Code::already_exists, cat("request ", s.id, " is already there")).with_field("id");
-  const int64_t prompt = static_cast<int64_t>(s.prompt.size());
-  if (prompt == 0) return wrong("prompt", "prompt has no tokens; at least one is needed");
-  for (int32_t t : s.prompt)
-    if (t < 0) return wrong("prompt", cat("prompt has token id ", t, "; ids are not negative"));
-  if (s.n < 1 || s.n > options.max_running)
-    return wrong("n", cat("n is ", s.n, "; it must be from 1 to ", options.max_running));
-  const int64_t most = most_tokens(s.beam ? s.n : 1);
-  if (prompt > most || (prompt == most && s.max_new.value_or(1) > 0))
-    return wrong("prompt", cat("prompt has ", prompt, " tokens; context and cache have room for ", most,
-                               " with the output: shorten it, or serve with more kv-memory"));
-  if (s.max_new && *s.max_new < 0)
-    return wrong("max_tokens", cat("max_tokens is ", *s.max_new, "; it must not be negative"));
-  if (s.max_new && *s.max_new > most - prompt)
-    return wrong("max_tokens", cat("max_tokens is ", *s.max_new, "; with a prompt of ", prompt, " tokens at most ",
-                                   most - prompt, " fit"));
-  return {};
-}
-
-Status Scheduler::State::check_load(const Submission& s, int32_t tenant) const {
-  const int64_t prompt = static_cast<int64_t>(s.prompt.size());
-  const int64_t waiting = static_cast<int64_t>(policy->size());
-  const TenantLoad& t = tenants[tenant];
-  struct Bound {
-    const char* what;
-    int64_t now, more, most;
-  };
-  const Bound bounds[] = {{"requests wait", waiting, 1, options.max_waiting},
-                          {"prompt tokens wait", stats.waiting_tokens, prompt, options.max_waiting_tokens},
-                          {"of your requests wait", t.waiting, 1, options.tenant_max_waiting},
-                          {"of your prompt tokens wait", t.waiting_tokens, prompt, options.tenant_max_waiting_tokens}};
-  for (const Bound& b : bounds) {
-    if (b.most == 0 || b.now + b.more <= b.most) continue;
-    // What is too much now is gone after this many tokens at the measured rate.
-    double tokens = std::max<double>(static_cast<double>(stats.waiting_tokens) * (b.now + b.more - b.most) /
-                                         std::max<double>(static_cast<double>(b.now), 1),
-                                     static_cast<double>(prompt));
-    double wait = load.tokens_per_second > 0 ? tokens / load.tokens_per_second : 1.0;
-    auto ms = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::clamp(wait, 0.05, 600.0) * 1000)));
-    return resource_exhausted(cat(b.now, " ", b.what, ", at most ", b.most, " may; try again in ", ms.count(), " ms"))
-        .with_retry_after(ms);
-  }
-  return {};
-}
-
-Sequence* Scheduler::State::make_sequence(Request* r, int32_t choice) {
-  auto owned = std::make_unique<Sequence>();
-  Sequence* s = owned.get();
-  s->id = r->first + choice;
-  s->request = r;
-  s->choice = choice;
-  s->mask_ready = !r->needs_mask;
-  r->sequences.push_back(s);
-  ++r->alive;
-  sequences[s->id] = std::move(owned);
-  return s;
-}
-
-Result<SeqId> Scheduler::submit(Submission submission, Time now) {
-  State& st = *state_;
-  st.clock = std::max(st.clock, now);
-  auto judged = [&]() -> Status {
-    KVASIR_TRY(st.check(submission));
-    if (submission.deadline && *submission.deadline <= now)
-      return Status(Code::deadline_exceeded, "the deadline has passed already").with_field("deadline");
-    return st.check_load(submission, st.tenant_index(submission.tenant));
-  };
-  if (Status s = judged(); !s.ok()) {
-    ++st.stats.refused;
-    return s;
-  }
-  auto owned = std::make_unique<Request>();
-  Request* r = owned.get();
-  r->id = submission.id;
-  r->tenant = st.tenant_index(submission.tenant);
-  r->priority = submission.priority;
-  r->n = submission.n;
-  r->beam = submission.beam && submission.n > 1;
-  r->needs_mask = submission.needs_mask;
-  r->no_prefix_read = submission.no_prefix_read;
-  r->forked = submission.n == 1;
-  r->prompt_tokens = static_cast<int64_t>(submission.prompt.size());
-  r->max_new = submission.max_new.value_or(st.most_tokens(r->beam ? r->n : 1) - r->prompt_tokens);
-  r->ordinal = st.next_ordinal;
-  r->first = st.next_seq;
-  r->arrival = now;
-  r->deadline = submission.deadline;
-  if (st.options.prefix_cache) r->cache_key = cache_key(submission);
-
-  Sequence probe;  // what the policy is to judge, before anything is changed
-  probe.request = r;
-  probe.tokens = std::move(submission.prompt);
-  st.load.waiting_tokens = st.stats.waiting_tokens;
-  st.load.running = static_cast<int64_t>(st.running.size());
-  if (Status s = st.policy->judge(probe, now, st.load); !s.ok()) {
-    ++st.stats.refused;
-    return s;
-  }
-  ++st.next_ordinal;
-  st.next_seq += r->n;
-  st.requests[r->id] = std::move(owned);
-  ++st.stats.requests;
-  Sequence* s = st.make_sequence(r, 0);
-  s->tokens = std::move(probe.tokens);
-  s->tokens.shrink_to_fit();
-  if (r->deadline) st.expiries.push({*r->deadline, r->id, r->ordinal});
-  st.enqueue(s);
-  return s->id;
 }
 
 void Scheduler::State::count_waiting(const Sequence& s, int sign) {
@@ -268,6 +155,7 @@ void Scheduler::State::forget(Sequence* s) {
   e.request = r->id;
   events.push_back(e);
   if (r->paused) --paused_requests;
+  if (options.recorder) options.recorder->forget(r->first, r->n);
   s->request = nullptr;
   requests.erase(r->id);
   if (requests.empty() && flights.empty()) kv.abandon_orders();
@@ -287,6 +175,7 @@ void Scheduler::State::end_request(Request* r, Event::Kind why) {
 }
 
 Status Scheduler::cancel(RequestId id) {
+  if (auto& recorder = state_->options.recorder) recorder->request_call("cancel", id);
   Request* r = state_->find_request(id);
   if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
   state_->end_request(r, Event::Kind::cancelled);
@@ -294,6 +183,7 @@ Status Scheduler::cancel(RequestId id) {
 }
 
 Status Scheduler::pause(RequestId id) {
+  if (auto& recorder = state_->options.recorder) recorder->request_call("pause", id);
   State& st = *state_;
   Request* r = st.find_request(id);
   if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
@@ -305,6 +195,7 @@ Status Scheduler::pause(RequestId id) {
 }
 
 Status Scheduler::resume(RequestId id) {
+  if (auto& recorder = state_->options.recorder) recorder->request_call("resume", id);
   State& st = *state_;
   Request* r = st.find_request(id);
   if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
@@ -321,6 +212,7 @@ int64_t Scheduler::State::limit_of(const Sequence& s) const {
 }
 
 Status Scheduler::stop_at(SeqId id, int64_t output_tokens) {
+  if (auto& recorder = state_->options.recorder) recorder->stop_at(id, output_tokens);
   State& st = *state_;
   Sequence* s = st.find_sequence(id);
   if (s == nullptr || s->over()) return not_found(cat("sequence ", id, " is not there, or is over"));
@@ -337,6 +229,7 @@ Status Scheduler::stop_at(SeqId id, int64_t output_tokens) {
 }
 
 Status Scheduler::mask_ready(SeqId id) {
+  if (auto& recorder = state_->options.recorder) recorder->mask_ready(id);
   Sequence* s = state_->find_sequence(id);
   if (s == nullptr || s->over()) return not_found(cat("sequence ", id, " is not there, or is over"));
   s->mask_ready = true;
@@ -344,6 +237,7 @@ Status Scheduler::mask_ready(SeqId id) {
 }
 
 Status Scheduler::propose(SeqId id, std::vector<int32_t> draft) {
+  if (auto& recorder = state_->options.recorder) recorder->propose(id, draft);
   State& st = *state_;
   Sequence* s = st.find_sequence(id);
   if (s == nullptr || s->over()) return not_found(cat("sequence ", id, " is not there, or is over"));
@@ -364,6 +258,11 @@ void Scheduler::take_events(std::vector<Event>& out) {
 std::span<const int32_t> Scheduler::tokens(SeqId id) const {
   const Sequence* s = state_->find_sequence(id);
   return s == nullptr ? std::span<const int32_t>() : std::span<const int32_t>(s->tokens);
+}
+
+bool Scheduler::alive(SeqId id) const {
+  const Sequence* s = state_->find_sequence(id);
+  return s != nullptr && !s->over();
 }
 
 int Scheduler::in_flight() const { return static_cast<int>(state_->flights.size()); }
@@ -398,7 +297,14 @@ Stats Scheduler::brief_stats() const {
   return s;
 }
 
-void Scheduler::flush_prefix_cache() { state_->kv.flush(); }
+void Scheduler::flush_prefix_cache() {
+  if (auto& recorder = state_->options.recorder) recorder->flush_prefix_cache();
+  state_->kv.flush();
+}
+
+void Scheduler::flush_recording() {
+  if (auto& recorder = state_->options.recorder) recorder->flush();
+}
 
 std::vector<RequestId> Scheduler::live_requests() const {
   std::vector<RequestId> ids;

@@ -115,11 +115,13 @@ class Scheduler {
 
   // Prompt and known output of a live sequence; empty when there is none.
   std::span<const int32_t> tokens(SeqId seq) const;
+  bool alive(SeqId seq) const;  // it exists and is not over
   int in_flight() const;
   bool idle() const;                    // nothing is running, waiting, paused or in flight
   std::optional<Time> wake_at() const;  // the next deadline that next_step should see
   Stats stats() const;
   Stats brief_stats() const;  // without counting sequences by state: the same in a few nanoseconds
+  void flush_recording();     // what is recorded reaches its file
   void flush_prefix_cache();  // forgets what nobody is using
   std::vector<RequestId> live_requests() const;
 

@@ -96,6 +96,13 @@ struct Request {
   std::vector<Sequence*> sequences;  // not yet forgotten ones, by choice
 };
 
+// The order of the running: the policy's rank, then arrival.
+inline bool before(const Sequence* a, const Sequence* b) {
+  if (a->rank != b->rank) return a->rank < b->rank;
+  if (a->request->ordinal != b->request->ordinal) return a->request->ordinal < b->request->ordinal;
+  return a->choice < b->choice;
+}
+
 inline int64_t Sequence::outputs() const { return static_cast<int64_t>(tokens.size()) - request->prompt_tokens; }
 
 }  // namespace kvasir::scheduler

@@ -19,6 +19,7 @@ int32_t token_at(uint64_t stream, int64_t position) {
 
 int32_t token_of(const Workload& w, size_t index, int64_t position) {
   const WorkItem& item = w.items[index];
+  if (static_cast<size_t>(position) < item.text.size()) return item.text[static_cast<size_t>(position)];
   const int64_t block = position / w.prefix_block;
   if (block < static_cast<int64_t>(item.prefix_ids.size()))
     return token_at(static_cast<uint64_t>(item.prefix_ids[block]) * 2 + 1, position);
@@ -54,16 +55,6 @@ struct Arrival {
 };
 
 }  // namespace
-
-double step_seconds(const StepPlan& plan, const StepCost& cost) {
-  double us = cost.fixed_us + cost.page_move_us * static_cast<double>(plan.moves.size());
-  for (const PlanItem& item : plan.items) {
-    const double n = item.count, context = static_cast<double>(item.begin) + 0.5 * n;
-    us += n * (item.phase == Phase::decode ? cost.decode_token_us : cost.token_us);
-    us += n * context * (item.phase == Phase::decode ? cost.decode_context_us : cost.context_us);
-  }
-  return us * 1e-6;
-}
 
 Result<SimReport> simulate(const Options& options, const Workload& w) {
   const auto wall = std::chrono::steady_clock::now();
@@ -128,7 +119,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w) {
     }
     scheduler->next_step(at(now), plan);
     if (!plan.empty()) {
-      now += step_seconds(plan, options.cost);
+      now += step_seconds(work_of(plan), options.cost);
       results.clear();
       sampled.clear();
       sampled.reserve(plan.items.size());

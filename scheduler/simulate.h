@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "scheduler/cost_model.h"
 #include "scheduler/scheduler.h"
 
 namespace kvasir::scheduler {
@@ -22,7 +23,8 @@ struct WorkItem {
   // Requests of one conversation share what comes after prefix_ids: a prompt that is as long as an
   // earlier one and its output repeats both. -1: nobody else's.
   int64_t conversation = -1;
-  int64_t follows = -1;  // index of an earlier request
+  int64_t follows = -1;       // index of an earlier request
+  std::vector<int32_t> text;  // prompt and output where they are known, of a recording; wins over all of the above
 };
 
 struct Workload {
@@ -53,11 +55,9 @@ struct SimReport {
   std::vector<TenantReport> tenants;
 };
 
-double step_seconds(const StepPlan& plan, const StepCost& cost);
 Result<SimReport> simulate(const Options& options, const Workload& workload);
 
 std::string to_json(const std::vector<SimReport>& reports);
-std::string to_svg(const std::vector<SimReport>& reports);                                // policies side by side
-Status apply_json(const std::string& json, Options* options, const std::string& source);  // configs/cost, --config
+std::string to_svg(const std::vector<SimReport>& reports);  // policies side by side
 
 }  // namespace kvasir::scheduler

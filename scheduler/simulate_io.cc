@@ -1,4 +1,4 @@
-// Workloads and cost models in, reports and a plot out.
+// Workloads in, reports and a plot out.
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -98,71 +98,6 @@ Result<Workload> parse_workload(const std::string& jsonl) {
   }
   if (w.items.empty()) return invalid_argument("the workload has no requests");
   return w;
-}
-
-Status apply_json(const std::string& text, Options* o, const std::string& source) {
-  json j = json::parse(text, nullptr, false, true);
-  if (!j.is_object()) return invalid_argument(cat(source, " is not a JSON object"));
-  auto set = [&](const std::string& name, const json& v, auto* out) -> Status {
-    using T = std::remove_reference_t<decltype(*out)>;
-    const bool fits = std::is_same_v<T, std::string> ? v.is_string()
-                      : std::is_same_v<T, bool>      ? v.is_boolean()
-                                                     : v.is_number();
-    if (!fits)
-      return invalid_argument(cat(source, ": ", name, " is ", v.dump(), ", which has the wrong type")).with_field(name);
-    *out = v.get<T>();
-    return {};
-  };
-  for (const auto& [name, v] : j.items()) {
-    if (name == "about") continue;  // a line for the reader
-    if (name == "cost") {
-      if (!v.is_object()) return invalid_argument(cat(source, ": cost must be an object"));
-      for (const auto& [part, x] : v.items()) {
-        double* out = part == "fixed_us"            ? &o->cost.fixed_us
-                      : part == "token_us"          ? &o->cost.token_us
-                      : part == "context_us"        ? &o->cost.context_us
-                      : part == "decode_token_us"   ? &o->cost.decode_token_us
-                      : part == "decode_context_us" ? &o->cost.decode_context_us
-                      : part == "page_move_us"      ? &o->cost.page_move_us
-                                                    : nullptr;
-        if (out == nullptr) return invalid_argument(cat(source, ": cost.", part, " is not known")).with_field(part);
-        KVASIR_TRY(set(part, x, out));
-        if (*out < 0) return invalid_argument(cat(source, ": cost.", part, " is negative")).with_field(part);
-      }
-    } else if (name == "pages") {
-      KVASIR_TRY(set(name, v, &o->groups[0].pages));
-    } else if (name == "page_size") {
-      KVASIR_TRY(set(name, v, &o->page_size));
-    } else if (name == "host_pages") {
-      KVASIR_TRY(set(name, v, &o->host_pages));
-    } else if (name == "max_context") {
-      KVASIR_TRY(set(name, v, &o->max_context));
-    } else if (name == "max_tokens_per_step") {
-      KVASIR_TRY(set(name, v, &o->max_tokens_per_step));
-    } else if (name == "max_running") {
-      KVASIR_TRY(set(name, v, &o->max_running));
-    } else if (name == "max_waiting") {
-      KVASIR_TRY(set(name, v, &o->max_waiting));
-    } else if (name == "max_waiting_tokens") {
-      KVASIR_TRY(set(name, v, &o->max_waiting_tokens));
-    } else if (name == "lookahead_tokens") {
-      KVASIR_TRY(set(name, v, &o->lookahead_tokens));
-    } else if (name == "prefix_cache") {
-      KVASIR_TRY(set(name, v, &o->prefix_cache));
-    } else if (name == "tenant_cache_share") {
-      KVASIR_TRY(set(name, v, &o->tenant_cache_share));
-    } else if (name == "patience_s") {
-      double s = 0;
-      KVASIR_TRY(set(name, v, &s));
-      o->patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
-    } else if (name == "tenant_weights") {
-      if (!v.is_object()) return invalid_argument(cat(source, ": tenant_weights must be an object"));
-      for (const auto& [tenant, x] : v.items()) KVASIR_TRY(set(tenant, x, &o->tenant_weights[tenant]));
-    } else {
-      return invalid_argument(cat(source, ": \"", name, "\" is not known")).with_field(name);
-    }
-  }
-  return {};
 }
 
 std::string to_json(const std::vector<SimReport>& reports) {

@@ -1,5 +1,5 @@
-// What a Scheduler is made of. Calls from outside are in scheduler.cc, making a plan in plan_step.cc,
-// retiring one in retire.cc, the integrity check in integrity.cc.
+// What a Scheduler is made of. Calls from outside are in scheduler.cc and submit.cc; making a plan in plan_step.cc,
+// who comes in for it in admission.cc, who loses pages to it in preempt.cc; retiring one in retire.cc.
 #pragma once
 
 #include <deque>
@@ -42,17 +42,20 @@ struct Scheduler::State {
     bool operator<(const Expiry& o) const { return deadline > o.deadline; }  // the queue's top is the earliest
   };
 
-  // scheduler.cc
+  // submit.cc
   int64_t most_tokens(int32_t beams = 1) const;
   Status check(const Submission& s) const;
   Status check_load(const Submission& s, int32_t tenant) const;
+  Result<SeqId> submit(Submission submission, Time now);
+  Sequence* make_sequence(Request* r, int32_t choice);
+
+  // scheduler.cc
   int32_t tenant_index(const std::string& name);
   Request* find_request(RequestId id);
   Sequence* find_sequence(SeqId id) const;
   void enqueue(Sequence* s);  // into the policy's queue, unless its request is paused
   void dequeue(Sequence* s);
   void count_waiting(const Sequence& s, int sign);
-  Sequence* make_sequence(Request* r, int32_t choice);
   void event(Event::Kind kind, const Sequence& s, Event::Reason reason = Event::Reason::none);
   // The one exit. Its pages come back now, or when the last plan that names it retires.
   void end_sequence(Sequence* s, Event::Reason reason);
@@ -61,35 +64,41 @@ struct Scheduler::State {
   int64_t limit_of(const Sequence& s) const;  // output tokens it may have
 
   // plan_step.cc
+  void make_plan(Time now, StepPlan& plan);
   void look(Time now, StepPlan& plan);
   void expire(Time now);
   void compact();
-  void make_room(Time now);  // for one the policy puts before somebody running
   void plan_decodes(StepPlan& plan);
   void plan_verifications(StepPlan& plan);
   void plan_prefills(Time now, StepPlan& plan);
-  void plan_admissions(Time now, StepPlan& plan, const Sequence* before);
   bool plan_chunk(Sequence* s, StepPlan& plan);
+  int64_t prefill_target(const Sequence& s) const;
+  void become_decoding(Sequence* s);
+  void fork_choices(Sequence* s);
+  void put(Sequence* s, Phase phase, int64_t count, bool samples, StepPlan& plan);
+
+  // admission.cc
+  void make_room(Time now);  // for one the policy puts before somebody running
+  void plan_admissions(Time now, StepPlan& plan, const Sequence* before);
   bool admit(Sequence* s, bool urgent);
   bool admit_and_start(Sequence* s, bool urgent, StepPlan& plan);
   bool admit_beams(Request& r, StepPlan& plan);
-  int64_t prefill_target(const Sequence& s) const;
-  void become_decoding(Sequence* s);
   void start_running(Sequence* s);
-  void fork_choices(Sequence* s);
-  void put(Sequence* s, Phase phase, int64_t count, bool samples, StepPlan& plan);
+
+  // preempt.cc
   bool secure(Sequence* s, int64_t tokens);  // pages for [0, tokens), preempting later ones
+  bool secure_beams(Request& r);
   bool make_writable(Sequence* s, bool urgent);
   Sequence* victim_for(const Sequence* s) const;
   void preempt(Sequence* s);
   void preempt_one(Sequence* s);
   bool cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const;
-  bool secure_beams(Request& r);
 
   // retire.cc
   void take_tokens(Sequence* s, SeqResult& r, const Named& n);
   void settle(Sequence* s);
   void regroup_beams(Request* r, std::span<SeqResult> results);
+  void retire(std::span<SeqResult> results, Time now);
 
   Options options;
   kvcache::KvSpace kv;

@@ -6,13 +6,18 @@
 #include <random>
 
 #include "scheduler/policy.h"
+#include "scheduler/recorder.h"
 #include "tests/scheduler/fake_device.h"
 
 namespace kvasir::scheduler {
 
 class RandomWorld {
  public:
-  explicit RandomWorld(uint64_t seed) : rng_(seed), options_(random_options()), device_(options_, vocabulary_) {
+  // `recording`: where every call is written, or null.
+  explicit RandomWorld(uint64_t seed, std::string* recording = nullptr)
+      : rng_(seed), options_(random_options()), device_(options_, vocabulary_) {
+    if (recording != nullptr)
+      options_.recorder = std::make_shared<Recorder>([recording](std::string lines) { *recording += lines; }, seed, 0);
     auto made = Scheduler::create(options_);
     KVASIR_CHECK(made.ok(), made.status().to_string());
     scheduler_ = std::move(made).value();

@@ -1,0 +1,159 @@
+// Who comes in: by the policy's order, when there are pages for it and for what those running will grow.
+#include <algorithm>
+
+#include "core/check.h"
+#include "scheduler/state.h"
+
+namespace kvasir::scheduler {
+namespace {
+
+// A request gives way to a policy's favourites so often, then it is left to run: work done twice must end.
+constexpr int32_t kMostDisplaced = 2;
+
+}  // namespace
+
+void Scheduler::State::make_room(Time now) {
+  for (int tries = 0; tries < 4; ++tries) {
+    Sequence* cand = policy->best(now);
+    if (cand == nullptr || cand->in_flight > 0 || leaving > 0 || running.empty()) return;
+    const int64_t slots = options.max_running - static_cast<int64_t>(running.size());
+    const int64_t need = kv.pages_for(static_cast<int64_t>(cand->tokens.size()) + 1);
+    if (slots >= (cand->request->forked ? 1 : cand->request->n) &&
+        kv.available(0, cand->request->tenant) >= need + growth_pages)
+      return;
+    Sequence* victim = nullptr;
+    for (size_t i = running.size(); i-- > 0 && victim == nullptr;) {
+      Sequence* v = running[i];
+      if (v->running() &&
+          (v->request->paused || (v->request->displaced < kMostDisplaced && policy->displaces(*cand, *v))))
+        victim = v;
+      if (i + 64 < running.size()) break;  // a bounded look
+    }
+    if (victim == nullptr) return;
+    if (!victim->request->paused) ++victim->request->displaced;
+    preempt(victim);
+    compact();
+  }
+}
+
+bool Scheduler::State::admit(Sequence* s, bool urgent) {
+  compact();  // it may have been preempted in this very plan
+  Request& r = *s->request;
+  const int32_t sequences_wanted = r.forked ? 1 : r.n;
+  if (static_cast<int64_t>(running.size()) + sequences_wanted > options.max_running) return false;
+  const int64_t size = static_cast<int64_t>(s->tokens.size());
+  if (auto* swapped = std::get_if<Swapped>(&s->state)) {
+    const int64_t need = urgent ? kv.pages_for(s->planned) : kv.pages_for(size + 1) + growth_pages;
+    if (kv.available(0, r.tenant, urgent) < need) return false;
+    dequeue(s);
+    kvcache::Lease lease;
+    bool in = kv.move_in(swapped->kv, lease, r.cache_key, r.tenant, urgent);
+    KVASIR_CHECK(in, "pages were available and did not come");
+    if (s->planned + 1 < size || s->outputs() == 0) {
+      s->state = Prefilling{std::move(lease)};
+    } else {
+      s->state = Decoding{std::move(lease), {}};
+    }
+  } else {
+    const bool read = !(r.no_prefix_read && s->outputs() == 0);
+    kvcache::Match m;
+    const bool offset = options.index_mode == kvcache::IndexMode::offset;
+    if (read) m = kv.match(r.cache_key, s->tokens, size - 1);
+    for (int g = 0; g < kv.groups(); ++g) {
+      // When nothing runs, what it needs to start is enough: it will have all there is.
+      int64_t want = urgent ? kv.pages_for(size) : kv.pages_for(size + 1) + sequences_wanted - 1;
+      if (offset) want = kv.pages_for(r.prompt_tokens + r.max_new);
+      int64_t growth = urgent || offset ? 0 : growth_pages;
+      if (options.groups[g].window > 0 && !offset) {
+        want = std::min(want, kv.pages_for(options.groups[g].window + options.max_tokens_per_step) + 1);
+      } else {
+        want += m.idle_pages - (m.pages - m.host_pages);
+      }
+      const int64_t available = kv.available(g, r.tenant, urgent);
+      if (available < want + growth) return false;
+      if (available == want + growth) kvcache::drop_partial(m);  // its source would have to stay, too
+    }
+    kvcache::Lease lease = kv.acquire(r.cache_key, r.tenant, m);
+    if (offset && !kv.grow(lease, r.prompt_tokens + r.max_new)) return false;
+    dequeue(s);
+    s->computed = s->planned = kv.lease_tokens(lease, m);
+    if (!r.announced) {
+      r.cached_tokens = s->planned;
+      stats.cached_tokens += s->planned;
+      stats.prompt_tokens += r.prompt_tokens;
+    }
+    s->state = Prefilling{std::move(lease)};
+  }
+  growth_pages += kv.pages_missing(*s->lease(), size + options.lookahead_tokens);
+  if (!r.announced) {
+    r.announced = true;
+    event(Event::Kind::admitted, *s);
+  } else {
+    event(Event::Kind::resumed, *s);
+  }
+  moved = true;
+  start_running(s);
+  return true;
+}
+
+// `before`: only those that go before this prefill.
+void Scheduler::State::plan_admissions(Time now, StepPlan& plan, const Sequence* before) {
+  while (budget > 0) {
+    compact();
+    Sequence* s = policy->best(now);
+    if (s == nullptr || s->in_flight > 0 || s->preempted == asked) return;
+    if (before != nullptr && !policy->goes_first(*s, *before)) return;
+    if (lead != nullptr && !policy->may_join(*lead, *s)) return;
+    if (policy->hopeless(*s, now, load)) {
+      end_request(s->request, Event::Kind::expired);
+      continue;
+    }
+    if (budget<options.page_size&& static_cast<int64_t>(s->tokens.size())> budget) return;
+    if (s->request->beam && s->request->forked) {  // all of them or none: half a search only holds pages
+      if (!admit_beams(*s->request, plan)) return;
+    } else if (!admit_and_start(s, running.empty(), plan)) {
+      return;
+    }
+  }
+}
+
+bool Scheduler::State::admit_beams(Request& r, StepPlan& plan) {
+  std::vector<Sequence*> beams;
+  int64_t pages = 0;
+  for (Sequence* s : r.sequences) {
+    if (!s->waits()) continue;
+    if (s->in_flight > 0) return false;
+    beams.push_back(s);
+    const int64_t all = kv.pages_for(static_cast<int64_t>(s->tokens.size())), window = options.groups[0].window;
+    pages += window > 0 ? std::min(all, kv.pages_for(window) + 2) : all;
+  }
+  compact();
+  const int64_t others = static_cast<int64_t>(running.size());
+  if (others + static_cast<int64_t>(beams.size()) > options.max_running) return false;
+  const bool alone = others + static_cast<int64_t>(beams.size()) == r.alive;
+  if (kv.available(0, r.tenant, alone) < pages + (alone ? 0 : growth_pages)) return false;
+  for (Sequence* s : beams)
+    if (!admit_and_start(s, alone, plan)) return false;
+  return true;
+}
+
+// Admits, and gives its first chunk a place while there is budget.
+bool Scheduler::State::admit_and_start(Sequence* s, bool urgent, StepPlan& plan) {
+  const size_t orders = kv.orders();
+  if (!admit(s, urgent)) return false;
+  if (budget > 0 && std::holds_alternative<Prefilling>(s->state) && plan_chunk(s, plan)) return true;
+  if (kv.orders() == orders) return true;
+  making.named.push_back({s, s->planned, 0, false, false});  // its pages are being filled by this plan
+  ++s->in_flight;
+  s->last_step = step;
+  return true;
+}
+
+void Scheduler::State::start_running(Sequence* s) {
+  s->rank = policy->rank(*s);
+  s->admitted = clock;
+  policy->started(*s);
+  running.insert(std::upper_bound(running.begin(), running.end(), s, before), s);
+}
+
+}  // namespace kvasir::scheduler

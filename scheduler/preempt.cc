@@ -1,0 +1,121 @@
+// Pages for those that run; and when there are none, who gives up theirs, and where these go.
+#include <algorithm>
+
+#include "core/check.h"
+#include "scheduler/state.h"
+
+namespace kvasir::scheduler {
+
+bool Scheduler::State::secure(Sequence* s, int64_t tokens) {
+  while (s->running()) {
+    kvcache::Lease& lease = *s->lease();
+    if (make_writable(s, false) && kv.grow(lease, tokens)) {
+      s->claimed = asked;
+      return true;
+    }
+    if (leaving > 0) return false;  // pages are on their way back
+    if (Sequence* victim = victim_for(s)) {
+      preempt(victim);
+      continue;
+    }
+    // Before nothing runs at all, other tenants' idle prefixes give way.
+    if (making.named.empty() && make_writable(s, true) && kv.grow(lease, tokens, true)) return true;
+    // Those before it run and will give way; meanwhile its pages may be what they need.
+    if (running.front() != s && !std::holds_alternative<Prefilling>(s->state)) preempt(s);
+    return false;
+  }
+  return false;
+}
+
+// Beams go together or not at all; asked for each of them, found out once a plan.
+bool Scheduler::State::secure_beams(Request& r) {
+  if (r.beams_asked == asked) return r.beams_go;
+  r.beams_asked = asked;
+  const auto is_waiting = [](const Sequence* s) { return s->waits(); };
+  if (std::any_of(r.sequences.begin(), r.sequences.end(), is_waiting)) {  // half a search only holds pages
+    for (Sequence* s : r.sequences)
+      if (s->running()) preempt_one(s);
+    return r.beams_go = false;
+  }
+  r.beams_go = r.alive <= budget && std::all_of(r.sequences.begin(), r.sequences.end(), [](const Sequence* s) {
+                 return s->over() || (std::holds_alternative<Decoding>(s->state) && s->in_flight == 0 && s->mask_ready);
+               });
+  for (Sequence* s : r.sequences)
+    if (r.beams_go && !s->over()) r.beams_go = secure(s, s->planned + 1);
+  return r.beams_go;
+}
+
+bool Scheduler::State::make_writable(Sequence* s, bool urgent) {
+  const size_t orders = kv.orders();
+  const bool done = kv.make_writable(*s->lease(), s->planned, urgent);
+  if (kv.orders() != orders) s->ordered = asked;
+  return done;
+}
+
+// The last of those after `s` that this plan does not name; a paused one wherever it stands.
+Sequence* Scheduler::State::victim_for(const Sequence* s) const {
+  const Sequence* paused = nullptr;
+  for (size_t i = running.size(); i-- > 0;) {
+    Sequence* v = running[i];
+    if (v == s || !v->running() || v->last_step == step || v->claimed == asked ||
+        (v->request == s->request && v->request->beam))
+      continue;
+    if (before(s, v)) return v;
+    if (paused_requests == 0) return nullptr;
+    if (v->request->paused) {
+      paused = v;
+      break;
+    }
+  }
+  return const_cast<Sequence*>(paused);
+}
+
+void Scheduler::State::preempt(Sequence* s) {
+  if (!s->request->beam) return preempt_one(s);
+  for (Sequence* b : s->request->sequences)
+    if (b->running()) preempt_one(b);
+}
+
+void Scheduler::State::preempt_one(Sequence* s) {
+  kvcache::Lease lease = std::move(*s->lease());
+  policy->stopped(*s);
+  ++stats.preemptions;
+  event(Event::Kind::preempted, *s);
+  kvcache::HostLease host;
+  if (s->ordered == asked) {  // this plan copies into its pages: they are not free before it has run
+    making.named.push_back({s, s->planned, 0, false, false});
+    ++s->in_flight;
+    s->last_step = step;
+  } else if (!s->verifying && cheaper_to_move(*s, lease))
+    host = kv.move_out(lease, s->planned);
+  const bool move = !host.pages().empty();
+  if (move) {
+    ++stats.swaps;
+  } else {
+    stats.recomputed_tokens += s->computed;
+  }
+  if (s->in_flight == 0) {
+    kv.finish(std::move(lease), s->tokens, s->computed);
+    lease = kvcache::Lease();
+    if (!move) s->planned = s->computed = 0;
+  } else {
+    ++leaving;
+  }
+  if (move) {
+    s->state = Swapped{std::move(host), std::move(lease)};
+  } else {
+    s->state = Waiting{std::move(lease)};
+  }
+  dirty = moved = true;
+  s->preempted = asked;
+  enqueue(s);
+}
+
+bool Scheduler::State::cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const {
+  if (options.host_pages == 0 || s.planned == 0 || !kv.can_move_out(lease)) return false;
+  const double tokens = static_cast<double>(s.planned);
+  const double again = tokens * options.cost.token_us + 0.5 * tokens * tokens * options.cost.context_us;
+  return 2.0 * static_cast<double>(kv.pages_for(s.planned)) * options.cost.page_move_us < again;
+}
+
+}  // namespace kvasir::scheduler
