@@ -7,6 +7,8 @@
 #include "cli/command.h"
 #include "cli/hub/hub.h"
 #include "core/config.h"
+#include "core/host.h"
+#include "engine/kv_memory.h"
 #include "model/load.h"
 
 namespace kvasir::cli {
@@ -21,16 +23,44 @@ std::string human(int64_t bytes) {
   return out;
 }
 
+// The pages that serve makes of its memory, and how that comes about.
+struct Pools {
+  int64_t memory = 0;
+  std::string formula;
+  std::vector<scheduler::PageGroup> groups;
+};
+
+Result<Pools> pools_of(const model::ModelInfo& info, int64_t memory, const engine::KvSteps& steps) {
+  Pools out;
+  const int64_t free = host_limits().memory_available;
+  out.memory = memory > 0 ? memory : engine::default_kv_memory(free);
+  out.formula = memory > 0 ? human(memory) : cat("min(", human(free), " free / 4, 4 GiB) = ", human(out.memory));
+  out.formula += cat(" / (", steps.page_size, " tokens x ", info.kv_bytes_per_token, " bytes)");
+  KVASIR_ASSIGN(out.groups, engine::kv_pools(out.memory, info, steps, true));
+  if (out.groups.size() == 1) {
+    out.formula += cat(" = ", out.groups[0].pages, " pages of all layers");
+  } else {
+    out.formula = cat(out.formula, "; layers with a window: ", steps.max_running, " x (pages of ", info.sliding_window,
+                      " + 2) + pages of ", steps.max_tokens_per_step, ", at most that = ", out.groups[1].pages,
+                      " pages; the others have what is left = ", out.groups[0].pages, " pages");
+  }
+  return out;
+}
+
 int inspect(int argc, char** argv) {
   std::string model;
   int batch = 16, context = 0;
   bool tensors = false, as_json = false;
+  ByteSize kv_memory;
+  engine::KvSteps steps;
   hub::HubOptions hub;
   Options o("kvasir inspect", "Shows what a model file is: architecture, tensors, types, context, memory needed.");
   o.positional("model", &model,
                "A GGUF file, a directory with config.json and safetensors, hf:ORG/REPO[:FILE], or dummy:...");
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
+  o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default on a CPU").only_flag();
+  o.add("page_size", &steps.page_size, "Tokens a page of the cache").range(1, 256).only_flag();
   o.add("tensors", &tensors, "List every tensor").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();
   hub.define(o);
@@ -58,6 +88,13 @@ int inspect(int argc, char** argv) {
     auto& [count, bytes] = types[std::string(type_info(t.type)->name)];
     ++count, bytes += t.bytes;
   }
+  model::ModelInfo info = c.info();
+  info.kv_bytes_per_token = kv;
+  auto pools = pools_of(info, kv_memory.bytes, steps);
+  if (!pools.ok()) {
+    std::fprintf(stderr, "kvasir inspect: %s\n", pools.status().message().c_str());
+    return kUsage;
+  }
   if (as_json) {
     nlohmann::ordered_json j = {{"name", c.name},
                                 {"architecture", c.architecture},
@@ -74,7 +111,10 @@ int inspect(int argc, char** argv) {
                                 {"window", c.window},
                                 {"weight_bytes", files->weights->bytes()},
                                 {"kv_bytes_per_token", kv},
-                                {"cache_bytes", cache}};
+                                {"cache_bytes", cache},
+                                {"kv_memory", pools->memory}};
+    for (const scheduler::PageGroup& g : pools->groups)
+      j["pools"].push_back({{"pages", g.pages}, {"page_size", steps.page_size}, {"window", g.window}});
     for (auto& [name, t] : types) j["types"][name] = {{"tensors", t.first}, {"bytes", t.second}};
     if (tensors)
       for (const auto& t : all)
@@ -94,6 +134,7 @@ int inspect(int argc, char** argv) {
     std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
   std::printf("memory        weights %s + cache %s (%d sequences of %d tokens, float16)\n",
               human(files->weights->bytes()).c_str(), human(cache).c_str(), batch, context);
+  std::printf("pages         %s\n", pools->formula.c_str());
   if (tensors)
     for (const auto& t : all)
       std::printf("%-40s %-5s %lld x %lld\n", t.name.c_str(), std::string(type_info(t.type)->name).c_str(),

@@ -39,6 +39,13 @@ void ModelFlags::define(Options& o) {
   o.add(
       "kv_memory", &kv_memory,
       "Memory of the KV cache; 0 is, on a CPU, a quarter of what is free and at most 4 GiB, and on a GPU what is left");
+  o.add("host_kv_memory", &host_kv_memory,
+        "Memory of a second tier of the cache, in the host: what leaves the device moves there; 0: none");
+  o.add("kv_index", &kv_index_, "How the cache is indexed: by pages, by tokens, or one run of it a request")
+      .one_of({"page_table", "token_table", "offset"});
+  o.add("cost_model", &engine.cost_model,
+        "JSON with what a step costs here (configs/cost): it decides between moving pages and computing them again")
+      .value_name("FILE");
   o.add("page_size", &engine.page_size, "Tokens a page of the cache: a power of two").range(1, 256);
   o.add("prefix_cache", &engine.prefix_cache, "Keep the pages of finished requests for prompts that begin alike");
   o.add("max_tokens_per_step", &engine.max_tokens_per_step,
@@ -98,6 +105,9 @@ Status ModelFlags::fetch() {
 engine::EngineOptions ModelFlags::engine_options() const {
   engine::EngineOptions out = engine;
   out.kv_memory = kv_memory.bytes;
+  out.host_kv_memory = host_kv_memory.bytes;
+  if (kv_index_ == "token_table") out.kv_index = kvcache::IndexMode::token_table;
+  if (kv_index_ == "offset") out.kv_index = kvcache::IndexMode::offset;
   out.event_buffer = int32_t(event_buffer_);
   return out;
 }

@@ -12,7 +12,7 @@ namespace kvasir::cli {
 struct ModelFlags {
   model::RunnerOptions model;
   engine::EngineOptions engine;
-  ByteSize kv_memory;
+  ByteSize kv_memory, host_kv_memory;
   hub::HubOptions hub;
 
   void define(Options& options);
@@ -25,6 +25,7 @@ struct ModelFlags {
 
  private:
   int64_t event_buffer_ = 64;
+  std::string kv_index_ = "page_table";
   std::vector<std::string> tenant_weights_;
 };
 

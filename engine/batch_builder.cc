@@ -18,8 +18,6 @@ void clear(PackedStep& s) {
   s.batch.seqstarts.assign(1, 0);
   s.batch.kvstarts.assign(1, 0);
   s.batch.start_pos.clear();
-  s.batch.cachestarts.clear();
-  s.batch.copies.clear();
   s.batch.logit_rows.clear();
   s.batch.max_pages = s.batch.max_seqlen = s.batch.max_kvlen = 0;
   s.rows.clear();
@@ -36,16 +34,13 @@ void clear(PackedStep& s) {
 void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<const JobPtr&(uint64_t)>& job_of,
                         const PackedStep* before, PackedStep& out) const {
   clear(out);
-  KVASIR_CHECK(plan.moves.empty(), "the runner has no second tier of cache");
   model::Batch& b = out.batch;
   b.step = plan.step;
   b.decoding_batches = plan.decoding_batches;
-  for (const auto& c : plan.copies) b.copies.push_back({c.from, c.to, c.tokens});
-  for (const auto& item : plan.items) b.max_pages = std::max(b.max_pages, int64_t(item.pages.size()));
-  b.cachestarts.resize(plan.items.size() * size_t(b.max_pages), 0);
-
-  for (size_t i = 0; i < plan.items.size(); ++i) {
-    const scheduler::PlanItem& item = plan.items[i];
+  b.moves = plan.moves;
+  b.copies = plan.copies;
+  add_tables(plan, out);
+  for (const scheduler::PlanItem& item : plan.items) {
     b.tokens.insert(b.tokens.end(), item.tokens.begin(), item.tokens.end());
     if (item.awaits_token) {
       KVASIR_CHECK(before != nullptr, "sequence ", item.seq, " awaits a token and nothing is in flight");
@@ -60,8 +55,6 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     b.kvstarts.push_back(b.kvstarts.back() + kvlen);
     b.max_seqlen = std::max<int64_t>(b.max_seqlen, item.count);
     b.max_kvlen = std::max(b.max_kvlen, kvlen);
-    int64_t* starts = b.cachestarts.data() + i * size_t(b.max_pages);
-    for (size_t p = 0; p < item.pages.size(); ++p) starts[p] = int64_t(item.pages[p]) * page_size_;
     ++(item.phase == scheduler::Phase::prefill ? out.prefills : out.decodes);
     const JobPtr& job = job_of(item.request);
     out.jobs.push_back(job);
@@ -69,6 +62,23 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     KVASIR_CHECK(int64_t(b.tokens.size()) == b.seqstarts.back(), "sequence ", item.seq, " gave ", item.tokens.size(),
                  " tokens for a count of ", item.count);
   }
+}
+
+void BatchBuilder::add_tables(const scheduler::StepPlan& plan, PackedStep& out) const {
+  model::Batch& b = out.batch;
+  const size_t groups = plan.items.empty() ? 1 : 1 + plan.items[0].more_pages.size();
+  while (out.starts.size() < groups) out.starts.emplace_back(shape_.index_mode, shape_.page_size);
+  b.more_cachestarts.resize(out.starts.size() - 1);
+  size_t longest = 0;
+  for (const scheduler::PlanItem& item : plan.items) longest = std::max(longest, item.pages.size());
+  for (size_t g = 0; g < out.starts.size(); ++g) {
+    std::vector<int64_t>& starts = g == 0 ? b.cachestarts : b.more_cachestarts[g - 1];
+    out.starts[g].begin(int64_t(plan.items.size()), int64_t(longest), shape_.most_pages, starts);
+    for (const scheduler::PlanItem& item : plan.items)
+      out.starts[g].add(item.table_version, g == 0 ? item.pages : item.more_pages[g - 1], item.begin + item.count,
+                        starts);
+  }
+  b.max_pages = out.starts[0].row_length();
 }
 
 void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const {
@@ -111,7 +121,7 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
     row.prompt = request.prompt;
     auto tokens = scheduler_.tokens(seq);
     if (tokens.size() > request.prompt.size()) row.output = tokens.subspan(request.prompt.size());
-    if (depth_ > 1) {
+    if (shape_.depth > 1) {
       out.histories.emplace_back(row.output.begin(), row.output.end());
       row.output = out.histories.back();
     }

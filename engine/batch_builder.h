@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/job.h"
+#include "kvcache/cache_starts.h"
 #include "model/batch.h"
 #include "model/sampling.h"
 #include "scheduler/scheduler.h"
@@ -28,26 +29,32 @@ struct PackedStep {
   std::unordered_map<scheduler::SeqId, int32_t> row_of;  // the draw of a sequence
   std::vector<JobPtr> jobs;                              // of each sequence
   int32_t decodes = 0, prefills = 0;
+  std::vector<kvcache::CacheStarts> starts;  // of the batch's tables, by layer group
   bool failed = false;
   Time began{}, planned{};
 };
 
 class BatchBuilder {
  public:
-  BatchBuilder(const scheduler::Scheduler& scheduler, int32_t page_size, int depth)
-      : scheduler_(scheduler), page_size_(page_size), depth_(depth) {}
+  struct Shape {
+    int32_t page_size = 16;
+    kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
+    int64_t most_pages = 0;  // that one sequence can have
+    int depth = 1;
+  };
+  BatchBuilder(const scheduler::Scheduler& scheduler, const Shape& shape) : scheduler_(scheduler), shape_(shape) {}
 
   // `before`: the launch just ahead of this one, still in flight, or null. Reuses what `out` holds.
   void pack(const scheduler::StepPlan& plan, const std::function<const JobPtr&(uint64_t request)>& job_of,
             const PackedStep* before, PackedStep& out) const;
 
  private:
+  void add_tables(const scheduler::StepPlan& plan, PackedStep& out) const;
   void add_rows(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const;
   model::SampleRow draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position, PackedStep& out) const;
 
   const scheduler::Scheduler& scheduler_;
-  const int32_t page_size_;
-  const int depth_;
+  const Shape shape_;
 };
 
 }  // namespace kvasir::engine

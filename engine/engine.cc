@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "engine/kv_memory.h"
 #include "engine/recording_file.h"
+#include "engine/step_cost.h"
 #include "engine/step_loop.h"
 #include "engine/validate.h"
 #include "scheduler/recorder.h"
@@ -96,7 +97,7 @@ class EngineImpl final : public Engine {
  private:
   void run(const Loader& loader);
   Status load(const Loader& loader);
-  Result<std::unique_ptr<scheduler::Scheduler>> make_scheduler(int64_t pages) const;
+  Result<scheduler::Options> scheduler_options(int64_t kv_memory) const;
   void enter(State phase, std::string message = "");
   Status accepting() const;
   Status make_room(int64_t tokens);
@@ -161,9 +162,15 @@ Status EngineImpl::load(const Loader& loader) {
   info_ = loaded_.runner->info();
   int64_t memory = options_.kv_memory, room = loaded_.runner->cache_room();
   if (memory <= 0) memory = room >= 0 ? room : default_kv_memory(host_limits().memory_available);
-  KVASIR_ASSIGN(int64_t pages, kv_pages(memory, options_.page_size, info_.kv_bytes_per_token));
-  KVASIR_TRY(loaded_.runner->allocate_cache(pages));
-  KVASIR_ASSIGN(auto scheduler, make_scheduler(pages));
+  KVASIR_ASSIGN(scheduler::Options plan, scheduler_options(memory));
+  std::vector<int64_t> pages;
+  for (const scheduler::PageGroup& g : plan.groups) pages.push_back(g.pages);
+  KVASIR_TRY(plan.validate());
+  KVASIR_TRY(loaded_.runner->allocate_cache({pages, plan.host_pages}));
+  if (plan.host_pages > 0) {
+    KVASIR_ASSIGN(plan.cost.page_move_us, time_page_moves(*loaded_.runner, pages[0], plan.host_pages));
+  }
+  KVASIR_ASSIGN(auto scheduler, scheduler::Scheduler::create(plan));
 
   if (loaded_.tokenizer) end_of_generation_ = loaded_.tokenizer->end_of_generation();
   publisher_.set_tokenizer(loaded_.tokenizer);
@@ -171,16 +178,32 @@ Status EngineImpl::load(const Loader& loader) {
   if (loaded_.tokenizer) grammars_ = std::make_unique<GrammarWorker>(loaded_.tokenizer, info_.vocab_size);
   loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
                                      grammars_.get(), publisher_, watchdog_, shared_);
-  log_info("cache ready", {{"pages", pages},
+  log_info("cache ready", {{"pages", pages[0]},
+                           {"window_pages", pages.size() > 1 ? pages[1] : 0},
+                           {"host_pages", plan.host_pages},
                            {"page_size", options_.page_size},
-                           {"bytes", pages * options_.page_size * info_.kv_bytes_per_token}});
+                           {"bytes", memory}});
   return {};
 }
 
-Result<std::unique_ptr<scheduler::Scheduler>> EngineImpl::make_scheduler(int64_t pages) const {
+Result<scheduler::Options> EngineImpl::scheduler_options(int64_t kv_memory) const {
   scheduler::Options o;
+  if (!options_.cost_model.empty()) KVASIR_TRY(read_cost_model(options_.cost_model, &o.cost));
   o.page_size = options_.page_size;
-  o.groups = {{pages, info_.sliding_window}};
+  o.index_mode = options_.kv_index;
+  // The second tier and runs know one pool only, which then keeps every token.
+  const bool apart = options_.host_kv_memory == 0 && options_.kv_index != kvcache::IndexMode::offset &&
+                     (loaded_.runner->cache_groups() > 1 || info_.windowed_layers == info_.layers);
+  const KvSteps steps{options_.page_size, options_.max_running, options_.max_tokens_per_step};
+  KVASIR_ASSIGN(o.groups, kv_pools(kv_memory, info_, steps, apart));
+  if (options_.host_kv_memory > 0) {
+    const int64_t page = std::max<int64_t>(1, info_.kv_bytes_per_token) * options_.page_size;
+    o.host_pages = options_.host_kv_memory / page;
+    if (o.host_pages == 0)
+      return invalid_argument(cat("host_kv_memory is ", options_.host_kv_memory, " bytes; a page of ",
+                                  options_.page_size, " tokens of this model takes ", page))
+          .with_field("host_kv_memory");
+  }
   o.max_context = info_.context_length;
   o.max_tokens_per_step = options_.max_tokens_per_step;
   o.max_running = options_.max_running;
@@ -201,7 +224,7 @@ Result<std::unique_ptr<scheduler::Scheduler>> EngineImpl::make_scheduler(int64_t
     o.recorder = std::make_shared<scheduler::Recorder>([file](std::string lines) { file->write(std::move(lines)); },
                                                        uint64_t(entropy()) << 32 | entropy());
   }
-  return scheduler::Scheduler::create(o);
+  return o;
 }
 
 void EngineImpl::enter(State phase, std::string message) {

@@ -13,13 +13,17 @@
 #include "engine/request.h"
 #include "engine/step_trace.h"
 #include "kvcache/cache_events.h"
+#include "kvcache/view.h"
 #include "model/runner.h"
 #include "model/text/text.h"
 
 namespace kvasir::engine {
 
 struct EngineOptions {
-  int64_t kv_memory = 0;  // bytes; 0: the documented default
+  int64_t kv_memory = 0;       // bytes; 0: the documented default
+  int64_t host_kv_memory = 0;  // bytes of the second tier, in the host's memory; 0: none
+  kvcache::IndexMode kv_index = kvcache::IndexMode::page_table;
+  std::string cost_model;  // JSON file as in configs/cost; empty: what is known of no machine
   int32_t page_size = 16;
   int64_t max_tokens_per_step = 512;
   int32_t max_running = 64;
@@ -61,6 +65,7 @@ struct Stats {
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
+  int64_t moved = 0;                      // preemptions that moved their pages to the second tier
   std::map<std::string, int64_t> errors;  // by cause (code name)
   double step_seconds_p50 = 0, step_seconds_p99 = 0;
   double tokens_per_second = 0;  // computed, prompts included, lately

@@ -20,4 +20,22 @@ Result<int64_t> kv_pages(int64_t kv_memory, int32_t page_size, int64_t bytes_per
   return pages;
 }
 
+Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const model::ModelInfo& model,
+                                                   const KvSteps& steps, bool apart) {
+  KVASIR_ASSIGN(const int64_t together, kv_pages(kv_memory, steps.page_size, model.kv_bytes_per_token));
+  std::vector<scheduler::PageGroup> pools{{together, 0}};
+  if (model.windowed_layers == model.layers && apart) pools[0].window = model.sliding_window;
+  if (model.windowed_layers == 0 || model.windowed_layers == model.layers || !apart) return pools;
+
+  auto pages = [&](int64_t tokens) { return (tokens + steps.page_size - 1) / steps.page_size; };
+  const int64_t wanted = steps.max_running * (pages(model.sliding_window) + 2) + pages(steps.max_tokens_per_step);
+  const int64_t windowed = std::min(together, wanted);
+  const int64_t layer_page = steps.page_size * model.kv_bytes_per_token / model.layers;
+  const int64_t left = kv_memory - windowed * layer_page * model.windowed_layers;
+  const int64_t full = left / std::max<int64_t>(1, layer_page * (model.layers - model.windowed_layers));
+  pools[0].pages = std::clamp(full, together, kMostPages);
+  pools.push_back({windowed, model.sliding_window});
+  return pools;
+}
+
 }  // namespace kvasir::engine

@@ -1,10 +1,19 @@
-// How much memory the cache takes when nobody said: a quarter of what is free, and at most 4 GiB.
+// How much memory the cache takes, and how it is shared out. The default on a CPU: a quarter of what is free, and at
+// most 4 GiB; on a GPU what loading leaves.
+//
+// Where some layers see a window only, they have a pool of their own, of
+//   min(pages of both if every token were kept in all layers,
+//       max_running * (pages of a window + 2) + pages of a step)
+// pages, and the full layers have what is left.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "core/status.h"
+#include "model/runner.h"
+#include "scheduler/options.h"
 
 namespace kvasir::engine {
 
@@ -12,5 +21,15 @@ inline int64_t default_kv_memory(int64_t free_bytes) { return std::min<int64_t>(
 
 // Pages of `page_size` tokens in `kv_memory` bytes; an error when not even one sequence of a page fits.
 Result<int64_t> kv_pages(int64_t kv_memory, int32_t page_size, int64_t bytes_per_token);
+
+struct KvSteps {  // what a pool for windows has to have room for
+  int32_t page_size = 16;
+  int32_t max_running = 64;
+  int64_t max_tokens_per_step = 512;
+};
+// One pool for each group of layers, full attention first. `apart`: windowed layers may have a pool of their own; if
+// not, one pool keeps every token that any layer needs.
+Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const model::ModelInfo& model,
+                                                   const KvSteps& steps, bool apart);
 
 }  // namespace kvasir::engine

@@ -58,6 +58,7 @@ Result<Text> read_text(const model::RunnerOptions& model, const std::string& tem
 
 std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions options) {
   model.page_size = options.page_size;
+  model.index_mode = options.kv_index;
   model.max_batch = options.max_running;
   model.max_tokens = options.max_tokens_per_step;
   Loader loader = [model, file = options.chat_template](const LoadProgress& progress) -> Result<Loaded> {

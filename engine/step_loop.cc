@@ -31,7 +31,10 @@ StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::uni
       publisher_(publisher),
       watchdog_(watchdog),
       shared_(shared),
-      builder_(*scheduler_, options.page_size, runner.depth()) {
+      builder_(*scheduler_, {.page_size = options.page_size,
+                             .index_mode = options.kv_index,
+                             .most_pages = (runner.info().context_length + options.page_size - 1) / options.page_size,
+                             .depth = runner.depth()}) {
   publish_stats();
 }
 
@@ -438,6 +441,7 @@ void StepLoop::publish_stats() {
   out.prompt_tokens = s.prompt_tokens;
   out.cached_tokens = s.cached_tokens;
   out.preemptions = s.preemptions;
+  out.moved = s.swaps;
   out.steps = s.steps;
   out.tokens_per_second = s.tokens_per_second;
   out.step_time = step_time_;

@@ -295,6 +295,7 @@ void KvSpace::commit(Lease& lease, std::span<const int32_t> tokens, int64_t comp
       ref(g, theirs);
       unref(g, mine);
       mine = theirs;
+      lease.version_ = ++versions_;
     }
     pin(lease, node);
   }

@@ -27,6 +27,7 @@ void Lease::swap(Lease& o) noexcept {
   std::swap(tables_, o.tables_);
   std::swap(first_held_, o.first_held_);
   std::swap(tenant_, o.tenant_);
+  std::swap(version_, o.version_);
   std::swap(committed_, o.committed_);
   std::swap(at_, o.at_);
   std::swap(shared_tail_, o.shared_tail_);
@@ -40,6 +41,7 @@ HostLease::~HostLease() {
 Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m) {
   Lease lease;
   lease.space_ = this;
+  lease.version_ = ++versions_;
   lease.tenant_ = tenant_id;
   tenant(tenant_id);
   if (!options_.prefix_cache || key.empty()) return lease;
@@ -115,7 +117,10 @@ int64_t KvSpace::pages_missing(const Lease& lease, int64_t tokens) const {
 }
 
 bool KvSpace::grow(Lease& lease, int64_t tokens, bool urgent) {
-  if (lease.space_ == nullptr) lease.space_ = this;
+  if (lease.space_ == nullptr) {
+    lease.space_ = this;
+    lease.version_ = ++versions_;
+  }
   int64_t want = pages_for(tokens);
   bool enough = true;
   for (int g = 0; g < groups(); ++g) {
@@ -172,6 +177,7 @@ bool KvSpace::make_writable(Lease& lease, int64_t position, bool urgent) {
       unref(g, page);
     }
     lease.tables_[g][k] = fresh[g];
+    lease.version_ = ++versions_;
   }
   lease.shared_tail_ = false;
   return true;
@@ -180,6 +186,7 @@ bool KvSpace::make_writable(Lease& lease, int64_t position, bool urgent) {
 Lease KvSpace::fork(Lease& lease, int64_t used, int64_t reserve) {
   Lease copy;
   copy.space_ = this;
+  copy.version_ = ++versions_;
   copy.tenant_ = lease.tenant_;
   if (options_.contiguous) {
     if (!grow(copy, reserve)) return Lease();
@@ -222,6 +229,7 @@ void KvSpace::trim_back(Lease& lease, int64_t tokens) {
     while (lease.tables_[g].size() > want) {
       unref(g, lease.tables_[g].back());
       lease.tables_[g].pop_back();
+      lease.version_ = ++versions_;
     }
 }
 

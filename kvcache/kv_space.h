@@ -58,6 +58,8 @@ class Lease {
   }
   int32_t first_held(int group) const { return first_held_[group]; }  // earlier entries are stale
   bool empty() const { return space_ == nullptr; }
+  // Changes whenever a table does otherwise than by growing, and is never that of another lease.
+  uint64_t version() const { return version_; }
 
  private:
   friend class KvSpace;
@@ -67,6 +69,7 @@ class Lease {
   std::array<std::vector<int32_t>, kMaxGroups> tables_;
   std::array<int32_t, kMaxGroups> first_held_{};
   int32_t tenant_ = 0;
+  uint64_t version_ = 0;
   int32_t committed_ = 0;     // pages that are in the tree
   NodeId at_ = kNoNode;       // where in the tree: the node of the last of them, pinned
   bool shared_tail_ = false;  // after a fork, until the first write tells
@@ -218,7 +221,7 @@ class KvSpace {
   std::vector<PageCopy> copies_;
   std::vector<PageMove> moves_;
   std::deque<Deferred> deferred_;
-  uint64_t step_ = 0, retired_ = 0, tick_ = 0;
+  uint64_t step_ = 0, retired_ = 0, tick_ = 0, versions_ = 0;
 };
 
 }  // namespace kvasir::kvcache

@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "kvcache/orders.h"
+
 namespace kvasir::model {
 
-struct PageCopy {
-  int32_t from = 0, to = 0;  // page ids; done in order, before anything of the step is written
-  int32_t tokens = 0;        // how many of its first tokens matter
-};
+using kvcache::PageCopy;
+using kvcache::PageMove;
 
 // A token id < 0 means "what sample row (-1 - id) of the previously launched batch gave":
 // so a decode can be enqueued before the step that feeds it has finished.
@@ -17,15 +17,19 @@ constexpr int32_t previous_sample(int32_t row) { return -1 - row; }
 
 struct Batch {
   uint64_t step = 0;
-  std::vector<int32_t> tokens;       // [T]
-  std::vector<int32_t> positions;    // [T]
-  std::vector<int64_t> seqstarts;    // [B+1]
-  std::vector<int64_t> kvstarts;     // [B+1]
-  std::vector<int64_t> start_pos;    // [B]
-  std::vector<int64_t> cachestarts;  // [B, max_pages], token indices
+  std::vector<int32_t> tokens;     // [T]
+  std::vector<int32_t> positions;  // [T]
+  std::vector<int64_t> seqstarts;  // [B+1]
+  std::vector<int64_t> kvstarts;   // [B+1]
+  std::vector<int64_t> start_pos;  // [B]
+  // Token indices by the runner's index mode: [B, max_pages], [B] or [kvstarts[B]]. Of layer group 0, then of the
+  // others, where layers with a window have pages of their own.
+  std::vector<int64_t> cachestarts;
+  std::vector<std::vector<int64_t>> more_cachestarts;
   int64_t max_pages = 0;
   int64_t decoding_batches = 0, max_seqlen = 0, max_kvlen = 0;
-  std::vector<PageCopy> copies;
+  std::vector<PageMove> moves;   // first of all, in order
+  std::vector<PageCopy> copies;  // then these, before anything of the step is written
   // Rows of `tokens` whose logits are wanted, ascending. A row repeats when n choices draw from it (the end
   // of a prompt that forks); each then has its own SampleRow.
   std::vector<int32_t> logit_rows;

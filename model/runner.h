@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "core/thread_pool.h"
+#include "kvcache/view.h"
 #include "model/batch.h"
 #include "model/sampling.h"
 #include "model/text/text.h"
@@ -22,7 +23,8 @@ struct ModelInfo {
   int32_t vocab_size = 0;
   int32_t context_length = 0;
   int32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  int32_t sliding_window = 0;
+  int32_t sliding_window = 0;   // of `windowed_layers` layers
+  int32_t windowed_layers = 0;  // none, some or all
   int64_t parameters = 0;
   int64_t weight_bytes = 0;
   int64_t kv_bytes_per_token = 0;
@@ -36,8 +38,17 @@ struct RunnerOptions {
   int32_t threads = 0;   // 0: what the machine and its cgroup allow
   bool precise = false;  // float32 activations instead of 16-bit integers
   int32_t page_size = 16;
-  int64_t kv_pages = 0;                                  // decided by engine from kv-memory and ModelInfo
-  int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;  // a step's limits
+  kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;  // how batches say where a token lives
+  int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;            // a step's limits
+};
+
+// Pages of a cache. With two groups the layers that have a window live in the second, the others in the first;
+// with one all layers share it, whatever they see of it.
+struct CachePages {
+  CachePages(int64_t all) : groups{all} {}  // NOLINT: a number of pages is meant to be one
+  CachePages(std::vector<int64_t> by_group, int64_t in_host) : groups(std::move(by_group)), host(in_host) {}
+  std::vector<int64_t> groups;
+  int64_t host = 0;  // of the second tier, in host memory
 };
 
 class Runner {
@@ -48,8 +59,10 @@ class Runner {
 
   // Bytes the device can give a cache; -1: it shares the host's memory, and the host's rule holds.
   virtual int64_t cache_room() const { return -1; }
-  // The cache of `pages` pages; called once, before the first launch.
-  virtual Status allocate_cache(int64_t pages) = 0;
+  // Groups of layers that may have pages of their own.
+  virtual int cache_groups() const { return 1; }
+  // Called once, before the first launch.
+  virtual Status allocate_cache(const CachePages& pages) = 0;
 
   // rows[i] belongs to batch.logit_rows[i]; everything pointed to lives until the matching wait().
   virtual Status launch(const Batch& batch, std::span<const SampleRow> rows) = 0;

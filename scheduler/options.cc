@@ -30,8 +30,6 @@ Status Options::validate() const {
       return wrong("kv_memory", cat("leaves ", groups[g].pages, " pages for layer group ", g, "; its window of ",
                                     groups[g].window, " and a step need ", least));
   }
-  if (index_mode == kvcache::IndexMode::token_table)
-    return wrong("index_mode", "is token_table; plans carry page tables or offsets");
   if (max_context < 2) return wrong("max_context", cat("is ", max_context, "; at least 2 are needed"));
   if (max_running < 1) return wrong("max_running", cat("is ", max_running, "; at least 1 is needed"));
   if (max_tokens_per_step < int64_t(max_running) + page_size)

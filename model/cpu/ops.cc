@@ -55,22 +55,23 @@ Result<Buffer> CpuOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
 
 Result<int32_t> CpuOps::add_attention(const attention::Attributes& attributes) {
   attention::Attributes a = attributes;
-  a.index_mode = kvcache::IndexMode::page_table;
+  a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   kinds_.push_back(std::move(a));
   return int32_t(kinds_.size() - 1);
 }
 
-Status CpuOps::set_cache(const kvcache::CacheView& cache) {
-  cache_ = cache;
+Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places) {
+  caches_ = std::move(caches);
+  places_ = std::move(places);
   attention::Limits limits;
   limits.max_batch = options_.max_batch;
   limits.max_tokens = options_.max_tokens;
   limits.max_kvlen = options_.max_kvlen;
   limits.max_pages = (options_.max_kvlen + options_.page_size - 1) / options_.page_size;
-  limits.cache_tokens = cache.max_tokens;
-  for (const attention::Attributes& a : kinds_) {
-    KVASIR_ASSIGN(auto attention, options_.attention->create(a, limits, {.pool = &pool_}));
+  for (size_t kind = 0; kind < kinds_.size(); ++kind) {
+    limits.cache_tokens = caches_[cache_of(kind)].max_tokens;
+    KVASIR_ASSIGN(auto attention, options_.attention->create(kinds_[kind], limits, {.pool = &pool_}));
     attentions_.push_back(std::move(attention));
   }
   return {};
@@ -84,12 +85,15 @@ Status CpuOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   step.seqstarts = batch.seqstarts.data();
   step.kvstarts = batch.kvstarts.data();
   step.start_pos = batch.start_pos.data();
-  step.cachestarts = batch.cachestarts.data();
   step.max_pages = batch.max_pages;
   step.decoding_batches = batch.decoding_batches;
   step.max_seqlen = batch.max_seqlen;
   step.max_kvlen = batch.max_kvlen;
-  for (auto& a : attentions_) KVASIR_TRY(a->plan(step));
+  for (size_t kind = 0; kind < attentions_.size(); ++kind) {
+    const size_t group = cache_of(kind);
+    step.cachestarts = group == 0 ? batch.cachestarts.data() : batch.more_cachestarts[group - 1].data();
+    KVASIR_TRY(attentions_[kind]->plan(step));
+  }
   return {};
 }
 
@@ -176,8 +180,8 @@ Status CpuOps::attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) {
   attention::Tensors t;
   t.query = data(qkv);
   t.output = data(out);
-  t.cache = cache_;
-  t.layer = layer;
+  t.cache = caches_[cache_of(size_t(kind))];
+  t.layer = places_[size_t(layer)];
   return attentions_[size_t(kind)]->run(t);
 }
 

@@ -18,6 +18,7 @@ struct CpuOptions {
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;
   int64_t max_logit_rows = 0;  // of one take_logit_rows()
   int32_t page_size = 16;
+  kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   const attention::Backend* attention = nullptr;
 };
 
@@ -28,8 +29,9 @@ class CpuOps final : public Ops {
 
   // A packed step whose token ids are all real. The batch outlives the step.
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
-  // The cache exists: attention is set up for it. Once, before the first step.
-  Status set_cache(const kvcache::CacheView& cache);
+  // The caches exist: attention is set up for them. Once, before the first step. With two, the second is that of
+  // the kinds that have a window; `places` says which layer of its cache each layer of the network is.
+  Status set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places);
   float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
   int64_t weight_bytes() const { return int64_t(arena_.used()); }
 
@@ -60,6 +62,7 @@ class CpuOps final : public Ops {
   };
   Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
   Status linear(Buffer in, Matrix weight, bool add, Buffer out);
+  size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
   int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
   // f(row) for every row, on the pool when there is enough to share.
   template <class F>
@@ -80,7 +83,8 @@ class CpuOps final : public Ops {
   std::vector<int8_t> quants_;
   std::vector<QuantBlock> blocks_;
   std::vector<float> padded_;
-  kvcache::CacheView cache_;
+  std::vector<kvcache::CacheView> caches_;
+  std::vector<int32_t> places_;
   const Batch* batch_ = nullptr;
   const std::vector<int32_t>* tokens_ = nullptr;
   int64_t logit_rows_ = 0;

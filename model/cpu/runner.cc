@@ -1,16 +1,14 @@
 #include "model/cpu/runner.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <thread>
 
 #include "core/cat.h"
 #include "core/check.h"
 #include "core/host.h"
+#include "model/cpu/cache.h"
 #include "model/cpu/ops.h"
 #include "model/sampler.h"
 
@@ -27,9 +25,6 @@ class CpuRunner final : public Runner {
     info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
     for (int i = 0; i < threads; ++i) samplers_.emplace_back(config.vocab);
   }
-  ~CpuRunner() override {
-    if (cache_memory_) ::munmap(cache_memory_, cache_bytes_);
-  }
 
   Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
     CpuOptions o;
@@ -39,6 +34,7 @@ class CpuRunner final : public Runner {
     o.max_kvlen = options_.max_kvlen;
     o.max_logit_rows = kLogitRows;
     o.page_size = options_.page_size;
+    o.index_mode = options_.index_mode;
     o.attention = attention;
     ops_.emplace(o, pool_, best_kernels());
     pool_.begin_step();  // the workers stay awake between the tensors
@@ -53,7 +49,8 @@ class CpuRunner final : public Runner {
 
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 1; }
-  Status allocate_cache(int64_t pages) override;
+  int cache_groups() const override { return 2; }
+  Status allocate_cache(const CachePages& pages) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override {
     KVASIR_CHECK(launched_, "wait() without a launch()");
@@ -62,7 +59,6 @@ class CpuRunner final : public Runner {
   }
 
  private:
-  void copy_page(const PageCopy& c);
   Status resolve_tokens(const Batch& batch);
   Status run(const Batch& batch, std::span<const SampleRow> rows);
 
@@ -74,44 +70,27 @@ class CpuRunner final : public Runner {
   std::optional<CpuOps> ops_;
   std::unique_ptr<Network> network_;
   std::vector<Sampler> samplers_;
-  uint8_t* cache_memory_ = nullptr;
-  size_t cache_bytes_ = 0;
-  kvcache::CacheView cache_;
-  std::vector<int32_t> tokens_;    // the step's, all real
-  std::vector<int32_t> previous_;  // the last launch's samples, by row
+  std::vector<std::unique_ptr<Cache>> caches_;  // by layer group
+  std::vector<int32_t> tokens_;                 // the step's, all real
+  std::vector<int32_t> previous_;               // the last launch's samples, by row
   std::vector<Sampled> samples_;
   bool launched_ = false;
 };
 
-Status CpuRunner::allocate_cache(int64_t pages) {
-  KVASIR_CHECK(cache_memory_ == nullptr, "the cache is allocated once");
-  cache_.dtype = kv_;
-  cache_.max_tokens = pages * options_.page_size;
-  cache_.layers = config_.layers, cache_.kv_heads = config_.kv_heads, cache_.head_dim = config_.head_dim;
-  // [layer, key or value, head, token, head_dim]: a head's keys are one run in memory.
-  kvcache::Strides& s = cache_.strides;
-  s.token = config_.head_dim;
-  s.head = cache_.max_tokens * s.token;
-  s.kv = config_.kv_heads * s.head;
-  s.layer = 2 * s.kv;
-  cache_bytes_ = size_t(std::max<int64_t>(1, dtype_bytes(kv_, config_.layers * s.layer)));
-  void* p = ::mmap(nullptr, cache_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED)
-    return resource_exhausted(cat("no memory for a key/value cache of ", cache_bytes_, " bytes; lower kv_memory"));
-  cache_memory_ = static_cast<uint8_t*>(p);
-  cache_.data = p;
-  return ops_->set_cache(cache_);
-}
-
-void CpuRunner::copy_page(const PageCopy& c) {
-  const kvcache::Strides& s = cache_.strides;
-  size_t bytes = size_t(dtype_bytes(kv_, int64_t(c.tokens) * s.token));
-  for (int64_t run = 0; run < 2 * int64_t(config_.layers) * config_.kv_heads; ++run) {
-    auto at = [&](int32_t page) {
-      return cache_memory_ + dtype_bytes(kv_, run * s.head + int64_t(page) * options_.page_size * s.token);
-    };
-    std::memcpy(at(c.to), at(c.from), bytes);
+Status CpuRunner::allocate_cache(const CachePages& pages) {
+  KVASIR_CHECK(caches_.empty() && !pages.groups.empty() && pages.groups.size() <= 2, "the cache is allocated once");
+  const bool apart = pages.groups.size() > 1;
+  std::vector<int32_t> places, layers(pages.groups.size(), 0);
+  for (int32_t layer = 0; layer < config_.layers; ++layer)
+    places.push_back(layers[apart && config_.windowed(layer) ? 1 : 0]++);
+  std::vector<kvcache::CacheView> views;
+  for (size_t g = 0; g < layers.size(); ++g) {
+    const CacheShape shape{kv_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
+    KVASIR_ASSIGN(auto cache, Cache::make(shape, pages.groups[g], g == 0 ? pages.host : 0));
+    views.push_back(cache->view());
+    caches_.push_back(std::move(cache));
   }
+  return ops_->set_caches(std::move(views), std::move(places));
 }
 
 Status CpuRunner::resolve_tokens(const Batch& batch) {
@@ -131,7 +110,7 @@ Status CpuRunner::resolve_tokens(const Batch& batch) {
 
 Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_CHECK(!launched_, "a launch is in flight already");
-  KVASIR_CHECK(cache_memory_ != nullptr, "the cache is not allocated");
+  KVASIR_CHECK(!caches_.empty(), "the cache is not allocated");
   KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
   KVASIR_CHECK(int64_t(batch.tokens.size()) <= options_.max_tokens, batch.tokens.size(), " tokens, the limit is ",
                options_.max_tokens);
@@ -147,7 +126,8 @@ Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
 
 Status CpuRunner::run(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_TRY(resolve_tokens(batch));
-  for (const PageCopy& c : batch.copies) copy_page(c);
+  for (const PageMove& m : batch.moves) caches_[0]->move(m);
+  for (const PageCopy& c : batch.copies) caches_[size_t(c.group)]->copy(c);
   samples_.assign(rows.size(), {});
   if (!tokens_.empty()) {
     KVASIR_TRY(ops_->begin(batch, tokens_));

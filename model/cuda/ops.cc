@@ -61,7 +61,7 @@ Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
 
 Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) {
   attention::Attributes a = attributes;
-  a.index_mode = kvcache::IndexMode::page_table;
+  a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   a.io = a.out = DType::bf16;
   kinds_.push_back(std::move(a));

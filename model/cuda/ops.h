@@ -18,6 +18,7 @@ struct CudaOptions {
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;
   int64_t max_logit_rows = 0;
   int32_t page_size = 16;
+  kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   const attention::Backend* attention = nullptr;
 };
 

@@ -40,6 +40,7 @@ class CudaRunner final : public Runner {
     o.max_kvlen = options_.max_kvlen;
     o.max_logit_rows = std::min(kLogitRows, options_.max_tokens);
     o.page_size = options_.page_size;
+    o.index_mode = options_.index_mode;
     o.attention = attention;
     ops_.emplace(o, stream_);
     KVASIR_TRY(ops_->prepare());
@@ -56,7 +57,7 @@ class CudaRunner final : public Runner {
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) return -1;
     return std::max<int64_t>(0, int64_t(free) - int64_t(total / 20));  // a twentieth stays for the libraries
   }
-  Status allocate_cache(int64_t pages) override;
+  Status allocate_cache(const CachePages& pages) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override {
     KVASIR_CHECK(launched_, "wait() without a launch()");
@@ -66,6 +67,7 @@ class CudaRunner final : public Runner {
 
  private:
   Status copy_page(const PageCopy& c);
+  Status move_page(const PageMove& m);
   Status resolve_tokens(const Batch& batch);
   Status sample(std::span<const SampleRow> rows);
 
@@ -79,6 +81,8 @@ class CudaRunner final : public Runner {
   std::unique_ptr<Network> network_;
   std::vector<Sampler> samplers_;
   DeviceMemory cache_memory_;
+  PinnedMemory host_memory_;  // the second tier
+  size_t page_bytes_ = 0;
   PinnedMemory logits_;
   kvcache::CacheView cache_;
   std::vector<int32_t> tokens_, previous_;
@@ -86,9 +90,10 @@ class CudaRunner final : public Runner {
   bool launched_ = false;
 };
 
-Status CudaRunner::allocate_cache(int64_t pages) {
+Status CudaRunner::allocate_cache(const CachePages& pages) {
+  KVASIR_CHECK(pages.groups.size() == 1, "one pool serves all layers here");
   cache_.dtype = kv_;
-  cache_.max_tokens = pages * options_.page_size;
+  cache_.max_tokens = pages.groups[0] * options_.page_size;
   cache_.layers = config_.layers, cache_.kv_heads = config_.kv_heads, cache_.head_dim = config_.head_dim;
   // [layer, key or value, head, token, head_dim]: a head's page is one run in memory.
   kvcache::Strides& s = cache_.strides;
@@ -98,6 +103,8 @@ Status CudaRunner::allocate_cache(int64_t pages) {
   s.layer = 2 * s.kv;
   KVASIR_TRY(cache_memory_.allocate(size_t(dtype_bytes(kv_, config_.layers * s.layer))));
   cache_.data = cache_memory_.get();
+  page_bytes_ = size_t(dtype_bytes(kv_, options_.page_size * s.token)) * size_t(2 * config_.layers * config_.kv_heads);
+  if (pages.host > 0) KVASIR_TRY(host_memory_.allocate(page_bytes_ * size_t(pages.host)));
   return ops_->set_cache(cache_);
 }
 
@@ -110,6 +117,18 @@ Status CudaRunner::copy_page(const PageCopy& c) {
   return check(cudaMemcpy2DAsync(at(c.to), pitch, at(c.from), pitch, size_t(dtype_bytes(kv_, c.tokens * s.token)),
                                  size_t(2 * config_.layers * config_.kv_heads), cudaMemcpyDeviceToDevice, stream_),
                "page copy");
+}
+
+// A page in host memory is in one piece, so that a move is one transfer.
+Status CudaRunner::move_page(const PageMove& m) {
+  const kvcache::Strides& s = cache_.strides;
+  const size_t width = size_t(dtype_bytes(kv_, options_.page_size * s.token)), pitch = size_t(dtype_bytes(kv_, s.head));
+  uint8_t* device = static_cast<uint8_t*>(cache_memory_.get()) + size_t(m.device) * width;
+  uint8_t* host = host_memory_.as<uint8_t>() + size_t(m.host) * page_bytes_;
+  return check(cudaMemcpy2DAsync(m.to_host ? host : device, m.to_host ? width : pitch, m.to_host ? device : host,
+                                 m.to_host ? pitch : width, width, page_bytes_ / width,
+                                 m.to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream_),
+               "page move");
 }
 
 Status CudaRunner::resolve_tokens(const Batch& batch) {
@@ -131,12 +150,15 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_CHECK(!launched_, "a launch is in flight already");
   KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
   KVASIR_TRY(resolve_tokens(batch));
+  for (const PageMove& m : batch.moves) KVASIR_TRY(move_page(m));
   for (const PageCopy& c : batch.copies) KVASIR_TRY(copy_page(c));
   samples_.assign(rows.size(), {});
   if (!tokens_.empty()) {
     KVASIR_TRY(ops_->begin(batch, tokens_));
     KVASIR_TRY(network_->forward());
     KVASIR_TRY(sample(rows));
+  } else {
+    KVASIR_TRY(check(cudaStreamSynchronize(stream_), "page moves"));
   }
   previous_.clear();
   for (const Sampled& s : samples_) previous_.push_back(s.token);

@@ -3,7 +3,9 @@
 // a stale slot changes the answer, and the right answer can be said without any engine.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -47,11 +49,12 @@ class FakeRunner final : public model::Runner {
     std::function<void(uint64_t step)> before;  // called in launch(), may sleep
     std::atomic<int32_t> poison{-1};            // a sequence that holds this token gets logits that are no numbers
     std::atomic<bool> break_launch{false}, break_wait{false};
-    std::atomic<int64_t> launches{0}, most_rows{0};
+    std::atomic<int64_t> launches{0}, most_rows{0}, moves{0};
     int32_t context = 4096;
   };
 
-  explicit FakeRunner(Script& script, int32_t page_size) : script_(script), page_size_(page_size) {
+  FakeRunner(Script& script, int32_t page_size, kvcache::IndexMode mode)
+      : script_(script), page_size_(page_size), mode_(mode) {
     info_.name = "fake";
     info_.vocab_size = kVocab;
     info_.context_length = script.context;
@@ -59,8 +62,9 @@ class FakeRunner final : public model::Runner {
   }
   const model::ModelInfo& info() const override { return info_; }
   int depth() const override { return script_.depth; }
-  Status allocate_cache(int64_t pages) override {
-    slots_.assign(size_t(pages * page_size_), -1);
+  Status allocate_cache(const model::CachePages& pages) override {
+    slots_.assign(size_t(pages.groups.at(0) * page_size_), -1);
+    host_.assign(size_t(pages.host * page_size_), -1);
     return {};
   }
 
@@ -71,6 +75,13 @@ class FakeRunner final : public model::Runner {
     if (script_.break_launch.exchange(false)) return internal_error("launch broke");
     KVASIR_CHECK(rows.size() == b.logit_rows.size());
     script_.most_rows = std::max(script_.most_rows.load(), int64_t(rows.size()));
+    for (const auto& m : b.moves) {
+      auto device = slots_.begin() + int64_t(m.device) * page_size_,
+           host = host_.begin() + int64_t(m.host) * page_size_;
+      auto from = m.to_host ? device : host, to = m.to_host ? host : device;
+      std::copy(from, from + page_size_, to);
+      ++script_.moves;
+    }
     for (const auto& c : b.copies)
       for (int32_t t = 0; t < c.tokens; ++t)
         slots_[size_t(c.to) * size_t(page_size_) + size_t(t)] = slots_[size_t(c.from) * size_t(page_size_) + size_t(t)];
@@ -98,8 +109,8 @@ class FakeRunner final : public model::Runner {
 
  private:
   size_t slot(const model::Batch& b, int64_t seq, int64_t t) const {
-    int64_t start = b.cachestarts[size_t(seq * b.max_pages + t / page_size_)];
-    return size_t(start + t % page_size_);
+    kvcache::CacheIndex index{mode_, std::countr_zero(unsigned(page_size_)), b.cachestarts.data(), b.max_pages};
+    return size_t(kvcache::physical_token(index, b.kvstarts.data(), seq, t));
   }
   void write(const model::Batch& b, const std::vector<int32_t>& tokens) {
     for (int64_t s = 0; s < b.size(); ++s) {
@@ -134,8 +145,9 @@ class FakeRunner final : public model::Runner {
 
   Script& script_;
   const int32_t page_size_;
+  const kvcache::IndexMode mode_;
   model::ModelInfo info_;
-  std::vector<int32_t> slots_, previous_;
+  std::vector<int32_t> slots_, host_, previous_;
   std::deque<std::vector<model::Sampled>> results_;
 };
 

@@ -29,7 +29,7 @@ struct Harness {
         [this](const LoadProgress& progress) -> Result<Loaded> {
           progress("making it up", 0.5);
           Loaded loaded;
-          loaded.runner = std::make_unique<FakeRunner>(script, kPage);
+          loaded.runner = std::make_unique<FakeRunner>(script, kPage, options.kv_index);
           return loaded;
         },
         options);

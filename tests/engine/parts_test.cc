@@ -2,12 +2,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "engine/channel.h"
 #include "engine/grammar_worker.h"
 #include "engine/histogram.h"
 #include "engine/kv_memory.h"
+#include "engine/recording_file.h"
+#include "engine/step_cost.h"
 
 namespace kvasir::engine {
 namespace {
@@ -116,6 +121,65 @@ TEST(KvMemory, AQuarterOfWhatIsFreeAndAtMostFourGiB) {
   EXPECT_EQ(default_kv_memory(int64_t(512) << 30), int64_t(4) << 30);
   EXPECT_EQ(*kv_pages(1 << 20, 16, 1024), 64);
   EXPECT_FALSE(kv_pages(1 << 10, 16, 1024).ok());
+}
+
+TEST(KvMemory, WindowedLayersHaveAPoolOfTheirOwn) {
+  model::ModelInfo m;
+  m.layers = 6, m.windowed_layers = 5, m.sliding_window = 128;
+  m.kv_bytes_per_token = 6 * 1024;
+  const KvSteps steps{16, 4, 64};  // 4 windows of 8 + 2 pages, and 4 of a step
+  const int64_t memory = int64_t(1000) * 16 * 6 * 1024;
+  auto pools = *kv_pools(memory, m, steps, true);
+  ASSERT_EQ(pools.size(), 2u);
+  EXPECT_EQ(pools[0].window, 0);
+  EXPECT_EQ(pools[1].pages, 44);
+  EXPECT_EQ(pools[1].window, 128);
+  EXPECT_EQ(pools[0].pages, 6000 - 5 * 44);  // all that is left is the full layer's: in bytes nothing is lost
+  auto one = *kv_pools(memory, m, steps, false);
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_EQ(one[0].window, 0);  // the full layer needs what is behind the others' window
+  EXPECT_EQ(one[0].pages, 1000);
+  auto little = *kv_pools(memory / 100, m, steps, true);  // never less than with one pool
+  EXPECT_EQ(little[0].pages, 10);
+  EXPECT_EQ(little[1].pages, 10);
+  m.windowed_layers = 6;
+  EXPECT_EQ((*kv_pools(memory, m, steps, true))[0].window, 128);
+  EXPECT_EQ((*kv_pools(memory, m, steps, false))[0].window, 0);
+  m.windowed_layers = m.sliding_window = 0;
+  EXPECT_EQ((*kv_pools(memory, m, steps, true)).size(), 1u);
+}
+
+std::string temporary(const char* name) { return testing::TempDir() + name; }
+std::string content(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(RecordingFile, KeepsWhatItIsGivenAndSaysWhenItCannot) {
+  const std::string path = temporary("kvasir_recording_file_test");
+  {
+    auto file = RecordingFile::open(path);
+    ASSERT_TRUE(file.ok());
+    (*file)->write("one\n");
+    (*file)->write("two\n");
+  }
+  EXPECT_EQ(content(path), "one\ntwo\n");
+  {
+    auto file = RecordingFile::open(path, 8);
+    ASSERT_TRUE(file.ok());
+    (*file)->write("longer than may ever wait\n");
+    (*file)->write("late\n");
+  }
+  EXPECT_EQ(content(path), "{\"call\":\"lost\"}\n");
+  std::remove(path.c_str());
+  EXPECT_EQ(RecordingFile::open("/nowhere/at/all").status().field(), "record");
+}
+
+TEST(CostModel, ComesFromAFileAsConfigsHasThem) {
+  scheduler::StepCost cost;
+  ASSERT_TRUE(read_cost_model("configs/cost/h200-8b-bf16.json", &cost).ok());
+  EXPECT_EQ(cost.token_us, 22.9);
+  EXPECT_EQ(read_cost_model("/nowhere.json", &cost).code(), Code::not_found);
 }
 
 TEST(Masks, StopsAreForbiddenUnlessNothingElseIsLeft) {

@@ -94,6 +94,57 @@ TEST_P(SameTokens, WhenPreempted) {
   expect_all_pages_back(e);
 }
 
+TEST_P(SameTokens, WhenPreemptedByMovingPagesToTheHost) {
+  h.pages(40);
+  h.options.host_kv_memory = 200 * kPage * 64;
+  std::atomic<bool> all_here{false};
+  h.script.before = [&](uint64_t step) {  // step 0 is the engine's own, that times a move
+    while (step > 0 && !all_here) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Engine& e = h.start();
+  const int64_t timed = h.script.moves;
+  EXPECT_GT(timed, 0);
+  std::vector<Request> requests;
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int32_t i = 0; i < 8; ++i) {
+    requests.push_back(ask(10, 50, i));
+    streams.push_back(std::move(*e.submit(requests.back())));
+  }
+  all_here = true;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    Answer a = read(*streams[i]);
+    ASSERT_TRUE(a.complete()) << i << ": " << a.failed.message();
+    EXPECT_EQ(a.tokens[0], expected(requests[i])) << i;
+  }
+  EXPECT_GT(e.stats().preemptions, 0);
+  EXPECT_GT(h.script.moves, timed);
+  expect_all_pages_back(e);
+}
+
+TEST_P(SameTokens, WhicheverWayTheCacheIsIndexed) {
+  for (auto mode : {kvcache::IndexMode::token_table, kvcache::IndexMode::offset}) {
+    h.engine.reset();
+    h.options.kv_index = mode;
+    h.options.prefix_cache = mode != kvcache::IndexMode::offset;
+    Engine& e = h.start();
+    std::vector<Request> requests;
+    std::vector<std::unique_ptr<Stream>> streams;
+    for (int32_t i = 0; i < 20; ++i) {
+      requests.push_back(ask(1 + i * 5, 1 + i % 13, i / 2));
+      requests.back().n = 1 + i % 3;
+      auto stream = e.submit(requests.back());
+      ASSERT_TRUE(stream.ok()) << stream.status().message();
+      streams.push_back(std::move(*stream));
+    }
+    for (size_t i = 0; i < streams.size(); ++i) {
+      Answer a = read(*streams[i]);
+      ASSERT_TRUE(a.complete()) << i << ": " << a.failed.message();
+      for (int32_t c = 0; c < requests[i].n; ++c) EXPECT_EQ(a.tokens[size_t(c)], expected(requests[i], c)) << i;
+    }
+    expect_all_pages_back(e);
+  }
+}
+
 TEST_P(SameTokens, SeveralChoicesOfOnePrompt) {
   Engine& e = h.start();
   Request r = ask(11, 15);

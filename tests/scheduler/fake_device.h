@@ -3,11 +3,13 @@
 // What it samples is a function of the prefix (and the choice) alone: no output may depend on scheduling.
 #pragma once
 
+#include <bit>
 #include <map>
 #include <set>
 #include <vector>
 
 #include "core/check.h"
+#include "kvcache/cache_starts.h"
 #include "scheduler/scheduler.h"
 
 namespace kvasir::scheduler {
@@ -15,7 +17,10 @@ namespace kvasir::scheduler {
 class FakeDevice {
  public:
   FakeDevice(const Options& options, int32_t vocabulary) : options_(options), vocabulary_(vocabulary) {
-    for (const PageGroup& g : options.groups) slots_.emplace_back(g.pages * options.page_size, 0);
+    for (const PageGroup& g : options.groups) {
+      slots_.emplace_back(g.pages * options.page_size, 0);
+      starts_.push_back({kvcache::CacheStarts(options.index_mode, options.page_size), {}});
+    }
     host_.assign(options.host_pages * options.page_size, 0);
   }
 
@@ -60,6 +65,7 @@ class FakeDevice {
     // All writes before all reads, as the operator has it.
     std::vector<std::vector<uint64_t>> chains;
     std::set<std::pair<size_t, int64_t>> written;
+    check_starts(plan);
     for (const PlanItem& item : plan.items) {
       auto known = scheduler.tokens(item.seq);
       std::vector<int32_t> tokens(known.begin(), known.end());
@@ -110,6 +116,26 @@ class FakeDevice {
     return table[t / size] * size + t % size;
   }
 
+  // What the operators are given, kept from plan to plan, is what the tables say.
+  void check_starts(const StepPlan& plan) {
+    size_t longest = 0;
+    for (const PlanItem& item : plan.items) longest = std::max(longest, item.pages.size());
+    for (size_t g = 0; g < slots_.size(); ++g) {
+      auto& [kept, starts] = starts_[g];
+      kept.begin(int64_t(plan.items.size()), int64_t(longest), options_.max_context, starts);
+      for (const PlanItem& item : plan.items)
+        kept.add(item.table_version, g == 0 ? item.pages : item.more_pages[g - 1], item.begin + item.count, starts);
+      std::vector<int64_t> kvstarts{0};
+      for (const PlanItem& item : plan.items) kvstarts.push_back(kvstarts.back() + item.begin + item.count);
+      kvcache::CacheIndex index{options_.index_mode, std::countr_zero(unsigned(options_.page_size)), starts.data(),
+                                kept.row_length()};
+      for (size_t b = 0; b < plan.items.size(); ++b)
+        for (int64_t t = 0; t < plan.items[b].begin + plan.items[b].count; ++t)
+          KVASIR_CHECK(kvcache::physical_token(index, kvstarts.data(), int64_t(b), t) == slot_of(plan.items[b], g, t),
+                       "sequence ", plan.items[b].seq, " finds position ", t, " somewhere else");
+    }
+  }
+
   void sample(const PlanItem& item, const std::vector<uint64_t>& h, Run& run) {
     for (int32_t d = 0; d < item.draws; ++d) {
       SeqResult r;
@@ -130,6 +156,7 @@ class FakeDevice {
   int32_t vocabulary_;
   std::vector<std::vector<uint64_t>> slots_;
   std::vector<uint64_t> host_;
+  std::vector<std::pair<kvcache::CacheStarts, std::vector<int64_t>>> starts_;  // by group
   std::map<SeqId, int32_t> sampled_;
 };
 

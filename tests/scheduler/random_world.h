@@ -96,6 +96,7 @@ class RandomWorld {
     o.depth = static_cast<int>(1 + rng_() % 2);
     o.prefix_cache = rng_() % 4 != 0;
     if (rng_() % 6 == 0) o.index_mode = kvcache::IndexMode::offset;
+    if (rng_() % 6 == 0) o.index_mode = kvcache::IndexMode::token_table;
     if (o.index_mode == kvcache::IndexMode::offset) o.prefix_cache = false;
     if (o.groups.size() == 1 && o.groups[0].window == 0 && o.index_mode != kvcache::IndexMode::offset && rng_() % 2)
       o.host_pages = 1 + rng_() % 40;

@@ -1,0 +1,162 @@
+// Networks that compute, on a CPU: the same tokens whether pages are plenty, moved away and back, computed again,
+// kept by layer group, or found by another kind of index.
+#include <cstdlib>
+#include <filesystem>
+
+#include "tests/engine/harness.h"
+
+namespace kvasir::engine::testing {
+namespace {
+
+struct Ran {
+  std::vector<std::vector<int32_t>> tokens;
+  Stats stats;
+  int64_t bytes_per_token = 0;
+};
+
+struct Case {
+  std::string model;
+  EngineOptions options;
+
+  explicit Case(std::string name) : model(std::move(name)) {
+    options.page_size = 8;
+    options.max_tokens_per_step = 64;
+    options.max_running = 16;
+    options.kv_memory = 64 << 20;
+  }
+  // All at once; every step takes a while, so that they meet.
+  Ran run(int32_t requests, int32_t prompt, int64_t output) const {
+    Ran out;
+    model::RunnerOptions m;
+    m.model = model;
+    m.threads = 1;
+    auto engine = Engine::start(m, options);
+    Status ready = engine->wait_ready();
+    EXPECT_TRUE(ready.ok()) << ready.message();
+    if (!ready.ok()) return out;
+    out.bytes_per_token = engine->info().kv_bytes_per_token;
+    std::vector<std::unique_ptr<Stream>> streams;
+    for (int32_t i = 0; i < requests; ++i) {
+      Request r = ask(prompt, output, i);
+      for (int32_t& t : r.prompt) t = 4 + t % 250;
+      auto stream = engine->submit(std::move(r));
+      EXPECT_TRUE(stream.ok()) << stream.status().message();
+      if (stream.ok()) streams.push_back(std::move(*stream));
+    }
+    for (auto& stream : streams) {
+      Answer a = read(*stream);
+      EXPECT_TRUE(a.complete()) << a.failed.message();
+      out.tokens.push_back(a.tokens.empty() ? std::vector<int32_t>() : a.tokens[0]);
+    }
+    expect_all_pages_back(*engine);
+    out.stats = engine->stats();
+    return out;
+  }
+};
+
+constexpr const char* kLlama =
+    "dummy:llama,layers=2,hidden=64,heads=4,kv_heads=2,head_dim=16,ffn=128,type=f32,step_ms=3";
+// Five of six layers see 24 tokens, the last one sees all.
+constexpr const char* kGemma =
+    "dummy:gemma3,layers=6,hidden=64,heads=4,kv_heads=2,head_dim=16,ffn=128,window=24,type=f32,step_ms=3";
+
+TEST(RealModel, PreemptedByMovingOrByComputingAgain) {
+  for (const char* model : {kLlama, kGemma}) {
+    Case c(model);
+    const Ran plenty = c.run(8, 20, 60);
+    EXPECT_EQ(plenty.stats.preemptions, 0);
+    c.options.kv_memory = plenty.bytes_per_token * 8 * 40;  // 40 pages of 8, for 8 sequences of 80 tokens
+    c.options.prefix_cache = false;
+    const Ran again = c.run(8, 20, 60);
+    EXPECT_GT(again.stats.preemptions, 0);
+    EXPECT_EQ(again.stats.moved, 0);
+    EXPECT_EQ(again.tokens, plenty.tokens) << model;
+    for (bool prefix_cache : {false, true}) {
+      c.options.prefix_cache = prefix_cache;
+      c.options.host_kv_memory = plenty.bytes_per_token * 8 * 100;
+      const Ran moved = c.run(8, 20, 60);
+      EXPECT_GT(moved.stats.moved, 0);
+      EXPECT_EQ(moved.tokens, plenty.tokens) << model << ", prefix cache " << prefix_cache;
+    }
+  }
+}
+
+TEST(RealModel, WhatLeavesTheDeviceIsFoundInTheHost) {
+  Case c(kLlama);
+  c.options.kv_memory = 256 * 8 * 24;  // 24 pages
+  c.options.host_kv_memory = 256 * 8 * 200;
+  model::RunnerOptions m;
+  m.model = c.model;
+  m.threads = 1;
+  auto engine = Engine::start(m, c.options);
+  ASSERT_TRUE(engine->wait_ready().ok());
+  std::vector<std::vector<int32_t>> first;
+  for (int round = 0; round < 2; ++round)
+    for (int32_t i = 0; i < 6; ++i) {  // six prompts of 12 pages in a pool of 24
+      Request r = ask(96, 4, i);
+      for (int32_t& t : r.prompt) t = 4 + t % 250;
+      Answer a = engine::testing::run(*engine, std::move(r));
+      ASSERT_TRUE(a.complete()) << a.failed.message();
+      if (round == 0) {
+        first.push_back(a.tokens[0]);
+      } else {
+        EXPECT_EQ(a.tokens[0], first[size_t(i)]);
+        EXPECT_GE(a.started->cached_tokens, 80) << i;
+      }
+    }
+}
+
+TEST(RealModel, LayersWithAWindowKeepLessThanTheOthers) {
+  Case c(kGemma);
+  const Ran apart = c.run(4, 100, 120);
+  c.options.host_kv_memory = 1 << 20;  // the second tier knows one pool: every layer then keeps every token
+  const Ran together = c.run(4, 100, 120);
+  EXPECT_EQ(apart.tokens, together.tokens);
+  EXPECT_GT(apart.stats.pages_total, 3 * together.stats.pages_total);  // of the full layer, from the same memory
+  c.options.host_kv_memory = 0;
+  c.options.prefix_cache = false;
+  EXPECT_EQ(c.run(1, 100, 120).tokens[0], apart.tokens[0]);
+}
+
+TEST(RealModel, WhicheverWayTheCacheIsIndexed) {
+  for (const char* model : {kLlama, kGemma}) {
+    Case c(model);
+    const Ran pages = c.run(6, 50, 40);
+    c.options.kv_index = kvcache::IndexMode::token_table;
+    EXPECT_EQ(c.run(6, 50, 40).tokens, pages.tokens) << model;
+    c.options.kv_index = kvcache::IndexMode::offset;
+    c.options.prefix_cache = false;
+    EXPECT_EQ(c.run(6, 50, 40).tokens, pages.tokens) << model;
+  }
+}
+
+TEST(RealModel, SmolLM2IsTheSameAfterItsPagesWereAway) {
+  const char* home = std::getenv("HOME");
+  const std::string path = std::string(home ? home : "") + "/.cache/kvasir/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no SmolLM2 on this machine";
+  Case c(path);
+  const Ran plenty = c.run(4, 40, 24);
+  c.options.kv_memory = plenty.bytes_per_token * 8 * 24;  // three of the four fit
+  c.options.host_kv_memory = plenty.bytes_per_token * 8 * 100;
+  const Ran moved = c.run(4, 40, 24);
+  EXPECT_GT(moved.stats.moved, 0);
+  EXPECT_EQ(moved.tokens, plenty.tokens);
+}
+
+TEST(RealModel, BadOptionsOfTheCacheAreSaid) {
+  auto status = [](auto change) {
+    Case c(kLlama);
+    change(c.options);
+    model::RunnerOptions m;
+    m.model = c.model;
+    m.threads = 1;
+    return Engine::start(m, c.options)->wait_ready();
+  };
+  EXPECT_EQ(status([](EngineOptions& o) { o.host_kv_memory = 10; }).field(), "host_kv_memory");
+  EXPECT_EQ(status([](EngineOptions& o) { o.cost_model = "/nowhere.json"; }).field(), "cost_model");
+  EXPECT_EQ(status([](EngineOptions& o) { o.record = "/nowhere/at/all"; }).field(), "record");
+  EXPECT_EQ(status([](EngineOptions& o) { o.kv_index = kvcache::IndexMode::offset; }).field(), "index_mode");
+}
+
+}  // namespace
+}  // namespace kvasir::engine::testing
