@@ -10,6 +10,7 @@ namespace kvasir::attention::cpu {
 namespace {
 
 constexpr float kNone = -INFINITY;
+constexpr int kLine = 64;  // bytes of a cache line
 alignas(64) constexpr uint8_t kZeros[kMaxHeadDim * 4] = {};
 
 void describe(const Job& job, bool value, KvRows* rows) {
@@ -21,7 +22,6 @@ void describe(const Job& job, bool value, KvRows* rows) {
   rows->group_shift = c.quant_group > 0 ? std::countr_zero(uint32_t(c.quant_group)) : 0;
   rows->scale = value ? c.v_scale : c.k_scale;
   rows->head_dim = job.a->head_dim;
-  rows->ahead = nullptr;
 }
 
 // Cyclic: this call's tokens are not in the cache yet; they stand in `fresh`, dequantized. A tile that
@@ -182,31 +182,66 @@ void write_row(const Job& job, int64_t token, int64_t head, float m, float l, fl
   if (lse) lse[token * a.num_heads + head] = m > kNone ? top + std::log(sum) : kNone;
 }
 
-void attend_tile(const Job& job, const Item& item, Tile& tile, Scratch& s) {
+// The lines of n bytes at `at` that do not end the list already.
+const uint8_t** add_lines(const uint8_t* at, int64_t n, const uint8_t* const* first, const uint8_t** to) {
+  const uint8_t *line = at - reinterpret_cast<uintptr_t>(at) % kLine, *end = at + n;
+  if (to != first && to[-1] == line) line += kLine;
+  for (; line < end; line += kLine) *to++ = line;
+  return to;
+}
+
+// Every line that the tile's keys and values lie in, in the order of their use.
+Ahead lines_of(const Job& job, const Tile& tile, Scratch& s) {
+  const kvcache::CacheView& c = job.tensors->cache;
+  const int64_t row = dtype_bytes(c.dtype, c.head_dim);
+  const int64_t scales = tile.keys.grouped ? dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group) : 0;
+  const uint8_t** const first = s.lines.data();
+  const uint8_t** to = first;
+  for (const KvRows* rows : {&tile.keys, &tile.values}) {
+    if (scales > 0)
+      for (int j = tile.begin; j < tile.end; ++j)
+        if (tile.wanted(j)) to = add_lines(rows->scales[j], scales, first, to);
+    for (int j = tile.begin; j < tile.end; ++j)
+      if (tile.wanted(j)) to = add_lines(rows->row[j], row, first, to);
+  }
+  return {first, int(to - first), 0};
+}
+
+// Between how many pieces of work the kernels ask for lines, about.
+int pieces_of_work(const Kernels& k, int rows, int head_dim) {
+  const int blocks = (rows + 5) / 6;
+  auto columns = [&](int n) { return std::max(1, n / (4 * k.width)); };
+  return kTile / k.width * std::max(1, head_dim / 32) +
+         blocks * (columns(kTile) * head_dim / 16 + columns(head_dim) * 4);
+}
+
+void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scratch& s) {
   const Attributes& a = *job.a;
   const Kernels& k = *job.kernels;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
   const int rows = int(i1 - i0) * group;
   constexpr int kStrip = 24;  // rows whose scores stay in L1 between the three loops
+  ahead.each = ahead.left / pieces_of_work(k, rows, a.head_dim) + 1;
 
-  k.pack_keys(tile.keys, s.keys.get());
+  k.pack_keys(tile.keys, s.keys.get(), &ahead);
   if (a.streaming_positions) rotate_ranks(job, tile, s.visible[size_t(i0 - item.token_begin)], s.keys.get());
   set_rows(job, item, tile, i0, i1, s);
-  const bool packed = rows > 6;
-  if (packed) k.pack_values(tile.values, s.values.get(), padded);
+  const bool packed = rows > 8;  // else V is read once only
+  if (packed) k.pack_values(tile.values, s.values.get(), padded, &ahead);
 
   const float scale = 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim)));
   for (int r = 0; r < rows; r += kStrip) {
     const int n = std::min(kStrip, rows - r);
     const int64_t at = r0 + r;
-    k.scores(s.query + at * a.head_dim, n, a.head_dim, a.head_dim, s.keys.get(), tile.begin, tile.end, s.scores.get());
+    k.scores(s.query + at * a.head_dim, n, a.head_dim, a.head_dim, s.keys.get(), tile.begin, tile.end, s.scores.get(),
+             &ahead);
     k.softmax(s.scores.get(), n, s.params.data() + r, scale, a.softcap, s.m + at, s.l + at, s.fix.get());
     if (packed)
       k.accumulate(s.scores.get(), n, s.values.get(), padded, tile.begin, tile.end, s.fix.get(), s.split + at * padded,
-                   padded);
+                   padded, &ahead);
     else
-      k.accumulate_rows(s.scores.get(), n, tile.values, s.fix.get(), s.split + at * padded, padded);
+      k.accumulate_rows(s.scores.get(), n, tile.values, s.fix.get(), s.split + at * padded, padded, &ahead);
   }
 }
 
@@ -258,7 +293,7 @@ void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, in
 }  // namespace
 
 Scratch::Scratch(const Attributes& a, int rows)
-    : keys(int64_t(a.head_dim) * kTile),
+    : keys(padded_dim(a.head_dim) * kTile),
       values(kTile * padded_dim(a.head_dim)),
       query(int64_t(rows) * a.head_dim),
       scores(int64_t(rows) * kTile),
@@ -272,7 +307,8 @@ Scratch::Scratch(const Attributes& a, int rows)
       fix(rows),
       row(padded_dim(a.head_dim)),
       visible(size_t(rows)),
-      params(size_t(rows)) {
+      params(size_t(rows)),
+      lines(2 * kTile * size_t(2 + a.head_dim * 4 / kLine + 2 + a.head_dim / 8 * 4 / kLine)) {
   if (a.cyclic_capacity > 0)
     for (Floats& rows_of : old) rows_of = Floats(kTile * padded_dim(a.head_dim));
 }
@@ -321,13 +357,12 @@ void attend(const Job& job, const Item& item, Scratch& s) {
     Tile &tile = s.tiles[now], &after = s.tiles[1 - now];
     const bool reuses = job.fresh != nullptr;  // `old` holds the rows of one tile only
     have = !reuses && next_tile(job, item, tile.first + kTile, s, &after);
-    tile.keys.ahead = have ? &after.keys : nullptr;
-    tile.values.ahead = have ? &after.values : nullptr;
+    Ahead ahead = have ? lines_of(job, after, s) : Ahead();
     for (; split < tile.first / kSplit; ++split) {
       end_split(job, item, split, rows, padded, s);
       begin_split(rows, padded, s);
     }
-    attend_tile(job, item, tile, s);
+    attend_tile(job, item, tile, ahead, s);
     if (reuses) have = next_tile(job, item, tile.first + kTile, s, &after);
     now = 1 - now;
   }

@@ -52,7 +52,8 @@ struct Scratch {
   Floats row;              // one head's row, for the edges
   std::vector<Visible> visible;
   std::vector<SoftmaxRow> params;
-  Tile tiles[2];  // the one at work and the one after it
+  Tile tiles[2];                      // the one at work and the one after it
+  std::vector<const uint8_t*> lines;  // cache lines of the latter
 };
 
 // Everything an item reads that is the same for all of them.

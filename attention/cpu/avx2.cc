@@ -9,7 +9,8 @@ namespace {
 
 constexpr const char* kName = "avx2";
 constexpr int W = 8;
-constexpr int kColumns = 2, kFewColumns = 4;
+#define KVASIR_HALF_COLUMNS 1
+constexpr int kColumns = 2, kFewColumns = 4, kWideColumns = 1;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -28,10 +29,11 @@ inline V fma_v(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 inline V max_v(V a, V b) { return _mm256_max_ps(a, b); }
 inline V min_v(V a, V b) { return _mm256_min_ps(a, b); }
 inline V abs_v(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-inline V round_v(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline V pow2(V n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+// x * 2^n, n in the low bits of what exp2_v rounded.
+inline V add_exponent(V x, V n) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
 }
+inline V zero_below(V a, V limit, V x) { return _mm256_and_ps(_mm256_cmp_ps(a, limit, _CMP_GE_OQ), x); }
 inline V select_ge(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
 inline V iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 inline float first(V a) { return _mm256_cvtss_f32(a); }
@@ -55,13 +57,10 @@ inline V load_i8(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline V load_i4(const uint8_t* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, 4);
-  __m128i b = _mm_cvtsi32_si128(four);
-  __m128i low = _mm_and_si128(b, _mm_set1_epi8(15)), high = _mm_and_si128(_mm_srli_epi16(b, 4), _mm_set1_epi8(15));
-  __m128i q = _mm_unpacklo_epi8(low, high), eight = _mm_set1_epi8(8);
-  q = _mm_sub_epi8(_mm_xor_si128(q, eight), eight);
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  __m256i q = _mm256_sllv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
+  return _mm256_cvtepi32_ps(_mm256_srai_epi32(q, 28));
 }
 // E4M3 as float16 bits: exponent and mantissa move up by 7, the sign to the top; that is the value
 // times 2^-8, exactly, subnormals included. NaN (0x7f) is put back.
@@ -92,23 +91,80 @@ inline void store_bf16(uint8_t* p, V x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
 }
 
-inline void transpose(V r[8]) {
-  V t[8], u[8];
+using Words = __m256i;
+inline Words load_words(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Words load_some(const uint8_t* p, int bytes) {
+  alignas(32) uint8_t part[32] = {};
+  __builtin_memcpy(part, p, size_t(bytes));
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(part));
+}
+inline __m128i load_half_words(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+inline __m128i load_half_some(const uint8_t* p, int bytes) {
+  alignas(16) uint8_t part[16] = {};
+  __builtin_memcpy(part, p, size_t(bytes));
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(part));
+}
+
+template <DType kType, int kElement>
+inline V element_of(Words w) {
+  if constexpr (kType == DType::f32) return _mm256_castsi256_ps(w);
+  if constexpr (kType == DType::bf16)
+    return _mm256_castsi256_ps(kElement == 0 ? _mm256_slli_epi32(w, 16)
+                                             : _mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000))));
+  if constexpr (kType == DType::i8)
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * kElement), 24));
+  if constexpr (kType == DType::i4)
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 28 - 4 * kElement), 28));
+}
+
+inline void transpose(Words r[8]) {
+  Words t[8], u[8];
   for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
   }
   for (int i = 0; i < 8; i += 4) {
-    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    u[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+    u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+    u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+    u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
   for (int i = 0; i < 4; ++i) {
-    r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
-    r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    r[i] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
   }
 }
+
+// 16 FP8 elements as float16 times 2^-8.
+inline Words halves_of_e4m3(__m128i bytes) {
+  __m256i b = _mm256_cvtepu8_epi16(bytes), low = _mm256_and_si256(b, _mm256_set1_epi16(0x7f));
+  __m256i sign = _mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(0x80)), 8);
+  __m256i half = _mm256_or_si256(_mm256_slli_epi16(low, 7), sign);
+  __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(low, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
+  return _mm256_or_si256(half, nan);
+}
+
+// 8 rows of 16 float16 as 16 columns of 8.
+struct HalfColumns {
+  alignas(32) uint16_t at[16 * 8];
+  const uint8_t* of(int d) const { return reinterpret_cast<const uint8_t*>(at + (d & 7) * 16 + (d >> 3) * 8); }
+  void turn(const Words r[8]) {
+    Words t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
+      t[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+      for (int h = 0; h < 2; ++h) {
+        u[i + 2 * h] = _mm256_unpacklo_epi32(t[i + h], t[i + 2 + h]);
+        u[i + 2 * h + 1] = _mm256_unpackhi_epi32(t[i + h], t[i + 2 + h]);
+      }
+    for (int e = 0; e < 4; ++e) {  // lane l of what is stored at e is element 8 l + e of the eight keys
+      _mm256_store_si256(reinterpret_cast<__m256i*>(at + 2 * e * 16), _mm256_unpacklo_epi64(u[e], u[4 + e]));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(at + (2 * e + 1) * 16), _mm256_unpackhi_epi64(u[e], u[4 + e]));
+    }
+  }
+};
 
 #include "attention/cpu/kernels_inl.h"
 

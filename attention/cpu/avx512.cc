@@ -9,7 +9,8 @@ namespace {
 
 constexpr const char* kName = "avx512";
 constexpr int W = 16;
-constexpr int kColumns = 4, kFewColumns = 8;
+#define KVASIR_HALF_COLUMNS 1
+constexpr int kColumns = 4, kFewColumns = 8, kWideColumns = 2;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -28,10 +29,11 @@ inline V fma_v(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 inline V max_v(V a, V b) { return _mm512_max_ps(a, b); }
 inline V min_v(V a, V b) { return _mm512_min_ps(a, b); }
 inline V abs_v(V a) { return _mm512_abs_ps(a); }
-inline V round_v(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline V pow2(V n) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+// x * 2^n, n in the low bits of what exp2_v rounded.
+inline V add_exponent(V x, V n) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
 }
+inline V zero_below(V a, V limit, V x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, limit, _CMP_GE_OQ), x); }
 inline V select_ge(V a, V b, V yes, V no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
 }
@@ -48,12 +50,14 @@ inline V load_bf16(const uint8_t* p) {
 inline V load_i8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+const V kNibbles = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+// A table of sixteen floats looks at the low four bits of each lane only.
 inline V load_i4(const uint8_t* p) {
-  __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  __m128i low = _mm_and_si128(b, _mm_set1_epi8(15)), high = _mm_and_si128(_mm_srli_epi16(b, 4), _mm_set1_epi8(15));
-  __m128i q = _mm_unpacklo_epi8(low, high), eight = _mm_set1_epi8(8);
-  q = _mm_sub_epi8(_mm_xor_si128(q, eight), eight);
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
+  int32_t word[2];
+  __builtin_memcpy(word, p, 8);
+  __m512i q = _mm512_mask_set1_epi32(_mm512_set1_epi32(word[0]), 0xff00, word[1]);
+  q = _mm512_srlv_epi32(q, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
+  return _mm512_permutexvar_ps(q, kNibbles);
 }
 // E4M3 as float16 bits: exponent and mantissa move up by 7, the sign to the top; that is the value
 // times 2^-8, exactly, subnormals included. NaN (0x7f) is put back.
@@ -83,9 +87,27 @@ inline void store_bf16(uint8_t* p, V x) {
                       _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet)));
 }
 
-inline void transpose(V r[16]) {
-  __m512i t[16], u[16];
-  for (int i = 0; i < 16; ++i) t[i] = _mm512_castps_si512(r[i]);
+using Words = __m512i;
+inline Words load_words(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Words load_some(const uint8_t* p, int bytes) { return _mm512_maskz_loadu_epi8((uint64_t(1) << bytes) - 1, p); }
+inline __m256i load_half_words(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline __m256i load_half_some(const uint8_t* p, int bytes) {
+  return _mm256_maskz_loadu_epi8(uint32_t((uint64_t(1) << bytes) - 1), p);
+}
+
+template <DType kType, int kElement>
+inline V element_of(Words w) {
+  if constexpr (kType == DType::f32) return _mm512_castsi512_ps(w);
+  if constexpr (kType == DType::bf16)
+    return _mm512_castsi512_ps(kElement == 0 ? _mm512_slli_epi32(w, 16)
+                                             : _mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000))));
+  if constexpr (kType == DType::i8)
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w, 24 - 8 * kElement), 24));
+  if constexpr (kType == DType::i4) return _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * kElement), kNibbles);
+}
+
+inline void transpose(Words t[16]) {
+  __m512i u[16];
   for (int i = 0; i < 16; i += 2) {
     u[i] = _mm512_unpacklo_epi32(t[i], t[i + 1]);
     u[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 1]);
@@ -103,12 +125,51 @@ inline void transpose(V r[16]) {
     u[i + 12] = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xdd);
   }
   for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i], u[i + 8], 0x88));
-    r[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i], u[i + 8], 0xdd));
-    r[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i + 4], u[i + 12], 0x88));
-    r[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(u[i + 4], u[i + 12], 0xdd));
+    t[i] = _mm512_shuffle_i32x4(u[i], u[i + 8], 0x88);
+    t[i + 8] = _mm512_shuffle_i32x4(u[i], u[i + 8], 0xdd);
+    t[i + 4] = _mm512_shuffle_i32x4(u[i + 4], u[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(u[i + 4], u[i + 12], 0xdd);
   }
 }
+
+// 32 FP8 elements as float16 times 2^-8.
+inline Words halves_of_e4m3(__m256i bytes) {
+  __m512i b = _mm512_cvtepu8_epi16(bytes), low = _mm512_and_si512(b, _mm512_set1_epi16(0x7f));
+  __m512i sign = _mm512_slli_epi16(_mm512_and_si512(b, _mm512_set1_epi16(0x80)), 8);
+  __m512i half = _mm512_or_si512(_mm512_slli_epi16(low, 7), sign);
+  return _mm512_mask_mov_epi16(half, _mm512_cmpeq_epi16_mask(low, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7e00));
+}
+
+// 16 rows of 32 float16 as 32 columns of 16.
+struct HalfColumns {
+  alignas(64) uint16_t at[32 * 16];
+  const uint8_t* of(int d) const {
+    return reinterpret_cast<const uint8_t*>(at + ((d & 7) * 2 + (d >> 4)) * 32 + (d >> 3 & 1) * 16);
+  }
+  void turn(const Words r[16]) {
+    __m512i t[16], u[16];
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_epi16(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+      for (int h = 0; h < 2; ++h) {
+        u[i + 2 * h] = _mm512_unpacklo_epi32(t[i + h], t[i + 2 + h]);
+        u[i + 2 * h + 1] = _mm512_unpackhi_epi32(t[i + h], t[i + 2 + h]);
+      }
+    for (int i = 0; i < 16; i += 8)  // now lane l of t[i + e] is element 8 l + e of eight keys
+      for (int e = 0; e < 4; ++e) {
+        t[i + 2 * e] = _mm512_unpacklo_epi64(u[i + e], u[i + 4 + e]);
+        t[i + 2 * e + 1] = _mm512_unpackhi_epi64(u[i + e], u[i + 4 + e]);
+      }
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                  high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    for (int e = 0; e < 8; ++e) {
+      _mm512_store_si512(at + e * 64, _mm512_permutex2var_epi64(t[e], low, t[8 + e]));
+      _mm512_store_si512(at + e * 64 + 32, _mm512_permutex2var_epi64(t[e], high, t[8 + e]));
+    }
+  }
+};
 
 #include "attention/cpu/kernels_inl.h"
 

@@ -29,7 +29,14 @@ struct KvRows {
   int begin = 0, end = 0;  // only these keys of the tile are wanted by anyone
   const uint8_t* row[kTile];
   const uint8_t* scales[kTile];
-  const KvRows* ahead = nullptr;  // the next tile: fetched into the cache while this one is worked on
+};
+
+// Cache lines of the next tile, asked for a few at a time between pieces of work on this one, so that memory
+// is never idle. (Pages lie anywhere: the processor cannot guess them.)
+struct Ahead {
+  const uint8_t* const* line = nullptr;
+  int left = 0;
+  int each = 0;
 };
 
 struct SoftmaxRow {
@@ -44,18 +51,21 @@ struct Kernels {
   int width;  // floats a vector; row strides of scratch are multiples of 16
 
   // K of a tile as [head_dim][kTile], so that a vector holds one d of many keys.
-  void (*pack_keys)(const KvRows& rows, float* kt);
+  // May write up to seven rows past head_dim.
+  void (*pack_keys)(const KvRows& rows, float* kt, Ahead* ahead);
   // V of a tile as [kTile][stride].
-  void (*pack_values)(const KvRows& rows, float* v, int stride);
+  void (*pack_values)(const KvRows& rows, float* v, int stride, Ahead* ahead);
   // s[r][j] for the tile's keys [begin, end) (rounded out to whole vectors).
-  void (*scores)(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s);
+  void (*scores)(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
+                 Ahead* ahead);
   // In place from scores to weights; updates the row maxima m and sums l, gives the correction.
   void (*softmax)(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
                   float* correction);
   void (*accumulate)(const float* p, int rows, const float* v, int v_stride, int begin, int end,
-                     const float* correction, float* o, int o_stride);
+                     const float* correction, float* o, int o_stride, Ahead* ahead);
   // The same straight from the cache, for few rows: V is read once, so packing it would not pay.
-  void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride);
+  void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
+                          Ahead* ahead);
 
   // (M, L, O) becomes its merge with (m, l, o), n a multiple of 16.
   void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);

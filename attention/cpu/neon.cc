@@ -8,7 +8,8 @@ namespace {
 
 constexpr const char* kName = "neon";
 constexpr int W = 4;
-constexpr int kColumns = 4, kFewColumns = 8;
+#define KVASIR_HALF_COLUMNS 0
+constexpr int kColumns = 4, kFewColumns = 8, kWideColumns = 2;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -27,8 +28,13 @@ inline V fma_v(V a, V b, V c) { return vfmaq_f32(c, a, b); }
 inline V max_v(V a, V b) { return vmaxq_f32(a, b); }
 inline V min_v(V a, V b) { return vminq_f32(a, b); }
 inline V abs_v(V a) { return vabsq_f32(a); }
-inline V round_v(V a) { return vrndnq_f32(a); }
-inline V pow2(V n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23)); }
+// x * 2^n, n in the low bits of what exp2_v rounded.
+inline V add_exponent(V x, V n) {
+  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vreinterpretq_s32_f32(n), 23)));
+}
+inline V zero_below(V a, V limit, V x) {
+  return vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(a, limit), vreinterpretq_u32_f32(x)));
+}
 inline V select_ge(V a, V b, V yes, V no) { return vbslq_f32(vcgeq_f32(a, b), yes, no); }
 inline V iota() {
   const float values[4] = {0, 1, 2, 3};
@@ -54,13 +60,13 @@ inline V load_i4(const uint8_t* p) {
   const int32_t q[4] = {int8_t(p[0] << 4) >> 4, int8_t(p[0]) >> 4, int8_t(p[1] << 4) >> 4, int8_t(p[1]) >> 4};
   return vcvtq_f32_s32(vld1q_s32(q));
 }
-// E4M3 as float16 bits is the value times 2^-8, exactly; NaN (0x7f) is put back.
-inline V load_e4m3(const uint8_t* p) {
-  uint16x4_t b = vget_low_u16(vmovl_u8(four_bytes(p))), low = vand_u16(b, vdup_n_u16(0x7f));
-  uint16x4_t sign = vshl_n_u16(vand_u16(b, vdup_n_u16(0x80)), 8);
+// E4M3 (in 16 bits) as float16 bits is the value times 2^-8, exactly; NaN (0x7f) is put back.
+inline V from_e4m3(uint16x4_t b) {
+  uint16x4_t low = vand_u16(b, vdup_n_u16(0x7f)), sign = vshl_n_u16(vand_u16(b, vdup_n_u16(0x80)), 8);
   uint16x4_t nan = vand_u16(vceq_u16(low, vdup_n_u16(0x7f)), vdup_n_u16(0x7e00));
   return vmulq_n_f32(from_half(vorr_u16(vorr_u16(vshl_n_u16(low, 7), sign), nan)), 256.0f);
 }
+inline V load_e4m3(const uint8_t* p) { return from_e4m3(vget_low_u16(vmovl_u8(four_bytes(p)))); }
 inline float f16_scalar(const uint8_t* p) {
   __fp16 h;
   __builtin_memcpy(&h, p, 2);
@@ -73,12 +79,32 @@ inline void store_bf16(uint8_t* p, V x) {
   uint32x4_t quiet = vorrq_u32(high, vdupq_n_u32(0x40));
   vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet))));
 }
-inline void transpose(V r[4]) {
-  float32x4x2_t a = vtrnq_f32(r[0], r[1]), b = vtrnq_f32(r[2], r[3]);
-  r[0] = vcombine_f32(vget_low_f32(a.val[0]), vget_low_f32(b.val[0]));
-  r[1] = vcombine_f32(vget_low_f32(a.val[1]), vget_low_f32(b.val[1]));
-  r[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
-  r[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
+using Words = uint32x4_t;
+inline Words load_words(const uint8_t* p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+inline Words load_some(const uint8_t* p, int bytes) {
+  uint8_t part[16] = {};
+  __builtin_memcpy(part, p, size_t(bytes));
+  return load_words(part);
+}
+inline void transpose(Words r[4]) {
+  uint32x4x2_t a = vtrnq_u32(r[0], r[1]), b = vtrnq_u32(r[2], r[3]);
+  r[0] = vcombine_u32(vget_low_u32(a.val[0]), vget_low_u32(b.val[0]));
+  r[1] = vcombine_u32(vget_low_u32(a.val[1]), vget_low_u32(b.val[1]));
+  r[2] = vcombine_u32(vget_high_u32(a.val[0]), vget_high_u32(b.val[0]));
+  r[3] = vcombine_u32(vget_high_u32(a.val[1]), vget_high_u32(b.val[1]));
+}
+template <DType kType, int kElement>
+inline V element_of(Words w) {
+  if constexpr (kType == DType::f32) return vreinterpretq_f32_u32(w);
+  if constexpr (kType == DType::f16) return from_half(kElement == 0 ? vmovn_u32(w) : vshrn_n_u32(w, 16));
+  if constexpr (kType == DType::bf16)
+    return vreinterpretq_f32_u32(kElement == 0 ? vshlq_n_u32(w, 16) : vandq_u32(w, vdupq_n_u32(0xffff0000)));
+  if constexpr (kType == DType::i8)
+    return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(vreinterpretq_s32_u32(w), vdupq_n_s32(24 - 8 * kElement)), 24));
+  if constexpr (kType == DType::i4)
+    return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(vreinterpretq_s32_u32(w), vdupq_n_s32(28 - 4 * kElement)), 28));
+  if constexpr (kType == DType::f8_e4m3)
+    return from_e4m3(vmovn_u32(vandq_u32(vshlq_u32(w, vdupq_n_s32(-8 * kElement)), vdupq_n_u32(0xff))));
 }
 
 #include "attention/cpu/kernels_inl.h"

@@ -6,7 +6,8 @@ namespace {
 
 constexpr const char* kName = "portable";
 constexpr int W = 8;
-constexpr int kColumns = 2, kFewColumns = 2;
+#define KVASIR_HALF_COLUMNS 0
+constexpr int kColumns = 2, kFewColumns = 2, kWideColumns = 1;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -55,17 +56,15 @@ inline V min_v(V a, V b) {
 inline V abs_v(V a) {
   return each([&](int i) { return __builtin_fabsf(a.x[i]); });
 }
-inline V round_v(V a) {
+// x * 2^n, n in the low bits of what exp2_v rounded.
+inline V add_exponent(V x, V n) {
   return each([&](int i) {
-    float x = a.x[i] > -1e6f ? a.x[i] : -1e6f;
-    return (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: the nearest integer, ties to even
+    return __builtin_bit_cast(float,
+                              __builtin_bit_cast(uint32_t, x.x[i]) + (__builtin_bit_cast(uint32_t, n.x[i]) << 23));
   });
 }
-inline V pow2(V n) {
-  return each([&](int i) {
-    int e = n.x[i] > -127 ? int(n.x[i]) : -127;
-    return __builtin_bit_cast(float, uint32_t(e + 127) << 23);
-  });
+inline V zero_below(V a, V limit, V x) {
+  return each([&](int i) { return a.x[i] >= limit.x[i] ? x.x[i] : 0.0f; });
 }
 inline V select_ge(V a, V b, V yes, V no) {
   return each([&](int i) { return a.x[i] >= b.x[i] ? yes.x[i] : no.x[i]; });
@@ -121,11 +120,12 @@ inline V load_i4(const uint8_t* p) {
     return float(nibble >= 8 ? nibble - 16 : nibble);
   });
 }
+inline float e4m3_scalar(uint32_t b) {
+  uint32_t low = b & 0x7fu, sign = (b & 0x80u) << 8;
+  return half_to_float(low == 0x7f ? sign | 0x7e00 : sign | (low << 7)) * 256.0f;
+}
 inline V load_e4m3(const uint8_t* p) {
-  return each([&](int i) {
-    uint32_t low = p[i] & 0x7fu, sign = uint32_t(p[i] & 0x80u) << 8;
-    return half_to_float(low == 0x7f ? sign | 0x7e00 : sign | (low << 7)) * 256.0f;
-  });
+  return each([&](int i) { return e4m3_scalar(p[i]); });
 }
 inline void store_f16(uint8_t* p, V v) {
   uint16_t h[W];
@@ -141,11 +141,34 @@ inline void store_bf16(uint8_t* p, V v) {
   }
   __builtin_memcpy(p, h, sizeof h);
 }
-inline void transpose(V r[W]) {
-  V t[W];
+struct Words {
+  uint32_t x[W];
+};
+inline Words load_some(const uint8_t* p, int bytes) {
+  Words w = {};
+  __builtin_memcpy(w.x, p, size_t(bytes));
+  return w;
+}
+inline Words load_words(const uint8_t* p) { return load_some(p, W * 4); }
+inline void transpose(Words r[W]) {
   for (int i = 0; i < W; ++i)
-    for (int j = 0; j < W; ++j) t[i].x[j] = r[j].x[i];
-  for (int i = 0; i < W; ++i) r[i] = t[i];
+    for (int j = 0; j < i; ++j) {
+      const uint32_t x = r[i].x[j];
+      r[i].x[j] = r[j].x[i];
+      r[j].x[i] = x;
+    }
+}
+template <DType kType, int kElement>
+inline V element_of(const Words& w) {
+  return each([&](int i) {
+    const uint32_t x = w.x[i];
+    if constexpr (kType == DType::f16) return half_to_float(x >> (16 * kElement) & 0xffff);
+    if constexpr (kType == DType::bf16) return __builtin_bit_cast(float, x >> (16 * kElement) << 16);
+    if constexpr (kType == DType::i8) return float(int8_t(x >> (8 * kElement)));
+    if constexpr (kType == DType::i4) return float(int32_t(x << (28 - 4 * kElement)) >> 28);
+    if constexpr (kType == DType::f8_e4m3) return e4m3_scalar(x >> (8 * kElement) & 0xff);
+    return __builtin_bit_cast(float, x);
+  });
 }
 
 #include "attention/cpu/kernels_inl.h"

@@ -1,202 +1,227 @@
-// Decode in GB/s and prefill in GFLOP/s, beside the read bandwidth and the FMA peak of the same run.
-//   attention_bench [--threads N] [--quick] [--svg FILE]
-// Processor time of each thread, medians of the rounds; every thread runs its own copy of the same work,
-// so the figures are those of N threads at once.
+// Decode in GB/s and prefill in GFLOP/s, beside what this machine can do: reads of the same cache and
+// float32 FMAs of the same instruction set, measured in turn with every round of every row.
+// Processor time of each thread, medians of the rounds; every thread works on its own cache, all at once.
 #include <algorithm>
-#include <cmath>
+#include <barrier>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
+#include <ctime>
+#include <map>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include "attention/backend.h"
-#include "attention/cases/random_case.h"
 #include "bench/attention/limits.h"
 #include "bench/attention/plot.h"
+#include "bench/attention/workload.h"
 #include "core/cat.h"
+#include "core/cpu.h"
 
 namespace kvasir::bench {
 namespace {
 
-using namespace attention;
 using kvcache::QuantKind;
 
-int g_threads = 1;
+constexpr const char* kUsage =
+    "usage: attention_bench [--threads N] [--cache-mb N] [--rounds N] [--only TEXT] [--json FILE] [--svg FILE]\n"
+    "  KVASIR_SIMD=avx2 measures another instruction set; --only decode-float16 a part of the rows.\n";
+
+struct Options {
+  int threads = 1, rounds = 5;
+  size_t cache_mb = 1024;  // a thread: past any L3
+  std::string only, json, svg;
+};
+
+constexpr CacheKind kF16 = {"float16", DType::f16, QuantKind::none, 0};
+constexpr CacheKind kF32 = {"float32", DType::f32, QuantKind::none, 0};
+constexpr CacheKind kInt8 = {"int8/64", DType::i8, QuantKind::group, 64};
+constexpr CacheKind kDecodeKinds[] = {kF16,
+                                      kF32,
+                                      {"bfloat16", DType::bf16, QuantKind::none, 0},
+                                      {"fp8", DType::f8_e4m3, QuantKind::per_tensor, 0},
+                                      kInt8,
+                                      {"int4/64", DType::i4, QuantKind::group, 64}};
+constexpr CacheKind kPrefillKinds[] = {kF32, kF16, kInt8};
+
+// Of one thread, while all are at it.
+struct Seconds {
+  double read = 0, work = 0, fma = 0;
+};
 
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
   return x[x.size() / 2];
 }
 
-// Seconds a round takes a thread when all of them do it at once: work(thread) prepares and returns the round.
-template <class Work>
-double seconds(int rounds, const Work& work) {
-  std::vector<double> took(static_cast<size_t>(g_threads));
-  std::vector<std::thread> threads;
-  for (int t = 0; t < g_threads; ++t)
-    threads.emplace_back([&, t] {
-      auto round = work(t);
-      round();
-      std::vector<double> times;
-      for (int i = 0; i < rounds; ++i) {
-        const double start = thread_seconds();
-        round();
-        times.push_back(thread_seconds() - start);
+struct Row {
+  std::string name;
+  double gbs = 0, read_gbs = 0, gflops = 0, peak_gflops = 0;  // all threads together
+  double tokens = 0, of_f16 = 0;                              // decode: keys a second, and against float16's
+};
+
+class Bench {
+ public:
+  explicit Bench(Options o) : o_(std::move(o)) {
+    for (int t = 0; t < o_.threads; ++t) caches_.push_back(std::make_unique<HugeMemory>(o_.cache_mb << 20));
+  }
+
+  void decode(int dim) {
+    std::printf("\ndecode, head %d, 8 kv heads, one query token, %zu MB of cache a thread\n", dim, o_.cache_mb);
+    std::printf("%-9s %3s %9s %8s %9s %7s %11s %7s\n", "cache", "G", "GB/s", "of read", "GFLOP/s", "of FMA", "Mkeys/s",
+                "x f16");
+    std::map<int, double> f16;
+    for (const CacheKind& kind : kDecodeKinds)
+      for (int group : {1, 2, 4, 8}) {
+        Row row;
+        row.name = cat("decode-", kind.name, "-D", dim, "-G", group);
+        if (!wanted(row.name)) continue;
+        CallShape s{kind, 8 * group, 8, dim, 0, 1};
+        // Scales have memory of their own.
+        const int64_t data = 2 * s.kv_heads * dtype_bytes(kind.type, dim);
+        const int64_t keys = int64_t(caches_[0]->size()) / data / 64 * 64;
+        s.past = keys - 1;
+        measure(s, 4.0 * double(keys) * dim * s.heads, double(keys * token_bytes(s)), &row);
+        row.tokens *= double(keys);
+        if (kind.type == DType::f16) f16[group] = row.tokens;
+        if (f16.count(group)) row.of_f16 = row.tokens / f16[group];
+        std::printf("%-9s %3d %9.1f %7.0f%% %9.1f %6.0f%% %11.2f %7.2f\n", kind.name, group, row.gbs,
+                    100 * row.gbs / row.read_gbs, row.gflops, 100 * row.gflops / row.peak_gflops, row.tokens / 1e6,
+                    row.of_f16);
+        std::fflush(stdout);
+        rows_.push_back(row);
       }
-      took[size_t(t)] = median(times);
-    });
-  for (auto& t : threads) t.join();
-  return std::accumulate(took.begin(), took.end(), 0.0) / g_threads;
-}
-
-struct Limit {
-  double read_gbs = 0, fma_gflops = 0;  // of one thread, when g_threads are at it
-};
-
-Limit measure_limits(size_t bytes) {
-  Limit l;
-  std::vector<void*> memory;
-  for (int t = 0; t < g_threads; ++t) {
-    memory.push_back(huge_memory(bytes));
-    std::memset(memory.back(), t + 1, bytes);
   }
-  static volatile uint64_t keep [[maybe_unused]];
-  l.read_gbs =
-      double(bytes) / 1e9 / seconds(7, [&](int t) { return [&, t] { keep = read_all(memory[size_t(t)], bytes); }; });
-  for (void* m : memory) free_huge(m, bytes);
-  double flops = 0;
-  static float sink[64];
-  const double s = seconds(5, [&](int t) {
-    return [&, t] {
-      const double f = fma_rounds(2'000'000, &sink[t]);
-      if (t == 0) flops = f;
-    };
-  });
-  l.fma_gflops = flops / 1e9 / s;
-  return l;
-}
 
-struct Kind {
-  const char* name;
-  DType type;
-  QuantKind quant;
-};
-constexpr Kind kKinds[] = {{"float32", DType::f32, QuantKind::none},   {"float16", DType::f16, QuantKind::none},
-                           {"bfloat16", DType::bf16, QuantKind::none}, {"fp8", DType::f8_e4m3, QuantKind::per_tensor},
-                           {"int8/64", DType::i8, QuantKind::group},   {"int4/64", DType::i4, QuantKind::group}};
-
-CaseShape shape_of(const Kind& k, int heads, int kv_heads, int dim) {
-  CaseShape s;
-  s.attributes.num_heads = heads;
-  s.attributes.num_kv_heads = kv_heads;
-  s.attributes.head_dim = dim;
-  s.attributes.page_size = 64;
-  s.cache.dtype = k.type;
-  s.cache.quant = k.quant;
-  s.cache.quant_group = 64;
-  s.cache.scale_dtype = DType::f16;
-  s.cache.k_scale = s.cache.v_scale = 0.02f;
-  return s;
-}
-
-// A prepared call whose cache lies on huge pages.
-struct Prepared {
-  Case c;
-  CaseOutput out;
-  std::unique_ptr<Attention> op;
-  Tensors tensors;
-  void* cache = nullptr;
-  explicit Prepared(const CaseShape& s) : c(make_case(s)) {
-    auto made = (*find_backend("cpu"))->create(c.attributes, c.limits(), {});
-    op = std::move(made).value();
-    if (Status planned = op->plan(c.step()); !planned.ok())
-      std::printf("%s\n", planned.to_string().c_str()), std::exit(1);
-    tensors = case_tensors(c, &out);
-    cache = huge_memory(c.cache.size());
-    std::memcpy(cache, c.cache.data(), c.cache.size());
-    tensors.cache.data = cache;
-  }
-  ~Prepared() { free_huge(cache, 0); }
-  Prepared(const Prepared&) = delete;
-  void run() { (void)op->run(tensors); }
-};
-
-// Bytes of keys and values (and scales) that one decode must read.
-double decode_bytes(const Case& c, int64_t keys) {
-  const double row = double(dtype_bytes(c.view.dtype, c.view.head_dim)) +
-                     (c.view.quant == QuantKind::group ? 2.0 * c.view.head_dim / c.view.quant_group : 0);
-  return 2.0 * double(keys) * c.view.kv_heads * row;
-}
-
-void decode(const Limit& limit, int dim, int64_t keys, int rounds, Plot* plot) {
-  std::printf("\ndecode, head %d, 8 kv heads, %lld keys a thread: one query token\n", dim, (long long)keys);
-  std::printf("%-9s %3s %9s %7s %9s %7s %10s %8s\n", "cache", "G", "GB/s", "of read", "GFLOP/s", "of FMA", "tokens/s",
-              "x f16");
-  for (int group : {1, 2, 4, 8}) {
-    double f16 = 0;
-    for (const Kind& k : {kKinds[1], kKinds[0], kKinds[2], kKinds[3], kKinds[4], kKinds[5]}) {
-      CaseShape s = shape_of(k, 8 * group, 8, dim);
-      s.sequences = {{keys - 1, 1}};
-      s.decoding_batches = 1;
-      double bytes = 0;
-      const double took = seconds(rounds, [&](int t) {
-        auto p = std::make_shared<Prepared>(s);
-        if (t == 0) bytes = decode_bytes(p->c, keys);
-        return [p] { p->run(); };
-      });
-      const double gbs = bytes / 1e9 / took, gflops = 4.0 * double(keys) * dim * 8 * group / 1e9 / took;
-      if (k.type == DType::f16) f16 = took;
-      std::printf("%-9s %3d %9.1f %6.0f%% %9.1f %6.0f%% %10.1f %8.2f\n", k.name, group, gbs * g_threads,
-                  100 * gbs / limit.read_gbs, gflops * g_threads, 100 * gflops / limit.fma_gflops, g_threads / took,
-                  f16 / took);
-      plot->add(cat("decode ", k.name, " D", dim, " G", group), gbs / limit.read_gbs, gflops / limit.fma_gflops);
+  void prefill(int dim) {
+    constexpr int64_t kTokens = 2048;
+    std::printf("\nprefill, head %d, %lld tokens, causal, 8 query heads on 2 kv heads\n", dim, (long long)kTokens);
+    std::printf("%-9s %9s %7s\n", "cache", "GFLOP/s", "of FMA");
+    for (const CacheKind& kind : kPrefillKinds) {
+      Row row;
+      row.name = cat("prefill-", kind.name, "-D", dim);
+      if (!wanted(row.name)) continue;
+      measure({kind, 8, 2, dim, 0, kTokens}, 4.0 * dim * 8 * (double(kTokens) * (kTokens + 1) / 2), 0, &row);
+      row.tokens *= double(kTokens);
+      std::printf("%-9s %9.1f %6.0f%%\n", kind.name, row.gflops, 100 * row.gflops / row.peak_gflops);
+      std::fflush(stdout);
+      rows_.push_back(row);
     }
   }
-}
 
-void prefill(const Limit& limit, int tokens, int rounds, Plot* plot) {
-  std::printf("\nprefill, %d tokens, causal, 8 query heads on 2 kv heads\n", tokens);
-  std::printf("%-9s %5s %9s %7s\n", "cache", "head", "GFLOP/s", "of FMA");
-  for (int dim : {64, 128})
-    for (const Kind& k : {kKinds[0], kKinds[1], kKinds[4]}) {
-      CaseShape s = shape_of(k, 8, 2, dim);
-      s.sequences = {{0, tokens}};
-      const double took = seconds(rounds, [&](int) {
-        auto p = std::make_shared<Prepared>(s);
-        return [p] { p->run(); };
+  bool write() const {
+    Plot plot(cat("Attention on the CPU, ", simd_name(), ", ", o_.threads, " thread(s): share of the machine's limit"));
+    for (const Row& r : rows_) plot.add(r.name, r.gbs / r.read_gbs, r.gflops / r.peak_gflops);
+    if (!o_.svg.empty() && !plot.write(o_.svg)) return complain(o_.svg);
+    return o_.json.empty() || write_json() || complain(o_.json);
+  }
+
+ private:
+  static bool complain(const std::string& path) {
+    std::fprintf(stderr, "attention_bench: cannot write %s\n", path.c_str());
+    return false;
+  }
+
+  bool wanted(const std::string& name) const { return name.find(o_.only) != std::string::npos; }
+
+  // Read, work, FMA; read, work, FMA: what the neighbours do to one of them they do to the others.
+  void measure(const CallShape& shape, double flops, double bytes, Row* row) {
+    const bool decode = bytes > 0;
+    double fma_flops = 0;
+    std::vector<Seconds> took(static_cast<size_t>(o_.threads));
+    std::barrier together(o_.threads);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < o_.threads; ++t)
+      threads.emplace_back([&, t] {
+        HugeMemory& cache = *caches_[size_t(t)];
+        fill(cache, shape.kind);
+        Workload work(shape, cache);
+        work.run();
+        std::vector<double> read, run, fma;
+        auto timed = [&](std::vector<double>* to, const auto& f) {
+          together.arrive_and_wait();
+          const double start = thread_seconds();
+          f();
+          to->push_back(thread_seconds() - start);
+        };
+        static volatile uint64_t keep [[maybe_unused]];
+        static float sink[256];
+        for (int i = 0; i < o_.rounds; ++i) {
+          if (decode) timed(&read, [&] { keep = read_all(cache.data(), cache.size()); });
+          timed(&run, [&] { work.run(); });
+          timed(&fma, [&] {
+            const double f = fma_rounds(1'000'000, &sink[t]);
+            if (t == 0) fma_flops = f;
+          });
+        }
+        took[size_t(t)] = {decode ? median(read) : 1, median(run), median(fma)};
       });
-      const double gflops = 4.0 * dim * 8 * (double(tokens) * (tokens + 1) / 2) / 1e9 / took;
-      std::printf("%-9s %5d %9.1f %6.0f%%\n", k.name, dim, gflops * g_threads, 100 * gflops / limit.fma_gflops);
-      plot->add(cat("prefill ", k.name, " D", dim), 0, gflops / limit.fma_gflops);
+    for (auto& t : threads) t.join();
+    for (const Seconds& s : took) {
+      row->gbs += bytes / 1e9 / s.work;
+      row->read_gbs += double(caches_[0]->size()) / 1e9 / s.read;
+      row->gflops += flops / 1e9 / s.work;
+      row->peak_gflops += fma_flops / 1e9 / s.fma;
+      row->tokens += 1 / s.work;
     }
-}
+  }
+
+  bool write_json() const {
+    FILE* f = std::fopen(o_.json.c_str(), "w");
+    if (!f) return false;
+    char day[16];
+    const std::time_t now = std::time(nullptr);
+    std::strftime(day, sizeof day, "%Y-%m-%d", std::gmtime(&now));
+    std::fprintf(f,
+                 "{\"what\": \"bench/attention\", \"when\": \"%s\", \"processor\": \"%s\", \"simd\": \"%s\",\n"
+                 " \"threads\": %d, \"cache_mb_a_thread\": %zu, \"rounds\": %d,\n"
+                 " \"note\": \"processor time; read and FMA limits measured in turn with each row\",\n \"rows\": [",
+                 day, cpu().to_string().c_str(), simd_name(), o_.threads, o_.cache_mb, o_.rounds);
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const Row& r = rows_[i];
+      std::fprintf(f, "%s\n  {\"row\": \"%s\", ", i ? "," : "", r.name.c_str());
+      if (r.gbs > 0) {
+        std::fprintf(f, "\"gb_s\": %.2f, \"read_gb_s\": %.2f, \"of_read\": %.3f, \"keys_s\": %.0f, ", r.gbs, r.read_gbs,
+                     r.gbs / r.read_gbs, r.tokens);
+        if (r.of_f16 > 0) std::fprintf(f, "\"of_float16\": %.2f, ", r.of_f16);
+      }
+      std::fprintf(f, "\"gflop_s\": %.1f, \"fma_gflop_s\": %.1f, \"of_fma\": %.3f}", r.gflops, r.peak_gflops,
+                   r.gflops / r.peak_gflops);
+    }
+    std::fprintf(f, "\n]}\n");
+    return std::fclose(f) == 0;
+  }
+
+  Options o_;
+  std::vector<std::unique_ptr<HugeMemory>> caches_;
+  std::vector<Row> rows_;
+};
 
 int main_(int argc, char** argv) {
-  bool quick = false;
-  std::string svg;
+  Options o;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
-    if (arg == "--quick")
-      quick = true;
-    else if (arg == "--threads" && i + 1 < argc)
-      g_threads = std::max(1, std::atoi(argv[++i]));
-    else if (arg == "--svg" && i + 1 < argc)
-      svg = argv[++i];
+    const char* value = i + 1 < argc ? argv[i + 1] : "";
+    if (arg == "--threads")
+      o.threads = std::clamp(std::atoi(value), 1, 256);
+    else if (arg == "--cache-mb")
+      o.cache_mb = size_t(std::clamp(std::atoi(value), 16, 1 << 16));
+    else if (arg == "--rounds")
+      o.rounds = std::clamp(std::atoi(value), 1, 1000);
+    else if (arg == "--only")
+      o.only = value;
+    else if (arg == "--json")
+      o.json = value;
+    else if (arg == "--svg")
+      o.svg = value;
     else
-      return std::fprintf(stderr, "usage: attention_bench [--threads N] [--quick] [--svg FILE]\n"), 2;
+      return std::fputs(kUsage, stderr), 2;
+    if (++i >= argc) return std::fputs(kUsage, stderr), 2;
   }
-  const size_t bytes = size_t(quick ? 96 : 256) << 20;  // past L3
-  const Limit limit = measure_limits(bytes);
-  std::printf("threads %d: read %.1f GB/s, FMA %.1f GFLOP/s (float32), by processor time\n", g_threads,
-              limit.read_gbs * g_threads, limit.fma_gflops * g_threads);
-  Plot plot(cat("Attention on the CPU, ", g_threads, " thread(s): share of the machine's own limit"));
-  for (int dim : {64, 128}) decode(limit, dim, (quick ? 16384 : 65536) * 64 / dim, quick ? 3 : 5, &plot);
-  prefill(limit, quick ? 512 : 2048, quick ? 3 : 5, &plot);
-  if (!svg.empty() && !plot.write(svg)) return std::fprintf(stderr, "cannot write %s\n", svg.c_str()), 1;
-  return 0;
+  std::printf("%s, %d thread(s)\n", simd_name(), o.threads);
+  Bench bench(o);
+  for (int dim : {64, 128}) bench.decode(dim);
+  for (int dim : {64, 128}) bench.prefill(dim);
+  return bench.write() ? 0 : 1;
 }
 
 }  // namespace

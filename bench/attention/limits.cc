@@ -1,6 +1,5 @@
 #include "bench/attention/limits.h"
 
-#include <sys/mman.h>
 #include <time.h>
 
 #include <cstdlib>
@@ -85,17 +84,13 @@ double fma_rounds(int64_t rounds, float* sink) {
 #endif
 }
 
-void* huge_memory(size_t bytes) {
-  const size_t page = size_t(2) << 20;
-  bytes = (bytes + page - 1) / page * page;
-  void* memory = std::aligned_alloc(page, bytes);
-#ifdef MADV_HUGEPAGE
-  if (memory) madvise(memory, bytes, MADV_HUGEPAGE);
+const char* simd_name() {
+#if defined(__x86_64__)
+  return wide() ? "avx512" : "avx2";
+#else
+  return "neon";
 #endif
-  return memory;
 }
-
-void free_huge(void* memory, size_t) { std::free(memory); }
 
 double thread_seconds() {
   timespec t;

@@ -11,9 +11,8 @@ uint64_t read_all(const void* data, size_t bytes);
 // `rounds` rounds of independent FMAs; returns the floating-point operations done.
 double fma_rounds(int64_t rounds, float* sink);
 
-// Memory on huge pages where the system gives them.
-void* huge_memory(size_t bytes);
-void free_huge(void* memory, size_t bytes);
+// The instruction set both of them use: KVASIR_SIMD, or the widest there is.
+const char* simd_name();
 
 // Seconds of processor time of the calling thread: what a shared machine leaves comparable.
 double thread_seconds();
