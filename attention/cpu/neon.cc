@@ -32,6 +32,7 @@ inline V abs_v(V a) { return vabsq_f32(a); }
 inline V add_exponent(V x, V n) {
   return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vreinterpretq_s32_f32(n), 23)));
 }
+inline V two_halves(float low, float) { return set1(low); }  // no vector holds two groups
 inline V zero_below(V a, V limit, V x) {
   return vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(a, limit), vreinterpretq_u32_f32(x)));
 }

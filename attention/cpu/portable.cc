@@ -63,6 +63,7 @@ inline V add_exponent(V x, V n) {
                               __builtin_bit_cast(uint32_t, x.x[i]) + (__builtin_bit_cast(uint32_t, n.x[i]) << 23));
   });
 }
+inline V two_halves(float low, float) { return set1(low); }  // no vector holds two groups
 inline V zero_below(V a, V limit, V x) {
   return each([&](int i) { return a.x[i] >= limit.x[i] ? x.x[i] : 0.0f; });
 }

@@ -3,12 +3,16 @@
 struct Packed {
   const float* b;
   int stride;
-  V operator()(int k, int n) const { return load(b + k * stride + n); }
+  struct Row {
+    const float* at;
+    V operator()(int n) const { return load(at + n); }
+  };
+  Row row(int k) const { return {b + k * stride}; }
 };
 
-// c[r][n..] = c * correction (or 0) + sum over k in [k0, k1) of a[r][k] * b(k, n..), in order of k.
+// c[r][n..] = c * correction (or 0) + sum over k in [k0, k1) of a[r][k] * b.row(k)(n..), in order of k.
 template <int R, int C, class B>
-inline void product(const float* a, int a_stride, const B& b, int k0, int k1, const float* correction, float* c,
+inline void product(const float* a, int a_stride, const B b, int k0, int k1, const float* correction, float* c,
                     int c_stride, int n, Ahead& ahead) {
   constexpr int kChunk = 16;
   V acc[R][C];
@@ -19,7 +23,8 @@ inline void product(const float* a, int a_stride, const B& b, int k0, int k1, co
     fetch(ahead);
     for (const int stop = k + kChunk < k1 ? k + kChunk : k1; k < stop; ++k) {
       V x[C];
-      for (int i = 0; i < C; ++i) x[i] = b(k, n + i * W);
+      const auto row = b.row(k);
+      for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
       for (int r = 0; r < R; ++r) {
         V w = set1(a[r * a_stride + k]);
         for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);

@@ -24,7 +24,8 @@ inline V read_vector(const uint8_t* p) {
 
 // ---- scales ---------------------------------------------------------------------------------------
 
-enum class Scaling { none, tensor, group };
+// half_vector: groups of eight where a vector holds two of them.
+enum class Scaling { none, tensor, group, half_vector };
 
 // The tile's scales as float32, [head_dim/group][kTile], so that a vector holds one group of many keys.
 struct ScaleTable {
@@ -49,43 +50,49 @@ struct ScaleTable {
 
 // ---- rows -----------------------------------------------------------------------------------------
 
-// W elements of row r from d on, dequantized; past head_dim they are 0.
+// Rows of a tile, dequantized W elements at a time; past head_dim they are 0. Everything is held by value:
+// vector stores may alias anything, and what is behind a reference would be read again after each of them.
 template <DType kType, Scaling kScaling, bool kWhole>
 struct RowReader {
-  const KvRows& k;
+  const uint8_t* const* rows;
   const float* table;
+  V scale;
+  int head_dim, group_shift;
 
-  V operator()(int r, int d) const {
-    constexpr int kBits = bits_of(kType);
-    V x;
-    if (kWhole || __builtin_expect(d + W <= k.head_dim, 1)) {
-      x = read_vector<kType>(k.row[r] + d * kBits / 8);
-    } else {
-      alignas(64) uint8_t tail[W * 4] = {};
-      __builtin_memcpy(tail, k.row[r] + d * kBits / 8, size_t((k.head_dim - d) * kBits / 8));
-      x = read_vector<kType>(tail);
-    }
-    if constexpr (kScaling == Scaling::tensor) x = mul(x, set1(k.scale));
-    if constexpr (kScaling == Scaling::group) {
-      if (k.group >= W) {
-        x = mul(x, set1(table[(d >> k.group_shift) * kTile + r]));
+  RowReader(const KvRows& k, const float* scales)
+      : rows(k.row), table(scales), scale(set1(k.scale)), head_dim(k.head_dim), group_shift(k.group_shift) {}
+
+  struct Row {
+    const RowReader& of;
+    const uint8_t* at;
+    const float* scales;
+    V operator()(int d) const {
+      V x;
+      if (kWhole || __builtin_expect(d + W <= of.head_dim, 1)) {
+        x = read_vector<kType>(at + d * bits_of(kType) / 8);
       } else {
-        alignas(64) float lanes[W];
-        for (int i = 0; i < W; ++i)
-          lanes[i] = d + i < k.head_dim ? table[((d + i) >> k.group_shift) * kTile + r] : 0.0f;
-        x = mul(x, load(lanes));
+        alignas(64) uint8_t tail[W * 4] = {};
+        __builtin_memcpy(tail, at + d * bits_of(kType) / 8, size_t((of.head_dim - d) * bits_of(kType) / 8));
+        x = read_vector<kType>(tail);
       }
+      if constexpr (kScaling == Scaling::tensor) x = mul(x, of.scale);
+      if constexpr (kScaling == Scaling::group) x = mul(x, set1(scales[(d >> of.group_shift) * kTile]));
+      if constexpr (kScaling == Scaling::half_vector) {
+        const float low = scales[d / 8 * kTile];
+        x = mul(x, two_halves(low, kWhole || d + 8 < of.head_dim ? scales[(d / 8 + 1) * kTile] : low));
+      }
+      return x;
     }
-    return x;
-  }
+  };
+  Row row(int r) const { return {*this, rows[r], table + r}; }
 };
 
 template <DType kType, Scaling kScaling, class F>
 inline void with_tail(const KvRows& k, const float* table, const F& f) {
   if (k.head_dim % W == 0)
-    f(RowReader<kType, kScaling, true>{k, table});
+    f(RowReader<kType, kScaling, true>(k, table));
   else
-    f(RowReader<kType, kScaling, false>{k, table});
+    f(RowReader<kType, kScaling, false>(k, table));
 }
 
 // f.template operator()<type, scaling>(table) for what the cache holds.
@@ -107,14 +114,19 @@ inline void by_type(const KvRows& k, const F& f) {
 
 template <class F>
 inline void with_reader(const KvRows& k, const F& f) {
-  by_type(k, [&]<DType kType, Scaling kScaling>(const float* table) { with_tail<kType, kScaling>(k, table, f); });
+  by_type(k, [&]<DType kType, Scaling kScaling>(const float* table) {
+    if constexpr (kScaling == Scaling::group && W > 8)
+      if (k.group < W) return with_tail<kType, Scaling::half_vector>(k, table, f);
+    with_tail<kType, kScaling>(k, table, f);
+  });
 }
 
 void pack_values(const KvRows& k, float* v, int stride, Ahead* ahead) {
-  with_reader(k, [&](const auto& read) {
-    for (int j = k.begin; j < k.end; ++j) {
+  with_reader(k, [begin = k.begin, end = k.end, head_dim = k.head_dim, v, stride, ahead](const auto reader) {
+    for (int j = begin; j < end; ++j) {
       if (j % 4 == 0) fetch(*ahead);
-      for (int d = 0; d < k.head_dim; d += W) store(v + j * stride + d, read(j, d));
+      const auto row = reader.row(j);
+      for (int d = 0; d < head_dim; d += W) store(v + j * stride + d, row(d));
     }
   });
 }
@@ -127,11 +139,12 @@ template <DType kType, Scaling kScaling>
 inline void pack_words(const KvRows& k, const float* table, float* kt, Ahead* ahead) {
   constexpr int kBits = bits_of(kType), kPer = 32 / kBits, kStep = W * kPer;
   const V scale = set1(k.scale);
-  for (int j = k.begin / W * W; j < k.end; j += W)
-    for (int d0 = 0; d0 < k.head_dim; d0 += kStep) {
+  const int head_dim = k.head_dim, shift = k.group_shift, end = k.end;
+  for (int j = k.begin / W * W; j < end; j += W)
+    for (int d0 = 0; d0 < head_dim; d0 += kStep) {
       fetch(*ahead);
       Words r[W];
-      const int left = k.head_dim - d0;
+      const int left = head_dim - d0;
       if (left >= kStep)
         for (int i = 0; i < W; ++i) r[i] = load_words(k.row[j + i] + d0 * kBits / 8);
       else
@@ -140,7 +153,7 @@ inline void pack_words(const KvRows& k, const float* table, float* kt, Ahead* ah
       auto word = [&](int i) {
         const int d = d0 + i * kPer;
         V by = scale;
-        if constexpr (kScaling == Scaling::group) by = load(table + (d >> k.group_shift) * kTile + j);
+        if constexpr (kScaling == Scaling::group) by = load(table + (d >> shift) * kTile + j);
         auto put = [&](auto n) {
           V x = element_of<kType, decltype(n)::value>(r[i]);
           store(kt + (d + decltype(n)::value) * kTile + j, kScaling == Scaling::none ? x : mul(x, by));
@@ -150,10 +163,12 @@ inline void pack_words(const KvRows& k, const float* table, float* kt, Ahead* ah
         if constexpr (kPer > 2) put(Count<2>{}), put(Count<3>{});
         if constexpr (kPer > 4) put(Count<4>{}), put(Count<5>{}), put(Count<6>{}), put(Count<7>{});
       };
-      if (left >= kStep)
+      if (left >= kStep) {
+#pragma GCC unroll 16
         for (int i = 0; i < W; ++i) word(i);
-      else
+      } else {
         for (int i = 0; i < (left + kPer - 1) / kPer; ++i) word(i);
+      }
     }
 }
 
@@ -163,11 +178,12 @@ template <DType kType, Scaling kScaling>
 inline void pack_halves(const KvRows& k, float* kt, Ahead* ahead) {
   constexpr int kBytes = bits_of(kType) / 8, kStep = 2 * W;
   const V scale = set1(kType == DType::f8_e4m3 ? k.scale * 256.0f : 1.0f);
-  for (int j = k.begin / W * W; j < k.end; j += W)
-    for (int d0 = 0; d0 < k.head_dim; d0 += kStep) {
+  const int head_dim = k.head_dim, end = k.end;
+  for (int j = k.begin / W * W; j < end; j += W)
+    for (int d0 = 0; d0 < head_dim; d0 += kStep) {
       fetch(*ahead);
       Words r[W];
-      const int left = k.head_dim - d0;
+      const int left = head_dim - d0;
       for (int i = 0; i < W; ++i) {
         const uint8_t* at = k.row[j + i] + d0 * kBytes;
         if constexpr (kType == DType::f16)
@@ -181,10 +197,12 @@ inline void pack_halves(const KvRows& k, float* kt, Ahead* ahead) {
         V x = load_f16(columns.of(d));
         store(kt + (d0 + d) * kTile + j, kScaling == Scaling::none ? x : mul(x, scale));
       };
-      if (left >= kStep)
+      if (left >= kStep) {
+#pragma GCC unroll 32
         for (int d = 0; d < kStep; ++d) put(d);
-      else
+      } else {
         for (int d = 0; d < left; ++d) put(d);
+      }
     }
 }
 #else
