@@ -45,51 +45,93 @@ void point_at_fresh(const Job& job, const Item& item, const Tile& tile, bool val
   rows->grouped = false;
 }
 
-void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
-  const kvcache::CacheView& c = job.tensors->cache;
+// Keys [begin, end) of the tile that are neighbours in the cache too, from token `at` on.
+struct Run {
+  int begin, end;
+  int64_t at;
+};
+
+// The tile's wanted keys as runs; at most kTile of them.
+int find_runs(const Job& job, const Item& item, const Tile& tile, Run* runs) {
   const Attributes& a = *job.a;
   const HeldStep& held = *job.held;
-  KvRows &keys = tile->keys, &values = tile->values;
-  describe(job, false, &keys);
-  describe(job, true, &values);
-  keys.begin = values.begin = tile->begin;
-  keys.end = values.end = tile->end;
-  const int begin = tile->begin / 16 * 16, end = (tile->end + 15) / 16 * 16;
-  for (int j = begin; j < end; ++j) keys.row[j] = values.row[j] = keys.scales[j] = values.scales[j] = kZeros;
-
-  const int64_t layer = job.tensors->layer;
-  const uint8_t* data = static_cast<const uint8_t*>(c.data) +
-                        dtype_bytes(c.dtype, kvcache::row_element(c.strides, 0, layer, item.kv_head, false));
-  const uint8_t* scale =
-      static_cast<const uint8_t*>(c.scale) +
-      dtype_bytes(c.scale_dtype, kvcache::row_element(c.scale_strides, 0, layer, item.kv_head, false));
-  const int64_t step = dtype_bytes(c.dtype, c.strides.token), to_value = dtype_bytes(c.dtype, c.strides.kv);
-  const int64_t scale_step = dtype_bytes(c.scale_dtype, c.scale_strides.token);
-  const int64_t scale_to_value = dtype_bytes(c.scale_dtype, c.scale_strides.kv);
   // Neighbours in the sequence are neighbours in the cache until a page ends.
-  const bool runs =
+  const bool paged =
       held.index.mode != kvcache::IndexMode::token_table && a.cyclic_capacity == 0 && !held.step.cache_indirection;
-  const int64_t mask = held.index.mode == kvcache::IndexMode::offset ? -1 : a.page_size - 1;
-  int64_t at = 0;
-  bool follows = false;
-  for (int j = tile->begin; j < tile->end; ++j) {
-    const int64_t t = tile->first + j;
-    if (!tile->wanted(j)) {
-      follows = false;
+  const int64_t page = !paged ? 1 : held.index.mode == kvcache::IndexMode::offset ? int64_t(1) << 62 : a.page_size;
+  int n = 0;
+  for (int j = tile.begin; j < tile.end;) {
+    if (!tile.wanted(j)) {
+      j = tile.lo;
       continue;
     }
-    at = runs && follows && (t & mask) != 0 ? at + 1 : held.physical(held.owner(item.sequence, t), cache_slot(a, t));
-    follows = true;
-    keys.row[j] = data + at * step;
-    values.row[j] = keys.row[j] + to_value;
-    if (keys.grouped) {
-      keys.scales[j] = scale + at * scale_step;
-      values.scales[j] = keys.scales[j] + scale_to_value;
+    const int64_t t = tile.first + j, at = held.physical(held.owner(item.sequence, t), cache_slot(a, t));
+    const int64_t stop = j < tile.sink_end ? tile.sink_end : tile.end;
+    const int end = int(std::min(stop, j + page - (t & (page - 1))));
+    if (n > 0 && runs[n - 1].end == j && runs[n - 1].at + j - runs[n - 1].begin == at)
+      runs[n - 1].end = end;
+    else
+      runs[n++] = {j, end, at};
+    j = end;
+  }
+  return n;
+}
+
+// The cache lines of n rows of `bytes`, one every `step`, but for the one that ends the list already.
+const uint8_t** add_lines(const uint8_t* at, int64_t n, int64_t bytes, int64_t step, const uint8_t* const* first,
+                          const uint8_t** to) {
+  if (step == bytes) bytes *= n, n = 1;
+  for (; n > 0; --n, at += step) {
+    const uint8_t *line = at - reinterpret_cast<uintptr_t>(at) % kLine, *end = at + bytes;
+    if (to != first && to[-1] == line) line += kLine;
+    for (; line < end; line += kLine) *to++ = line;
+  }
+  return to;
+}
+
+void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
+  const kvcache::CacheView& c = job.tensors->cache;
+  Run runs[kTile];
+  const int count = find_runs(job, item, *tile, runs);
+  const uint8_t** const first = s.lines.data();
+  const uint8_t** lines = first;
+  for (bool value : {false, true}) {
+    KvRows& rows = value ? tile->values : tile->keys;
+    describe(job, value, &rows);
+    rows.begin = tile->begin;
+    rows.end = tile->end;
+    // Vectors read whole blocks of 16 keys; of those that nobody wants they may read anything finite.
+    auto nothing = [&](int from, int to) {
+      for (int j = from; j < to; ++j) rows.row[j] = rows.scales[j] = kZeros;
+    };
+    nothing(tile->begin / 16 * 16, tile->begin);
+    nothing(std::max(tile->begin, tile->sink_end), tile->lo);
+    nothing(tile->end, (tile->end + 15) / 16 * 16);
+
+    const int64_t row0 = kvcache::row_element(c.strides, 0, job.tensors->layer, item.kv_head, value);
+    const uint8_t* data = static_cast<const uint8_t*>(c.data) + dtype_bytes(c.dtype, row0);
+    const int64_t step = dtype_bytes(c.dtype, c.strides.token), row_bytes = dtype_bytes(c.dtype, c.head_dim);
+    if (rows.grouped) {
+      const int64_t scale0 = kvcache::row_element(c.scale_strides, 0, job.tensors->layer, item.kv_head, value);
+      const uint8_t* scale = static_cast<const uint8_t*>(c.scale) + dtype_bytes(c.scale_dtype, scale0);
+      const int64_t scale_step = dtype_bytes(c.scale_dtype, c.scale_strides.token);
+      for (const Run* r = runs; r < runs + count; ++r) {
+        const uint8_t* at = scale + r->at * scale_step;
+        lines = add_lines(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step,
+                          first, lines);
+        for (int j = r->begin; j < r->end; ++j, at += scale_step) rows.scales[j] = at;
+      }
+    }
+    for (const Run* r = runs; r < runs + count; ++r) {
+      const uint8_t* at = data + r->at * step;
+      lines = add_lines(at, r->end - r->begin, row_bytes, step, first, lines);
+      for (int j = r->begin; j < r->end; ++j, at += step) rows.row[j] = at;
     }
   }
-  if (job.fresh && tile->first + tile->end > held.step.start_pos[item.sequence]) {
-    point_at_fresh(job, item, *tile, false, s.old[0].get(), &keys);
-    point_at_fresh(job, item, *tile, true, s.old[1].get(), &values);
+  tile->lines = int(lines - first);
+  if (job.fresh && tile->first + tile->end > job.held->step.start_pos[item.sequence]) {
+    point_at_fresh(job, item, *tile, false, s.old[0].get(), &tile->keys);
+    point_at_fresh(job, item, *tile, true, s.old[1].get(), &tile->values);
   }
 }
 
@@ -182,31 +224,6 @@ void write_row(const Job& job, int64_t token, int64_t head, float m, float l, fl
   if (lse) lse[token * a.num_heads + head] = m > kNone ? top + std::log(sum) : kNone;
 }
 
-// The lines of n bytes at `at` that do not end the list already.
-const uint8_t** add_lines(const uint8_t* at, int64_t n, const uint8_t* const* first, const uint8_t** to) {
-  const uint8_t *line = at - reinterpret_cast<uintptr_t>(at) % kLine, *end = at + n;
-  if (to != first && to[-1] == line) line += kLine;
-  for (; line < end; line += kLine) *to++ = line;
-  return to;
-}
-
-// Every line that the tile's keys and values lie in, in the order of their use.
-Ahead lines_of(const Job& job, const Tile& tile, Scratch& s) {
-  const kvcache::CacheView& c = job.tensors->cache;
-  const int64_t row = dtype_bytes(c.dtype, c.head_dim);
-  const int64_t scales = tile.keys.grouped ? dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group) : 0;
-  const uint8_t** const first = s.lines.data();
-  const uint8_t** to = first;
-  for (const KvRows* rows : {&tile.keys, &tile.values}) {
-    if (scales > 0)
-      for (int j = tile.begin; j < tile.end; ++j)
-        if (tile.wanted(j)) to = add_lines(rows->scales[j], scales, first, to);
-    for (int j = tile.begin; j < tile.end; ++j)
-      if (tile.wanted(j)) to = add_lines(rows->row[j], row, first, to);
-  }
-  return {first, int(to - first), 0};
-}
-
 // Between how many pieces of work the kernels ask for lines, about.
 int pieces_of_work(const Kernels& k, int rows, int head_dim) {
   const int blocks = (rows + 5) / 6;
@@ -224,18 +241,21 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scr
   constexpr int kStrip = 24;  // rows whose scores stay in L1 between the three loops
   ahead.each = ahead.left / pieces_of_work(k, rows, a.head_dim) + 1;
 
-  k.pack_keys(tile.keys, s.keys.get(), &ahead);
+  const bool packed = rows > kFewRows, packed_keys = packed || a.streaming_positions;
+  if (packed_keys) k.pack_keys(tile.keys, s.keys.get(), &ahead);
   if (a.streaming_positions) rotate_ranks(job, tile, s.visible[size_t(i0 - item.token_begin)], s.keys.get());
   set_rows(job, item, tile, i0, i1, s);
-  const bool packed = rows > 8;  // else V is read once only
   if (packed) k.pack_values(tile.values, s.values.get(), padded, &ahead);
 
   const float scale = 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim)));
   for (int r = 0; r < rows; r += kStrip) {
     const int n = std::min(kStrip, rows - r);
     const int64_t at = r0 + r;
-    k.scores(s.query + at * a.head_dim, n, a.head_dim, a.head_dim, s.keys.get(), tile.begin, tile.end, s.scores.get(),
-             &ahead);
+    if (packed_keys)
+      k.scores(s.query + at * a.head_dim, n, a.head_dim, a.head_dim, s.keys.get(), tile.begin, tile.end, s.scores.get(),
+               &ahead);
+    else
+      k.scores_rows(s.query + at * a.head_dim, n, a.head_dim, tile.keys, s.keys.get(), s.scores.get(), &ahead);
     k.softmax(s.scores.get(), n, s.params.data() + r, scale, a.softcap, s.m + at, s.l + at, s.fix.get());
     if (packed)
       k.accumulate(s.scores.get(), n, s.values.get(), padded, tile.begin, tile.end, s.fix.get(), s.split + at * padded,
@@ -293,7 +313,7 @@ void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, in
 }  // namespace
 
 Scratch::Scratch(const Attributes& a, int rows)
-    : keys(padded_dim(a.head_dim) * kTile),
+    : keys((a.head_dim + 31) / 32 * 32 * kTile),
       values(kTile * padded_dim(a.head_dim)),
       query(int64_t(rows) * a.head_dim),
       scores(int64_t(rows) * kTile),
@@ -357,7 +377,7 @@ void attend(const Job& job, const Item& item, Scratch& s) {
     Tile &tile = s.tiles[now], &after = s.tiles[1 - now];
     const bool reuses = job.fresh != nullptr;  // `old` holds the rows of one tile only
     have = !reuses && next_tile(job, item, tile.first + kTile, s, &after);
-    Ahead ahead = have ? lines_of(job, after, s) : Ahead();
+    Ahead ahead{s.lines.data(), have ? after.lines : 0, 0};
     for (; split < tile.first / kSplit; ++split) {
       end_split(job, item, split, rows, padded, s);
       begin_split(rows, padded, s);

@@ -36,6 +36,7 @@ struct Tile {
   int begin = 0, end = 0;                  // wanted keys
   int sink_end = 0, lo = 0;                // of those, [begin, sink_end) and [lo, end)
   int64_t token_begin = 0, token_end = 0;  // new tokens that see any of it
+  int lines = 0;                           // of memory that they lie in: Scratch::lines
   KvRows keys, values;
   bool wanted(int j) const { return j < sink_end || j >= lo; }
 };

@@ -145,27 +145,32 @@ inline Words halves_of_e4m3(__m128i bytes) {
   return _mm256_or_si256(half, nan);
 }
 
+inline void store_words(uint32_t* p, Words w) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w); }
+inline Words load_half_column(const uint16_t* p) {
+  return _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline V half_column(Words w) { return _mm256_cvtph_ps(_mm256_castsi256_si128(w)); }
+
 // 8 rows of 16 float16 as 16 columns of 8.
-struct HalfColumns {
-  alignas(32) uint16_t at[16 * 8];
-  const uint8_t* of(int d) const { return reinterpret_cast<const uint8_t*>(at + (d & 7) * 16 + (d >> 3) * 8); }
-  void turn(const Words r[8]) {
-    Words t[8], u[8];
-    for (int i = 0; i < 8; i += 2) {
-      t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
-      t[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-      for (int h = 0; h < 2; ++h) {
-        u[i + 2 * h] = _mm256_unpacklo_epi32(t[i + h], t[i + 2 + h]);
-        u[i + 2 * h + 1] = _mm256_unpackhi_epi32(t[i + h], t[i + 2 + h]);
-      }
-    for (int e = 0; e < 4; ++e) {  // lane l of what is stored at e is element 8 l + e of the eight keys
-      _mm256_store_si256(reinterpret_cast<__m256i*>(at + 2 * e * 16), _mm256_unpacklo_epi64(u[e], u[4 + e]));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(at + (2 * e + 1) * 16), _mm256_unpackhi_epi64(u[e], u[4 + e]));
-    }
+template <int kStride>
+inline void turn_halves_to(const Words r[8], uint16_t* out) {
+  Words t[8], u[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
   }
-};
+  for (int i = 0; i < 8; i += 4)
+    for (int h = 0; h < 2; ++h) {
+      u[i + 2 * h] = _mm256_unpacklo_epi32(t[i + h], t[i + 2 + h]);
+      u[i + 2 * h + 1] = _mm256_unpackhi_epi32(t[i + h], t[i + 2 + h]);
+    }
+  for (int e = 0; e < 8; ++e) {  // lane l of it is element 8 l + e of the eight keys
+    const Words two =
+        e % 2 ? _mm256_unpackhi_epi64(u[e / 2], u[4 + e / 2]) : _mm256_unpacklo_epi64(u[e / 2], u[4 + e / 2]);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + e * kStride), _mm256_castsi256_si128(two));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + (e + 8) * kStride), _mm256_extracti128_si256(two, 1));
+  }
+}
 
 #include "attention/cpu/kernels_inl.h"
 

@@ -56,9 +56,8 @@ inline V load_i8(const uint8_t* p) {
 const V kNibbles = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
 // A table of sixteen floats looks at the low four bits of each lane only.
 inline V load_i4(const uint8_t* p) {
-  int32_t word[2];
-  __builtin_memcpy(word, p, 8);
-  __m512i q = _mm512_mask_set1_epi32(_mm512_set1_epi32(word[0]), 0xff00, word[1]);
+  __m512i q = _mm512_broadcastd_epi32(_mm_loadu_si32(p));
+  q = _mm512_mask_broadcastd_epi32(q, 0xff00, _mm_loadu_si32(p + 4));
   q = _mm512_srlv_epi32(q, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
   return _mm512_permutexvar_ps(q, kNibbles);
 }
@@ -143,36 +142,40 @@ inline Words halves_of_e4m3(__m256i bytes) {
   return _mm512_mask_mov_epi16(half, _mm512_cmpeq_epi16_mask(low, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7e00));
 }
 
+inline void store_words(uint32_t* p, Words w) { _mm512_storeu_si512(p, w); }
+inline Words load_half_column(const uint16_t* p) {
+  return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline V half_column(Words w) { return _mm512_cvtph_ps(_mm512_castsi512_si256(w)); }
+
 // 16 rows of 32 float16 as 32 columns of 16.
-struct HalfColumns {
-  alignas(64) uint16_t at[32 * 16];
-  const uint8_t* of(int d) const {
-    return reinterpret_cast<const uint8_t*>(at + ((d & 7) * 2 + (d >> 4)) * 32 + (d >> 3 & 1) * 16);
+template <int kStride>
+inline void turn_halves_to(const Words r[16], uint16_t* out) {
+  __m512i t[16], u[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi16(r[i], r[i + 1]);
   }
-  void turn(const Words r[16]) {
-    __m512i t[16], u[16];
-    for (int i = 0; i < 16; i += 2) {
-      t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);
-      t[i + 1] = _mm512_unpackhi_epi16(r[i], r[i + 1]);
+  for (int i = 0; i < 16; i += 4)
+    for (int h = 0; h < 2; ++h) {
+      u[i + 2 * h] = _mm512_unpacklo_epi32(t[i + h], t[i + 2 + h]);
+      u[i + 2 * h + 1] = _mm512_unpackhi_epi32(t[i + h], t[i + 2 + h]);
     }
-    for (int i = 0; i < 16; i += 4)
-      for (int h = 0; h < 2; ++h) {
-        u[i + 2 * h] = _mm512_unpacklo_epi32(t[i + h], t[i + 2 + h]);
-        u[i + 2 * h + 1] = _mm512_unpackhi_epi32(t[i + h], t[i + 2 + h]);
-      }
-    for (int i = 0; i < 16; i += 8)  // now lane l of t[i + e] is element 8 l + e of eight keys
-      for (int e = 0; e < 4; ++e) {
-        t[i + 2 * e] = _mm512_unpacklo_epi64(u[i + e], u[i + 4 + e]);
-        t[i + 2 * e + 1] = _mm512_unpackhi_epi64(u[i + e], u[i + 4 + e]);
-      }
-    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
-                  high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    for (int e = 0; e < 8; ++e) {
-      _mm512_store_si512(at + e * 64, _mm512_permutex2var_epi64(t[e], low, t[8 + e]));
-      _mm512_store_si512(at + e * 64 + 32, _mm512_permutex2var_epi64(t[e], high, t[8 + e]));
+  for (int i = 0; i < 16; i += 8)  // now lane l of t[i + e] is element 8 l + e of eight keys
+    for (int e = 0; e < 4; ++e) {
+      t[i + 2 * e] = _mm512_unpacklo_epi64(u[i + e], u[i + 4 + e]);
+      t[i + 2 * e + 1] = _mm512_unpackhi_epi64(u[i + e], u[i + 4 + e]);
     }
-  }
-};
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  for (int e = 0; e < 8; ++e)
+    for (int h = 0; h < 2; ++h) {
+      const __m512i two = _mm512_permutex2var_epi64(t[e], h ? high : low, t[8 + e]);
+      auto* to = reinterpret_cast<__m256i*>(out + (e + 16 * h) * kStride);
+      auto* next = reinterpret_cast<__m256i*>(out + (e + 16 * h + 8) * kStride);
+      _mm256_storeu_si256(to, _mm512_castsi512_si256(two));
+      _mm256_storeu_si256(next, _mm512_extracti64x4_epi64(two, 1));
+    }
+}
 
 #include "attention/cpu/kernels_inl.h"
 

@@ -17,6 +17,7 @@ namespace kvasir::attention::cpu {
 constexpr int kTile = 64;    // keys
 constexpr int kSplit = 512;  // keys with an online softmax of their own, merged in order
 constexpr int kMaxHeadDim = 512;
+constexpr int kFewRows = 8;  // that read the cache themselves: more of them share a packed tile
 
 // One head's K or V of the keys of one tile, where they lie.
 struct KvRows {
@@ -51,19 +52,21 @@ struct Kernels {
   int width;  // floats a vector; row strides of scratch are multiples of 16
 
   // K of a tile as [head_dim][kTile], so that a vector holds one d of many keys.
-  // May write up to seven rows past head_dim.
   void (*pack_keys)(const KvRows& rows, float* kt, Ahead* ahead);
   // V of a tile as [kTile][stride].
   void (*pack_values)(const KvRows& rows, float* v, int stride, Ahead* ahead);
   // s[r][j] for the tile's keys [begin, end) (rounded out to whole vectors).
   void (*scores)(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
                  Ahead* ahead);
+  // The same for at most kFewRows rows, straight from the cache: packing would not pay. `spare` has room for
+  // the turned tile, [round up(head_dim, 32)][kTile] floats.
+  void (*scores_rows)(const float* q, int rows, int q_stride, const KvRows& keys, void* spare, float* s, Ahead* ahead);
   // In place from scores to weights; updates the row maxima m and sums l, gives the correction.
   void (*softmax)(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
                   float* correction);
   void (*accumulate)(const float* p, int rows, const float* v, int v_stride, int begin, int end,
                      const float* correction, float* o, int o_stride, Ahead* ahead);
-  // The same straight from the cache, for few rows: V is read once, so packing it would not pay.
+  // The same for at most kFewRows rows, straight from the cache.
   void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
                           Ahead* ahead);
 

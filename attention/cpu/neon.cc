@@ -87,6 +87,7 @@ inline Words load_some(const uint8_t* p, int bytes) {
   __builtin_memcpy(part, p, size_t(bytes));
   return load_words(part);
 }
+inline void store_words(uint32_t* p, Words w) { vst1q_u32(p, w); }
 inline void transpose(Words r[4]) {
   uint32x4x2_t a = vtrnq_u32(r[0], r[1]), b = vtrnq_u32(r[2], r[3]);
   r[0] = vcombine_u32(vget_low_u32(a.val[0]), vget_low_u32(b.val[0]));

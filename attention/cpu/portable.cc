@@ -151,6 +151,7 @@ inline Words load_some(const uint8_t* p, int bytes) {
   return w;
 }
 inline Words load_words(const uint8_t* p) { return load_some(p, W * 4); }
+inline void store_words(uint32_t* p, const Words& w) { __builtin_memcpy(p, w.x, sizeof w.x); }
 inline void transpose(Words r[W]) {
   for (int i = 0; i < W; ++i)
     for (int j = 0; j < i; ++j) {

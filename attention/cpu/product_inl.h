@@ -77,6 +77,69 @@ void scores(const float* q, int rows, int q_stride, int head_dim, const float* k
                      (end + W - 1) / W * W, *ahead);
 }
 
+// The same straight from turned keys, converted where they are used: for few rows.
+template <int R, int C, class Turned>
+inline void turned_product(const float* q, int q_stride, const Turned keys, int head_dim, float* s, int j,
+                           Ahead& ahead) {
+  constexpr int kPer = Turned::kPer, kChunk = 16;
+  V acc[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < C; ++i) acc[r][i] = zero();
+  for (int d = 0; d < head_dim;) {
+    fetch(ahead);
+    for (const int stop = d + kChunk < head_dim ? d + kChunk : head_dim; d < stop; d += kPer) {
+      typename Turned::Word word[C];
+      for (int i = 0; i < C; ++i) word[i] = keys.word(d / kPer, d, j + i * W, j + i * W);
+      each_element<kPer>(stop - d, [&](auto element) {
+        constexpr int e = decltype(element)::value;
+        V x[C];
+        for (int i = 0; i < C; ++i) x[i] = word[i].template element<e>();
+        for (int r = 0; r < R; ++r) {
+          V w = set1(q[r * q_stride + d + e]);
+          for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
+        }
+      });
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < C; ++i) store(s + r * kTile + j + i * W, acc[r][i]);
+}
+
+template <int R, int C, class Turned>
+inline void turned_columns(const float* q, int q_stride, const Turned& keys, int head_dim, float* s, int j, int end,
+                           Ahead& ahead) {
+  for (; j + C * W <= end; j += C * W) turned_product<R, C>(q, q_stride, keys, head_dim, s, j, ahead);
+  if constexpr (C > 1) turned_columns<R, C / 2>(q, q_stride, keys, head_dim, s, j, end, ahead);
+}
+
+void scores_rows(const float* q, int rows, int q_stride, const KvRows& k, void* spare, float* s, Ahead* ahead) {
+  by_type(k, [&]<DType kType, Scaling kScaling>(const float* table) {
+    using T = Columns<kType, kScaling, kTile>;
+    const int head_dim = k.head_dim, begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
+    constexpr int kElement = T::kHalves ? 2 : 4;
+    for (int d0 = 0; d0 < head_dim; d0 += T::kStep)
+      for (int j = begin; j < end; j += W) {
+        fetch(*ahead);
+        T::turn(k.row + j, d0, head_dim, static_cast<char*>(spare) + (d0 / T::kPer * kTile + j) * kElement);
+      }
+    const T keys(spare, table, k);
+    auto go = [&](auto count) {
+      constexpr int R = decltype(count)::value, C = R > 4 ? kWideColumns : kColumns;
+      turned_columns<R, C>(q, q_stride, keys, head_dim, s, begin, end, *ahead);
+    };
+    switch (rows) {
+      case 1: return go(Count<1>{});
+      case 2: return go(Count<2>{});
+      case 3: return go(Count<3>{});
+      case 4: return go(Count<4>{});
+      case 5: return go(Count<5>{});
+      case 6: return go(Count<6>{});
+      case 7: return go(Count<7>{});
+      default: return go(Count<8>{});
+    }
+  });
+}
+
 void accumulate(const float* p, int rows, const float* v, int v_stride, int begin, int end, const float* correction,
                 float* o, int o_stride, Ahead* ahead) {
   product_all<false>(p, rows, kTile, Packed{v, v_stride}, begin, end, correction, o, o_stride, 0, o_stride, *ahead);

@@ -134,89 +134,134 @@ void pack_values(const KvRows& k, float* v, int stride, Ahead* ahead) {
 // ---- columns --------------------------------------------------------------------------------------
 
 // Keys are turned as they lie, in 32-bit words of one, two, four or eight elements: a narrow type costs that
-// much less than turning it once it is float32. May write up to seven rows past head_dim.
-template <DType kType, Scaling kScaling>
-inline void pack_words(const KvRows& k, const float* table, float* kt, Ahead* ahead) {
-  constexpr int kBits = bits_of(kType), kPer = 32 / kBits, kStep = W * kPer;
-  const V scale = set1(k.scale);
-  const int head_dim = k.head_dim, shift = k.group_shift, end = k.end;
-  for (int j = k.begin / W * W; j < end; j += W)
-    for (int d0 = 0; d0 < head_dim; d0 += kStep) {
-      fetch(*ahead);
-      Words r[W];
-      const int left = head_dim - d0;
-      if (left >= kStep)
-        for (int i = 0; i < W; ++i) r[i] = load_words(k.row[j + i] + d0 * kBits / 8);
-      else
-        for (int i = 0; i < W; ++i) r[i] = load_some(k.row[j + i] + d0 * kBits / 8, left * kBits / 8);
-      transpose(r);
-      auto word = [&](int i) {
-        const int d = d0 + i * kPer;
-        V by = scale;
-        if constexpr (kScaling == Scaling::group) by = load(table + (d >> shift) * kTile + j);
-        auto put = [&](auto n) {
-          V x = element_of<kType, decltype(n)::value>(r[i]);
-          store(kt + (d + decltype(n)::value) * kTile + j, kScaling == Scaling::none ? x : mul(x, by));
-        };
-        put(Count<0>{});
-        if constexpr (kPer > 1) put(Count<1>{});
-        if constexpr (kPer > 2) put(Count<2>{}), put(Count<3>{});
-        if constexpr (kPer > 4) put(Count<4>{}), put(Count<5>{}), put(Count<6>{}), put(Count<7>{});
-      };
-      if (left >= kStep) {
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) word(i);
-      } else {
-        for (int i = 0; i < (left + kPer - 1) / kPer; ++i) word(i);
-      }
-    }
+// much less than turning it once it is float32. Word w of key j comes to out[w * stride + j].
+template <DType kType, int kStride>
+inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_t* out) {
+  constexpr int kBits = bits_of(kType), kStep = W * 32 / kBits;
+  const int left = head_dim - d0, offset = d0 * kBits / 8;
+  Words r[W];
+  if (left >= kStep) {
+    for (int i = 0; i < W; ++i) r[i] = load_words(rows[i] + offset);
+    transpose(r);
+    for (int i = 0; i < W; ++i) store_words(out + i * kStride, r[i]);
+  } else {
+    for (int i = 0; i < W; ++i) r[i] = load_some(rows[i] + offset, left * kBits / 8);
+    transpose(r);
+    for (int i = 0; i * 32 < left * kBits; ++i) store_words(out + i * kStride, r[i]);
+  }
 }
 
 #if KVASIR_HALF_COLUMNS
 // Where the processor converts float16 only when it lies together: turned in 16-bit units, FP8 as float16.
-template <DType kType, Scaling kScaling>
-inline void pack_halves(const KvRows& k, float* kt, Ahead* ahead) {
-  constexpr int kBytes = bits_of(kType) / 8, kStep = 2 * W;
-  const V scale = set1(kType == DType::f8_e4m3 ? k.scale * 256.0f : 1.0f);
-  const int head_dim = k.head_dim, end = k.end;
-  for (int j = k.begin / W * W; j < end; j += W)
-    for (int d0 = 0; d0 < head_dim; d0 += kStep) {
-      fetch(*ahead);
-      Words r[W];
-      const int left = head_dim - d0;
-      for (int i = 0; i < W; ++i) {
-        const uint8_t* at = k.row[j + i] + d0 * kBytes;
-        if constexpr (kType == DType::f16)
-          r[i] = left >= kStep ? load_words(at) : load_some(at, left * 2);
-        else
-          r[i] = halves_of_e4m3(left >= kStep ? load_half_words(at) : load_half_some(at, left));
-      }
-      HalfColumns columns;
-      columns.turn(r);
-      auto put = [&](int d) {
-        V x = load_f16(columns.of(d));
-        store(kt + (d0 + d) * kTile + j, kScaling == Scaling::none ? x : mul(x, scale));
-      };
-      if (left >= kStep) {
-#pragma GCC unroll 32
-        for (int d = 0; d < kStep; ++d) put(d);
-      } else {
-        for (int d = 0; d < left; ++d) put(d);
-      }
-    }
+// Element d of key j comes to out[d * stride + j].
+template <DType kType, int kStride>
+inline void turn_halves(const uint8_t* const* rows, int d0, int head_dim, uint16_t* out) {
+  const int left = head_dim - d0, offset = d0 * bits_of(kType) / 8;
+  Words r[W];
+  for (int i = 0; i < W; ++i) {
+    const uint8_t* at = rows[i] + offset;
+    if constexpr (kType == DType::f16)
+      r[i] = left >= 2 * W ? load_words(at) : load_some(at, left * 2);
+    else
+      r[i] = halves_of_e4m3(left >= 2 * W ? load_half_words(at) : load_half_some(at, left));
+  }
+  turn_halves_to<kStride>(r, out);
 }
+constexpr bool in_halves(DType type) { return type == DType::f16 || type == DType::f8_e4m3; }
 #else
-template <DType kType, Scaling kScaling>
-inline void pack_halves(const KvRows& k, float* kt, Ahead* ahead) {
-  pack_words<kType, kScaling>(k, nullptr, kt, ahead);
-}
+template <DType kType, int kStride>
+inline void turn_halves(const uint8_t* const*, int, int, uint16_t*) {}
+inline Words load_half_column(const uint16_t*) { return {}; }
+inline V half_column(Words) { return zero(); }
+constexpr bool in_halves(DType) { return false; }
 #endif
+
+// W columns of keys as float32: f(d, vector) for each d in [0, left), from turned memory.
+template <DType kType, Scaling kScaling, int kStride>
+struct Columns {
+  static constexpr bool kHalves = in_halves(kType);
+  static constexpr int kPer = kHalves ? 1 : 32 / bits_of(kType);
+  static constexpr int kStep = kHalves ? 2 * W : W * kPer;  // elements of head_dim in a block
+
+  const void* turned;
+  const float* table;
+  V scale;
+  int group_shift;
+
+  Columns(const void* memory, const float* scales, const KvRows& k)
+      : turned(memory),
+        table(scales),
+        scale(set1(kHalves && kType == DType::f8_e4m3 ? k.scale * 256.0f : k.scale)),
+        group_shift(k.group_shift) {}
+
+  static void turn(const uint8_t* const* rows, int d0, int head_dim, void* out) {
+    if constexpr (kHalves)
+      turn_halves<kType, kStride>(rows, d0, head_dim, static_cast<uint16_t*>(out));
+    else
+      turn_words<kType, kStride>(rows, d0, head_dim, static_cast<uint32_t*>(out));
+  }
+
+  // The kPer elements d, d+1, .. that lie together, of keys [j, j+W).
+  struct Word {
+    Words raw;
+    V by;
+    template <int kElement>
+    V element() const {
+      V x;
+      if constexpr (kHalves)
+        x = half_column(raw);
+      else
+        x = element_of<kType, kElement>(raw);
+      return kScaling == Scaling::none ? x : mul(x, by);
+    }
+  };
+  // `w` counts words from the memory's beginning; `d` is the element and `j` the key for its scale.
+  Word word(int w, int d, int j, int lane) const {
+    Word x;
+    if constexpr (kHalves)
+      x.raw = load_half_column(static_cast<const uint16_t*>(turned) + w * kStride + lane);
+    else
+      x.raw = load_words(reinterpret_cast<const uint8_t*>(static_cast<const uint32_t*>(turned) + w * kStride + lane));
+    x.by = scale;
+    if constexpr (kScaling == Scaling::group) x.by = load(table + (d >> group_shift) * kTile + j);
+    return x;
+  }
+};
+
+template <int kPer, class F>
+inline void each_element(int n, const F& f) {  // the first n of a word
+  f(Count<0>{});
+  if constexpr (kPer > 1)
+    if (n > 1) f(Count<1>{});
+  if constexpr (kPer > 2) {
+    if (n > 2) f(Count<2>{});
+    if (n > 3) f(Count<3>{});
+  }
+  if constexpr (kPer > 4) {
+    if (n > 4) f(Count<4>{});
+    if (n > 5) f(Count<5>{});
+    if (n > 6) f(Count<6>{});
+    if (n > 7) f(Count<7>{});
+  }
+}
 
 void pack_keys(const KvRows& k, float* kt, Ahead* ahead) {
   by_type(k, [&]<DType kType, Scaling kScaling>(const float* table) {
-    if constexpr (kType == DType::f16 || kType == DType::f8_e4m3)
-      pack_halves<kType, kScaling>(k, kt, ahead);
-    else
-      pack_words<kType, kScaling>(k, table, kt, ahead);
+    using C = Columns<kType, kScaling, W>;
+    alignas(64) uint32_t block[W * W];
+    const C columns(block, table, k);
+    const int head_dim = k.head_dim, end = k.end;
+    for (int j = k.begin / W * W; j < end; j += W)
+      for (int d0 = 0; d0 < head_dim; d0 += C::kStep) {
+        fetch(*ahead);
+        C::turn(k.row + j, d0, head_dim, block);
+        const int stop = d0 + C::kStep < head_dim ? d0 + C::kStep : head_dim;
+        for (int d = d0, w = 0; d < stop; d += C::kPer, ++w) {
+          const auto word = columns.word(w, d, j, 0);
+          each_element<C::kPer>(stop - d, [&](auto e) {
+            store(kt + (d + decltype(e)::value) * kTile + j, word.template element<decltype(e)::value>());
+          });
+        }
+      }
   });
 }
