@@ -66,12 +66,12 @@ def middle_run(rounds, engine, load_name):
 
 
 def serve_svg(result):
-    panels = [bars(LEFT, "32 clients, 16 running: output tokens a second",
+    panels = [bars(LEFT, "32 clients, 16 running: output tokens/s",
                    [(name.replace("SmolLM2-135M-Instruct.", ""), *(m["median"]["closed"]["output_tokens_per_second"][e]
                                                                    for e in ("kvasir", "llama.cpp")))
                     for name, m in result["models"].items()])]
     for name, m in result["models"].items():
-        panels.append(curves(LEFT + STEP * len(panels), f"0.6 requests a second, {name.split('.')[-1]}: ms between tokens",
+        panels.append(curves(LEFT + STEP * len(panels), f"{name.split('.')[-1]}, 0.6 requests/s: ms between tokens",
                              [(c, middle_run(m["rounds"], e, "open")["itl_percentiles_ms"])
                               for c, e in ((OURS, "kvasir"), (THEIRS, "llama.cpp"))]))
     width = STEP * len(panels)
