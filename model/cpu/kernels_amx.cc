@@ -13,12 +13,10 @@ constexpr int kTileRows = 16;
 constexpr int kLeastRows = 8;
 // Blocks whose weights are unpacked at a time: they stay in the first-level cache.
 constexpr int kChunk = 48;
-// Blocks whose products are under way while one is scaled.
-constexpr int kAhead = 2;
 // Rows whose sums wait between two chunks.
 constexpr int kSpan = 128;
 
-// Tiles 0 to 3 hold sums, 4 and 5 activations, 6 weights.
+// Tiles 0 and 1 hold the sums of one product, 2 and 3 of the next; 4 and 5 activations, 6 weights.
 void configure(int rows, int inputs) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -28,6 +26,7 @@ void configure(int rows, int inputs) {
   for (int t = 0; t < 4; ++t) c.bytes[t] = 64, c.rows[t] = uint8_t(rows);
   for (int t = 4; t < 6; ++t) c.bytes[t] = uint16_t(inputs), c.rows[t] = uint8_t(rows);
   c.bytes[6] = 64, c.rows[6] = uint8_t(inputs / 4);
+  asm volatile("" : "+m"(c));  // gcc 12 believes that only the first eight bytes are read
   _tile_loadconfig(&c);
 }
 
@@ -44,71 +43,114 @@ const uint8_t* tile_weights(const uint8_t* quants, int64_t blocks, uint8_t* room
 
 // gcc's tile instructions want the tile's number written out.
 #define KVASIR_TILE_PRODUCT(HIGH, LOW) \
+  _tile_loadd(6, w, 64);               \
+  _tile_loadd(4, x, stride);           \
   _tile_zero(HIGH);                    \
-  _tile_zero(LOW);                     \
   _tile_dpbsud(HIGH, 4, 6);            \
-  _tile_dpbsud(LOW, 5, 6);             \
-  _tile_stored(HIGH, high, 64);        \
-  _tile_stored(LOW, low, 64)
+  _tile_loadd(5, x + 32, stride);      \
+  _tile_zero(LOW);                     \
+  _tile_dpbsud(LOW, 5, 6);
 
-// The sums of one block, or of its half H, for the configured rows: both planes, into memory.
-template <bool halves, int H>
-inline void multiply(const uint8_t* w, const int8_t* x, int64_t stride, int32_t* high, int32_t* low) {
-  constexpr int inputs = halves ? 16 : 32;
+// Begins the product of both planes of a block, or of half of one, into the tiles of a pair.
+template <int Pair>
+inline void begin_product(const uint8_t* w, const int8_t* x, int64_t stride) {
   asm volatile("" ::: "memory");  // what is loaded has been stored
-  _tile_loadd(6, w + 256 * H, 64);
-  _tile_loadd(4, x + inputs * H, stride);
-  _tile_loadd(5, x + 32 + inputs * H, stride);
-  if constexpr (H == 0) {
-    KVASIR_TILE_PRODUCT(0, 1);
+  if constexpr (Pair == 0) {
+    KVASIR_TILE_PRODUCT(0, 1)
   } else {
-    KVASIR_TILE_PRODUCT(2, 3);
+    KVASIR_TILE_PRODUCT(2, 3)
   }
 }
 #undef KVASIR_TILE_PRODUCT
 
-// acc[t] takes blocks [first, last) of T rows; T = 0: of `rows`, whose sums stay in memory.
-template <Packing P, int T>
-void tile(const uint8_t* w, const uint8_t* scales, int64_t first, int64_t last, const int8_t* x, const QuantBlock* xb,
-          int64_t cols, int rows, float (*acc)[kGroup]) {
+using Sums = int32_t[2][kTileRows][kGroup];  // of the high plane, and of the low one
+
+template <int Pair>
+inline void end_product(Sums& to) {
+  if constexpr (Pair == 0) {
+    _tile_stored(0, to[0], 64);
+    _tile_stored(1, to[1], 64);
+  } else {
+    _tile_stored(2, to[0], 64);
+    _tile_stored(3, to[1], 64);
+  }
+}
+
+// A row's sum with those of one block.
+template <Packing P>
+inline V::F scaled(const Sums* sums, int t, const Scales<P>& s, const QuantBlock& k, V::F a) {
+#pragma GCC unroll 2
+  for (int h = 0; h <= packing_info(P).halves; ++h) {
+    __m512i v =
+        _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[h][0][t]), 8), _mm512_load_si512(sums[h][1][t]));
+    if constexpr (P == Packing::n8_zero) v = _mm512_add_epi32(v, _mm512_set1_epi32(k.minus128));
+    a = V::fma(V::mul(s.d[h], V::set_f(k.d)), V::to_float(v), a);
+    if constexpr (P != Packing::n8_zero) a = V::fma(s.m[h], V::set_f(k.sum[h]), a);
+  }
+  return a;
+}
+
+// Up to 16 rows of activations against blocks [first, last) of a group.
+struct TileWork {
+  const uint8_t *w, *scales;
+  int64_t first, last;
+  const int8_t* x;
+  const QuantBlock* xb;
+  int64_t cols;
+  int rows;
+  float (*acc)[kGroup];
+};
+
+template <bool halves, int Turn>
+[[gnu::always_inline]] inline void begin_block(const TileWork& k, int64_t b) {
+  const uint8_t* w = k.w + 512 * (b - k.first);
+  begin_product<halves ? 0 : Turn>(w, k.x + 64 * b, 2 * k.cols);
+  if constexpr (halves) begin_product<1>(w + 256, k.x + 64 * b + 16, 2 * k.cols);
+}
+
+template <bool halves, int Turn>
+[[gnu::always_inline]] inline void end_block(Sums (*sums)[halves + 1]) {
+  end_product<halves ? 0 : Turn>(sums[Turn][0]);
+  if constexpr (halves) end_product<1>(sums[Turn][halves]);
+}
+
+// Scales block b, while the products of the next are stored and those of the one after it are under way.
+template <Packing P, int T, int Turn>
+[[gnu::always_inline]] inline void step(const TileWork& k, int64_t b, Sums (*sums)[packing_info(P).halves + 1],
+                                        V::F* registers) {
   constexpr PackingInfo info = packing_info(P);
-  constexpr int halves = info.halves;
-  alignas(64) int32_t sums[4][halves + 1][2][kTileRows][kGroup];  // by turns, half, plane
-  auto start = [&](int64_t b) {
-    auto& s = sums[b & 3];
-    const uint8_t* wb = w + 512 * (b - first);
-    multiply<halves, 0>(wb, x + 64 * b, 2 * cols, s[0][0][0], s[0][1][0]);
-    if constexpr (halves) multiply<true, 1>(wb, x + 64 * b, 2 * cols, s[halves][0][0], s[halves][1][0]);
-  };
+  if (b + 1 < k.last) end_block<info.halves, 1 - Turn>(sums);
+  if (b + 2 < k.last) begin_block<info.halves, Turn>(k, b + 2);
+  Scales<P> s;
+  s.load(k.scales + b * info.scale_bytes, 0);
+  const QuantBlock* xb = k.xb + b;
+  const int64_t stride = k.cols / 32;
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) registers[t] = scaled(sums[Turn], t, s, xb[t * stride], registers[t]);
+  if constexpr (T == 0)
+    for (int t = 0; t < k.rows; ++t) {
+      V::F a = b == 0 ? V::set_f(0.0f) : V::load_f(k.acc[t]);
+      V::store_f(k.acc[t], scaled(sums[Turn], t, s, xb[t * stride], a));
+    }
+}
+
+// acc[t] takes the blocks of T rows; T = 0: of k.rows, whose sums stay in memory.
+template <Packing P, int T>
+void tile(const TileWork& k) {
+  constexpr bool halves = packing_info(P).halves;
+  alignas(64) Sums sums[2][halves + 1];  // by turns
   V::F registers[T > 0 ? T : 1];
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) registers[t] = V::load_f(acc[t]);
-  for (int64_t b = first; b < first + kAhead && b < last; ++b) start(b);
-  for (int64_t b = first; b < last; ++b) {
-    if (b + kAhead < last) start(b + kAhead);  // runs while this block's sums are scaled
-    Scales<P> s;
-    s.load(scales + b * info.scale_bytes, 0);
-    auto scaled = [&](int t, V::F a) {
-      const QuantBlock& k = xb[t * (cols / 32) + b];
-#pragma GCC unroll 2
-      for (int h = 0; h <= halves; ++h) {
-        __m512i v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[b & 3][h][0][t]), 8),
-                                     _mm512_load_si512(sums[b & 3][h][1][t]));
-        if constexpr (P == Packing::n8_zero) v = _mm512_add_epi32(v, _mm512_set1_epi32(k.minus128));
-        a = V::fma(V::mul(s.d[h], V::set_f(k.d)), V::to_float(v), a);
-        if constexpr (P != Packing::n8_zero) a = V::fma(s.m[h], V::set_f(k.sum[h]), a);
-      }
-      return a;
-    };
-    if constexpr (T > 0) {
-#pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) registers[t] = scaled(t, registers[t]);
-    } else {
-      for (int t = 0; t < rows; ++t) V::store_f(acc[t], scaled(t, V::load_f(acc[t])));
-    }
+  for (int t = 0; t < T; ++t) registers[t] = k.first == 0 ? V::set_f(0.0f) : V::load_f(k.acc[t]);
+  begin_block<halves, 0>(k, k.first);
+  end_block<halves, 0>(sums);
+  if (k.first + 1 < k.last) begin_block<halves, 1>(k, k.first + 1);
+  for (int64_t b = k.first; b < k.last; b += 2) {
+    step<P, T, 0>(k, b, sums, registers);
+    if (b + 1 < k.last) step<P, T, 1>(k, b + 1, sums, registers);
   }
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) V::store_f(acc[t], registers[t]);
+  for (int t = 0; t < T; ++t) V::store_f(k.acc[t], registers[t]);
 }
 
 template <Packing P>
@@ -121,7 +163,6 @@ void tile_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
   int configured = 0;
   for (int64_t span = 0; span < whole; span += kSpan) {
     int64_t n = whole - span < kSpan ? whole - span : kSpan;
-    __builtin_memset(acc, 0, size_t(n) * sizeof acc[0]);
     for (int64_t b = 0; b < m.blocks; b += kChunk) {
       int64_t last = m.blocks - b < kChunk ? m.blocks : b + kChunk;
       const uint8_t* w = tile_weights<P>(m.quants(group) + b * info.quant_bytes, last - b, room);
@@ -130,7 +171,8 @@ void tile_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
         if (some != configured) configure(some, info.halves ? 16 : 32), configured = some;
         int64_t row = first + span + t;
         auto run = some == kTileRows ? tile<P, kTileRows> : tile<P, 0>;
-        run(w, m.scales(group), b, last, x.q + 2 * row * x.cols, x.blocks + row * (x.cols / 32), x.cols, some, acc + t);
+        run({w, m.scales(group), b, last, x.q + 2 * row * x.cols, x.blocks + row * (x.cols / 32), x.cols, some,
+             acc + t});
       }
     }
     for (int64_t t = 0; t < n; ++t) store_lanes(V::load_f(acc[t]), 0, y + (span + t) * y_stride, valid, add);

@@ -329,8 +329,17 @@ void exponentials(const float* x, int64_t n, float shift, float scale, float* ou
   }
 }
 
+// V may have a quantize of its own.
+template <class Own>
+constexpr auto quantize_of() {
+  if constexpr (requires { &Own::quantize; })
+    return &Own::quantize;
+  else
+    return &quantize;
+}
+
 constexpr Kernels make_kernels(const char* name) {
-  return {name, quantize, integer, floating, norm, silu, gelu, softmax_sums, exponentials};
+  return {name, quantize_of<V>(), integer, floating, norm, silu, gelu, softmax_sums, exponentials};
 }
 
 }  // namespace

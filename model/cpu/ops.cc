@@ -49,6 +49,7 @@ Result<Buffer> CpuOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
   // Mapped, so that rows no step has used yet cost no memory.
   void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return resource_exhausted(cat("no memory for ", bytes, " bytes of activations"));
+  ::madvise(p, bytes, MADV_HUGEPAGE);  // kernels write columns: each row would be another small page
   buffers_.push_back({std::unique_ptr<float, Unmap>(static_cast<float*>(p), Unmap{bytes}), cols, logit_rows});
   return Buffer{int32_t(buffers_.size() - 1), cols};
 }
