@@ -92,13 +92,14 @@ inline V::F scaled(const Sums* sums, int t, const Scales<P>& s, const QuantBlock
 
 // Up to 16 rows of activations against blocks [first, last) of a group.
 struct TileWork {
-  const uint8_t *w, *scales;
+  const uint8_t *w, *quants, *scales;  // w: from block `first` on, as tiles
   int64_t first, last;
   const int8_t* x;
   const QuantBlock* xb;
   int64_t cols;
   int rows;
   float (*acc)[kGroup];
+  int64_t ahead;  // bytes to the same block of the next group, which is fetched meanwhile; 0: it has been
 };
 
 template <bool halves, int Turn>
@@ -121,6 +122,14 @@ template <Packing P, int T, int Turn>
   constexpr PackingInfo info = packing_info(P);
   if (b + 1 < k.last) end_block<info.halves, 1 - Turn>(sums);
   if (b + 2 < k.last) begin_block<info.halves, Turn>(k, b + 2);
+  if (k.ahead) {
+#pragma GCC unroll 8
+    for (int i = 0; i < info.quant_bytes; i += 64)
+      __builtin_prefetch(k.quants + b * info.quant_bytes + k.ahead + i, 0, 2);
+#pragma GCC unroll 4
+    for (int i = 0; i < info.scale_bytes; i += 64)
+      __builtin_prefetch(k.scales + b * info.scale_bytes + k.ahead + i, 0, 2);
+  }
   Scales<P> s;
   s.load(k.scales + b * info.scale_bytes, 0);
   const QuantBlock* xb = k.xb + b;
@@ -169,13 +178,17 @@ void tile_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
       for (int64_t t = 0; t < n; t += kTileRows) {
         int some = int(n - t < kTileRows ? n - t : kTileRows);
         if (some != configured) configure(some, info.halves ? 16 : 32), configured = some;
+        float* to = y + (span + t) * y_stride;
+        if (last == m.blocks)
+          for (int i = 0; i < some; ++i) __builtin_prefetch(to + i * y_stride, 1);
         int64_t row = first + span + t;
         auto run = some == kTileRows ? tile<P, kTileRows> : tile<P, 0>;
-        run({w, m.scales(group), b, last, x.q + 2 * row * x.cols, x.blocks + row * (x.cols / 32), x.cols, some,
-             acc + t});
+        run({w, m.quants(group), m.scales(group), b, last, x.q + 2 * row * x.cols, x.blocks + row * (x.cols / 32),
+             x.cols, some, acc + t, span + t == 0 ? m.group_bytes : 0});
+        if (last == m.blocks)
+          for (int i = 0; i < some; ++i) store_lanes(V::load_f(acc[t + i]), 0, to + i * y_stride, valid, add);
       }
     }
-    for (int64_t t = 0; t < n; ++t) store_lanes(V::load_f(acc[t]), 0, y + (span + t) * y_stride, valid, add);
   }
   _tile_release();
   if (whole < rows)
