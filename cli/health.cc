@@ -2,34 +2,66 @@
 #include <cstdio>
 
 #include "cli/command.h"
-#include "cli/http_get.h"
+#include "cli/grpc_health.h"
 #include "core/config.h"
 
 namespace kvasir::cli {
 namespace {
 
-int health(int argc, char** argv) {
-  std::string host = "127.0.0.1";
-  int http = 8000;
+struct HealthConfig {
+  std::string host = "127.0.0.1", service;
+  int http = 8000, grpc = 0;
   bool live = false;
+  TlsFiles tls;
   std::chrono::milliseconds timeout{3000};
-  Options o("kvasir health", "Asks a server whether it is ready: exit code 0 when it is, 1 when not.");
-  o.add("host", &host, "Where the server is");
-  o.add("http", &http, "Its HTTP port").range(1, 65535);
-  o.add("live", &live, "Ask whether it lives (a server that loads or drains does) instead of whether it is ready");
-  o.add("timeout", &timeout, "How long to wait for an answer").at_least(0.01);
-  o.example("kvasir health", "the server of this machine, on port 8000");
-  o.example("kvasir health --http 9000 --live && echo lives", "in a script");
-  if (auto code = o.parse(argc, argv)) return *code;
 
-  auto reply = http_get(host, http, live ? "/health" : "/ready", timeout);
-  if (!reply.ok()) {
-    std::fprintf(stderr, "kvasir health: %s\n", reply.status().message().c_str());
+  void define(Options& o) {
+    o.add("host", &host, "Where the server is");
+    o.add("http", &http, "Its HTTP port").range(1, 65535);
+    o.add("grpc", &grpc, "Its gRPC port: ask there instead, by grpc.health.v1").range(0, 65535);
+    o.add("service", &service, "With --grpc: which service is meant; empty is the whole server").value_name("NAME");
+    o.add("live", &live, "Ask whether it lives (a server that loads or drains does) instead of whether it is ready");
+    o.add("tls_ca", &tls.ca, "Speak TLS and trust this certificate (PEM)").value_name("FILE");
+    o.add("tls_cert", &tls.cert, "Certificate to show to a server that wants one").value_name("FILE");
+    o.add("tls_key", &tls.key, "Its private key").value_name("FILE");
+    o.add("timeout", &timeout, "How long to wait for an answer").at_least(0.01);
+    o.check([this]() -> Status {
+      if (tls.cert.empty() != tls.key.empty())
+        return invalid_argument("tls_cert and tls_key go together: set both or neither");
+      if (!tls.cert.empty() && tls.ca.empty()) return invalid_argument("tls_cert needs tls_ca: whom to trust");
+      if (live && grpc > 0)
+        return invalid_argument("live is a question of the HTTP port; gRPC's health says only whether it is ready");
+      return {};
+    });
+    o.example("kvasir health", "the server of this machine, on port 8000");
+    o.example("kvasir health --http 9000 --live && echo lives", "in a script");
+    o.example("kvasir health --grpc 50051 --tls-ca ca.pem", "by gRPC, over TLS");
+  }
+};
+
+// What it says, and whether that is a yes.
+Result<std::pair<std::string, bool>> ask(const HealthConfig& c) {
+  if (c.grpc > 0) {
+    KVASIR_ASSIGN(std::string state, grpc_health(c.host, c.grpc, c.service, c.tls, c.timeout));
+    return std::pair(state, state == "SERVING");
+  }
+  KVASIR_ASSIGN(HttpReply reply, http_get(c.host, c.http, c.live ? "/health" : "/ready", c.tls, c.timeout));
+  while (!reply.body.empty() && reply.body.back() == '\n') reply.body.pop_back();
+  return std::pair(reply.body, reply.status == 200);
+}
+
+int health(int argc, char** argv) {
+  HealthConfig config;
+  Options o("kvasir health", "Asks a server whether it is ready: exit code 0 when it is, 1 when not.");
+  config.define(o);
+  if (auto code = o.parse(argc, argv)) return *code;
+  auto answer = ask(config);
+  if (!answer.ok()) {
+    std::fprintf(stderr, "kvasir health: %s\n", answer.status().message().c_str());
     return kFailed;
   }
-  while (!reply->body.empty() && reply->body.back() == '\n') reply->body.pop_back();
-  std::printf("%s\n", reply->body.c_str());
-  return reply->status == 200 ? kOk : kFailed;
+  std::printf("%s\n", answer->first.c_str());
+  return answer->second ? kOk : kFailed;
 }
 
 }  // namespace

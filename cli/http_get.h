@@ -1,4 +1,4 @@
-// One GET over plain HTTP, for health checks inside a container that has no curl.
+// One GET, over plain HTTP or TLS, for health checks inside a container that has no curl.
 #pragma once
 
 #include <chrono>
@@ -8,11 +8,17 @@
 
 namespace kvasir::cli {
 
+// How to speak TLS: whom to trust, and what to show who asks for a certificate. No CA: plain.
+struct TlsFiles {
+  std::string ca, cert, key;
+};
+
 struct HttpReply {
   int status = 0;
   std::string body;
 };
 
-Result<HttpReply> http_get(const std::string& host, int port, const std::string& path, std::chrono::milliseconds limit);
+Result<HttpReply> http_get(const std::string& host, int port, const std::string& path, const TlsFiles& tls,
+                           std::chrono::milliseconds limit);
 
 }  // namespace kvasir::cli

@@ -86,6 +86,10 @@ void ModelFlags::define_queue(Options& o) {
     return {};
   });
 
+  o.add("cache_event_ring", &cache_event_ring_,
+        "Cache events of a tenant that a router may ask for again (SubscribeKvEvents)")
+      .range(1, 1 << 24);
+
   o.section("Readers and liveness");
   o.add("event_buffer", &event_buffer_, "Tokens a slow reader may leave unread before its request is paused")
       .range(1, 1 << 20);
@@ -109,6 +113,7 @@ engine::EngineOptions ModelFlags::engine_options() const {
   if (kv_index_ == "token_table") out.kv_index = kvcache::IndexMode::token_table;
   if (kv_index_ == "offset") out.kv_index = kvcache::IndexMode::offset;
   out.event_buffer = int32_t(event_buffer_);
+  out.cache_event_ring = int32_t(cache_event_ring_);
   return out;
 }
 

@@ -24,7 +24,7 @@ struct ModelFlags {
   engine::EngineOptions engine_options() const;
 
  private:
-  int64_t event_buffer_ = 64;
+  int64_t event_buffer_ = 64, cache_event_ring_ = 4096;
   std::string kv_index_ = "page_table";
   std::vector<std::string> tenant_weights_;
 };

@@ -102,6 +102,7 @@ int serve_with(ServeConfig& config) {
   config.server.page_size = config.model.engine.page_size;
   config.server.max_running = config.model.engine.max_running;
   config.server.model_path = config.model.model.model;
+  config.server.on_drain = [here] { pthread_kill(here, SIGTERM); };
   auto engine = engine::Engine::start(config.model.runner_options(), weighted_engine_options(config));
   auto started = server::Server::start(config.server, *engine);
   if (!started.ok()) {

@@ -155,6 +155,7 @@ void EngineImpl::run(const Loader& loader) {
 }
 
 Status EngineImpl::load(const Loader& loader) {
+  KVASIR_TRY(publisher_.trace_status());
   KVASIR_ASSIGN(loaded_, loader([this](const char* phase, double fraction) {
                   std::lock_guard lock(phase_mutex_);
                   message_ = cat(phase, ' ', int(fraction * 100), '%');

@@ -45,6 +45,7 @@ class Publisher {
 
   // Takes the records. Waits only when this thread is far behind (never for a reader).
   void post(std::vector<Record>&& records, std::optional<StepSample> step = std::nullopt);
+  const Status& trace_status() const { return trace_.status(); }
   Published counts() const;
   void wait_empty();
 

@@ -3,6 +3,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/cat.h"
+#include "core/log.h"
+
 namespace kvasir::engine {
 namespace {
 
@@ -16,10 +19,12 @@ StepTrace::StepTrace(std::string file) {
   if (file.empty()) return;
   file_ = std::fopen(file.c_str(), "w");
   if (!file_) {
-    std::fprintf(stderr, "kvasir: cannot write the step trace '%s': %s; going on without it\n", file.c_str(),
-                 std::strerror(errno));
+    status_ = failed_precondition(cat("step_trace '", file, "' cannot be written: ", std::strerror(errno),
+                                      "; name a file in a folder that this user may write to"))
+                  .with_field("step_trace");
     return;
   }
+  on_ = true;
   origin_ = std::chrono::steady_clock::now();
   std::fputs("[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":1,\"args\":{\"name\":\"kvasir\"}}", file_);
 }
@@ -45,6 +50,10 @@ void StepTrace::write(const StepSample& s) {
       ",\n{\"name\":\"pages\",\"ph\":\"C\",\"pid\":1,\"ts\":%.1f,\"args\":{\"used\":%lld,\"cached\":%lld}}",
       at, static_cast<long long>(s.running), static_cast<long long>(s.waiting), at,
       static_cast<long long>(s.pages_total - s.pages_free - s.pages_cached), static_cast<long long>(s.pages_cached));
+  if (!std::ferror(file_)) return;
+  log_warn("the step trace ends here: it can no longer be written", {{"why", std::strerror(errno)}});
+  std::fclose(file_);
+  file_ = nullptr;
 }
 
 }  // namespace kvasir::engine

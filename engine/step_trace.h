@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/clock.h"
+#include "core/status.h"
 
 namespace kvasir::engine {
 
@@ -25,11 +26,14 @@ class StepTrace {
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;
 
-  bool on() const { return file_ != nullptr; }
+  const Status& status() const { return status_; }  // why there is none although one was asked for
+  bool on() const { return on_; }                   // from any thread
   void write(const StepSample& step);
 
  private:
   FILE* file_ = nullptr;
+  bool on_ = false;  // as it was at the start
+  Status status_;
   Time origin_{};
 };
 

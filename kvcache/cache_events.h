@@ -2,6 +2,7 @@
 // learns of another's prompts, not even from gaps in the numbers. Written by the step thread, read by any.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -36,6 +37,7 @@ class CacheEvents {
       if (static_cast<size_t>(tenant) >= logs_.size()) logs_.resize(static_cast<size_t>(tenant) + 1);
       Log& log = logs_[static_cast<size_t>(tenant)];
       event.sequence = ++log.last;
+      log.note(event);
       log.ring.push_back(std::move(event));
       if (log.ring.size() > ring_) log.ring.pop_front();
       ++version_;
@@ -57,6 +59,22 @@ class CacheEvents {
       if (e.sequence > since) out.push_back(e);
     return out;
   }
+  // The prefixes cached at the moment, parents before what continues them, as `stored` events numbered with the last
+  // event they include.
+  std::vector<CacheEvent> snapshot(const std::string& tenant, uint64_t* last) const {
+    std::vector<CacheEvent> out;
+    {
+      std::lock_guard lock(mutex_);
+      const Log* log = find(tenant);
+      *last = log ? log->last : 0;
+      if (!log) return out;
+      out.reserve(log->live.size());
+      for (const auto& [hash, stored] : log->live) out.push_back(stored);
+    }
+    // A page is stored after the one it continues.
+    std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
+    return out;
+  }
   uint64_t last(const std::string& tenant) const {
     std::lock_guard lock(mutex_);
     const Log* log = find(tenant);
@@ -75,6 +93,15 @@ class CacheEvents {
   struct Log {
     uint64_t last = 0;
     std::deque<CacheEvent> ring;
+    std::unordered_map<uint64_t, CacheEvent> live;  // stored and not removed, by hash
+
+    void note(const CacheEvent& e) {
+      switch (e.kind) {
+        case CacheEvent::Kind::stored: live.insert_or_assign(e.hash, e); break;
+        case CacheEvent::Kind::removed: live.erase(e.hash); break;
+        case CacheEvent::Kind::cleared: live.clear(); break;
+      }
+    }
   };
   const Log* find(const std::string& tenant) const {
     auto it = numbers_.find(tenant);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/cat.h"
+#include "server/json_text.h"
 
 namespace kvasir::server {
 namespace {
@@ -73,6 +74,16 @@ Status check_stops(const GenerateInput& in, const ServerOptions& limits, const m
   return {};
 }
 
+// What a grammar's compiler would have to visit; its own limits are on what it makes of it.
+Status check_grammar(const text::GrammarSpec& grammar) {
+  using Kind = text::GrammarSpec::Kind;
+  if (grammar.kind != Kind::json_schema) return {};
+  if (int depth = json_depth(grammar.text); depth > kMostJsonDepth)
+    return invalid_argument(cat("the JSON schema nests ", depth, " deep; the limit is ", kMostJsonDepth))
+        .with_field("json_schema");
+  return {};
+}
+
 }  // namespace
 
 Status check_utf8(std::string_view text, const std::string& field) {
@@ -112,6 +123,7 @@ Status check_fields(const GenerateInput& in, const ServerOptions& limits, const 
   if (in.request.id.size() > 256)
     return invalid_argument(cat("request_id has ", in.request.id.size(), " bytes; at most 256 are taken"))
         .with_field("request_id");
+  KVASIR_TRY(check_grammar(in.request.grammar));
   if (in.request.cache_salt.size() > 256)
     return invalid_argument(cat("cache_salt has ", in.request.cache_salt.size(), " bytes; at most 256 are taken"))
         .with_field("cache_salt");
@@ -132,6 +144,16 @@ Status check_fields(const GenerateInput& in, const ServerOptions& limits, const 
   return {};
 }
 
+namespace {
+
+Status check_depth(const char* field, std::string_view json) {
+  if (int depth = json_depth(json); depth > kMostJsonDepth)
+    return invalid_argument(cat(field, " nests ", depth, " deep; the limit is ", kMostJsonDepth)).with_field(field);
+  return {};
+}
+
+}  // namespace
+
 Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engine::Engine& engine, size_t max_bytes) {
   if (auto* ids = std::get_if<TokensInput>(&prompt)) return std::vector<int32_t>(ids->begin(), ids->end());
   text::TokenizerPtr tokenizer = engine.tokenizer();
@@ -148,6 +170,9 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engi
     return tokenizer->encode(text->text, text->add_special, text->parse_special);
   }
   const ChatInput& chat = std::get<ChatInput>(prompt);
+  KVASIR_TRY(check_depth("messages", chat.messages_json));
+  KVASIR_TRY(check_depth("tools", chat.tools_json));
+  KVASIR_TRY(check_depth("template variables", chat.variables_json));
   auto chat_template = engine.chat_template();
   if (!chat_template)
     return failed_precondition("this model has no chat template; send a prompt to the completions method instead");

@@ -29,11 +29,16 @@ struct ChatInput {
 using PromptInput = std::variant<TextInput, TokensInput, ChatInput>;
 
 struct GenerateInput {
+  // What a client says of itself, for the request's line in the log and nothing else.
+  struct Said {
+    std::string user, metadata, cache_key;
+  };
   const char* protocol = "";  // "openai.chat", "kvasir.v1": for the log and the metrics
   std::string model;          // empty: the one that is served
   PromptInput prompt;
   // Everything that is not below is taken from here as it is, and checked.
   engine::Request request;
+  Said said;
   std::optional<uint64_t> seed;  // unset: one is drawn
   int64_t n = 1;
   int64_t choices_of_call = 0;  // all the choices of the call this is part of; 0: n

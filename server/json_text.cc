@@ -1,5 +1,7 @@
 #include "server/json_text.h"
 
+#include <algorithm>
+
 namespace kvasir::server {
 namespace {
 
@@ -24,6 +26,27 @@ size_t sequence_length(std::string_view s, size_t i) {
 }
 
 }  // namespace
+
+int json_depth(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    char c = text[i];
+    if (quoted) {
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return deepest;
+}
 
 void append_json_string(std::string& out, std::string_view text) {
   static constexpr char hex[] = "0123456789abcdef";

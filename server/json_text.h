@@ -14,4 +14,9 @@ inline std::string json_string(std::string_view text) {
   return out;
 }
 
+// How deep brackets nest, outside strings; told from the text alone, before anything that visits a value can overflow
+// a stack.
+int json_depth(std::string_view text);
+constexpr int kMostJsonDepth = 64;
+
 }  // namespace kvasir::server

@@ -1,5 +1,7 @@
 #include "server/options.h"
 
+#include "server/span_exporter.h"
+
 namespace kvasir::server {
 
 void ServerOptions::define(Options& o) {
@@ -12,6 +14,9 @@ void ServerOptions::define(Options& o) {
   o.add("workers", &workers, "Threads that parse requests, render chat templates and tokenize").range(1, 256);
   o.add("http_threads", &http_threads, "Threads that read and write HTTP connections").range(1, 256);
   o.add("access_log", &access_log, "Write one line a request to the log");
+  o.add("otlp_endpoint", &otlp_endpoint,
+        "OpenTelemetry collector that spans of requests go to, as http://HOST[:4318][/v1/traces]; empty is none")
+      .value_name("URL");
 
   o.section("Callers");
   o.add("keys", &keys_file, "File of API keys (see kvasir keys); empty serves without keys, on loopback only")
@@ -27,13 +32,15 @@ void ServerOptions::define(Options& o) {
     if (tls_cert.empty() != tls_key.empty())
       return invalid_argument("tls_cert and tls_key go together: set both or neither");
     if (!tls_client_ca.empty() && tls_cert.empty()) return invalid_argument("tls_client_ca needs tls_cert and tls_key");
+    if (!otlp_endpoint.empty()) KVASIR_TRY(parse_collector(otlp_endpoint).status());
     if (grpc_port < 0 && http_port < 0) return invalid_argument("grpc_port and http_port are both off");
     return {};
   });
 
   o.section("Limits on clients");
   o.add("max_body", &max_body, "Largest request body or message").range(1024, 1 << 30);
-  o.add("max_connections", &max_connections, "HTTP connections open at once").range(1, 1000000);
+  o.add("max_connections", &max_connections, "Connections open at once, on each port; more are closed")
+      .range(1, 1000000);
   o.add("max_streams_per_connection", &max_streams_per_connection, "gRPC calls open at once on one connection")
       .range(1, 1000000);
   o.add("max_choices", &max_choices, "Choices of one call: prompts x n or best_of").range(1, 4096);

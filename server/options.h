@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,7 @@ struct ServerOptions {
 
   // Limits of what one client may send or hold.
   ByteSize max_body{8 << 20};
-  int max_connections = 4096;             // HTTP
+  int max_connections = 4096;             // of each port
   int max_streams_per_connection = 1024;  // gRPC
   int max_choices = 128;                  // n x best_of x prompts
   int max_logprobs = 20;
@@ -49,7 +50,10 @@ struct ServerOptions {
   int workers = 2;       // threads that parse, render templates and tokenize
   int http_threads = 2;  // threads that read and write HTTP
 
-  bool access_log = true;  // one line a request
+  bool access_log = true;     // one line a request
+  std::string otlp_endpoint;  // where spans of requests go; empty: nowhere
+  // POST /drain: what SIGTERM does. Not set: the endpoint answers that it is not offered.
+  std::function<void()> on_drain;
 
   void define(Options& options);
 };

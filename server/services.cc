@@ -28,11 +28,12 @@ bool is_loopback(const std::string& host) {
 class Services::CountedStream final : public engine::Stream {
  public:
   CountedStream(Services& services, Caller caller, const char* protocol, std::string trace_parent,
-                std::unique_ptr<engine::Stream> inner, size_t prompt_tokens)
+                GenerateInput::Said said, std::unique_ptr<engine::Stream> inner, size_t prompt_tokens)
       : services_(services),
         caller_(std::move(caller)),
         protocol_(protocol),
         trace_parent_(std::move(trace_parent)),
+        said_(std::move(said)),
         inner_(std::move(inner)),
         prompt_tokens_(prompt_tokens),
         began_(services.clock_.now()) {}
@@ -43,6 +44,7 @@ class Services::CountedStream final : public engine::Stream {
     services_.limiter_.release(caller_);
     if (!over_) code_ = Code::cancelled, reason_ = "disconnect";
     services_.metrics_.count(protocol_, code_);
+    if (services_.spans_) export_span(id);
     if (!services_.options_.access_log) return;
     auto ms = [&](Time t) { return std::chrono::duration<double, std::milli>(t - began_).count(); };
     log_info("request", {{"id", id},
@@ -56,7 +58,10 @@ class Services::CountedStream final : public engine::Stream {
                          {"output_tokens", output_},
                          {"ttft_ms", first_ == Time{} ? 0.0 : ms(first_)},
                          {"ms", ms(services_.clock_.now())},
-                         {"traceparent", trace_parent_}});
+                         {"traceparent", trace_parent_},
+                         {"user", said_.user},
+                         {"metadata", said_.metadata},
+                         {"prompt_cache_key", said_.cache_key}});
   }
 
   const std::string& id() const override { return inner_->id(); }
@@ -74,6 +79,7 @@ class Services::CountedStream final : public engine::Stream {
       services_.limiter_.spend(caller_, int64_t(tokens->tokens.size()));
     } else if (auto* started = std::get_if<engine::Started>(&*event)) {
       cached_ = started->cached_tokens;
+      if (services_.spans_) started_ = services_.clock_.now();
     } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
       static constexpr const char* kReasons[] = {"stop_token", "stop_string", "length", "cancelled"};
       reason_ = kReasons[int(finished->reason)];
@@ -83,22 +89,44 @@ class Services::CountedStream final : public engine::Stream {
       over_ = true;
       code_ = failed->status.code();
       reason_ = "failed";
+      if (services_.spans_) error_ = failed->status.message();
     }
     return event;
+  }
+
+  void export_span(const std::string& id) {
+    Span span;
+    span.name = protocol_;
+    if (auto context = parse_traceparent(trace_parent_)) span.context = *std::move(context);
+    span.began = began_;
+    span.ended = services_.clock_.now();
+    span.texts = {{"gen_ai.request.id", id},
+                  {"gen_ai.response.model", services_.model_name()},
+                  {"gen_ai.response.finish_reason", reason_},
+                  {"kvasir.tenant", caller_.tenant}};
+    span.numbers = {{"gen_ai.usage.prompt_tokens", int64_t(prompt_tokens_)},
+                    {"gen_ai.usage.completion_tokens", output_},
+                    {"kvasir.cached_tokens", cached_}};
+    if (started_ != Time{}) span.events.push_back({"started", started_});
+    if (first_ != Time{}) span.events.push_back({"first token", first_});
+    if (code_ != Code::ok) span.error = error_.empty() ? code_name(code_) : error_;
+    services_.spans_->add(std::move(span));
   }
 
   Services& services_;
   const Caller caller_;
   const char* protocol_;
   const std::string trace_parent_;
+  const GenerateInput::Said said_;
   std::unique_ptr<engine::Stream> inner_;
   const size_t prompt_tokens_;
   const Time began_;
-  Time first_{};
+  Time started_{}, first_{};
   int64_t output_ = 0, cached_ = 0;
   bool over_ = false;
   Code code_ = Code::ok;
   const char* reason_ = "";
+  std::string error_;
 };
 
 Services::Services(const ServerOptions& options, engine::Engine& engine) : options_(options), engine_(engine) {}
@@ -112,6 +140,10 @@ Result<std::unique_ptr<Services>> Services::create(const ServerOptions& options,
     return failed_precondition(cat("host ", options.host.empty() ? "(every interface)" : options.host.c_str(),
                                    " is open to other machines and there are no keys: make one with `kvasir keys add` "
                                    "and pass --keys FILE, or say --allow-no-keys to serve anyone"));
+  }
+  if (!options.otlp_endpoint.empty()) {
+    KVASIR_ASSIGN(CollectorAddress collector, parse_collector(options.otlp_endpoint));
+    services->spans_ = std::make_unique<SpanExporter>(std::move(collector));
   }
   return services;
 }
@@ -181,10 +213,17 @@ size_t Services::max_prompt_bytes() {
 }
 
 Result<Submitted> Services::generate(const Caller& caller, GenerateInput input) {
+  Time began = clock_.now();
   Result<Submitted> result = submit(caller, input);
   if (!result.ok()) {
     Status status = result.status();
     metrics_.count(input.protocol, status.code());
+    if (spans_) {
+      Span span{input.protocol, parse_traceparent(input.request.trace_parent).value_or(TraceContext{}), began,
+                clock_.now()};
+      span.error = status.message();
+      spans_->add(std::move(span));
+    }
     if (options_.access_log)
       log_info("request refused", {{"id", input.request.id},
                                    {"protocol", input.protocol},
@@ -192,7 +231,9 @@ Result<Submitted> Services::generate(const Caller& caller, GenerateInput input) 
                                    {"key", caller.key_id},
                                    {"code", code_name(status.code())},
                                    {"why", status.message()},
-                                   {"traceparent", input.request.trace_parent}});
+                                   {"traceparent", input.request.trace_parent},
+                                   {"user", input.said.user},
+                                   {"metadata", input.said.metadata}});
   }
   return result;
 }
@@ -234,8 +275,8 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
     limiter_.release(caller);
     return stream.status();
   }
-  out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(*stream),
-                                               out.prompt.size());
+  out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
+                                               std::move(*stream), out.prompt.size());
   return out;
 }
 

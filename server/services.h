@@ -17,6 +17,7 @@
 #include "server/limiter.h"
 #include "server/metrics.h"
 #include "server/options.h"
+#include "server/span_exporter.h"
 
 namespace kvasir::server {
 
@@ -66,6 +67,7 @@ class Services {
   Metrics& metrics() { return metrics_; }
   const Metrics& metrics() const { return metrics_; }
   Time started() const { return started_; }
+  const SpanExporter* spans() const { return spans_.get(); }
 
  private:
   Services(const ServerOptions& options, engine::Engine& engine);
@@ -79,6 +81,7 @@ class Services {
   Limiter limiter_{clock_};
   Metrics metrics_;
   std::unique_ptr<KeyStore> keys_;
+  std::unique_ptr<SpanExporter> spans_;  // null: nobody collects them
   std::atomic<bool> draining_{false};
   std::atomic<size_t> longest_token_{0};  // bytes; 0: not known yet
   const Time started_ = clock_.now();

@@ -1,5 +1,7 @@
 #include "server/grpc/grpc_server.h"
 
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/tls_certificate_provider.h>
@@ -7,6 +9,7 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 
@@ -16,12 +19,15 @@
 #include "server/grpc/inflate_limit.h"
 #include "server/grpc/kserve.h"
 #include "server/grpc/kvasir_v1.h"
+#include "server/grpc/listener.h"
 #include "server/grpc/ppl.h"
 #include "server/grpc/vllm.h"
 #include "server/tls.h"
 
 namespace kvasir::server::rpc {
 namespace {
+
+constexpr int64_t kLeastQuota = int64_t(512) << 20, kQuotaMessages = 64;
 
 // The files are looked at every few seconds: a rotated certificate serves the next connection.
 Result<std::shared_ptr<grpc::ServerCredentials>> credentials(const ServerOptions& o) {
@@ -38,8 +44,20 @@ Result<std::shared_ptr<grpc::ServerCredentials>> credentials(const ServerOptions
   return tls::TlsServerCredentials(options);
 }
 
+// What the libraries say of clients' bytes goes where our own lines go, and only at level debug: a client that fails
+// handshakes for sport writes no log.
+void log_as_ours() {
+  gpr_set_log_function([](gpr_log_func_args* line) { log_debug("grpc", {{"says", line->message}}); });
+  google::protobuf::SetLogHandler([](google::protobuf::LogLevel, const char*, int, const std::string& says) {
+    log_debug("protobuf", {{"says", says}});
+  });
+}
+
 void set_limits(grpc::ServerBuilder& builder, const ServerOptions& o) {
   builder.SetMaxReceiveMessageSize(int(o.max_body.bytes));
+  // What all connections together may hold of what was sent to them: over it gRPC cancels streams and closes.
+  builder.SetResourceQuota(
+      grpc::ResourceQuota("kvasir").Resize(size_t(std::max<int64_t>(kLeastQuota, kQuotaMessages * o.max_body.bytes))));
   limit_inflated(size_t(o.max_body.bytes));
   if (!inflate_is_limited())
     for (auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP})
@@ -53,7 +71,8 @@ void set_limits(grpc::ServerBuilder& builder, const ServerOptions& o) {
   // A peer that vanished without a word is noticed.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its calls
+  // A client that connects and does not say its first words.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, int(o.header_timeout.count()));
 }
 
 class GrpcServerImpl final : public GrpcServer {
@@ -70,32 +89,31 @@ class GrpcServerImpl final : public GrpcServer {
 
   Status listen() {
     static std::once_flag reflection;
-    std::call_once(reflection, [] { grpc::reflection::InitProtoReflectionServerBuilderPlugin(); });
+    std::call_once(reflection, [] {
+      grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+      log_as_ours();
+    });
     const ServerOptions& o = context_.services.options();
     KVASIR_ASSIGN(auto creds, credentials(o));
-    std::string host = o.host.empty()                                        ? "[::]"
-                       : o.host.find(':') != o.host.npos && o.host[0] != '[' ? "[" + o.host + "]"
-                                                                             : o.host;
-    std::string address = cat(host, ":", o.grpc_port);
+    KVASIR_ASSIGN(listener_, Listener::open(o.host, o.grpc_port, o.max_connections));
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(address, creds, &port_);
+    auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, creds);
     set_limits(builder, o);
     builder.RegisterService(health_->service());
     for (auto& service : services_) builder.RegisterService(service.get());
     server_ = builder.BuildAndStart();
-    if (!server_ || port_ <= 0) {
-      server_.reset();
-      return unavailable(
-          cat("cannot listen on ", address, "; choose another port with --grpc-port, or 0 for a free one"));
-    }
+    if (!server_) return internal_error("gRPC did not start");
+    listener_->start(std::move(acceptor));
     return {};
   }
 
-  int port() const override { return port_; }
+  int port() const override { return listener_->port(); }
 
   void stop(std::chrono::milliseconds limit) override {
     std::lock_guard lock(mutex_);
     if (!server_) return;
+    listener_->stop();
     health_->stop();
     server_->Shutdown(std::chrono::system_clock::now() + limit);
     server_->Wait();
@@ -109,9 +127,9 @@ class GrpcServerImpl final : public GrpcServer {
   const Context context_;
   std::unique_ptr<HealthService> health_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> server_;
   std::mutex mutex_;
-  int port_ = -1;
 };
 
 }  // namespace

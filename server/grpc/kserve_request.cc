@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/cat.h"
+#include "server/json_text.h"
 
 namespace kvasir::server::rpc {
 namespace {
@@ -66,10 +67,16 @@ json to_json(const pb::InferParameter& p) {
   return nullptr;
 }
 
+// Text as JSON; discarded when it is none, or so deep that printing it would overflow a stack.
+json parse_limited(const std::string& text) {
+  if (json_depth(text) > kMostJsonDepth) return json(json::value_t::discarded);
+  return json::parse(text, nullptr, false);
+}
+
 // A number may come as one or as the text of one (perf_analyzer sends text).
 template <class T>
 Status read_number(const std::string& name, const json& v, T& out) {
-  json number = v.is_string() ? json::parse(v.get<std::string>(), nullptr, false) : v;
+  json number = v.is_string() ? parse_limited(v.get<std::string>()) : v;
   bool good = std::is_integral_v<T> ? number.is_number_integer() : number.is_number();
   if (!good)
     return invalid_argument(cat(name, " is ", v.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 64),
@@ -151,7 +158,9 @@ Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
       KVASIR_ASSIGN(exclude_input, read_bool(t, raw));
     } else if (t.name() == "sampling_parameters") {
       KVASIR_ASSIGN(std::string text, read_bytes(t, raw));
-      json all = json::parse(text, nullptr, false);
+      if (int depth = json_depth(text); depth > kMostJsonDepth)
+        return bad_tensor(t.name(), cat("nests ", depth, " deep; the limit is ", kMostJsonDepth));
+      json all = parse_limited(text);
       if (!all.is_object()) return bad_tensor(t.name(), "is not a JSON object");
       for (const auto& [name, value] : all.items()) KVASIR_TRY(read_parameter(name, value, in));
     } else {

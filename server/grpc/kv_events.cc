@@ -2,126 +2,11 @@
 
 #include <algorithm>
 
-#include "core/cat.h"
+#include "server/grpc/kv_subscription.h"
 
 namespace kvasir::server::rpc {
 
 namespace smg = ::smg::grpc::common;
-using engine::CacheEvent;
-
-// One subscriber. A batch carries one event and its number, so that the numbers rise by one.
-class KvSubscription final : public grpc::ServerWriteReactor<smg::KvEventBatch>,
-                             public std::enable_shared_from_this<KvSubscription> {
- public:
-  KvSubscription(KvEvents& owner, grpc::CallbackServerContext* call, const smg::SubscribeKvEventsRequest& request)
-      : owner_(owner), call_(call), start_(request.start_sequence_number()) {}
-
-  // On a worker: who may, and from where.
-  void begin() {
-    Status status = check();
-    if (!status.ok()) return end(to_grpc(status, call_));
-    owner_.add(this);
-    {
-      std::lock_guard lock(mutex_);
-      if (finished_) return;
-      StartSendInitialMetadata();  // the subscriber knows from now on that nothing is missed
-      ready_ = true;
-    }
-    news();
-  }
-  // Owns itself until gRPC is done with it.
-  void hold() { self_ = shared_from_this(); }
-  void news() {
-    std::lock_guard lock(mutex_);
-    write();
-  }
-  void end(const grpc::Status& status) {
-    std::lock_guard lock(mutex_);
-    if (finished_) return;
-    finished_ = true;
-    Finish(status);
-  }
-  void OnWriteDone(bool ok) override {
-    std::lock_guard lock(mutex_);
-    writing_ = false;
-    if (ok) write();
-  }
-  void OnCancel() override { end(grpc::Status(grpc::StatusCode::CANCELLED, "the subscriber went away")); }
-  void OnDone() override {
-    owner_.remove(this);
-    auto last = std::move(self_);
-  }
-  bool done = false;  // under the owner's lock
-
- private:
-  Status check() {
-    Services& services = owner_.c_.services;
-    KVASIR_ASSIGN(Caller caller, caller_of(services, *call_));
-    KVASIR_TRY(caller.require(Role::admin, "SubscribeKvEvents"));
-    events_ = services.engine().cache_events();
-    if (!events_) return unimplemented("SubscribeKvEvents: this engine keeps no cache events");
-    tenant_ = caller.tenant;
-    page_size_ = services.options().page_size;
-    sent_ = start_ > 0 ? start_ - 1 : events_->last(tenant_);
-    return {};
-  }
-
-  void write() {
-    if (!ready_ || writing_ || finished_) return;
-    if (pending_.empty()) {
-      bool lost = false;
-      auto fresh = events_->since(tenant_, sent_, &lost);
-      if (fresh.empty()) return;
-      // What the ring has lost cannot be made up for: the subscriber sees the gap in the numbers.
-      pending_.assign(std::make_move_iterator(fresh.begin()), std::make_move_iterator(fresh.end()));
-    }
-    fill(pending_.front());
-    sent_ = pending_.front().sequence;
-    pending_.pop_front();
-    writing_ = true;
-    StartWrite(&batch_);
-  }
-
-  void fill(const CacheEvent& e) {
-    batch_.Clear();
-    batch_.set_sequence_number(e.sequence);
-    batch_.set_timestamp(std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
-    batch_.set_dp_rank(0);
-    smg::KvCacheEvent& to = *batch_.add_events();
-    to.set_event_id(e.sequence);
-    switch (e.kind) {
-      case CacheEvent::Kind::stored: {
-        smg::KvBlocksStored& stored = *to.mutable_stored();
-        smg::KvBlock& block = *stored.add_blocks();
-        block.set_block_hash(int64_t(e.hash));
-        block.set_block_size(page_size_);
-        for (int32_t t : e.tokens) block.add_token_ids(uint32_t(t));
-        if (e.parent != 0) stored.set_parent_block_hash(int64_t(e.parent));
-        stored.set_tier(smg::KV_CACHE_TIER_DEVICE);
-        stored.set_locality(smg::KV_CACHE_LOCALITY_LOCAL);
-        break;
-      }
-      case CacheEvent::Kind::removed:
-        to.mutable_removed()->add_block_hashes(int64_t(e.hash));
-        to.mutable_removed()->set_tier(smg::KV_CACHE_TIER_DEVICE);
-        break;
-      case CacheEvent::Kind::cleared: to.mutable_cleared(); break;
-    }
-  }
-
-  KvEvents& owner_;
-  grpc::CallbackServerContext* const call_;
-  const uint64_t start_;
-  std::shared_ptr<const engine::CacheEvents> events_;
-  std::string tenant_;
-  int32_t page_size_ = 16;
-  std::mutex mutex_;
-  std::deque<CacheEvent> pending_;
-  smg::KvEventBatch batch_;
-  uint64_t sent_ = 0;
-  bool ready_ = false, writing_ = false, finished_ = false;
-  std::shared_ptr<KvSubscription> self_;
-};
 
 KvEvents::KvEvents(const Context& context) : c_(context), thread_([this] { look(); }) {}
 
@@ -148,6 +33,8 @@ void KvEvents::add(KvSubscription* s) {
     std::lock_guard lock(mutex_);
     if (s->done) return;
     subscriptions_.push_back(s);
+    measure();
+    s->news(load_, load_version_);
   }
   wake_.notify_all();
 }
@@ -166,12 +53,39 @@ void KvEvents::look() {
       wake_.wait(lock);
       continue;
     }
+    measure();
+    for (KvSubscription* s : subscriptions_) s->news(load_, load_version_);  // none goes meanwhile: remove() waits
     auto events = c_.services.engine().cache_events();
     lock.unlock();
-    version = events->wait(version, std::chrono::milliseconds(500));
+    version = events->wait(version, std::chrono::milliseconds(250));
     lock.lock();
-    for (KvSubscription* s : subscriptions_) s->news();  // none is destroyed meanwhile: remove() wants the lock
   }
+}
+
+// What GetLoads answers with, looked at no more often than it is worth.
+void KvEvents::measure() {
+  auto now = std::chrono::steady_clock::now();
+  if (load_version_ > 0 && now - measured_ < std::chrono::milliseconds(100)) return;
+  measured_ = now;
+  engine::Stats s = c_.services.engine().stats();
+  const ServerOptions& o = c_.services.options();
+  int64_t used = s.pages_total - s.pages_free - s.pages_cached;
+  double total = double(std::max<int64_t>(1, s.pages_total));
+  smg::EngineLoad load;
+  load.set_running_requests(uint32_t(s.running));
+  load.set_waiting_requests(uint32_t(s.waiting + s.paused));
+  load.set_token_usage(double(used) / total);
+  load.set_active_token_usage(double(used) / total);
+  load.set_gen_throughput(s.running > 0 ? s.tokens_per_second : 0);
+  load.set_max_running_requests(uint32_t(o.max_running));
+  if (s.prompt_tokens > 0) load.set_cache_hit_rate(double(s.cached_tokens) / double(s.prompt_tokens));
+  load.set_num_used_tokens(int32_t(std::min<int64_t>(used * o.page_size, INT32_MAX)));
+  load.set_max_total_num_tokens(int32_t(std::min<int64_t>(s.pages_total * o.page_size, INT32_MAX)));
+  load.mutable_queues()->set_waiting(int32_t(s.waiting));
+  load.mutable_queues()->set_paused(int32_t(s.paused));
+  if (load_version_ > 0 && load.SerializeAsString() == load_.SerializeAsString()) return;
+  load_ = std::move(load);
+  ++load_version_;
 }
 
 }  // namespace kvasir::server::rpc

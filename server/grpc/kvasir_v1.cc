@@ -7,6 +7,7 @@
 #include "core/cat.h"
 #include "kvasir.grpc.pb.h"
 #include "server/grpc/stream_call.h"
+#include "server/json_text.h"
 
 namespace kvasir::server::rpc {
 namespace {
@@ -19,8 +20,37 @@ std::string messages_json(const pb::Chat& chat) {
   return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-ChatInput chat_input(const pb::Chat& chat, Status& status) {
+// A field that holds JSON: of the right kind, and no deeper than anything that visits it may go.
+Status check_json(const char* field, const std::string& text, bool list, size_t most) {
+  if (text.empty()) return {};
+  if (int depth = json_depth(text); depth > kMostJsonDepth)
+    return invalid_argument(cat(field, " nests ", depth, " deep; the limit is ", kMostJsonDepth)).with_field(field);
+  auto json = nlohmann::json::parse(text, nullptr, false);
+  if (list ? !json.is_array() : !json.is_object())
+    return invalid_argument(cat(field, " is no JSON ", list ? "list" : "object")).with_field(field);
+  if (list && json.size() > most)
+    return invalid_argument(cat(field, " has ", json.size(), " entries; the limit is ", most)).with_field(field);
+  return {};
+}
+
+Status check_roles(const pb::Chat& chat) {
+  for (int i = 0; i < chat.messages_size(); ++i) {
+    const std::string& role = chat.messages(i).role();
+    if (role != "system" && role != "developer" && role != "user" && role != "assistant" && role != "tool")
+      return invalid_argument(cat("chat.messages[", i, "].role is '", role.substr(0, 40),
+                                  "'; it must be one of system, developer, user, assistant, tool"))
+          .with_field("chat.messages");
+  }
+  return {};
+}
+
+ChatInput chat_input(const pb::Chat& chat, const ServerOptions& limits, Status& status) {
   ChatInput in{chat.messages_json(), chat.tools_json(), chat.template_variables_json()};
+  status = check_roles(chat);
+  if (status.ok()) status = check_json("chat.messages_json", in.messages_json, true, SIZE_MAX);
+  if (status.ok()) status = check_json("chat.tools_json", in.tools_json, true, size_t(limits.max_tools));
+  if (status.ok()) status = check_json("chat.template_variables_json", in.variables_json, false, 0);
+  if (!status.ok()) return in;
   if (chat.messages_size() > 0 && !in.messages_json.empty())
     status = invalid_argument("chat.messages and chat.messages_json are both set; send one of them");
   if (chat.messages_size() == 0 && in.messages_json.empty())
@@ -58,7 +88,7 @@ void read_sampling(const pb::Sampling& from, GenerateInput& in) {
   std::sort(in.logit_bias.begin(), in.logit_bias.end());  // a map has no order of its own
 }
 
-Result<GenerateInput> read_request(const pb::GenerateRequest& from) {
+Result<GenerateInput> read_request(const pb::GenerateRequest& from, const ServerOptions& limits) {
   GenerateInput in;
   in.protocol = "kvasir.v1";
   in.model = from.model();
@@ -72,7 +102,7 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from) {
     case pb::GenerateRequest::kTokens:
       in.prompt = TokensInput(from.tokens().ids().begin(), from.tokens().ids().end());
       break;
-    case pb::GenerateRequest::kChat: in.prompt = chat_input(from.chat(), status); break;
+    case pb::GenerateRequest::kChat: in.prompt = chat_input(from.chat(), limits, status); break;
     case pb::GenerateRequest::INPUT_NOT_SET:
       status = invalid_argument("there is no input; set prompt, tokens or chat").with_field("input");
   }
@@ -104,7 +134,7 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
   Status prepare() override {
     KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
     KVASIR_TRY(caller.require(Role::user, "Generate"));
-    KVASIR_ASSIGN(GenerateInput in, read_request(*request_));
+    KVASIR_ASSIGN(GenerateInput in, read_request(*request_, context_.services.options()));
     carry(*call_, in.request);
     logprobs_ = in.logprobs >= 0;
     KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
@@ -208,7 +238,7 @@ class KvasirV1 final : public pb::Inference::CallbackService {
       Status status;
       PromptInput prompt;
       if (in->has_chat())
-        prompt = chat_input(in->chat(), status);
+        prompt = chat_input(in->chat(), c_.services.options(), status);
       else
         prompt = TextInput{in->text(), !in->has_add_special_tokens() || in->add_special_tokens(), in->parse_special()};
       KVASIR_TRY(status);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/cat.h"
+#include "core/log.h"
 #include "server/http/error_body.h"
 #include "server/http/page.h"
 #include "server/json_text.h"
@@ -31,6 +32,7 @@ const std::vector<Api::Route>& Api::routes() {
       {"POST", "/v1/embeddings", false, Role::user, &Api::embeddings},
       {"POST", "/tokenize", false, Role::user, &Api::tokenize},
       {"POST", "/detokenize", false, Role::user, &Api::detokenize},
+      {"POST", "/drain", false, Role::admin, &Api::drain},
   };
   return routes;
 }
@@ -103,6 +105,18 @@ Reply Api::ready(const Request&, const Caller&) {
   r.status = h.ready ? 200 : 503;
   r.body = cat("{\"ready\":", h.ready, ",\"status\":\"", state_name(h.state), "\",\"message\":", json_string(h.message),
                "}");
+  return r;
+}
+
+// What SIGTERM does: running requests finish, new ones are refused, the process ends.
+Reply Api::drain(const Request&, const Caller& caller) {
+  if (!services_.options().on_drain)
+    return error_response(Status(Code::unimplemented, "this server is not drained from outside"));
+  log_info("asked to drain", {{"tenant", caller.tenant}, {"key", caller.key_id}});
+  services_.options().on_drain();
+  Response r;
+  r.status = 202;
+  r.body = "{\"status\":\"draining\"}";
   return r;
 }
 

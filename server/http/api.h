@@ -28,6 +28,7 @@ class Api {
   Reply tokenize(const Request&, const Caller&);
   Reply detokenize(const Request&, const Caller&);
   Reply embeddings(const Request&, const Caller&);
+  Reply drain(const Request&, const Caller&);
   Reply generate(const Request&, const Caller&, struct OpenAiCall call);
 
   Services& services_;

@@ -1,4 +1,5 @@
 // /v1/chat/completions and /v1/completions: a body in, engine requests out, one reply over all of them.
+#include <charconv>
 #include <chrono>
 
 #include "core/cat.h"
@@ -27,6 +28,19 @@ void prepare_tools(Services& services, OpenAiCall& call) {
   chat.tools_json.clear();
 }
 
+constexpr size_t kMostTraceParent = 128;
+
+// Seconds, as gRPC's deadline is for its callers.
+Result<Duration> parse_timeout(std::string_view text) {
+  double seconds = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size() || !(seconds > 0 && seconds <= 86400))
+    return invalid_argument(
+               cat("X-Request-Timeout is '", text.substr(0, 40), "'; it must be seconds, above 0 and at most 86400"))
+        .with_field("X-Request-Timeout");
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
 }  // namespace
 
 Reply Api::chat(const Request& request, const Caller& caller) {
@@ -42,7 +56,12 @@ Reply Api::completions(const Request& request, const Caller& caller) {
 }
 
 Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
-  call.input.request.trace_parent = request.header("traceparent");
+  call.input.request.trace_parent = request.header("traceparent").substr(0, kMostTraceParent);
+  if (std::string_view text = request.header("x-request-timeout"); !text.empty()) {
+    auto limit = parse_timeout(text);
+    if (!limit.ok()) return error_response(limit.status());
+    call.input.request.deadline = std::chrono::steady_clock::now() + *limit;
+  }
   ReplyShape& shape = call.shape;
   if (!call.tools_json.empty()) prepare_tools(services_, call);
   std::vector<std::unique_ptr<engine::Stream>> streams;

@@ -5,31 +5,10 @@
 #include <limits>
 
 #include "core/cat.h"
+#include "server/json_text.h"
 
 namespace kvasir::server::http {
 namespace {
-
-// How deep brackets nest, outside strings.
-int depth_of(std::string_view text) {
-  int depth = 0, deepest = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    char c = text[i];
-    if (quoted) {
-      if (c == '\\')
-        ++i;
-      else if (c == '"')
-        quoted = false;
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '{' || c == '[') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return deepest;
-}
 
 // A value as it may stand in a message: short, on one line.
 std::string shown(const Json& value) {
@@ -41,7 +20,7 @@ std::string shown(const Json& value) {
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, int max_depth) {
-  if (int depth = depth_of(text); depth > max_depth)
+  if (int depth = json_depth(text); depth > max_depth)
     return invalid_argument(cat("the body nests ", depth, " deep; the limit is ", max_depth));
   try {
     return Json::parse(text);

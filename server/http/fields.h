@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "core/status.h"
+#include "server/json_text.h"
 
 namespace kvasir::server::http {
 
 using Json = nlohmann::ordered_json;
 
 // Text to JSON within limits: nesting (so that no visitor overflows a stack), valid UTF-8, one value.
-Result<Json> parse_json(std::string_view text, int max_depth = 64);
+Result<Json> parse_json(std::string_view text, int max_depth = kMostJsonDepth);
 
 class Fields {
  public:
@@ -35,7 +36,7 @@ class Fields {
 
   // Fields this server knows and does not serve: refused when they ask for something.
   void unserved(std::string_view name, const char* why);
-  // Fields that carry nothing the server acts on (`user`, `metadata`).
+  // Fields that a client sends back as it got them, and that say nothing here (`annotations`).
   void note(std::string_view name) { read_.insert(std::string(name)); }
 
   void fail(std::string_view name, std::string message);

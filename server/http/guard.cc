@@ -69,7 +69,8 @@ Response Guard::preflight(const Request& request) const {
   allow(request, r);
   if (!r.headers.empty()) {
     r.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-    r.headers.emplace_back("Access-Control-Allow-Headers", "authorization, content-type, traceparent, x-request-id");
+    r.headers.emplace_back("Access-Control-Allow-Headers",
+                           "authorization, content-type, traceparent, x-request-id, x-request-timeout");
     r.headers.emplace_back("Access-Control-Max-Age", "600");
   }
   return r;

@@ -29,6 +29,13 @@ std::string shown(const text::Tokenizer& tokenizer, int32_t id) {
   return bytes.empty() ? tokenizer.token_text(id) : bytes;
 }
 
+bool goes_on(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
+// Characters that begin in the bytes.
+int64_t characters(std::string_view bytes) {
+  return std::count_if(bytes.begin(), bytes.end(), [](char c) { return !goes_on(c); });
+}
+
 template <class Each>
 void append_list(std::string& out, const std::vector<engine::TokenOut>& tokens, Each each) {
   out += '[';
@@ -58,7 +65,8 @@ void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
 }
 
 void append_completion_logprobs(std::string& out, const text::Tokenizer& tokenizer,
-                                const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none) {
+                                const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none,
+                                size_t special_shown) {
   out += "{\"tokens\":";
   append_list(out, tokens, [&](size_t, const auto& t) { append_json_string(out, shown(tokenizer, t.id)); });
   out += ",\"token_logprobs\":";
@@ -80,9 +88,11 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
     out += '}';
   });
   out += ",\"text_offset\":";
-  append_list(out, tokens, [&](size_t, const auto& t) {
-    cat_one(out, offset);
-    offset += static_cast<int64_t>(tokenizer.token_bytes(t.id).size());
+  append_list(out, tokens, [&](size_t i, const auto& t) {
+    std::string bytes = i < special_shown ? shown(tokenizer, t.id) : tokenizer.token_bytes(t.id);
+    bool inside = !bytes.empty() && goes_on(bytes[0]) && offset > 0;  // of a character that an earlier token began
+    cat_one(out, offset - (inside ? 1 : 0));
+    offset += characters(bytes);
   });
   out += '}';
 }

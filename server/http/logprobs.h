@@ -13,9 +13,11 @@ namespace kvasir::server::http {
 void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
                           const std::vector<engine::TokenOut>& tokens);
 
-// {"tokens":[..],"token_logprobs":[..],"top_logprobs":[{..}],"text_offset":[..]}; moves `offset` on.
-// The first token of an echoed prompt has no log-probability.
+// {"tokens":[..],"token_logprobs":[..],"top_logprobs":[{..}],"text_offset":[..]}; moves `offset` on, by
+// characters of the text, in which special tokens stand for the first `special_shown` tokens only. The first token of
+// an echoed prompt has no log-probability.
 void append_completion_logprobs(std::string& out, const text::Tokenizer& tokenizer,
-                                const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none);
+                                const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none,
+                                size_t special_shown);
 
 }  // namespace kvasir::server::http

@@ -33,6 +33,7 @@ struct Choice {
   int64_t count = 0;
   double sum_logprob = 0;
   std::string finish;
+  size_t echoed = 0;   // how many of them are the prompt's
   int64_t offset = 0;  // completions: where the next token's text starts
   bool opened = false;
   std::optional<ToolReader> tools;
@@ -161,6 +162,7 @@ class OpenAiReply final : public Producer {
   void emit(Choice& c, std::string_view text, std::string_view calls, std::vector<engine::TokenOut> tokens, bool echo) {
     if (!shape_.stream) {
       c.text += text;
+      if (echo) c.echoed = tokens.size();
       if (shape_.logprobs >= 0) std::move(tokens.begin(), tokens.end(), std::back_inserter(c.tokens));
       return;
     }
@@ -181,17 +183,19 @@ class OpenAiReply final : public Producer {
       out_ += cat("\"tool_calls\":[", calls, "]}");
     }
     out_ += ",\"logprobs\":";
-    append_logprobs(c, tokens, echo);
+    append_logprobs(c, tokens, echo ? tokens.size() : 0);
     out_ += cat(",\"finish_reason\":null}]", chunk_end());
   }
 
-  void append_logprobs(Choice& c, const std::vector<engine::TokenOut>& tokens, bool first_has_none) {
+  // Of them the first `echoed` are the prompt's: its text is shown whole, and its first token was not drawn.
+  void append_logprobs(Choice& c, const std::vector<engine::TokenOut>& tokens, size_t echoed) {
     if (shape_.logprobs < 0)
       out_ += "null";
     else if (shape_.chat)
       append_chat_logprobs(out_, *shape_.tokenizer, tokens);
     else
-      append_completion_logprobs(out_, *shape_.tokenizer, tokens, c.offset, first_has_none && c.offset == 0);
+      append_completion_logprobs(out_, *shape_.tokenizer, tokens, c.offset, echoed > 0,
+                                 shape_.special_shown ? tokens.size() : echoed);
   }
 
   engine::Usage total() const {
@@ -251,7 +255,7 @@ class OpenAiReply final : public Producer {
       append_json_string(out_, c.text);
     }
     out_ += ",\"logprobs\":";
-    append_logprobs(c, c.tokens, !shape_.echo.empty());
+    append_logprobs(c, c.tokens, c.echoed);
     out_ += cat(",\"finish_reason\":\"", c.finish, "\"}");
   }
 

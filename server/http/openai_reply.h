@@ -20,6 +20,7 @@ struct ReplyShape {
   int logprobs = -1;              // -1: none; k: the chosen token's and k others'
   int choices = 1;                // n, of each prompt
   int best_of = 1;                // drawn by the engine; the best `choices` of them are returned
+  bool special_shown = false;     // skip_special_tokens: false
   std::vector<std::string> echo;  // completions: what stands in front of each prompt's text
   ToolShape tools;
   std::string id;  // "chatcmpl-..."

@@ -37,6 +37,29 @@ void read_stream_options(Fields& f, ReplyShape& shape) {
   if (!shape.stream) f.fail("stream_options", "is only allowed with stream: true");
 }
 
+// Said about the caller: it goes into the request's line of the log. `prompt_cache_key` asks a fleet to send alike
+// prompts to one machine; here is one machine, whose cache a tenant's requests share without being asked.
+void read_said(Fields& f, GenerateInput::Said& said) {
+  auto text = [&](std::string_view name, size_t most, std::string* out) {
+    if (f.string(name, out) && out->size() > most)
+      f.fail(name, cat("has ", out->size(), " bytes; at most ", most, " are taken"));
+  };
+  std::string identifier;
+  text("user", 512, &said.user);
+  text("safety_identifier", 512, &identifier);
+  if (!identifier.empty()) said.user = identifier;  // OpenAI's newer name for it
+  text("prompt_cache_key", 512, &said.cache_key);
+  const Json* metadata = f.raw("metadata");
+  if (!metadata) return;
+  if (!metadata->is_object()) return f.fail("metadata", "must be an object of strings");
+  if (metadata->size() > 16) return f.fail("metadata", cat("has ", metadata->size(), " pairs; at most 16 are taken"));
+  for (const auto& [key, value] : metadata->items())
+    if (key.size() > 64 || !value.is_string() || value.get_ref<const std::string&>().size() > 512)
+      return f.fail("metadata", cat("has the key '", key.substr(0, 64),
+                                    "'; keys have at most 64 bytes, values are strings of at most 512"));
+  said.metadata = metadata->dump();
+}
+
 int32_t clamp32(int64_t v) {
   return static_cast<int32_t>(
       std::clamp<int64_t>(v, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
@@ -72,8 +95,7 @@ void read_common(Fields& f, OpenAiCall& call) {
   if (f.integer("priority", &value)) r.priority = clamp32(value);
   f.string("cache_salt", &r.cache_salt);
   read_grammar(f, r.grammar);
-  // Said about the caller, not to the server.
-  for (const char* name : {"user", "metadata", "safety_identifier", "prompt_cache_key"}) f.note(name);
+  read_said(f, in.said);
   f.unserved("store", "nothing a client sends is kept");
   std::string tier;
   f.enumeration("service_tier", &tier, {"auto", "default"});
@@ -158,6 +180,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   read_prompts(f, limits, call);
   KVASIR_TRY(f.finish());
   call.shape.logprobs = static_cast<int>(in.logprobs);
+  call.shape.special_shown = !in.request.skip_special;
   if (call.shape.best_of > call.shape.choices && in.logprobs < 0) in.logprobs = 0;  // what best is measured by
   in.choices_of_call = in.n * static_cast<int64_t>(call.prompts.size());
   return call;

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <sstream>
@@ -78,8 +79,26 @@ class ServerProcess {
     return code_ = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 
-  // Processor seconds of the whole process, and of its one thread that runs steps (the one that used most).
+  // Processor seconds of the whole process, in ticks of 10 ms.
   double cpu_seconds() const { return stat_seconds("/proc/" + std::to_string(pid_) + "/stat"); }
+  // The same of the threads that are there now, to the nanosecond: what an idle server is measured by.
+  double fine_cpu_seconds() const {
+    double sum = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid_) + "/task")) {
+      double nanoseconds = 0;
+      std::ifstream(task.path() / "schedstat") >> nanoseconds;
+      sum += nanoseconds * 1e-9;
+    }
+    return sum;
+  }
+  // The share of a core it takes over so long.
+  double cpu_share(std::chrono::milliseconds time) const {
+    double before = fine_cpu_seconds();
+    auto began = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(time);
+    double passed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return (fine_cpu_seconds() - before) / passed;
+  }
 
  private:
   static double stat_seconds(const std::string& path) {

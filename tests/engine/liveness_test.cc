@@ -214,6 +214,17 @@ TEST(Loading, ACacheTooSmallForAPageSaysHowMuchIsNeeded) {
   EXPECT_THAT(h.engine->wait_ready().message(), ::testing::HasSubstr("at least 512"));
 }
 
+TEST(Loading, AStepTraceThatCannotBeWrittenIsAnError) {
+  EngineOptions options;
+  options.step_trace = "/nonexistent/steps.json";
+  auto engine =
+      Engine::start([](const LoadProgress&) -> Result<Loaded> { return not_found("not looked for"); }, options);
+  Status s = engine->wait_ready();
+  EXPECT_EQ(s.code(), Code::failed_precondition);
+  EXPECT_EQ(s.field(), "step_trace");
+  EXPECT_THAT(s.message(), ::testing::HasSubstr("/nonexistent/steps.json"));
+}
+
 TEST(Requests, EachBadValueIsNamed) {
   Harness h;
   Engine& e = h.start();

@@ -80,6 +80,7 @@ class FakeEngine final : public engine::Engine {
   Result<std::unique_ptr<engine::Stream>> submit(engine::Request request) override {
     if (request.id.empty()) request.id = cat("fake-", ++made_);
     std::lock_guard lock(mutex_);
+    if (!refusal_.ok()) return refusal_;
     requests.push_back(request);
     auto script = std::make_shared<Script>();
     write_script(request, *script);
@@ -100,6 +101,16 @@ class FakeEngine final : public engine::Engine {
   }
 
   void set_state(engine::State s) { state_ = s; }
+  // What was asked so far is forgotten (an hour of fuzzing asks much).
+  void forget() {
+    std::lock_guard lock(mutex_);
+    requests.clear();
+  }
+  // What submit() answers from now on; ok: it takes requests.
+  void refuse(Status why) {
+    std::lock_guard lock(mutex_);
+    refusal_ = std::move(why);
+  }
   // A prompt that begins with this token hangs, for wires that carry no cache_salt.
   void hang_on(int32_t token) { hang_on_ = token; }
   int open() const { return open_; }
@@ -111,6 +122,7 @@ class FakeEngine final : public engine::Engine {
   std::vector<engine::Request> requests;
   const std::shared_ptr<engine::CacheEvents> events = std::make_shared<engine::CacheEvents>(4);
   std::atomic<int> flushes{0}, polled{0};
+  std::atomic<bool> floods{true};
 
  private:
   struct Script {
@@ -187,7 +199,7 @@ class FakeEngine final : public engine::Engine {
       for (int32_t id : r.prompt) started.prompt_logprobs.push_back({id, -0.5f, {}});
     out.push_back(started);
     engine::Usage usage{int64_t(r.prompt.size()), 0, 2};
-    script.flood = r.cache_salt == "flood";
+    script.flood = floods && r.cache_salt == "flood";
     if (script.flood || r.cache_salt == "hang" || r.prompt[0] == hang_on_) return;
     if (r.cache_salt == "fail") {
       out.push_back(engine::Tokens{0, {{r.prompt[0], -1.0f, {}}}, "!"});
@@ -225,6 +237,7 @@ class FakeEngine final : public engine::Engine {
   std::atomic<engine::State> state_{engine::State::serving};
   text::TokenizerPtr tokenizer_ = std::make_shared<ByteTokenizer>();
   std::mutex mutex_;
+  Status refusal_;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<Script>> live_;
   std::atomic<int> open_{0}, made_{0}, hang_on_{-1};
 };

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <string>
 #include <string_view>
@@ -33,9 +34,14 @@ class RawClient {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  // A send() of which nothing is taken for so long fails.
+  void give_up_sending_after(std::chrono::milliseconds limit) { patience_ = limit; }
   bool send(std::string_view bytes) {
     while (!bytes.empty()) {
-      ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      pollfd p{fd_, POLLOUT, 0};
+      if (::poll(&p, 1, static_cast<int>(patience_.count())) <= 0) return false;
+      ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && errno == EAGAIN) continue;
       if (n <= 0) return false;
       bytes.remove_prefix(static_cast<size_t>(n));
     }
@@ -70,6 +76,18 @@ class RawClient {
       a.body = std::exchange(input_, {});
     }
     return a;
+  }
+  // Throws away what has come.
+  void discard() {
+    char sink[65536];
+    while (::recv(fd_, sink, sizeof sink, MSG_DONTWAIT) > 0) {
+    }
+  }
+  // How much has come, once it is so much or the other end has closed.
+  size_t wait_bytes(size_t wanted) {
+    while (input_.size() < wanted)
+      if (!more()) break;
+    return input_.size();
   }
   // True once the other end has closed, within the time.
   bool closed_within(std::chrono::milliseconds limit) {
@@ -116,6 +134,7 @@ class RawClient {
   }
 
   int fd_ = -1;
+  std::chrono::milliseconds patience_{30'000};
   bool connected_ = false;
   std::string input_;
 };

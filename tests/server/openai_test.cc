@@ -96,6 +96,20 @@ TEST_F(OpenAi, EchoPutsThePromptInFront) {
   EXPECT_EQ(l["text_offset"], Json({0, 1, 2}));
 }
 
+TEST_F(OpenAi, TextOffsetsCountCharactersAndNotBytes) {
+  Json one = whole("/v1/completions", R"({"prompt":"h\u00e9\u00e9!","echo":true,"max_tokens":3,"logprobs":0})");
+  EXPECT_EQ(one["choices"][0]["text"], "h\u00e9\u00e9!h\u00e9");
+  EXPECT_EQ(one["choices"][0]["logprobs"]["text_offset"], Json({0, 1, 1, 2, 2, 3, 4, 5, 5}));
+  // A special token is text only where it is shown: in an echoed prompt, or when it is asked for.
+  one = whole("/v1/completions", R"({"prompt":[256,97],"echo":true,"max_tokens":1,"ignore_eos":true,"logprobs":0})");
+  EXPECT_EQ(one["choices"][0]["logprobs"]["text_offset"], Json({0, 5, 6}));
+  int64_t offset = -1;
+  for (const Json& e : streamed("/v1/completions", R"({"prompt":"\u00e9a","max_tokens":3,"logprobs":0,"stream":true})"))
+    if (const Json& l = e["choices"][0]["logprobs"]; !l.is_null() && !l["text_offset"].empty())
+      offset = l["text_offset"].back();
+  EXPECT_EQ(offset, 1);
+}
+
 TEST_F(OpenAi, LogprobsOfChatNameTheBytes) {
   Json one =
       whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":2})");
@@ -154,6 +168,9 @@ TEST_F(OpenAi, EachWrongFieldIsNamed) {
            {R"({"prompt":"a","best_of":1,"n":2})", "best_of", "at least n"},
            {R"({"prompt":"a","stream_options":{}})", "stream_options", "stream: true"},
            {R"({"prompt":"a","suffix":"z"})", "suffix", "not served"},
+           {R"({"prompt":"a","user":7})", "user", "string"},
+           {R"({"prompt":"a","metadata":"x"})", "metadata", "object"},
+           {R"({"prompt":"a","metadata":{"k":1}})", "metadata", "'k'"},
            {R"({"prompt":"a","tempratur":1})", "\"tempratur\"", "not a field"},
            {R"({"prompt":"a","response_format":{"type":"xml"}})", "response_format", "json_schema"},
        }) {

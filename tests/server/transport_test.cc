@@ -1,13 +1,11 @@
 // What the gRPC port withstands and how it is secured: message sizes, compression, TLS, mutual TLS, rotation.
 #include <gmock/gmock.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-
 #include "kvasir.grpc.pb.h"
 #include "tests/server/grpc_fixture.h"
+#include "tests/server/http_client.h"
+#include "tests/server/https_get.h"
+#include "tests/server/tls_files.h"
 
 namespace kvasir::server {
 namespace {
@@ -54,26 +52,12 @@ TEST_F(SmallMessages, GzipIsLimitedByWhatItBecomes) {
 class TlsTest : public GrpcFixture {
  protected:
   TlsTest() {
-    char name[] = "/tmp/kvasir-tls-XXXXXX";
-    folder_ = mkdtemp(name);
-    make("server");
-    options_.tls_cert = folder_ + "/server.pem";
-    options_.tls_key = folder_ + "/server.key";
+    files_.make("server");
+    options_.tls_cert = files_.path("server.pem");
+    options_.tls_key = files_.path("server.key");
   }
-  ~TlsTest() override { std::filesystem::remove_all(folder_); }
+  std::string read(const std::string& name) { return files_.read(name); }
 
-  void make(const std::string& who) {
-    std::string command =
-        cat("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=", who,
-            " -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout ", folder_, "/", who, ".key -out ", folder_,
-            "/", who, ".pem 2>/dev/null");
-    ASSERT_EQ(std::system(command.c_str()), 0);
-  }
-  std::string read(const std::string& name) {
-    std::stringstream text;
-    text << std::ifstream(folder_ + "/" + name).rdbuf();
-    return text.str();
-  }
   grpc::Status call(const grpc::SslCredentialsOptions& options) {
     auto channel = grpc::CreateChannel(cat("localhost:", server_->grpc_port()), grpc::SslCredentials(options));
     auto stub = pb::Inference::NewStub(channel);
@@ -82,17 +66,16 @@ class TlsTest : public GrpcFixture {
     pb::ListModelsResponse out;
     return stub->ListModels(&c, {}, &out);
   }
-  std::string folder_;
+  TlsFiles files_;
 };
 
 TEST_F(TlsTest, ServesTheCertificateAndItsSuccessor) {
   std::string first = read("server.pem");
   auto status = call({first, "", ""});
   EXPECT_TRUE(status.ok()) << status.error_message();
-  make("other");
+  files_.make("other");
   EXPECT_FALSE(call({read("other.pem"), "", ""}).ok());
-  std::filesystem::rename(folder_ + "/other.key", folder_ + "/server.key");
-  std::filesystem::rename(folder_ + "/other.pem", folder_ + "/server.pem");
+  files_.replace("server", "other");
   bool rotated = false;
   for (int i = 0; i < 10 && !rotated; ++i) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -103,7 +86,7 @@ TEST_F(TlsTest, ServesTheCertificateAndItsSuccessor) {
 
 TEST_F(TlsTest, BadFilesAreSaidAtTheStart) {
   ServerOptions o = options_;
-  o.tls_key = folder_ + "/none.key";
+  o.tls_key = files_.path("none.key");
   auto server = Server::start(o, engine_);
   ASSERT_FALSE(server.ok());
   EXPECT_THAT(server.status().message(), HasSubstr("none.key"));
@@ -113,9 +96,9 @@ TEST_F(TlsTest, BadFilesAreSaidAtTheStart) {
 class MutualTlsTest : public TlsTest {
  protected:
   MutualTlsTest() {
-    make("client");
-    make("stranger");
-    options_.tls_client_ca = folder_ + "/client.pem";
+    files_.make("client");
+    files_.make("stranger");
+    options_.tls_client_ca = files_.path("client.pem");
   }
 };
 
@@ -124,6 +107,71 @@ TEST_F(MutualTlsTest, OnlyKnownClients) {
   EXPECT_TRUE(call({root, read("client.key"), read("client.pem")}).ok());
   EXPECT_FALSE(call({root, "", ""}).ok());
   EXPECT_FALSE(call({root, read("stranger.key"), read("stranger.pem")}).ok());
+}
+
+// Both ports are secured by the same files.
+class TlsBothTest : public TlsTest {
+ protected:
+  TlsBothTest() { options_.http_port = 0; }
+  std::optional<int> get(const std::string& root, const std::string& client = "") {
+    return https_get(server_->http_port(), files_.path(root), client.empty() ? "" : files_.path(client + ".pem"),
+                     client.empty() ? "" : files_.path(client + ".key"));
+  }
+};
+
+TEST_F(TlsBothTest, ServesTheCertificateAndItsSuccessor) {
+  EXPECT_EQ(get("server.pem"), 200);
+  files_.make("other");
+  EXPECT_EQ(get("other.pem"), std::nullopt);
+  files_.copy("server.pem", "first.pem");
+  files_.replace("server", "other");
+  bool http = false, rpc = false;
+  for (int i = 0; i < 100 && !(http && rpc); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    http = get("server.pem") == 200;
+    rpc = call({read("server.pem"), "", ""}).ok();
+  }
+  EXPECT_TRUE(http);
+  EXPECT_TRUE(rpc);
+  EXPECT_EQ(get("first.pem"), std::nullopt);
+}
+
+TEST_F(TlsBothTest, FilesThatCannotBeReadChangeNothing) {
+  files_.copy("server.pem", "first.pem");
+  files_.write("server.pem", "not a certificate");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than the files go unlooked at
+  EXPECT_EQ(get("first.pem"), 200);
+  EXPECT_EQ(get("first.pem"), 200);
+  RawClient plain(server_->http_port());
+  plain.send(RawClient::get("/health"));
+  EXPECT_EQ(plain.read().status, 0);  // plain HTTP gets nothing from a TLS port
+}
+
+class SlowTls : public TlsBothTest {
+ protected:
+  SlowTls() { options_.header_timeout = Millis(300); }
+};
+
+TEST_F(SlowTls, AHandshakeThatDoesNotComeIsNotWaitedFor) {
+  RawClient http(server_->http_port()), rpc(server_->grpc_port());
+  EXPECT_TRUE(http.closed_within(std::chrono::seconds(10)));
+  EXPECT_TRUE(rpc.closed_within(std::chrono::seconds(10)));
+  EXPECT_EQ(get("server.pem"), 200);
+}
+
+class MutualBothTest : public TlsBothTest {
+ protected:
+  MutualBothTest() {
+    files_.make("client");
+    files_.make("stranger");
+    options_.tls_client_ca = files_.path("client.pem");
+  }
+};
+
+TEST_F(MutualBothTest, OnlyKnownClientsOverHttp) {
+  EXPECT_EQ(get("server.pem", "client"), 200);
+  EXPECT_EQ(get("server.pem"), std::nullopt);
+  EXPECT_EQ(get("server.pem", "stranger"), std::nullopt);
 }
 
 }  // namespace

@@ -188,39 +188,133 @@ TEST_F(VllmTest, InfoLoadsHealthFlush) {
   EXPECT_EQ(with([&](auto* c) { return stub_->StopProfile(c, {}, &profile); }).error_code(), grpc::UNIMPLEMENTED);
 }
 
-TEST_F(VllmTest, KvEventsAreNumberedAndCanBeAskedForAgain) {
-  namespace smg = ::smg::grpc::common;
+class KvEventsTest : public VllmTest {
+ protected:
   using Kind = engine::CacheEvent::Kind;
-  engine_.events->name(0, "");
-  engine_.events->add(0, {0, Kind::stored, 11, 0, {1, 2}});
-  auto subscribe = [&](grpc::ClientContext& c, uint64_t from) {
-    smg::SubscribeKvEventsRequest in;
-    in.set_start_sequence_number(from);
-    auto reader = stub_->SubscribeKvEvents(&c, in);
-    reader->WaitForInitialMetadata();
-    return reader;
+  using Batch = smg::grpc::common::KvEventBatch;
+
+  void SetUp() override {
+    VllmTest::SetUp();
+    engine_.events->name(0, "");
+  }
+  void stored(uint64_t hash, uint64_t parent, std::vector<int32_t> tokens) {
+    engine_.events->add(0, {0, Kind::stored, hash, parent, std::move(tokens)});
+  }
+  void removed(uint64_t hash) { engine_.events->add(0, {0, Kind::removed, hash, 0, {}}); }
+
+  struct Subscriber {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<Batch>> reader;
+    ~Subscriber() { context.TryCancel(); }
+    Batch next() {
+      Batch batch;
+      EXPECT_TRUE(reader->Read(&batch));
+      return batch;
+    }
+    Batch next_with_events() {
+      Batch batch = next();
+      while (batch.load().load_only()) batch = next();
+      return batch;
+    }
   };
-  grpc::ClientContext c1, c2;
-  auto live = subscribe(c1, 0), replay = subscribe(c2, 1);
-  engine_.events->add(0, {0, Kind::stored, 22, 11, {3, 4}});
-  engine_.events->add(0, {0, Kind::removed, 11, 0, {}});
-  smg::KvEventBatch batch;
-  ASSERT_TRUE(live->Read(&batch));
+  std::unique_ptr<Subscriber> subscribe(uint64_t from, bool early_loads = false) {
+    auto s = std::make_unique<Subscriber>();
+    smg::grpc::common::SubscribeKvEventsRequest in;
+    in.set_start_sequence_number(from);
+    in.set_load_records_before_first_batch(early_loads);
+    s->reader = stub_->SubscribeKvEvents(&s->context, in);
+    s->reader->WaitForInitialMetadata();
+    return s;
+  }
+};
+
+TEST_F(KvEventsTest, AreNumberedAndCanBeAskedForAgain) {
+  stored(11, 0, {1, 2});
+  auto live = subscribe(2), replay = subscribe(1);
+  stored(22, 11, {3, 4});
+  removed(11);
+  Batch batch = live->next_with_events();
   EXPECT_EQ(batch.sequence_number(), 2u);
-  const auto& stored = batch.events(0).stored();
-  EXPECT_EQ(stored.parent_block_hash(), 11);
-  EXPECT_EQ(stored.blocks(0).block_hash(), 22);
-  EXPECT_EQ(stored.blocks(0).block_size(), 16);
-  EXPECT_THAT(stored.blocks(0).token_ids(), ElementsAre(3, 4));
-  ASSERT_TRUE(live->Read(&batch));
+  EXPECT_FALSE(batch.has_snapshot());
+  const auto& e = batch.events(0).stored();
+  EXPECT_EQ(e.parent_block_hash(), 11);
+  EXPECT_EQ(e.blocks(0).block_hash(), 22);
+  EXPECT_EQ(e.blocks(0).block_size(), 16);
+  EXPECT_THAT(e.blocks(0).token_ids(), ElementsAre(3, 4));
+  batch = live->next_with_events();
   EXPECT_EQ(batch.sequence_number(), 3u);
   EXPECT_THAT(batch.events(0).removed().block_hashes(), ElementsAre(11));
-  for (uint64_t want : {1, 2, 3}) {
-    ASSERT_TRUE(replay->Read(&batch));
-    EXPECT_EQ(batch.sequence_number(), want);
+  for (uint64_t want : {1, 2, 3}) EXPECT_EQ(replay->next_with_events().sequence_number(), want);
+}
+
+TEST_F(KvEventsTest, WithoutACursorTheStateComesFirst) {
+  stored(11, 0, {1, 2});
+  stored(22, 11, {3, 4});
+  stored(33, 0, {5, 6});
+  removed(33);
+  auto s = subscribe(0);
+  Batch batch = s->next_with_events();
+  EXPECT_EQ(batch.sequence_number(), 4u);
+  EXPECT_EQ(batch.snapshot().index(), 0u);
+  EXPECT_EQ(batch.snapshot().count(), 1u);
+  EXPECT_EQ(batch.snapshot().blocks(), 2u);
+  EXPECT_EQ(batch.snapshot().unknown_before(), 0u);
+  ASSERT_EQ(batch.events_size(), 3);
+  EXPECT_TRUE(batch.events(0).has_cleared());
+  EXPECT_EQ(batch.events(1).stored().blocks(0).block_hash(), 11);
+  EXPECT_EQ(batch.events(2).stored().parent_block_hash(), 11);
+  EXPECT_EQ(batch.events(2).event_id(), 0u);
+  removed(22);
+  EXPECT_EQ(s->next_with_events().sequence_number(), 5u);
+}
+
+TEST_F(KvEventsTest, ACursorTheRingHasLostGetsTheState) {
+  for (uint64_t i = 1; i <= 9; ++i) stored(i, 0, {int32_t(i)});  // the ring holds four
+  auto s = subscribe(2);
+  Batch batch = s->next_with_events();
+  EXPECT_TRUE(batch.has_snapshot());
+  EXPECT_EQ(batch.sequence_number(), 9u);
+  EXPECT_EQ(batch.events_size(), 10);
+  auto ahead = subscribe(50);  // of an engine that is no more
+  Batch none;
+  EXPECT_FALSE(ahead->reader->Read(&none));
+  grpc::Status status = ahead->reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::OUT_OF_RANGE);
+  EXPECT_THAT(status.error_message(), HasSubstr("start_sequence_number is 50"));
+}
+
+TEST_F(KvEventsTest, ALargeStateComesInChunksThatEndAtItsNumber) {
+  for (uint64_t i = 1; i <= 300; ++i) stored(i, 0, std::vector<int32_t>(512, 7));
+  auto s = subscribe(0);
+  Batch batch = s->next_with_events();
+  uint32_t count = batch.snapshot().count();
+  EXPECT_EQ(count, 3u);
+  size_t blocks = 0;
+  for (uint32_t i = 0;; batch = s->next_with_events()) {
+    EXPECT_EQ(batch.snapshot().index(), i);
+    EXPECT_EQ(batch.sequence_number(), 300 - count + 1 + i);
+    for (const auto& e : batch.events()) blocks += e.has_stored();
+    if (++i == count) break;
   }
-  c1.TryCancel();
-  c2.TryCancel();
+  EXPECT_EQ(blocks, 300u);
+  removed(5);
+  EXPECT_EQ(s->next_with_events().sequence_number(), 301u);
+}
+
+TEST_F(KvEventsTest, TheLoadIsToldBeforeTheFirstEventOnlyToThoseWhoAsked) {
+  auto asked = subscribe(0, true), not_asked = subscribe(0, false);
+  Batch batch = asked->next();
+  EXPECT_EQ(batch.sequence_number(), 0u);
+  EXPECT_TRUE(batch.load().load_only());
+  EXPECT_EQ(batch.load().sample(), 1u);
+  EXPECT_DOUBLE_EQ(batch.load().token_usage(), 0.4);
+  EXPECT_EQ(batch.events_size(), 0);
+  stored(11, 0, {1, 2});
+  batch = not_asked->next();
+  EXPECT_EQ(batch.sequence_number(), 1u);
+  EXPECT_EQ(batch.events_size(), 1);
+  EXPECT_TRUE(batch.has_load());
+  EXPECT_FALSE(batch.load().load_only());
 }
 
 }  // namespace

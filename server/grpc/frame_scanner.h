@@ -1,0 +1,85 @@
+// Looks at the frames of an HTTP/2 connection as they come in, for the few things gRPC does not bound: a header block
+// that goes on and on in CONTINUATION frames (it is kept whole, whatever the metadata limit says), streams of a client
+// that never acknowledges how many it may open (the limit holds from the acknowledgement on), and streams that are
+// opened only to be reset (each costs a call).
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvasir::server::rpc {
+
+class FrameScanner {
+ public:
+  // Four times what metadata may be: room for names, padding and compression that does not compress.
+  static constexpr size_t kMostHeaderBlock = 64 << 10;
+  static constexpr int kMostUnacknowledged = 1000;  // clients that know no limit yet open a hundred
+  static constexpr int kMostResetsASecond = 2000;   // a busy gateway's users hang up some tens of times a second
+
+  // False once too much has come.
+  bool take(const unsigned char* bytes, size_t n) {
+    while (n > 0 && !over_ && !foreign_) {
+      size_t used = preface_ < kPreface ? take_preface(bytes, n) : payload_ > 0 ? take_payload(n) : take_head(bytes, n);
+      bytes += used;
+      n -= used;
+    }
+    return !over_;
+  }
+
+ private:
+  static constexpr size_t kPreface = 24, kHead = 9;
+  enum : unsigned char { kHeaders = 1, kReset = 3, kSettings = 4, kContinuation = 9, kEndHeaders = 4, kAck = 1 };
+
+  size_t take_preface(const unsigned char* bytes, size_t n) {
+    if (preface_ == 0 && bytes[0] != 'P') foreign_ = true;  // not HTTP/2 in the clear: what it is, gRPC finds out
+    size_t used = std::min(n, kPreface - preface_);
+    preface_ += used;
+    return used;
+  }
+  size_t take_payload(size_t n) {
+    size_t used = std::min(n, payload_);
+    payload_ -= used;
+    return used;
+  }
+  size_t take_head(const unsigned char* bytes, size_t n) {
+    size_t used = std::min(n, kHead - head_size_);
+    std::copy_n(bytes, used, head_ + head_size_);
+    head_size_ += used;
+    if (head_size_ < kHead) return used;
+    head_size_ = 0;
+    payload_ = size_t(head_[0]) << 16 | size_t(head_[1]) << 8 | head_[2];
+    unsigned char type = head_[3], flags = head_[4];
+    if (type == kHeaders) {
+      block_ = 0;
+      if (!acknowledged_ && ++unacknowledged_ > kMostUnacknowledged) over_ = true;
+    }
+    if (type == kSettings && (flags & kAck)) acknowledged_ = true;
+    if (type == kReset) count_reset();
+    if (type == kHeaders || type == kContinuation) {
+      block_ += kHead + payload_;
+      if (block_ > kMostHeaderBlock) over_ = true;
+      if (flags & kEndHeaders) block_ = 0;
+    }
+    return used;
+  }
+
+  void count_reset() {
+    auto now = std::chrono::steady_clock::now();
+    if (now - second_ > std::chrono::seconds(1)) {
+      second_ = now;
+      resets_ = 0;
+    }
+    if (++resets_ > kMostResetsASecond) over_ = true;
+  }
+
+  std::chrono::steady_clock::time_point second_{};
+  int unacknowledged_ = 0, resets_ = 0;
+  bool acknowledged_ = false;
+  size_t preface_ = 0, head_size_ = 0, payload_ = 0, block_ = 0;
+  unsigned char head_[kHead] = {};
+  bool over_ = false, foreign_ = false;
+};
+
+}  // namespace kvasir::server::rpc

@@ -1,0 +1,323 @@
+// Each line of the contract's list of bad input (docs/wire.md, "Limits and bad input") on each protocol it applies to.
+#include <cmath>
+#include <filesystem>
+
+#include "server/keys.h"
+#include "tests/server/contract_fixture.h"
+
+namespace kvasir::server {
+namespace {
+
+class Contract : public ContractFixture {
+ protected:
+  template <class F>
+  Outcome v1(F change) {
+    V1 r = v1_request();
+    change(r);
+    return send(r);
+  }
+  template <class F>
+  Outcome ppl(F change) {
+    Ppl r = ppl_request();
+    change(r);
+    return send(r);
+  }
+  template <class F>
+  Outcome vllm(F change) {
+    Vllm r = vllm_request();
+    change(r);
+    return send(r);
+  }
+  template <class F>
+  Outcome kserve(F change) {
+    Infer r = infer_request();
+    change(r);
+    return send(r);
+  }
+  Outcome parameters(std::string_view json) {
+    return kserve([&](Infer& r) { add_text(r, "sampling_parameters", json); });
+  }
+  void TearDown() override { EXPECT_EQ(engine_.requests.size(), reached_) << "a bad request reached the engine"; }
+  size_t reached_ = 0;
+};
+
+TEST_F(Contract, UnknownModel) {
+  expect_bad(v1([](V1& r) { r.set_model("gpt-9"); }), "model", "gpt-9");
+  expect_bad(kserve([](Infer& r) { r.set_model_name("gpt-9"); }), "model", "gpt-9");
+  expect_bad(complete(R"("model":"gpt-9")"), "model", "gpt-9");
+  expect_bad(chat(R"("model":"gpt-9")"), "model", "gpt-9");
+}
+
+TEST_F(Contract, BadUtf8) {
+  expect_bad(complete("\"stop\":\"\xff\""), "JSON", "byte");
+  expect_bad(chat("\"stop\":\"\xff\""), "JSON", "byte");
+  expect_bad(send(infer_request("ab\xff")), "prompt", "byte 2");
+  // In a proto3 string it is a message that does not parse, which gRPC answers by itself.
+  for (const auto& [method, bytes] : std::vector<std::pair<const char*, std::string>>{
+           {"/kvasir.v1.Inference/Generate", "\x1a\x01\xff"},
+           {"/vllm.grpc.engine.VllmEngine/Generate", "\x1a\x01\xff"},
+           {"/ppl.llm.proto.LLMService/Generation", "\x0a\x03\x12\x01\xff"}}) {
+    Outcome o = raw(method, bytes);
+    EXPECT_EQ(o.code, Code::unimplemented) << method << o.message;
+  }
+}
+
+TEST_F(Contract, BytesThatAreNoMessage) {
+  for (const char* method : {"/kvasir.v1.Inference/Generate", "/vllm.grpc.engine.VllmEngine/Generate",
+                             "/ppl.llm.proto.LLMService/Generation", "/inference.GRPCInferenceService/ModelInfer"})
+    EXPECT_EQ(raw(method, "\xff\xff\xff\xff").code, Code::unimplemented) << method;
+}
+
+TEST_F(Contract, TokenIdOutOfRange) {
+  expect_bad(v1([](V1& r) { r.mutable_tokens()->add_ids(257); }), "prompt", "257");
+  expect_bad(v1([](V1& r) { r.mutable_tokens()->add_ids(UINT32_MAX); }), "prompt", "4294967295");
+  expect_bad(v1([](V1& r) { r.add_stop_token_ids(257); }), "stop_token_ids", "257");
+  expect_bad(ppl([](Ppl& r) { r.mutable_tokens()->add_ids(257); }), "prompt", "257");
+  expect_bad(ppl([](Ppl& r) { r.mutable_stopping_parameters()->mutable_stop_tokens()->add_ids(257); }), "stop_tokens",
+             "257");
+  expect_bad(vllm([](Vllm& r) { r.mutable_tokenized()->add_input_ids(257); }), "prompt", "257");
+  expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->add_stop_token_ids(257); }), "stop_token_ids", "257");
+  expect_bad(post("/v1/completions", R"({"prompt":[257]})"), "prompt", "257");
+  expect_bad(post("/v1/completions", R"({"prompt":[-1]})"), "prompt", "-1");
+  expect_bad(complete(R"("stop_token_ids":[257])"), "stop_token_ids", "257");
+  expect_bad(chat(R"("stop_token_ids":[257])"), "stop_token_ids", "257");
+  expect_bad(post("/detokenize", R"({"tokens":[257]})"), "token", "257");
+}
+
+TEST_F(Contract, PromptAndMaxTokensOverTheContext) {
+  const std::string long_prompt(128, 'x');
+  expect_bad(v1([](V1& r) { r.set_max_tokens(127); }), "max_tokens", "126");
+  expect_bad(v1([&](V1& r) { r.set_prompt(long_prompt); }), "prompt", "128");
+  expect_bad(ppl([](Ppl& r) { r.mutable_stopping_parameters()->set_max_new_tokens(127); }), "max_new_tokens", "126");
+  expect_bad(ppl([&](Ppl& r) { r.set_prompt(long_prompt); }), "prompt", "128");
+  expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_max_tokens(127); }), "max_tokens", "126");
+  expect_bad(vllm([&](Vllm& r) { r.set_text(long_prompt); }), "prompt", "128");
+  expect_bad(parameters(R"({"max_tokens":127})"), "max_tokens", "126");
+  expect_bad(send(infer_request(long_prompt)), "prompt", "128");
+  expect_bad(complete(R"("max_tokens":127)"), "max_tokens", "126");
+  expect_bad(chat(R"("max_completion_tokens":127)"), "max_completion_tokens", "126");
+}
+
+TEST_F(Contract, TemperatureBelowZeroOrNaN) {
+  for (float bad : {-1.0f, NAN, INFINITY}) {
+    std::string shown = std::isnan(bad) ? "nan" : std::isinf(bad) ? "inf" : "-1";
+    expect_bad(v1([&](V1& r) { r.mutable_sampling()->set_temperature(bad); }), "temperature", shown);
+    expect_bad(vllm([&](Vllm& r) { r.mutable_sampling_params()->set_temperature(bad); }), "temperature", shown);
+    expect_bad(ppl([&](Ppl& r) {
+                 r.mutable_choosing_parameters()->set_do_sample(true);
+                 r.mutable_choosing_parameters()->set_temperature(bad);
+               }),
+               "temperature", shown);
+    expect_bad(kserve([&](Infer& r) { (*r.mutable_parameters())["temperature"].set_double_param(bad); }), "temperature",
+               shown);
+  }
+  expect_bad(complete(R"("temperature":-1)"), "temperature", "-1");
+  expect_bad(chat(R"("temperature":-1)"), "temperature", "-1");
+  expect_bad(complete(R"("temperature":NaN)"), "JSON", "byte");
+  expect_bad(complete(R"("temperature":1e999)"), "JSON", "");
+}
+
+TEST_F(Contract, OverLongStop) {
+  const std::string stop(300, 's');
+  expect_bad(v1([&](V1& r) { r.add_stop(stop); }), "stop[0]", "300");
+  expect_bad(vllm([&](Vllm& r) { r.mutable_sampling_params()->add_stop(stop); }), "stop[0]", "300");
+  expect_bad(kserve([&](Infer& r) { (*r.mutable_parameters())["stop"].set_string_param(stop); }), "stop[0]", "300");
+  expect_bad(complete(cat(R"("stop":")", stop, '"')), "stop[0]", "300");
+  expect_bad(chat(cat(R"("stop":")", stop, '"')), "stop[0]", "300");
+  expect_bad(v1([](V1& r) {
+               for (int i = 0; i < 17; ++i) r.add_stop("x");
+             }),
+             "stop", "17");
+  expect_bad(ppl([](Ppl& r) {
+               for (int i = 0; i < 17; ++i) r.mutable_stopping_parameters()->mutable_stop_tokens()->add_ids(1);
+             }),
+             "stop_tokens", "17");
+}
+
+TEST_F(Contract, LogitBias) {
+  expect_bad(v1([](V1& r) { (*r.mutable_sampling()->mutable_logit_bias())[257] = 1; }), "logit_bias", "257");
+  expect_bad(v1([](V1& r) { (*r.mutable_sampling()->mutable_logit_bias())[1] = NAN; }), "logit_bias", "nan");
+  expect_bad(vllm([](Vllm& r) { (*r.mutable_sampling_params()->mutable_logit_bias())[257] = 1; }), "logit_bias", "257");
+  expect_bad(complete(R"("logit_bias":{"257":1})"), "logit_bias", "257");
+  expect_bad(chat(R"("logit_bias":{"1":101})"), "logit_bias", "101");
+  std::string many;
+  for (int i = 0; i < 2000; ++i) many += cat(i ? "," : "", '"', i, "\":1");
+  expect_bad(complete(cat(R"("logit_bias":{)", many, "}")), "logit_bias", "1024");
+}
+
+TEST_F(Contract, ToolsOverTheCap) {
+  std::string tools;
+  for (int i = 0; i < 129; ++i) tools += cat(i ? "," : "", R"({"type":"function","function":{"name":"f)", i, "\"}}");
+  expect_bad(chat(cat(R"("tools":[)", tools, "]")), "tools", "129");
+  expect_bad(v1([&](V1& r) {
+               r.mutable_chat()->set_messages_json(R"([{"role":"user","content":"x"}])");
+               r.mutable_chat()->set_tools_json(cat('[', tools, ']'));
+             }),
+             "tools", "129");
+}
+
+TEST_F(Contract, ChoicesOverTheCap) {
+  expect_bad(v1([](V1& r) { r.set_n(129); }), "n", "129");
+  expect_bad(v1([](V1& r) { r.set_n(0); }), "n", "0");
+  expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_n(129); }), "n", "129");
+  expect_bad(complete(R"("n":129)"), "n", "129");
+  expect_bad(complete(R"("n":0)"), "n", "0");
+  expect_bad(complete(R"("best_of":129)"), "n", "129");
+  expect_bad(post("/v1/completions", R"({"prompt":["a","b"],"best_of":100})"), "choices", "200");
+  expect_bad(chat(R"("n":129)"), "n", "129");
+}
+
+TEST_F(Contract, LogprobsOverTheCap) {
+  expect_bad(v1([](V1& r) { r.set_logprobs(21); }), "logprobs", "21");
+  expect_bad(v1([](V1& r) { r.set_prompt_logprobs(21); }), "prompt_logprobs", "21");
+  expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_logprobs(21); }), "logprobs", "21");
+  expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_prompt_logprobs(21); }), "prompt_logprobs", "21");
+  expect_bad(complete(R"("logprobs":21)"), "logprobs", "21");
+  expect_bad(chat(R"("logprobs":true,"top_logprobs":21)"), "top_logprobs", "21");
+}
+
+TEST_F(Contract, MalformedJson) {
+  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
+    expect_bad(post(path, R"({"prompt":)"), "JSON", "byte");
+  expect_bad(parameters(R"({"top_k":)"), "sampling_parameters", "JSON");
+  for (auto set : std::vector<std::function<void(kvasir::v1::Chat&)>>{
+           [](auto& chat) { chat.set_messages_json("{\"a\":"); }, [](auto& chat) { chat.set_tools_json("{\"a\":"); },
+           [](auto& chat) { chat.set_template_variables_json("{\"a\":"); }})
+    expect_bad(v1([&](V1& r) {
+                 r.mutable_chat()->set_messages_json(R"([{"role":"user","content":"x"}])");
+                 set(*r.mutable_chat());
+               }),
+               "chat.", "JSON");
+}
+
+TEST_F(Contract, JsonTenThousandDeep) {
+  const std::string deep = std::string(10000, '[') + std::string(10000, ']');
+  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
+    expect_bad(post(path, cat(R"({"prompt":)", deep, "}")), "deep", "64");
+  expect_bad(chat(cat(R"("tools":)", deep)), "deep", "64");
+  expect_bad(complete(cat(R"("guided_json":)", deep)), "deep", "64");
+  expect_bad(complete(cat(R"("guided_json":")", deep, '"')), "deep", "64");
+  expect_bad(parameters(cat(R"({"temperature":)", deep, "}")), "deep", "64");
+  expect_bad(kserve([&](Infer& r) { (*r.mutable_parameters())["temperature"].set_string_param(deep); }), "temperature",
+             "number");
+  expect_bad(v1([&](V1& r) { r.mutable_chat()->set_messages_json(deep); }), "messages", "64");
+  expect_bad(v1([&](V1& r) { r.mutable_grammar()->set_json_schema(deep); }), "schema", "64");
+  expect_bad(vllm([&](Vllm& r) { r.mutable_sampling_params()->set_json_schema(deep); }), "schema", "64");
+}
+
+TEST_F(Contract, UnknownEnum) {
+  expect_bad(post("/v1/chat/completions", R"({"messages":[{"role":"robot","content":"x"}]})"), "role", "robot");
+  expect_bad(chat(R"("tool_choice":"perhaps")"), "tool_choice", "perhaps");
+  expect_bad(chat(R"("response_format":{"type":"xml"})"), "response_format", "xml");
+  expect_bad(complete(R"("service_tier":"gold")"), "service_tier", "gold");
+  expect_bad(v1([](V1& r) {
+               auto& m = *r.mutable_chat()->add_messages();
+               m.set_role("robot");
+               m.set_content("x");
+             }),
+             "role", "robot");
+  expect_bad(kserve([](Infer& r) { r.mutable_inputs(0)->set_datatype("FP7"); }), "text_input", "FP7");
+}
+
+TEST_F(Contract, FieldsThatAreNotServedAreNamed) {
+  expect_bad(ppl([](Ppl& r) { r.mutable_choosing_parameters()->set_watermark(true); }), "watermark", "unset");
+  expect_bad(vllm([](Vllm& r) { r.set_kv_transfer_params_json("{}"); }), "kv_transfer_params_json", "unset");
+  expect_bad(kserve([](Infer& r) { (*r.mutable_parameters())["beam_width"].set_int64_param(2); }), "beam_width",
+             "not served");
+  expect_bad(complete(R"("suffix":"z")"), "suffix", "not served");
+  expect_bad(complete(R"("tempratur":1)"), "tempratur", "not a field");
+  for (const char* field : {"functions", "function_call", "audio", "prediction", "web_search_options", "store"})
+    expect_bad(chat(cat('"', field, R"(":{"a":1})")), field, "not served");
+}
+
+TEST_F(Contract, QueueFullIsToldWithATimeToComeBack) {
+  engine_.refuse(resource_exhausted("the queue is full").with_retry_after(std::chrono::milliseconds(2500)));
+  for (const Outcome& o : everywhere()) {
+    expect_refused(o, Code::resource_exhausted, "queue", "full");
+    bool alone = o.protocol == "ppl" || o.protocol == "kserve stream";  // their wires have no place for it
+    EXPECT_EQ(o.retry_after, alone ? "" : "3") << o.protocol;
+  }
+}
+
+TEST_F(Contract, DeadlinePassed) {
+  engine_.refuse({Code::deadline_exceeded, "the deadline passed while waiting"});
+  for (const Outcome& o : everywhere()) expect_refused(o, Code::deadline_exceeded, "deadline", "passed");
+  engine_.refuse({});
+  expect_bad(post("/v1/completions", R"({"prompt":"ab"})", "X-Request-Timeout: soon\r\n"), "X-Request-Timeout", "soon");
+  expect_refused(post("/v1/completions", R"({"prompt":"ab"})", "X-Request-Timeout: 1e-9\r\n"), Code::deadline_exceeded,
+                 "deadline", "");
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})", "X-Request-Timeout: 20\r\n").code, Code::ok);
+  reached_ = 1;
+  auto left = *engine_.last().deadline - std::chrono::steady_clock::now();
+  EXPECT_LT(left, std::chrono::seconds(21));
+  EXPECT_GT(left, std::chrono::seconds(5));
+}
+
+TEST_F(Contract, NotReadyOrGoingAway) {
+  for (auto state : {engine::State::starting, engine::State::draining, engine::State::stopped}) {
+    engine_.set_state(state);
+    for (const Outcome& o : everywhere()) expect_refused(o, Code::unavailable, "", "");
+  }
+  engine_.set_state(engine::State::serving);
+}
+
+class ContractBodies : public ContractFixture {
+ protected:
+  static ServerOptions small() {
+    ServerOptions o;
+    o.max_body.bytes = 64 << 10;
+    return o;
+  }
+  ContractBodies() : ContractFixture(small()) {}
+};
+
+TEST_F(ContractBodies, OverTheLimitKeepTheTransportsStatus) {
+  const std::string large(70 << 10, 'x');
+  V1 v1 = v1_request();
+  v1.set_prompt(large);
+  Ppl ppl = ppl_request();
+  ppl.set_prompt(large);
+  Vllm vllm = vllm_request();
+  vllm.set_text(large);
+  for (const Outcome& o :
+       {send(v1), send(ppl), send(vllm), send(infer_request(large)), send_streamed(infer_request(large))})
+    EXPECT_EQ(o.code, Code::resource_exhausted) << o.protocol << o.message;
+  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize"}) {
+    RawClient client(server_->http_port());
+    client.send(RawClient::post(path, cat(R"({"prompt":")", large, "\"}")));
+    EXPECT_EQ(client.read().status, 413) << path;
+  }
+  EXPECT_TRUE(engine_.requests.empty());
+}
+
+class ContractKeys : public ContractFixture {
+ protected:
+  ContractKeys() {
+    char name[] = "/tmp/kvasir-contract-XXXXXX";
+    folder_ = mkdtemp(name);
+    options_.keys_file = folder_ + "/keys.json";
+    KeyEntry user, metrics;
+    user.caller.user = true;
+    metrics.caller.metrics = true;
+    user.caller.tenant = "user";
+    metrics.caller.tenant = "metrics";
+    user_ = *add_key(options_.keys_file, user);
+    metrics_ = *add_key(options_.keys_file, metrics);
+  }
+  ~ContractKeys() override { std::filesystem::remove_all(folder_); }
+  std::string folder_, user_, metrics_;
+};
+
+TEST_F(ContractKeys, MissingWrongAndOfAnotherRole) {
+  for (const Outcome& o : everywhere()) expect_refused(o, Code::unauthenticated, "key", "");
+  key_ = "kv-nonsense";
+  for (const Outcome& o : everywhere()) expect_refused(o, Code::unauthenticated, "key", "");
+  key_ = metrics_;
+  for (const Outcome& o : everywhere()) expect_refused(o, Code::permission_denied, "role", "user");
+  EXPECT_TRUE(engine_.requests.empty());
+  key_ = user_;
+  for (const Outcome& o : everywhere()) EXPECT_EQ(o.code, Code::ok) << o.protocol << o.message;
+}
+
+}  // namespace
+}  // namespace kvasir::server
