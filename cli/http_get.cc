@@ -114,14 +114,13 @@ Result<HttpReply> http_get(const std::string& host, int port, const std::string&
   } else {
     KVASIR_TRY(TlsExchange::run(s, host, tls, ask, until, text));
   }
-}
-HttpReply reply;
-size_t space = text.find(' '), head = text.find("\r\n\r\n");
-if (text.rfind("HTTP/1.", 0) != 0 || space == std::string::npos || head == std::string::npos)
-  return unavailable("what answers there does not speak HTTP (TLS? then give --tls-ca; another service?)");
-std::from_chars(text.data() + space + 1, text.data() + text.size(), reply.status);
-reply.body = text.substr(head + 4);
-return reply;
+  HttpReply reply;
+  size_t space = text.find(' '), head = text.find("\r\n\r\n");
+  if (text.rfind("HTTP/1.", 0) != 0 || space == std::string::npos || head == std::string::npos)
+    return unavailable("what answers there does not speak HTTP (TLS? then give --tls-ca; another service?)");
+  std::from_chars(text.data() + space + 1, text.data() + text.size(), reply.status);
+  reply.body = text.substr(head + 4);
+  return reply;
 }
 
 }  // namespace kvasir::cli
