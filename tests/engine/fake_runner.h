@@ -53,7 +53,7 @@ class FakeRunner final : public model::Runner {
     int32_t context = 4096;
   };
 
-  FakeRunner(Script& script, int32_t page_size, kvcache::IndexMode mode)
+  FakeRunner(Script& script, int32_t page_size, kvcache::IndexMode mode = kvcache::IndexMode::page_table)
       : script_(script), page_size_(page_size), mode_(mode) {
     info_.name = "fake";
     info_.vocab_size = kVocab;
