@@ -79,7 +79,6 @@ inline void end_product(Sums& to) {
 // A row's sum with those of one block.
 template <Packing P>
 inline V::F scaled(const Sums* sums, int t, const Scales<P>& s, const QuantBlock& k, V::F a) {
-#pragma GCC unroll 2
   for (int h = 0; h <= packing_info(P).halves; ++h) {
     __m512i v =
         _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[h][0][t]), 8), _mm512_load_si512(sums[h][1][t]));
