@@ -85,7 +85,7 @@ def main():
             order = ["kvasir", "llama.cpp"] if turn % 2 == 0 else ["llama.cpp", "kvasir"]
             rounds.append({e: one_round(e, model, built["build"], loads) for e in order})
         result["models"][name] = {"median": summary(rounds, loads), "rounds": rounds}
-    save("serve_vs_llamacpp.json" if not o.quick else "serve_vs_llamacpp-quick.json", result)
+    save("serve_vs_llamacpp.json", result)
 
 
 if __name__ == "__main__":

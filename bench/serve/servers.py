@@ -11,6 +11,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KVASIR = pathlib.Path(os.environ.get("KVASIR_BUILD", ROOT / "build/release")) / "kvasir"
+RESULTS = pathlib.Path(os.environ.get("KVASIR_BENCH_RESULTS", ROOT / "bench/results"))
 THREADS = len(os.sched_getaffinity(0))
 
 
@@ -110,6 +111,6 @@ def about(what, command):
 
 def save(name, result):
     result["load_average_after"] = round(os.getloadavg()[0], 2)
-    path = ROOT / "bench/results" / name
+    path = RESULTS / name
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path.relative_to(ROOT)}")
+    print(f"wrote {os.path.relpath(path, ROOT)}", flush=True)
