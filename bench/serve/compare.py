@@ -12,8 +12,8 @@ from servers import Server, about, default_model, figures_of, peers, save
 
 SIZE = ["--input-len", 128, "--output-len", 128]
 LOADS = {
-    "closed": ["--concurrency", 32, "--requests", 96, "--seed", 11],
-    "open": ["--rate", 0.6, "--requests", 60, "--seed", 12],
+    "closed": ["--concurrency", 32, "--requests", 64, "--seed", 11],
+    "open": ["--rate", 0.6, "--requests", 40, "--seed", 12],
 }
 BARS = {"closed": {"output_tokens_per_second": 2.5}, "open": {"itl_ms p99": 0.25, "ttft_ms p50": 1.0}}
 
@@ -66,12 +66,12 @@ def main():
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--model", action="append", help="a GGUF file; more than once for several (default: Q4_1 and Q4_0)")
     a.add_argument("--load", action="append", choices=list(LOADS), help="only this one")
-    a.add_argument("--quick", action="store_true", help="a quarter of the requests, one round: to see that it works")
+    a.add_argument("--quick", action="store_true", help="half of the requests, one round: to see that it works")
     o = a.parse_args()
     if o.quick:
         o.rounds = 1
         for load in LOADS.values():
-            load[3] //= 4
+            load[3] //= 2
     built = peers()
     models = o.model or [default_model(), built["q4_0"]]
     loads = o.load or list(LOADS)
