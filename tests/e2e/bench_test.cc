@@ -52,7 +52,7 @@ TEST_P(Killed, TheReportIsPartialAndItsErrorsAreCounted) {
   EXPECT_EQ(f["partial"], true);
   EXPECT_THAT(f["why_partial"].get<std::string>(), HasSubstr("the server is gone"));
   EXPECT_GE(f["succeeded"].get<int>(), 20);  // 30 had finished there; some may have been on their way
-  EXPECT_GE(f["failed"].get<int>(), 50);     // those under way, and as many as it takes to be sure
+  EXPECT_GE(f["failed"].get<int>(), 3);      // as many as it takes to be sure: 50 in a row, or a few for ten seconds
   EXPECT_LE(f["failed"].get<int>(), 100);
   EXPECT_EQ(f["requests"].get<int>(), f["succeeded"].get<int>() + f["failed"].get<int>());
   int counted = 0;
