@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "cli/model_flags.h"
+#include "cli/ppl_names.h"
 #include "server/keys.h"
 #include "server/server.h"
 
@@ -31,6 +32,7 @@ struct ServeConfig {
     o.add("drain_seconds", &drain, "How long running requests may go on after SIGTERM; a second SIGTERM ends them")
         .at_least(0);
     log.define(o);
+    define_ppl_names(o);
     o.check([this]() -> Status {
       if (model.model.model.empty())
         return invalid_argument(

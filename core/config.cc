@@ -83,7 +83,16 @@ void Options::example(std::string command_line, std::string what_it_does) {
   examples_.emplace_back(std::move(command_line), std::move(what_it_does));
 }
 
+bool Options::pass_over(const std::string& name) {
+  auto it = foreign_.find(name);
+  if (it == foreign_.end()) return false;
+  std::string note = cat(name, " means nothing here: ", it->second.why);
+  if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(std::move(note));
+  return true;
+}
+
 Option* Options::find(std::string_view name) const {
+  if (auto it = aliases_.find(std::string(name)); it != aliases_.end()) name = it->second;
   for (const auto& o : options_)
     if (o->name_ == name) return o.get();
   return nullptr;
@@ -123,6 +132,7 @@ Status Options::load_json(std::string_view text, const std::string& source) {
   if (!problem.empty()) return invalid_argument(cat(source, ": ", problem));
   if (!root.is_object()) return invalid_argument(cat(source, ": must be one JSON object, like {\"http_port\": 8000}"));
   for (const auto& [key, value] : root.items()) {
+    if (pass_over(key)) continue;
     Option* option = find(key);
     if (!option || option->only_flag_ || key == "config") return unknown("key", key, source);
     const std::string from = cat(source, ", key \"", key, "\"");
@@ -202,6 +212,10 @@ Status Options::load_flags(std::span<const std::string> args) {
     std::string_view word = arg.substr(0, equals);
     std::string name(word.starts_with("--") ? word.substr(2) : word);
     std::replace(name.begin(), name.end(), '-', '_');
+    if (word.starts_with("--") && pass_over(name)) {
+      if (equals == std::string_view::npos && !foreign_.at(name).is_switch) ++i;
+      continue;
+    }
     Option* option = find(name);
     bool negated = false;
     if (!option && name.starts_with("no_")) {
@@ -271,6 +285,7 @@ std::optional<int> Options::parse(int argc, const char* const* argv) {
     std::fprintf(stderr, "%s: %s\n", command_.c_str(), status.message().c_str());
     return 2;
   }
+  for (const std::string& note : notes_) std::fprintf(stderr, "%s: %s\n", command_.c_str(), note.c_str());
   for (const std::string& warning : suspicious_variables(environ))
     std::fprintf(stderr, "%s: %s\n", command_.c_str(), warning.c_str());
   if (print_) {

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -95,6 +96,12 @@ class Options {
   // Arguments without a flag, taken in this order; a list takes all that are left.
   Option& positional(std::string name, Option::Target target, std::string help);
   void with_config_file();  // adds --config, --print-config and --check-config
+  // Another program's name for an option, so that its configurations are taken as they are.
+  void alias(std::string name, std::string option) { aliases_[std::move(name)] = std::move(option); }
+  // One that means nothing here: it is passed over with a warning that says why. A switch stands without a value.
+  void foreign(std::string name, std::string why, bool is_switch = false) {
+    foreign_[std::move(name)] = {std::move(why), is_switch};
+  }
   void example(std::string command_line, std::string what_it_does);
   // Said about the whole, after each value has been read: "at least one port must be on".
   void check(std::function<Status()> rule) { rules_.push_back(std::move(rule)); }
@@ -114,6 +121,7 @@ class Options {
   std::string help_text(int width = 100) const;
   std::string print_config() const;  // JSON with comments: a file that load_json reads back
   const std::vector<std::unique_ptr<Option>>& all() const { return options_; }
+  const std::vector<std::string>& notes() const { return notes_; }  // what was passed over, in words
   const std::string& command() const { return command_; }
   const std::string& summary() const { return summary_; }
 
@@ -128,6 +136,14 @@ class Options {
   std::vector<std::unique_ptr<Option>> options_;
   std::vector<std::pair<std::string, std::string>> examples_;
   std::vector<std::function<Status()>> rules_;
+  struct Foreign {
+    std::string why;
+    bool is_switch = false;
+  };
+  bool pass_over(const std::string& name);
+  std::map<std::string, std::string> aliases_;
+  std::map<std::string, Foreign> foreign_;
+  std::vector<std::string> notes_;
   std::string config_file_;
   bool help_ = false, print_ = false, check_ = false;
 };

@@ -280,6 +280,8 @@ Stats EngineImpl::stats() const {
   s.output_tokens = p.output_tokens;
   s.errors = std::move(p.errors);
   s.first_token = std::move(p.first_token);
+  s.prefill = std::move(p.prefill);
+  s.decode = std::move(p.decode);
   s.between_tokens = std::move(p.between_tokens);
   s.whole = std::move(p.whole);
   s.prompt_length = std::move(p.prompt_tokens);

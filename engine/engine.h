@@ -74,6 +74,7 @@ struct Stats {
   Histogram first_token, between_tokens, whole, queued, step_time;
   Histogram batch_size, step_tokens;       // sequences and tokens of a step
   Histogram prompt_length, output_length;  // tokens of a request
+  Histogram prefill, decode;               // seconds: from its first step to the first token, and from there to the end
 };
 
 class Engine {

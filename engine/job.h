@@ -69,6 +69,7 @@ struct Job : std::enable_shared_from_this<Job> {
 
   // Publisher.
   std::vector<ChoiceText> texts;
+  Time started_at{}, first_at{};
   int64_t completion_tokens = 0;
   int32_t open_choices = 0;
   bool closed = false;

@@ -1,5 +1,7 @@
 #include "engine/publisher.h"
 
+#include <algorithm>
+
 #include "engine/mailbox.h"
 
 namespace kvasir::engine {
@@ -100,6 +102,7 @@ void Publisher::publish(Record& record, Time now) {
 
 void Publisher::start(Job& job) {
   job.open_choices = job.request.n;
+  job.started_at = std::chrono::steady_clock::now();
   if (job.request.detokenize)
     for (ChoiceText& text : job.texts)
       text.detokenizer.emplace(tokenizer_, job.request.skip_special, job.request.stop_strings,
@@ -117,6 +120,10 @@ void Publisher::token(Job& job, Record& record, Time now) {
     counts_.between_tokens.add(seconds(now - text.last_token));
   }
   text.last_token = now;
+  if (job.first_at == Time{}) {
+    job.first_at = now;
+    counts_.prefill.add(seconds(now - std::min(now, job.started_at)));
+  }
   ++job.completion_tokens;
   ++counts_.output_tokens;
   if (record.stop_token && !job.request.include_stop) return;  // the finish follows, and names it
@@ -157,6 +164,7 @@ void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {
 void Publisher::close(Job& job, Time now) {
   job.closed = true;
   counts_.whole.add(seconds(now - job.arrived));
+  if (job.first_at != Time{}) counts_.decode.add(seconds(now - job.first_at));
   for (ChoiceText& text : job.texts) text.detokenizer.reset();
   closed_(job);
 }

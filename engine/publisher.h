@@ -31,6 +31,7 @@ struct Published {
   int64_t finished = 0, failed = 0, cancelled = 0, output_tokens = 0;
   std::map<std::string, int64_t> errors;  // by code name
   Histogram first_token = time_histogram(), between_tokens = time_histogram(), whole = time_histogram();
+  Histogram prefill = time_histogram(), decode = time_histogram();
   Histogram prompt_tokens = size_histogram(), output_length = size_histogram();
 };
 

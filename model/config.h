@@ -43,7 +43,8 @@ struct ModelConfig {
 };
 
 Result<ModelConfig> config_from_gguf(const Gguf& gguf);
-Result<ModelConfig> config_from_json(std::string_view text, const std::string& name);  // Hugging Face's config.json
-Result<ModelConfig> config_from_dummy(std::string_view spec);                          // what follows "dummy:"
+Result<ModelConfig> config_from_json(std::string_view text, const std::string& name);    // Hugging Face's config.json
+Result<ModelConfig> config_from_params(std::string_view text, const std::string& name);  // ppl.llm's params.json
+Result<ModelConfig> config_from_dummy(std::string_view spec);                            // what follows "dummy:"
 
 }  // namespace kvasir::model

@@ -23,10 +23,11 @@ namespace fs = std::filesystem;
 constexpr std::string_view kDummy = "dummy:";
 constexpr size_t kMaxText = size_t(256) << 20;
 
-// A folder as Hugging Face lays models out.
+// A folder as Hugging Face lays models out; ppl.llm's params.json may stand for config.json.
 bool is_folder(const std::string& model) {
   std::error_code error;
-  return fs::is_directory(model, error) && fs::exists(fs::path(model) / "config.json", error) &&
+  return fs::is_directory(model, error) &&
+         (fs::exists(fs::path(model) / "config.json", error) || fs::exists(fs::path(model) / "params.json", error)) &&
          (fs::exists(fs::path(model) / "model.safetensors", error) ||
           fs::exists(fs::path(model) / "model.safetensors.index.json", error));
 }
@@ -58,6 +59,10 @@ Result<std::string> find_file(const std::string& model) {
     bool later = part != std::string::npos && part >= 6 && name.substr(part - 6, 6) != "-00001";
     if (name.ends_with(".gguf") && !later) found.push_back(entry.path().string());
   }
+  if (found.empty() && fs::exists(fs::path(model) / "params.json", error))
+    return not_found(cat("the directory ", model, " holds a params.json without model.safetensors; weights as ONNX or ",
+                         "PMX graphs are not read: put the checkpoint they were made from, or a .gguf, beside it"))
+        .with_field("model");
   if (found.empty())
     return not_found(cat("the directory ", model, " holds no .gguf file, nor config.json with model.safetensors"))
         .with_field("model");
@@ -95,7 +100,12 @@ Result<ModelFiles> open_model(const std::string& model) {
   }
   if (is_folder(model)) {
     KVASIR_ASSIGN(std::string json, read_text(model, "config.json"));
-    KVASIR_ASSIGN(out.config, config_from_json(json, (fs::path(model) / "config.json").string()));
+    if (json.empty()) {
+      KVASIR_ASSIGN(json, read_text(model, "params.json"));
+      KVASIR_ASSIGN(out.config, config_from_params(json, (fs::path(model) / "params.json").string()));
+    } else {
+      KVASIR_ASSIGN(out.config, config_from_json(json, (fs::path(model) / "config.json").string()));
+    }
     KVASIR_ASSIGN(out.weights, open_safetensors(model, out.config.tied_head));
     for (const HostTensor& t : out.weights->tensors()) out.config.quantization = type_info(t.type)->name;
     return out;

@@ -84,6 +84,8 @@ class Services::CountedStream final : public engine::Stream {
       static constexpr const char* kReasons[] = {"stop_token", "stop_string", "length", "cancelled"};
       reason_ = kReasons[int(finished->reason)];
       over_ = finished->last;
+      static constexpr size_t kEnding[] = {0, 0, 1, 2};
+      services_.metrics_.count_ending(kEnding[int(finished->reason)]);
       if (over_ && finished->reason == engine::FinishReason::cancelled) code_ = Code::cancelled;
     } else if (auto* failed = std::get_if<engine::Failed>(&*event)) {
       over_ = true;

@@ -34,6 +34,11 @@ class Text {
     buckets(name, "", help, h);
     if (alias) buckets(alias, label_, help, h);
   }
+  // A name of vLLM's alone, for a figure that has its own above.
+  void alias(const char* kind, const char* name, const char* help, double v) {
+    family(kind, name, help);
+    out_ += cat(name, '{', label_, "} ", v, '\n');
+  }
   void family(const char* kind, const char* name, const char* help) {
     out_ += cat("# HELP ", name, ' ', help, "\n# TYPE ", name, ' ', kind, '\n');
   }
@@ -90,12 +95,18 @@ std::string metrics_text(const Services& services) {
   t.gauge("kvasir_cache_pages_cached", nullptr, "Pages kept for prefixes that may come again", s.pages_cached);
   t.gauge("kvasir_cache_used_ratio", "vllm:kv_cache_usage_perc", "Share of the pages that running requests hold",
           used_share(s));
+  t.alias("gauge", "vllm:gpu_cache_usage_perc", "The same, by its older name", used_share(s));
+  t.family("gauge", "vllm:cache_config_info", "Size of the cache, as labels");
+  t.row("vllm:cache_config_info",
+        cat("block_size=\"", services.options().page_size, "\",num_gpu_blocks=\"", s.pages_total, '"'), 1);
   t.gauge("kvasir_prefix_hit_ratio", nullptr, "Share of prompt tokens found in the prefix cache, since the start",
           hit_rate(s));
   t.counter("kvasir_prompt_tokens_total", "vllm:prompt_tokens_total", "Prompt tokens of finished prefills",
             s.prompt_tokens);
   t.counter("kvasir_cached_tokens_total", "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache",
             s.cached_tokens);
+  t.alias("counter", "vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache",
+          static_cast<double>(s.prompt_tokens));
   t.counter("kvasir_output_tokens_total", "vllm:generation_tokens_total", "Tokens generated", s.output_tokens);
   t.counter("kvasir_requests_total", nullptr, "Requests submitted to the engine", s.requests);
   t.counter("kvasir_requests_finished_total", nullptr, "Requests that ended well", s.finished);
@@ -110,11 +121,23 @@ std::string metrics_text(const Services& services) {
   for (const Metrics::Row& r : services.metrics().rows())
     t.row("kvasir_calls_total", cat("protocol=", json_string(r.protocol), ",code=\"", code_name(r.code), '"'),
           r.requests);
+  t.family("counter", "vllm:request_success_total", "Choices that ended well, by how");
+  for (size_t i = 0; i < Metrics::kEndings.size(); ++i)
+    t.row("vllm:request_success_total",
+          cat("model_name=", json_string(services.model_name()), ",finished_reason=\"", Metrics::kEndings[i], '"'),
+          services.metrics().ended(i));
+  if (const SpanExporter* spans = services.spans()) {
+    t.counter("kvasir_spans_sent_total", nullptr, "Spans the collector took", spans->sent());
+    t.counter("kvasir_spans_dropped_total", nullptr, "Spans the collector did not take", spans->dropped());
+  }
   t.counter("kvasir_auth_failures_total", nullptr, "Calls without a valid key", services.metrics().auth_failures());
   t.histogram("kvasir_time_to_first_token_seconds", "vllm:time_to_first_token_seconds",
               "From submission to the first token", s.first_token);
   t.histogram("kvasir_inter_token_seconds", "vllm:inter_token_latency_seconds", "Between tokens of one request",
               s.between_tokens);
+  t.histogram("kvasir_prefill_seconds", "vllm:request_prefill_time_seconds", "From the first step to the first token",
+              s.prefill);
+  t.histogram("kvasir_decode_seconds", "vllm:request_decode_time_seconds", "From the first token to the end", s.decode);
   t.histogram("kvasir_request_seconds", "vllm:e2e_request_latency_seconds", "From submission to the end", s.whole);
   t.histogram("kvasir_queue_seconds", "vllm:request_queue_time_seconds", "From submission to the first step", s.queued);
   t.histogram("kvasir_step_seconds", nullptr, "One step", s.step_time);

@@ -209,5 +209,25 @@ TEST(Units, SizesAndDurations) {
   EXPECT_FALSE(parse_duration("soon").ok());
 }
 
+TEST(ForeignNames, AnAliasIsTheOptionAndWhatMeansNothingIsPassedOverWithAReason) {
+  int port = 1, batch = 2;
+  Options o("test", "");
+  o.add("grpc_port", &port, "a port").range(0, 65535);
+  o.add("batch", &batch, "a size");
+  o.alias("port", "grpc_port");
+  o.foreign("top_k", "each request says it");
+  o.foreign("profile", "there is a trace", true);
+  EXPECT_TRUE(o.load_json(R"({"port": 23333, "top_k": 1, "profile": true})", "ppl.json").ok());
+  EXPECT_EQ(port, 23333);
+  std::vector<std::string> args{"--port", "7", "--top-k", "-1", "--profile", "--batch", "5", "--top-k=3"};
+  EXPECT_TRUE(o.load_flags(args).ok());
+  EXPECT_EQ(port, 7);
+  EXPECT_EQ(batch, 5);
+  ASSERT_EQ(o.notes().size(), 2u);
+  EXPECT_EQ(o.notes()[0], "profile means nothing here: there is a trace");  // a file's keys come in their order
+  EXPECT_FALSE(o.load_json(R"({"port": 70000})", "ppl.json").ok());
+  EXPECT_FALSE(o.load_json(R"({"topk": 1})", "ppl.json").ok());
+}
+
 }  // namespace
 }  // namespace kvasir

@@ -73,6 +73,20 @@ TEST(SentencePiece, SpacesAndBytes) {
   EXPECT_EQ(*t->decode(*t->encode(" hello  world", false, false), true), " hello  world");
 }
 
+TEST(SentencePiece, ItsTokenizerJsonTokenizesAlike) {
+  const TokenizerPtr t = made(small_spm_vocab());
+  const Result<std::string> json = t->to_json();
+  ASSERT_TRUE(json.ok()) << json.status().message();
+  const Result<TokenizerPtr> again = Tokenizer::from_json(*json);
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  for (const char* text :
+       {"hello", "hello world", " hello  world", "h\u00e9llo", "world hello hel", "", "\n", "</s>"}) {
+    for (const bool bos : {false, true})
+      EXPECT_EQ(*(*again)->encode(text, bos, true), *t->encode(text, bos, true)) << text;
+    EXPECT_EQ(*(*again)->decode(*t->encode(text, false, false), true), text);
+  }
+}
+
 TEST(SentencePiece, NoMergeMakesASpecialToken) {
   const TokenizerPtr t = made(small_spm_vocab());
   const std::vector<int32_t> plain = *t->encode("</s>", false, false);

@@ -67,6 +67,37 @@ impl Spm {
     pub fn len(&self) -> usize {
         self.texts.len()
     }
+
+    /// The same merges as a tokenizer.json has them: every way to make a token of two others, best score first.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut merges: Vec<(f32, u32, &str, &str)> = Vec::new();
+        for (id, text) in self.texts.iter().enumerate() {
+            if !self.mergeable[id] || self.ids[text] != id as u32 {
+                continue;
+            }
+            for (at, _) in text.char_indices().skip(1) {
+                let (left, right) = text.split_at(at);
+                if self.ids.contains_key(left) && self.ids.contains_key(right) {
+                    merges.push((self.scores[id], id as u32, left, right));
+                }
+            }
+        }
+        merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let pairs: Vec<[&str; 2]> = merges.iter().map(|m| [m.2, m.3]).collect();
+        let unknown = (self.unknown != NONE).then(|| self.texts[self.unknown as usize].as_str());
+        serde_json::json!({
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": unknown,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": true,
+            "byte_fallback": true,
+            "ignore_merges": false,
+            "vocab": self.ids,
+            "merges": pairs,
+        })
+    }
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.ids.get(token).copied()
     }

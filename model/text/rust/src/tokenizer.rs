@@ -147,14 +147,19 @@ impl Tokenizer {
 
     /// The whole as a tokenizer.json, for those who tokenize elsewhere.
     pub fn to_json(&self) -> Result<String> {
-        let AnyModel::Hf(model) = &*self.special.get_model().0 else {
-            return Err(invalid("a SentencePiece vocabulary out of a GGUF file has no tokenizer.json".to_string()));
+        let (model, undone) = match &*self.special.get_model().0 {
+            AnyModel::Hf(model) => (
+                serde_json::json!(model),
+                serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                                   "use_regex": false}),
+            ),
+            AnyModel::Spm(model) => (model.to_json(), self.sentence_piece_decoder()),
         };
-        let decoder = match self.special.get_decoder() {
-            Some(decoder) => serde_json::json!(decoder),
-            None => serde_json::json!({ // GGUF names no decoder: its byte pairs are undone so
-                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
-            }),
+        // GGUF names no decoder, and what goes around a prompt beside the pipeline.
+        let decoder = self.special.get_decoder().map_or(undone, |decoder| serde_json::json!(decoder));
+        let around = match self.special.get_post_processor() {
+            Some(processor) => serde_json::json!(processor),
+            None => self.template_around(),
         };
         Ok(serde_json::json!({
             "version": "1.0",
@@ -163,11 +168,44 @@ impl Tokenizer {
             "added_tokens": self.special.get_added_vocabulary(),
             "normalizer": self.special.get_normalizer(),
             "pre_tokenizer": self.special.get_pre_tokenizer(),
-            "post_processor": self.special.get_post_processor(),
+            "post_processor": around,
             "decoder": decoder,
             "model": model,
         })
         .to_string())
+    }
+
+    fn sentence_piece_decoder(&self) -> serde_json::Value {
+        let mut steps = vec![
+            serde_json::json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}),
+            serde_json::json!({"type": "ByteFallback"}),
+            serde_json::json!({"type": "Fuse"}),
+        ];
+        if self.strips_leading_space {
+            steps.push(serde_json::json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        serde_json::json!({"type": "Sequence", "decoders": steps})
+    }
+
+    fn template_around(&self) -> serde_json::Value {
+        if self.prefix.is_empty() && self.suffix.is_empty() {
+            return serde_json::Value::Null;
+        }
+        let text = |id: i32| String::from_utf8_lossy(self.text.get(id as usize)).into_owned();
+        let special = |id: &i32| serde_json::json!({"SpecialToken": {"id": text(*id), "type_id": 0}});
+        let sequence = |name: &str| serde_json::json!({"Sequence": {"id": name, "type_id": 0}});
+        let around = |names: &[&str]| -> Vec<serde_json::Value> {
+            let inside = names.iter().map(|name| sequence(name));
+            self.prefix.iter().map(special).chain(inside).chain(self.suffix.iter().map(special)).collect()
+        };
+        let used: serde_json::Map<String, serde_json::Value> = self
+            .prefix
+            .iter()
+            .chain(&self.suffix)
+            .map(|&id| (text(id), serde_json::json!({"id": text(id), "ids": [id], "tokens": [text(id)]})))
+            .collect();
+        serde_json::json!({"type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
+                           "special_tokens": used})
     }
 
     pub fn token_id(&self, text: &str) -> i32 {
