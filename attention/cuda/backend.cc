@@ -6,6 +6,7 @@
 #include "attention/cuda/launch.h"
 #include "attention/cuda/memory.h"
 #include "attention/cuda/plan.h"
+#include "attention/cuda/prefill8.h"
 #include "attention/held_step.h"
 #include "attention/rules.h"
 #include "attention/validate.h"
@@ -62,7 +63,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
     if (a_.rope.style != RopeStyle::none) {
       KVASIR_TRY(frequencies_.upload(a_.rope.inv_freq.data(), a_.rope.inv_freq.size() * 4));
       const int64_t half = a_.rope.rotary_dim / 2;
-      const int64_t ranks = a_.streaming_positions ? int64_t(a_.window) + limits_.max_tokens : 0;
+      // A query sees its window and what its own call brought; without append, all from its start_pos on.
+      const int64_t seen = a_.append ? int64_t(a_.window) + limits_.max_tokens : limits_.max_kvlen;
+      const int64_t ranks = a_.streaming_positions ? seen : 0;
       KVASIR_TRY(angles_.allocate(size_t((ranks > 0 ? ranks : limits_.max_tokens) * half * 8)));
       (ranks > 0 ? s.rope_ranks : s.rope) = angles_.as<float>();
       if (ranks > 0)
@@ -91,19 +94,21 @@ class CudaAttention final : public Attention, public GraphKeyed {
     if (n.tokens == 0) return {};
     Layer l;
     l.query = t.query, l.key = t.key, l.value = t.value, l.bias = t.qkv_bias;
-    const bool queries = works_on_query_ || t.qkv_bias;
+    // FP8 prefill takes queries as they are given; every other kernel wants them worked on.
+    const bool others = n.plain || std::any_of(n.parts, n.parts + kLists, [](int32_t p) { return p > 0; });
+    const bool queries = (works_on_query_ || t.qkv_bias) && (others || !prefill8_);
     l.q = queries ? q_.get() : const_cast<void*>(t.query);
     // Where the cache keeps new K/V just as they came, they are contiguous already.
     const bool given = a_.append && !a_.packed_qkv && !t.qkv_bias && a_.rope.style == RopeStyle::none &&
                        t.cache.dtype == a_.io && t.cache.quant == kvcache::QuantKind::none;
     l.k_new = given ? const_cast<void*>(t.key) : k_new_.get();
     l.v_new = given ? const_cast<void*>(t.value) : v_new_.get();
-    l.given = given;
+    l.given = given || prefill8_;  // E4M3 goes into an E4M3 cache as it is
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
     l.out = t.output, l.lse = a_.return_lse ? t.lse : nullptr;
-    l.partial = partial_.as<float>(), l.partial_lse = partial_lse_.as<float>();
+    l.partial = partial_.as<float>(), l.partial_lse = partial_lse_.as<float>(), l.arrived = arrived_.as<int32_t>();
     l.cache = cache;
     const StepView v = planner_->view(device(slot_));
     std::byte* base = device(slot_);
@@ -111,9 +116,13 @@ class CudaAttention final : public Attention, public GraphKeyed {
     if (n.gathers && n.deferred)  // a ring is read as it was
       launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
     if (a_.append || queries) launch_append(shape_, v, l, n.tokens, queries, a_.append, 0, stream_);
-    if (n.gathers && !n.deferred)
+    if (n.gathers && !n.deferred && !prefill8_)
       launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
-    if (n.tiles)
+    if (n.tiles && prefill8_)
+      KVASIR_TRY(check(launch_prefill8(shape_, v, l, planner_->tiles(base), n.tiles, n.exact_tokens,
+                                       planner_->gather_tokens(), n.sequences, multiprocessors_, stream_),
+                       "prefill"));
+    else if (n.tiles)
       KVASIR_TRY(check(launch_prefill(shape_, v, l, planner_->tiles(base), n.tiles, n.exact_tokens,
                                       given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
                                       multiprocessors_, stream_),
@@ -181,7 +190,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
       // Batch-invariant: a row's arithmetic may not depend on how many stand beside it, so no kernel for a few.
       for (int i = a_.batch_invariant ? 1 : 0; i < kLists; ++i)
         machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i);
-    machine.prefill = prefill_supports(shape_, capability_) && !a_.batch_invariant;
+    machine.prefill8 = prefill8_ = prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant;
+    machine.prefill = !prefill8_ && prefill_supports(shape_, capability_) && !a_.batch_invariant;
     planner_ = std::make_unique<Planner>(a_, limits_, machine);
     KVASIR_TRY(arrays_.allocate(2 * planner_->bytes()));
     KVASIR_TRY(pinned_.allocate(2 * planner_->bytes()));
@@ -189,6 +199,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
     const size_t rows = size_t(planner_->slots()) * size_t(shape_.heads);
     KVASIR_TRY(partial_.allocate(rows * size_t(shape_.head_dim) * 4));
     KVASIR_TRY(partial_lse_.allocate(rows * 4));
+    const size_t arrived = size_t(planner_->slots()) * size_t(shape_.kv_heads) * 4;
+    KVASIR_TRY(arrived_.allocate(arrived));
+    KVASIR_TRY(check(cudaMemsetAsync(arrived_.get(), 0, arrived, stream_), "workspace"));
     const size_t old = size_t(planner_->gather_tokens()) * size_t(shape_.kv_heads * shape_.head_dim) *
                        size_t(dtype_bits(shape_.work) / 8);
     KVASIR_TRY(k_old_.allocate(old));
@@ -229,12 +242,13 @@ class CudaAttention final : public Attention, public GraphKeyed {
   cudaStream_t stream_;
   Shape shape_;
   int multiprocessors_ = 0, capability_ = 0;
-  bool works_on_query_ = false, held_ = false;
+  bool works_on_query_ = false, held_ = false, prefill8_ = false;
   int slot_ = 0;
   size_t new_bytes_ = 0;
   HeldStep waiting_;
   std::unique_ptr<Planner> planner_;
-  DeviceMemory slopes_, frequencies_, angles_, q_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_, partial_lse_;
+  DeviceMemory slopes_, frequencies_, angles_, q_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_, partial_lse_,
+      arrived_;
   PinnedMemory pinned_;
   cudaEvent_t uploaded_[2] = {nullptr, nullptr};
 };

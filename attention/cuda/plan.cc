@@ -10,8 +10,6 @@ namespace kvasir::attention::cuda {
 
 namespace {
 
-constexpr int64_t kSmallestRun = 2 * kKeyBlock;  // below this a block costs more than it reads
-
 int64_t bucket(int64_t n) { return n <= 0 ? 0 : int64_t(std::bit_ceil(uint64_t(n))); }
 int64_t down(int64_t x) { return x / kKeyBlock * kKeyBlock; }
 int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlock; }
@@ -43,7 +41,9 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   rows_cap_ = 2 * T;
   items_cap_ = B + 2 * T * group_ / 16 + T + 2;
   beam_cap_ = B * limits.max_kvlen;
-  gather_cap_ = machine.prefill ? limits.max_kvlen + T : 0;
+  gather_cap_ = machine.prefill8  ? (limits.max_kvlen + T + 16 * B + 127) / 128 * 128
+                : machine.prefill ? limits.max_kvlen + T
+                                  : 0;
   // Two unfinished runs a part, a whole tile of queries each; a shared prefix and sinks add one run a query.
   const int64_t tile_queries = std::max(1, 32 / group_);
   slots_cap_ = 2 * all_parts * tile_queries + 4 * T + (runs > 1 ? runs * T : 0);
@@ -175,6 +175,8 @@ void Planner::partition(int list, std::byte* buffer) {
   const int64_t want = std::max(1, machine_.stream_warps[list] / a_.num_kv_heads);
   int64_t left = 0;  // in key blocks; an item costs one more for its beginning and end
   for (const Item& i : items) left += blocks_of(i.tile.kv_end - i.tile.kv_begin) + blocks_of(i.sink_end) + 1;
+  // Below this a run costs more than it reads; where there is little to read for all, every warp is worth it.
+  const int64_t smallest = left < 2 * want ? kKeyBlock : 2 * kKeyBlock;
   int32_t count = 0, part = 0;
   int64_t room = (left + want - 1) / want;
   heads[0].begin = 0;
@@ -202,6 +204,7 @@ void Planner::partition(int list, std::byte* buffer) {
   };
   for (Item& item : items) {
     item.first_cut = int32_t(cuts_.size());
+    const int32_t first_segment = count;
     --left, --room;
     if (item.sink_end > 0) emit(item, 0, item.sink_end, false);
     const int64_t end = item.tile.kv_end;
@@ -213,18 +216,22 @@ void Planner::partition(int list, std::byte* buffer) {
         emit(item, at_key, next, !item.partial && at_key == item.tile.kv_begin && next == end);
         at_key = next;
       } while (at_key < end);
-      continue;
+    } else {
+      bool first = true;
+      do {
+        const int64_t keys = end - at_key;
+        if (part + 1 < want && room * kKeyBlock < std::min(keys, smallest)) close();
+        int64_t take = std::max(room * kKeyBlock, smallest);
+        if (part + 1 >= want || keys - take < smallest) take = keys;
+        emit(item, at_key, at_key + take, !item.partial && first && take == keys);
+        first = false;
+        at_key += take;
+      } while (at_key < end);
     }
-    bool first = true;
-    do {
-      const int64_t keys = end - at_key;
-      if (part + 1 < want && room * kKeyBlock < std::min(keys, kSmallestRun)) close();
-      int64_t take = std::max(room * kKeyBlock, kSmallestRun);
-      if (part + 1 >= want || keys - take < kSmallestRun) take = keys;
-      emit(item, at_key, at_key + take, !item.partial && first && take == keys);
-      first = false;
-      at_key += take;
-    } while (at_key < end);
+    // Few runs: the last to finish has them merged sooner than another kernel starts.
+    item.merged = !item.shared && item.prefix < 0 && item.cuts > 0 && item.cuts <= kMergedInPlace;
+    for (int32_t i = first_segment; item.merged && i < count; ++i)
+      segments[i].first_slot = cuts_[size_t(item.first_cut)].slot, segments[i].merges = item.cuts;
   }
   heads[part].end = count;
   while (++part < want) heads[part].begin = heads[part].end = count;
@@ -243,7 +250,7 @@ void Planner::write_merges(std::byte* buffer) {
   const std::vector<Item>& shared_list = items_[std::max(0, list_for(kTileRows[kLists - 1]))];
   for (auto& list : items_)
     for (const Item& item : list) {
-      if (item.shared || item.cuts == 0) continue;
+      if (item.shared || item.merged || item.cuts == 0) continue;
       for (int32_t q = 0; q < item.queries; ++q) {
         Merge m{stream_rows_[size_t(item.tile.tokens + q)].token, used, 0};
         if (item.prefix >= 0) {
@@ -363,10 +370,14 @@ void Planner::plan(const Step& step, std::byte* buffer) {
     const bool ring = a_.append && a_.cyclic_capacity > 0 && s.q_len > 1;  // reads come before its writes
     if (ring) s.flags |= kDeferred, launch_.deferred = true;
     const bool longer = int64_t(s.q_len) * group_ > 32 && s.q_len > 8;
-    const int64_t old = a_.append ? s.start_pos : s.kv_len;
-    if (machine_.prefill && longer && a_.append && beam_width_ == 0 && gathered + old <= gather_cap_) {
-      s.flags |= kContiguous;
-      launch_.contiguous = true;
+    // FP8 reads all of a sequence back, from multiples of sixteen on.
+    const int64_t old = machine_.prefill8 ? (int64_t(s.kv_len) + 15) / 16 * 16 : s.start_pos;
+    if ((machine_.prefill || machine_.prefill8) && longer && a_.append && beam_width_ == 0 &&
+        gathered + old <= gather_cap_) {
+      if (!machine_.prefill8) {
+        s.flags |= kContiguous;
+        launch_.contiguous = true;
+      }
       if (old > 0) {
         s.gathered = int32_t(gathered);
         gathered += old;

@@ -15,6 +15,7 @@ namespace kvasir::attention::cuda {
 struct Machine {
   int32_t stream_warps[kLists] = {0, 0, 0};  // resident on the whole device, by list; 0: no such kernel
   bool prefill = false;                      // the Hopper kernel takes this shape
+  bool prefill8 = false;                     // or the one that multiplies FP8
 };
 
 // Grids are functions of these, rounded up to buckets, so that equal keys replay one graph.
@@ -60,6 +61,7 @@ class Planner {
     int32_t prefix_offset = 0;
     bool shared = false;  // is such an item: its queries are merged by their own items
     bool partial = false;
+    bool merged = false;  // by the stream kernel itself
     int32_t first_cut = 0, cuts = 0;
   };
   struct Cut {
@@ -96,6 +98,9 @@ class Planner {
   std::vector<Row> stream_rows_;
   int32_t next_slot_ = 0;
 };
+
+// Runs that a warp merges where it finds itself the last; more are left to a kernel with a block a query.
+constexpr int32_t kMergedInPlace = 16;
 
 // Batch-invariant mode cuts here and nowhere else.
 constexpr int64_t kInvariantRun = 1024;

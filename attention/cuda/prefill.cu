@@ -3,8 +3,7 @@
 // while the other has the matrix units. Keys come last first: the new ones, contiguous as append left them, then the
 // cached prefix from the gather buffer, one online softmax over both.
 //   operations of a tile pair: 4 * 128 * 128 * D;  bytes into shared memory: 2 * 128 * D * 2, from L2 mostly
-#include <cuda.h>
-
+#include "attention/cuda/bulk.cuh"
 #include "attention/cuda/device.cuh"
 #include "attention/cuda/launch.h"
 #include "attention/cuda/wgmma.cuh"
@@ -13,36 +12,6 @@ namespace kvasir::attention::cuda {
 namespace {
 
 constexpr int kRows = 128, kKeys = 128, kStages = 2, kHalf = kKeys * 128;  // bytes of 64 columns of a tile
-
-__device__ inline void barrier_init(uint64_t* b, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(b)), "r"(count));
-}
-__device__ inline void barrier_expect(uint64_t* b, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(b)), "r"(bytes));
-}
-__device__ inline void barrier_arrive(uint64_t* b) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(b)) : "memory");
-}
-__device__ inline void barrier_wait(uint64_t* b, int phase) {
-  asm volatile(
-      "{\n.reg .pred p;\nagain: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra "
-      "again;\ndone:\n}\n" ::"r"(shared_address(b)),
-      "r"(phase)
-      : "memory");
-}
-__device__ inline void load_tile(void* to, const CUtensorMap* map, int column, int head, int row, uint64_t* full) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];\n" ::
-          "r"(shared_address(to)),
-      "l"(map), "r"(shared_address(full)), "r"(column), "r"(head), "r"(row)
-      : "memory");
-}
-__device__ inline void named_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
 
 struct Maps {
   CUtensorMap q, k_new, v_new, k_old, v_old;
@@ -330,21 +299,6 @@ __global__ void __launch_bounds__(384, 1)
       }
     }
   }
-}
-
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// Looked up, not linked: a machine without a driver still starts.
-Encode encode_function() {
-  static const Encode found = [] {
-    void* p = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &result);
-    return reinterpret_cast<Encode>(p);
-  }();
-  return found;
 }
 
 // [rows, heads, D] as boxes of 128 rows and 64 columns of one head; columns past D read as zeros.

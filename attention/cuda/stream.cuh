@@ -4,10 +4,15 @@
 // side, so do their reads.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/cuda/stream_few.cuh"
 #include "attention/cuda/stream_many.cuh"
 
 namespace kvasir::attention::cuda {
+
+template <class K, int kD, int kList>
+using SizeOf = std::conditional_t<kList == 0, FewSize<K, kD>, StreamSize<K, kD>>;
 
 template <class K, int kD, int kList>
 constexpr auto stream_kernel() {
@@ -20,7 +25,7 @@ constexpr auto stream_kernel() {
 // Blocks a multiprocessor holds; 0: too much for this device, and the plain kernel does it.
 template <class K, int kD, int kList>
 int stream_prepare(int scale_bytes) {
-  const int bytes = StreamSize<K, kD>::bytes(scale_bytes);
+  const int bytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
   auto* kernel = stream_kernel<K, kD, kList>();
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
     cudaGetLastError();
@@ -37,7 +42,7 @@ void stream_run(const Shape& s, const StepView& v, const Layer& l, const StreamL
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3((list.count * s.kv_heads + kStreamWarps - 1) / kStreamWarps);
   config.blockDim = dim3(kStreamWarps * 32);
-  config.dynamicSmemBytes = StreamSize<K, kD>::bytes(scale_bytes);
+  config.dynamicSmemBytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
   config.stream = stream;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -19,15 +19,15 @@ struct StreamSize {
   static constexpr int kStages = kFit > 6 ? 6 : kFit < 3 ? 3 : kFit;
   static constexpr int kBlocks = kStages * kTileBytes <= 28672 ? 2 : 1;
   static constexpr int kAhead = 8192 / kRow > 64 ? 64 : 8192 / kRow;  // keys asked for before the kernel may begin
-  static int bytes(int scale_bytes) {
-    return kStreamWarps * kStages * (kTileBytes + (K::kGroup ? 2 * kTile * scale_bytes : 0));
+  __host__ __device__ static int stage_bytes(int scale_bytes) {
+    return kTileBytes + (K::kGroup ? 2 * kTile * scale_bytes : 0);
   }
+  static int bytes(int scale_bytes) { return kStreamWarps * kStages * stage_bytes(scale_bytes); }
 };
 
-template <class K, int kD>
+template <class K, int kD, class Size>
 class Feed {
  public:
-  using Size = StreamSize<K, kD>;
   static constexpr int kTile = Size::kTile, kStages = Size::kStages, kRow = Size::kRow, kChunks = kRow / 16;
 
   __device__ __forceinline__ Feed(const Shape& s, const StepView& v, const CacheLayer& c, const StreamList& list,
@@ -85,18 +85,11 @@ class Feed {
       const uint32_t rows_live =
           __ballot_sync(0xffffffffu, lane_ < live && (key_ + lane_ >= seen_begin_ || key_ + lane_ < s_.sinks));
       uint8_t* stage = ring_ + fill_ * stage_bytes_;
-      const uint32_t stage_at = shared_address(stage);
-      const int64_t offset = next_place_ * c_.token;
-#pragma unroll
-      for (int i = 0; i < (kTile * kChunks + 31) / 32; ++i) {
-        const int n = i * 32 + lane_, row = n / kChunks, chunk = n % kChunks;
-        const uint8_t* from = key_base_ + __shfl_sync(0xffffffffu, offset, row & (kTile - 1)) + chunk * 16;
-        if (kTile * kChunks % 32 == 0 || row < kTile) {
-          copy16(stage_at + row * kRow + K::template key_chunk<kD>(row, chunk) * 16, from, rows_live >> row & 1);
-          copy16(stage_at + (kTile + row) * kRow + K::template value_chunk<kD>(row, chunk) * 16, from + to_value_,
-                 rows_live >> row & 1);
-        }
-      }
+      constexpr uint32_t kAll = kTile == 32 ? 0xffffffffu : (1u << kTile) - 1;
+      if (rows_live == kAll)
+        copy_rows<true>(shared_address(stage), rows_live);
+      else
+        copy_rows<false>(shared_address(stage), rows_live);
       if constexpr (K::kGroup) copy_scales(stage, rows_live >> lane_ & 1);
       key_ += kTile;
       if (key_ >= end_) {
@@ -122,12 +115,35 @@ class Feed {
   __device__ __forceinline__ int64_t place_of(int t) const {
     return v_.beam_width > 0 ? read_place(s_, v_, sequence_, t) : physical(s_, v_, table_, slot_of(s_, t));
   }
-  __device__ __forceinline__ int64_t place() const {  // of this lane's row of the tile at the cursor
-    return segment_ < last_ ? place_of(min(key_ + (lane_ & (kTile - 1)), end_ - 1)) : 0;
+  // Of this lane's row of the tile at the cursor. Plans count tokens of a cache in 32 bits.
+  __device__ __forceinline__ uint32_t place() const {
+    return segment_ < last_ ? uint32_t(place_of(min(key_ + (lane_ & (kTile - 1)), end_ - 1))) : 0;
+  }
+  // A tile's rows, 16 bytes a lane and turn. Where a turn is whole rows, a lane keeps to one column of chunks.
+  template <bool kWhole>
+  __device__ __forceinline__ void copy_rows(uint32_t stage, uint32_t rows_live) {
+    constexpr bool kEven = 32 % kChunks == 0;
+    constexpr int kRowsATurn = 32 / kChunks;
+    const int my_row = lane_ / kChunks, my_chunk = lane_ % kChunks;
+    const uint8_t* key = key_base_ + (kEven ? my_chunk * 16 : 0);
+    const uint8_t* value = key + to_value_;
+    const uint32_t token = uint32_t(c_.token);
+#pragma unroll
+    for (int i = 0; i < (kTile * kChunks + 31) / 32; ++i) {
+      const int n = i * 32 + lane_, row = kEven ? i * kRowsATurn + my_row : n / kChunks;
+      const int chunk = kEven ? my_chunk : n % kChunks;
+      const uint64_t offset =
+          uint64_t(__shfl_sync(0xffffffffu, next_place_, row & (kTile - 1))) * token + (kEven ? 0 : chunk * 16);
+      if (kTile * kChunks % 32 == 0 || row < kTile) {
+        const bool live = kWhole || (rows_live >> row & 1);
+        copy16(stage + row * kRow + K::template key_chunk<kD>(row, chunk) * 16, key + offset, live);
+        copy16(stage + (kTile + row) * kRow + K::template value_chunk<kD>(row, chunk) * 16, value + offset, live);
+      }
+    }
   }
   __device__ __forceinline__ void copy_scales(uint8_t* stage, bool here) {  // a lane brings those of its key, K and V
     if (lane_ >= kTile) return;
-    const int64_t row = next_place_ * c_.scale_token + kv_head_ * c_.scale_head;
+    const int64_t row = int64_t(uint64_t(next_place_) * uint32_t(c_.scale_token)) + kv_head_ * c_.scale_head;
 #pragma unroll
     for (int kv = 0; kv < 2; ++kv) {
       const uint8_t* from = (kv ? c_.value_scale : c_.key_scale) + row;
@@ -156,7 +172,7 @@ class Feed {
   int segment_, last_;  // the run of keys it stands in
   int key_ = 0, end_ = 0, sequence_ = 0, seen_begin_ = 0;
   int64_t table_ = 0;
-  int64_t next_place_ = 0;
+  uint32_t next_place_ = 0;
   int fill_ = 0;  // stage
   uint16_t held_scales_[2] = {};
   uint8_t* held_to_ = nullptr;

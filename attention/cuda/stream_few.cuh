@@ -9,26 +9,36 @@
 
 namespace kvasir::attention::cuda {
 
+// Narrow kinds wait for arithmetic as much as for memory: three blocks of two or more stages where registers allow.
 template <class K, int kD>
-__global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
+struct FewSize : StreamSize<K, kD> {
+  using All = StreamSize<K, kD>;
+  static constexpr bool kThree = K::kBits < 16 && kD <= 128;
+  static constexpr int kStages = !kThree ? All::kStages : 17408 / All::kTileBytes > 4 ? 4 : 17408 / All::kTileBytes;
+  static constexpr int kBlocks = kThree ? 3 : All::kBlocks;
+  static int bytes(int scale_bytes) { return All::stage_bytes(scale_bytes) * kStages * kStreamWarps; }
+};
+
+template <class K, int kD>
+__global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
     few_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                     const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int scale_bytes) {
   using T = typename K::T;
-  using Size = StreamSize<K, kD>;
+  using Size = FewSize<K, kD>;
   constexpr int kTile = Size::kTile, kStages = Size::kStages, kRow = Size::kRow;
   constexpr int kM = kTile / 16;                               // tall tiles of keys
   constexpr float kShift = __is_same(T, Half) ? 10.0f : 0.0f;  // keeps small weights normal in float16
   constexpr float kMostScale = 63.9f;                          // times 2^kShift, still a float16
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, tid = lane & 3;
-  const int stage_bytes = Size::kTileBytes + (K::kGroup ? 2 * kTile * scale_bytes : 0);
+  const int stage_bytes = Size::stage_bytes(scale_bytes);
   uint8_t* ring = shared + warp * kStages * stage_bytes;
 
   const int index = blockIdx.x * kStreamWarps + warp, kv_head = index % s.kv_heads, part = index / s.kv_heads;
   // The plan lies in memory since before the kernel ahead of this one: it is read while that one still runs.
   const PartHead head = part < list.count ? list.heads[part] : PartHead{};
   const CacheLayer& c = l.cache;
-  Feed<K, kD> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
+  Feed<K, kD, Size> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.ask_ahead();
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
@@ -105,10 +115,11 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
           T::mma(to, high, q[kk * 2 + 1][0], q[kk * 2 + 1][1]);
           if constexpr (K::kGroup) {
             if ((((kk + 1) * 32) & ((1 << c.group_shift) - 1)) == 0) {
-              const float even = scales.plain(m * 16 + g, kk * 32), odd = scales.plain(m * 16 + 8 + g, kk * 32);
+              float by[2];
+              scales.rows(m * 16 + g, kk * 32, by);
 #pragma unroll
               for (int e = 0; e < 4; ++e) {
-                score[m][e] += other[m][e] * (e < 2 ? even : odd);
+                score[m][e] += other[m][e] * by[e / 2];
                 other[m][e] = 0.0f;
               }
             }
@@ -179,9 +190,11 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
       for (int block = 0; block < kD / 32; ++block) {
         if constexpr (K::kGroup) {
           if (((block * 32) & ((1 << c.group_shift) - 1)) == 0) {
+            float by[kM * 2];
+            scales.rows(kTile + g, block * 32, by);
 #pragma unroll
             for (int e = 0; e < kM * 2; ++e) {
-              const float f = fminf(scales.plain(kTile + e * 8 + g, block * 32), kMostScale);
+              const float f = fminf(by[e], kMostScale);
               p[e] = transposed(T::pack(x[0][e] * f, x[1][e] * f));
             }
           }
@@ -230,6 +243,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
       float* lse = partial ? l.partial_lse : l.lse;
       if (lse && g == 0) lse[row] = masked ? -INFINITY : base * kLn2 + logf(total);
     }
+    if (seg.merges > 0) merge_if_last<kD>(s, v, l, seg, kv_head, lane);
   }
 }
 

@@ -15,9 +15,23 @@ struct TileScales {
   int row_bytes, group_shift;
   bool half;
   __device__ float plain(int row, int d) const {
-    const uint8_t* p = at + row * row_bytes;
+    const int byte = row * row_bytes + (d >> group_shift) * (half ? 2 : 4);
+    const uint32_t w = *reinterpret_cast<const uint32_t*>(at + (byte & ~3));  // one load, no branch
+    const uint16_t h = uint16_t(w >> (byte & 2) * 8);
+    return half ? __half2float(reinterpret_cast<const __half&>(h)) : __uint_as_float(w);
+  }
+  // Those of rows first, first + 8, ... for one group: one branch for all.
+  template <int kN>
+  __device__ void rows(int first, int d, float (&x)[kN]) const {
+    const uint8_t* p = at + first * row_bytes;
     const int i = d >> group_shift;
-    return half ? __half2float(reinterpret_cast<const __half*>(p)[i]) : reinterpret_cast<const float*>(p)[i];
+    if (half) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) x[n] = __half2float(reinterpret_cast<const __half*>(p + n * 8 * row_bytes)[i]);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) x[n] = reinterpret_cast<const float*>(p + n * 8 * row_bytes)[i];
+    }
   }
   __device__ float get(int row, int d) const { return fminf(plain(row, d) * 8.0f, 515.0f); }  // carried
 };
@@ -89,7 +103,7 @@ struct Kind {
         } else {
           const uint32_t w =
               *reinterpret_cast<const uint32_t*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, kk) * 16 + tid * 4);
-          for (int i = 0; i < 4; ++i) b[n][i / 2][i % 2] = nibbles(w >> (4 * i));
+          nibbles4(w, b[n][0][0], b[n][0][1], b[n][1][0], b[n][1][1]);
         }
         if constexpr (kScaled)
           if (scales.group_shift < 5) {  // larger groups scale the sums instead, which is exact
@@ -178,8 +192,7 @@ struct Kind {
           widen4(__byte_perm(w[0], w[1], 0x7362), b[2][pair], b[3][pair]);
         } else {
           const uint32_t mine = __byte_perm(w[0], w[1], g % 2 ? 0x7632 : 0x5410);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) b[i][pair] = nibbles(mine >> (4 * i));
+          nibbles4(mine, b[0][pair], b[1][pair], b[2][pair], b[3][pair]);
         }
       }
     }
@@ -208,6 +221,21 @@ struct Kind {
   }
   __device__ static uint32_t nibbles(uint32_t w) {
     return pair_sub<T>(((w & 0x000f000fu) ^ 0x00080008u) | T::kMagic, T::kMagic4);
+  }
+  // Nibbles 0 to 3 of both halves as four pairs: those four bits up stand for 16 times as much.
+  __device__ static void nibbles4(uint32_t w, uint32_t& x0, uint32_t& x1, uint32_t& x2, uint32_t& x3) {
+    static_assert(__is_same(T, Half) || kBits > 4);
+    const uint32_t up = w >> 8;
+    x0 = pair_sub<T>((w & 0x000f000fu) ^ 0x64086408u, 0x64086408u);
+    x1 = sixteenth_less_72((w & 0x00f000f0u) ^ 0x64806480u);
+    x2 = pair_sub<T>((up & 0x000f000fu) ^ 0x64086408u, 0x64086408u);
+    x3 = sixteenth_less_72((up & 0x00f000f0u) ^ 0x64806480u);
+  }
+  __device__ static uint32_t sixteenth_less_72(uint32_t x) {  // (1024 + 16 u) / 16 - 72 = u - 8, exactly
+    const uint32_t sixteenth = 0x2c002c00u, less = 0xd480d480u;
+    const __half2 y = __hfma2(reinterpret_cast<__half2&>(x), reinterpret_cast<const __half2&>(sixteenth),
+                              reinterpret_cast<const __half2&>(less));
+    return reinterpret_cast<const uint32_t&>(y);
   }
 };
 

@@ -16,14 +16,14 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
   constexpr float kShift = __is_same(T, Half) ? 10.0f : 0.0f;  // keeps small weights normal in float16
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, tid = lane & 3;
-  const int stage_bytes = Size::kTileBytes + (K::kGroup ? 2 * kTile * scale_bytes : 0);
+  const int stage_bytes = Size::stage_bytes(scale_bytes);
   uint8_t* ring = shared + warp * kStages * stage_bytes;
 
   const int index = blockIdx.x * kStreamWarps + warp, kv_head = index % s.kv_heads, part = index / s.kv_heads;
   // The plan lies in memory since before the kernel ahead of this one: it is read while that one still runs.
   const PartHead head = part < list.count ? list.heads[part] : PartHead{};
   const CacheLayer& c = l.cache;
-  Feed<K, kD> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
+  Feed<K, kD, Size> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.ask_ahead();
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
@@ -259,6 +259,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
         float* lse = partial ? l.partial_lse : l.lse;
         if (lse && tid == 0) lse[row] = masked ? -INFINITY : base * kLn2 + logf(total);
       }
+    if (seg.merges > 0) merge_if_last<kD>(s, v, l, seg, kv_head, lane);
   }
 }
 

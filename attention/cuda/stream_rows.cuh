@@ -53,4 +53,67 @@ __device__ inline void store_run(void* base, DType type, int64_t i, const Run<kN
   }
 }
 
+// The runs of a tile as one, by the warp whose run was the last of them: eight lanes a row, four rows at once.
+// The order is that of the keys, whoever comes last.
+template <int kD>
+__device__ inline void merge_runs(const Shape& s, const StepView& v, const Layer& l, const Segment& seg, int kv_head,
+                                  int lane) {
+  constexpr int kVec = kD / 32, kFlight = kD > 128 ? 2 : 4;
+  const int queries = seg.row_count / s.group, sub = lane % 8;
+  for (int first = 0; first < seg.row_count; first += 4) {
+    const int r = first + lane / 8, flat = min(r, seg.row_count - 1), query = flat / s.group;
+    const int head = kv_head * s.group + flat % s.group;
+    float top = -INFINITY, total = 0.0f;
+    float4 acc[kVec] = {};
+    for (int run = 0; run < seg.merges; run += kFlight) {
+      float lse[kFlight];
+      float4 x[kFlight][kVec];
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) {
+        const int64_t row = int64_t(seg.first_slot + min(run + u, seg.merges - 1) * queries + query) * s.heads + head;
+        lse[u] = run + u < seg.merges ? __ldcg(l.partial_lse + row) : -INFINITY;
+        const float4* from = reinterpret_cast<const float4*>(l.partial + row * kD) + sub;
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) x[u][k] = __ldcg(from + k * 8);
+      }
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) {  // one by one: a run that sees nothing leaves the bits as they are
+        const float next = fmaxf(top, lse[u]), base = next == -INFINITY ? 0.0f : next;
+        const float shrink = expf(top - base), weight = expf(lse[u] - base);
+        top = next;
+        total = total * shrink + weight;
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) {
+          acc[k].x = acc[k].x * shrink + weight * x[u][k].x, acc[k].y = acc[k].y * shrink + weight * x[u][k].y;
+          acc[k].z = acc[k].z * shrink + weight * x[u][k].z, acc[k].w = acc[k].w * shrink + weight * x[u][k].w;
+        }
+      }
+    }
+    if (r >= seg.row_count) continue;
+    const bool masked = top == -INFINITY;
+    if (l.sink_logits && !masked) total += expf(l.sink_logits[head] - top);
+    const float f = masked ? 0.0f : s.out_inv_scale / total;
+    const int64_t row = int64_t(v.rows[seg.tokens + query].token) * s.heads + head;
+#pragma unroll
+    for (int k = 0; k < kVec; ++k)
+      store_run<4>(l.out, s.out, row * kD + (sub + k * 8) * 4,
+                   {acc[k].x * f, acc[k].y * f, acc[k].z * f, acc[k].w * f});
+    if (l.lse && sub == 0) l.lse[row] = masked ? -INFINITY : top + logf(total);
+  }
+}
+
+// A run of keys has left its part of the result: the warp that finds it was the last of its item merges them.
+template <int kD>
+__device__ inline void merge_if_last(const Shape& s, const StepView& v, const Layer& l, const Segment& seg, int kv_head,
+                                     int lane) {
+  __threadfence();
+  __syncwarp();
+  int* arrived = l.arrived + int64_t(seg.first_slot) * s.kv_heads + kv_head;
+  const int before = __shfl_sync(0xffffffffu, lane == 0 ? atomicAdd(arrived, 1) : 0, 0);
+  if (before + 1 < seg.merges) return;
+  __threadfence();
+  merge_runs<kD>(s, v, l, seg, kv_head, lane);
+  if (lane == 0) *arrived = 0;
+}
+
 }  // namespace kvasir::attention::cuda

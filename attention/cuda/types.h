@@ -34,6 +34,9 @@ struct Segment {
   int32_t seen_begin = 0;  // no row sees keys before it, but for the sinks
   int32_t slot = -1;       // partial result of its first query, or -1: straight to the output
   int64_t table = 0;       // of its sequence, here as well: one load less before the first key
+  // Where the last run to finish merges its item at once: the item's first slot (also its counter), and how many
+  // runs it was cut into; 0: merged by the kernel after.
+  int32_t first_slot = 0, merges = 0;
 };
 
 // Where a part of the plan begins: its first run of keys, and which of the list are its own.
@@ -41,7 +44,7 @@ struct alignas(16) PartHead {
   Segment first;
   int32_t begin = 0, end = 0;
 };
-static_assert(sizeof(PartHead) == 48);
+static_assert(sizeof(PartHead) == 64);
 
 constexpr int32_t kTileRows[] = {8, 16, 32};  // query rows of a tile, by list of the stream kernels
 constexpr int kLists = 3;
@@ -141,6 +144,7 @@ struct Layer {
   float* lse = nullptr;
   float* partial = nullptr;      // [slots, heads, D]
   float* partial_lse = nullptr;  // [slots, heads], natural log
+  int32_t* arrived = nullptr;    // [slots, kv_heads]: runs of an item that are done; all 0 between launches
   CacheLayer cache;
 };
 

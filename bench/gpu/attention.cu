@@ -239,21 +239,26 @@ double append_alone(Timer& timer, const Attributes& a, const Limits& limits, con
 
 // Causal prefill of `batch` sequences of `tokens` on `old` cached ones; the cache is written as well.
 void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t tokens, int64_t old, int dim = 128,
-             int page = 16, int64_t decodes = 0, int64_t decode_kv = 0) {
+             int page = 16, int64_t decodes = 0, int64_t decode_kv = 0, bool fp8 = false) {
   Attributes a;
   a.num_heads = 32, a.num_kv_heads = 8, a.head_dim = dim;
   a.io = a.out = DType::bf16;
   a.page_size = page;
+  const int element = fp8 ? 1 : 2;
+  if (fp8) a.io = DType::f8_e4m3, a.q_scale = 0.05f;
   const int64_t B = decodes + batch, kv = std::max(batch > 0 ? tokens + old : 0, decode_kv),
                 pages = (kv + page - 1) / page;
   const int64_t max_tokens = B * pages * page, T = decodes + batch * tokens;
   kvcache::CacheView view;
   view.dtype = DType::bf16, view.max_tokens = max_tokens, view.kv_heads = 8, view.head_dim = dim;
   view.strides = {8 * dim, 2 * max_tokens * 8 * dim, max_tokens * 8 * dim, dim};
-  view.data = random_memory(max_tokens * 2 * 8 * dim * 2, 0, 1, timer.stream);
-  uint8_t* q = random_memory(T * 32 * dim * 2, 0, 2, timer.stream);
-  uint8_t* k = random_memory(T * 8 * dim * 2, 0, 3, timer.stream);
-  uint8_t* v = random_memory(T * 8 * dim * 2, 0, 4, timer.stream);
+  if (fp8)
+    view.dtype = DType::f8_e4m3, view.quant = kvcache::QuantKind::per_tensor, view.k_scale = view.v_scale = 0.05f;
+  const int kind = kind_of(view.dtype);
+  view.data = random_memory(max_tokens * 2 * 8 * dim * element, kind, 1, timer.stream);
+  uint8_t* q = random_memory(T * 32 * dim * element, kind, 2, timer.stream);
+  uint8_t* k = random_memory(T * 8 * dim * element, kind, 3, timer.stream);
+  uint8_t* v = random_memory(T * 8 * dim * element, kind, 4, timer.stream);
   uint8_t* out = random_memory(T * 32 * dim * 2, 0, 5, timer.stream);
   std::vector<int64_t> seqstarts{0}, kvstarts{0}, start_pos, table(static_cast<size_t>(B * pages));
   std::vector<int64_t> order(static_cast<size_t>(B * pages));
@@ -282,7 +287,7 @@ void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t token
   ok((*made)->plan(step));
   CUDA(cudaStreamSynchronize(timer.stream));
   const double us = timer.time(4, [&](int) { ok((*made)->run(t)); });
-  const double append_us = append_alone(timer, a, {B, T, kv, pages, max_tokens}, step, t);
+  const double append_us = fp8 ? 0.0 : append_alone(timer, a, {B, T, kv, pages, max_tokens}, step, t);
   const double flops = 4.0 * 32 * dim * double(batch) * double(tokens) * (double(old) + double(tokens) / 2);
   printf(
       "{\"prefill\": \"%s\", \"batch\": %ld, \"tokens\": %ld, \"old\": %ld, \"dim\": %d, \"page\": %d, \"decodes\": "
@@ -334,6 +339,9 @@ int main(int argc, char** argv) {
     prefill(timer, "2k", 4, 2048, 0);
     prefill(timer, "512", 16, 512, 0);
     prefill(timer, "8k head 64", 1, 8192, 0, 64);
+    prefill(timer, "8k head 96", 1, 8192, 0, 96);
+    prefill(timer, "8k fp8", 1, 8192, 0, 128, 16, 0, 0, true);
+    prefill(timer, "2k fp8", 4, 2048, 0, 128, 16, 0, 0, true);
     prefill(timer, "extend 2k on 30k", 1, 2048, 30720);
     prefill(timer, "chunks", 2, 1024, 0);
     prefill(timer, "mixed", 2, 1024, 0, 128, 16, 200, 2048);

@@ -85,6 +85,11 @@ void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>*
         const Row& row = p.view.rows[s.tokens + r / group];
         for (int j = s.kv_begin; j < s.kv_end; ++j)
           if (j < row.end && j >= row.begin) ++(*reads)[row.token][j];
+        if (s.merges > 0 && s.slot == s.first_slot) ++(*direct)[row.token];  // by the last of its runs
+        if (s.merges > 0) {
+          EXPECT_LT((s.slot - s.first_slot) / (s.row_count / group), s.merges);
+          EXPECT_EQ((s.slot - s.first_slot) % (s.row_count / group), 0);
+        }
         if (s.slot < 0)
           ++(*direct)[row.token];
         else
@@ -105,6 +110,14 @@ void expect_complete(const Planned& p, int group, int64_t tokens) {
     EXPECT_EQ(listed, slots[m.token]) << "token " << m.token;
     EXPECT_TRUE(merged.insert(m.token).second);
   }
+  auto* base = const_cast<std::byte*>(p.buffer.data());
+  std::map<int, int> runs;  // first slot -> runs of that item
+  for (int list = 0; list < kLists; ++list)
+    for (int i = 0; i < segment_count(p, list); ++i) {
+      const Segment& s = p.planner.segments(base, list)[i];
+      if (s.merges > 0 && ++runs[s.first_slot] == s.merges) runs.erase(s.first_slot);
+    }
+  EXPECT_TRUE(runs.empty()) << "a merge waits for runs that never come";
   for (int token = 0; token < tokens; ++token) {
     EXPECT_EQ(direct[token] + int(merged.count(token)), 1) << "token " << token << " has one result";
     for (auto [key, n] : reads[token]) EXPECT_EQ(n, 1) << "token " << token << " key " << key;

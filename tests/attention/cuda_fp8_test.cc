@@ -1,0 +1,45 @@
+// Prefill in FP8, alone and beside decodes: E4M3 inputs against the reference on the same values.
+#include "tests/attention/cuda_testing.h"
+
+namespace kvasir::attention {
+namespace {
+using namespace testing;
+
+TEST_F(Cuda, Fp8PrefillAgreesWithTheReference) {
+  using Sequences = std::vector<CaseShape::Sequence>;
+  const std::pair<Sequences, int> steps[] = {
+      {{{0, 128}}, 0},
+      {{{0, 300}, {0, 9}, {0, 129}}, 0},
+      {{{300, 100}, {127, 65}}, 0},
+      {{{90, 1}, {400, 1}, {0, 257}}, 2},
+      {{{40, 5}, {31, 40}, {1, 300}}, 0},
+  };
+  uint64_t seed = 900;
+  for (int variant = 0; variant < 6; ++variant)
+    for (const auto& [sequences, decodes] : steps) {
+      CaseShape s;
+      Attributes& a = s.attributes;
+      a.num_heads = 4, a.num_kv_heads = 2, a.head_dim = 128;
+      a.io = DType::f8_e4m3, a.q_scale = 0.02f;
+      a.out = variant == 1 ? DType::f8_e4m3 : DType::bf16, a.out_scale = 0.01f;
+      a.return_lse = true;
+      a.is_causal = variant != 2;
+      if (variant == 3) a.window = 150, a.sinks = 3;
+      if (variant == 4) a.softcap = 5.0f;
+      if (variant == 5) a.is_alibi = true;
+      s.cache.dtype = DType::f8_e4m3, s.cache.quant = kvcache::QuantKind::per_tensor;
+      s.cache.k_scale = 0.01f, s.cache.v_scale = 0.02f;
+      s.sequences = sequences, s.decoding_batches = decodes;
+      const Case before = make_case(s, ++seed);
+      Case after = before;
+      CaseOutput got;
+      const Status status = run_on_device(after, &got);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      // Weights of three bits, and an output of three more.
+      const double r = row_tolerance(DType::f8_e4m3) * (a.out == DType::f8_e4m3 ? 1.5 : 1.0);
+      EXPECT_EQ(compare_with_reference(before, after, got, r / row_tolerance(a.out), r), "") << describe(before);
+    }
+}
+
+}  // namespace
+}  // namespace kvasir::attention
