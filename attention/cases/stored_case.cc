@@ -3,12 +3,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "attention/cases/case_json.h"
+#include "attention/cases/json_object.h"
 #include "attention/cases/npy.h"
-#include "attention/rope.h"
 #include "core/cat.h"
 
 namespace kvasir::attention {
@@ -16,133 +15,6 @@ namespace {
 
 using kvcache::IndexMode;
 using kvcache::QuantKind;
-using nlohmann::json;
-
-Status bad(const std::string& field, std::string message) {
-  return invalid_argument(std::move(message)).with_field(field);
-}
-
-// One JSON object whose every key must be asked for.
-class Object {
- public:
-  Object(std::string name, const json& j) : name_(std::move(name)), j_(j) {}
-
-  Status is_object() const { return j_.is_object() ? Status() : bad(name_, cat(name_, " must be an object")); }
-  const json* find(const char* key) {
-    asked_.insert(key);
-    auto it = j_.find(key);
-    return it == j_.end() || it->is_null() ? nullptr : &*it;
-  }
-  Status get(const char* key, bool* out) {
-    const json* v = find(key);
-    if (!v) return {};
-    if (!v->is_boolean()) return bad(key, cat(key, " is ", v->dump(), "; it must be true or false"));
-    *out = v->get<bool>();
-    return {};
-  }
-  template <std::integral T>
-  Status get(const char* key, T* out) {
-    const json* v = find(key);
-    if (!v) return {};
-    if (!v->is_number_integer()) return bad(key, cat(key, " is ", v->dump(), "; it must be a whole number"));
-    const int64_t n =
-        v->is_number_unsigned() && v->get<uint64_t>() > uint64_t(INT64_MAX) ? INT64_MAX : v->get<int64_t>();
-    if (n > int64_t(std::numeric_limits<T>::max()) || n < int64_t(std::numeric_limits<T>::min()))
-      return bad(key, cat(key, " is ", v->dump(), "; it does not fit"));
-    *out = T(n);
-    return {};
-  }
-  template <std::floating_point T>
-  Status get(const char* key, T* out) {
-    const json* v = find(key);
-    if (!v) return {};
-    if (!v->is_number() || !std::isfinite(v->get<double>()))
-      return bad(key, cat(key, " is ", v->dump(), "; it must be a finite number"));
-    *out = T(v->get<double>());
-    return {};
-  }
-  Status get(const char* key, std::string* out) {
-    const json* v = find(key);
-    if (!v) return {};
-    if (!v->is_string()) return bad(key, cat(key, " is ", v->dump(), "; it must be a string"));
-    *out = v->get<std::string>();
-    return {};
-  }
-  Status get(const char* key, std::vector<float>* out) {
-    const json* v = find(key);
-    if (!v) return {};
-    if (!v->is_array()) return bad(key, cat(key, " must be a list of numbers"));
-    for (const json& x : *v) {
-      if (!x.is_number()) return bad(key, cat(key, " holds ", x.dump(), "; it must hold numbers"));
-      out->push_back(x.get<float>());
-    }
-    return {};
-  }
-  Status get_dtype(const char* key, DType* out) {
-    std::string text;
-    KVASIR_TRY(get(key, &text));
-    if (!text.empty() && !parse_dtype(text, out))
-      return bad(key, cat(key, " is '", text, "', which is no element type"));
-    return {};
-  }
-  Status nothing_else() const {
-    for (const auto& [key, value] : j_.items())
-      if (!asked_.count(key)) return bad(key, cat(name_, " has '", key, "', which is not in the contract"));
-    return {};
-  }
-
- private:
-  std::string name_;
-  const json& j_;
-  std::set<std::string> asked_;
-};
-
-Status read_rope(const json& j, Rope* rope) {
-  Object o("rope", j);
-  KVASIR_TRY(o.is_object());
-  RopeConfig r;
-  std::string style = "neox";
-  KVASIR_TRY(o.get("style", &style));
-  if (style != "neox" && style != "gptj")
-    return bad("style", cat("rope.style is '", style, "'; it must be neox or gptj"));
-  r.style = style == "neox" ? RopeStyle::neox : RopeStyle::gptj;
-  KVASIR_TRY(o.get("rotary_dim", &r.rotary_dim));
-  KVASIR_TRY(o.get("base", &r.base));
-  if (const json* scaling = o.find("scaling")) {
-    Object s("rope.scaling", *scaling);
-    KVASIR_TRY(s.is_object());
-    std::string type = "default";
-    KVASIR_TRY(s.get("type", &type));
-    KVASIR_ASSIGN(r.scaling, parse_rope_scaling(type));
-    KVASIR_TRY(s.get("factor", &r.factor));
-    KVASIR_TRY(s.get("original_max_position_embeddings", &r.original_context));
-    KVASIR_TRY(s.get("max_position_embeddings", &r.configured_context));
-    KVASIR_TRY(s.get("low_freq_factor", &r.low_freq_factor));
-    KVASIR_TRY(s.get("high_freq_factor", &r.high_freq_factor));
-    KVASIR_TRY(s.get("beta_fast", &r.beta_fast));
-    KVASIR_TRY(s.get("beta_slow", &r.beta_slow));
-    KVASIR_TRY(s.get("attention_factor", &r.attention_factor));
-    KVASIR_TRY(s.get("mscale", &r.mscale));
-    KVASIR_TRY(s.get("mscale_all_dim", &r.mscale_all_dim));
-    KVASIR_TRY(s.get("short_factor", &r.short_factor));
-    KVASIR_TRY(s.get("long_factor", &r.long_factor));
-    KVASIR_TRY(s.nothing_else());
-  }
-  // A table of frequencies may stand for the rule that made it.
-  std::vector<float> table;
-  float magnitude = 1.0f;
-  KVASIR_TRY(o.get("inv_freq", &table));
-  KVASIR_TRY(o.get("magnitude", &magnitude));
-  KVASIR_TRY(o.nothing_else());
-  if (!table.empty()) {
-    *rope = Rope{r.style, r.rotary_dim, std::move(table), magnitude};
-    return {};
-  }
-  if (r.rotary_dim > 65536)
-    return bad("rotary_dim", cat("rope.rotary_dim is ", r.rotary_dim, "; it is at most head_dim"));
-  KVASIR_ASSIGN(*rope, rope_frequencies(r));
-  return {};
-}
 
 class Parser {
  public:
@@ -151,13 +23,11 @@ class Parser {
   Result<Case> parse() {
     auto file = files_.find("case.json");
     if (file == files_.end()) return bad("case.json", "the folder has no case.json");
-    json root;
-    try {
-      root = json::parse(file->second.begin(), file->second.end());
-    } catch (const json::exception& e) {
-      return bad("case.json", cat("case.json: ", e.what()));
-    }
-    KVASIR_TRY(read_json(root));
+    CaseHead head;
+    KVASIR_TRY(read_case_json(file->second, &head));
+    c_ = std::move(head.c);
+    cache_mode_ = head.cache_mode, quant_bit_ = head.quant_bit, has_scale_dtype_ = head.has_scale_dtype;
+    max_seqlen_ = head.max_seqlen, max_kvlen_ = head.max_kvlen;
     KVASIR_TRY(read_arrays());
     KVASIR_TRY(read_inputs());
     KVASIR_TRY(read_cache());
@@ -171,100 +41,6 @@ class Parser {
  private:
   Attributes& a() { return c_.attributes; }
   bool kvc() const { return c_.op == Op::key_value_cache; }
-
-  // ---- case.json ---------------------------------------------------------------------------------
-
-  Status read_json(const json& root) {
-    Object o("case.json", root);
-    KVASIR_TRY(o.is_object());
-    std::string op;
-    KVASIR_TRY(o.get("op", &op));
-    if (op.starts_with("dynamic_batching.")) op = op.substr(17);
-    bool known = false;
-    for (Op candidate : {Op::attention, Op::cache_attention, Op::key_value_cache})
-      if (op == op_name(candidate)) c_.op = candidate, known = true;
-    if (!known)
-      return bad("op",
-                 cat("op is '", op, "'; it must be KeyValueCache, MultiHeadAttention or MultiHeadCacheAttention"));
-    KVASIR_TRY(o.get("revision", &c_.revision));
-    if (c_.revision != 1 && c_.revision != 2)
-      return bad("revision", cat("revision is ", c_.revision, "; it must be 1 or 2"));
-    KVASIR_TRY(o.get_dtype("io_dtype", &a().io));
-    const json* attributes = o.find("attributes");
-    if (!attributes) return bad("attributes", "case.json has no attributes");
-    KVASIR_TRY(read_attributes(*attributes));
-    if (const json* scalars = o.find("scalars")) {
-      Object s("scalars", *scalars);
-      KVASIR_TRY(s.is_object());
-      KVASIR_TRY(s.get("decoding_batches", &c_.decoding_batches));
-      KVASIR_TRY(s.get("max_seqlen", &max_seqlen_));
-      KVASIR_TRY(s.get("max_kvlen", &max_kvlen_));
-      KVASIR_TRY(s.nothing_else());
-    }
-    return o.nothing_else();
-  }
-
-  Status read_attributes(const json& j) {
-    Object o("attributes", j);
-    KVASIR_TRY(o.is_object());
-    KVASIR_TRY(o.get("num_heads", &a().num_heads));
-    KVASIR_TRY(o.get("num_kv_heads", &a().num_kv_heads));
-    if (a().num_kv_heads == 0) a().num_kv_heads = a().num_heads;
-    KVASIR_TRY(o.get("head_dim", &a().head_dim));
-    if (a().head_dim < 1 || a().head_dim > 512)
-      return bad("head_dim", cat("head_dim is ", a().head_dim, "; it must be from 1 to 512"));
-    if (a().num_kv_heads < 1 || a().num_kv_heads > 4096 || a().num_heads > 4096)
-      return bad("num_heads", cat("num_heads is ", a().num_heads, " and num_kv_heads ", a().num_kv_heads,
-                                  "; both must be from 1 to 4096"));
-    if (kvc() && a().num_heads == 0) a().num_heads = a().num_kv_heads;
-    if (!kvc() && !o.find("is_causal")) return bad("is_causal", "attributes has no is_causal");
-    KVASIR_TRY(o.get("is_causal", &a().is_causal));
-    KVASIR_TRY(o.get("is_alibi", &a().is_alibi));
-    KVASIR_TRY(o.get("num_layer", &c_.view.layers));
-    KVASIR_TRY(o.get("layer_idx", &c_.layer));
-    KVASIR_TRY(o.get("quant_bit", &quant_bit_));
-    if (quant_bit_ != 0 && quant_bit_ != 4 && quant_bit_ != 8)
-      return bad("quant_bit", cat("quant_bit is ", quant_bit_, "; it must be 0, 4 or 8"));
-    c_.view.quant_group = 8;
-    KVASIR_TRY(o.get("quant_group", &c_.view.quant_group));
-    KVASIR_TRY(o.get("cache_mode", &cache_mode_));
-    if (cache_mode_ != 0 && cache_mode_ != 1)
-      return bad("cache_mode", cat("cache_mode is ", cache_mode_, "; it must be 0 or 1"));
-    a().index_mode = cache_mode_ == 0   ? IndexMode::offset
-                     : c_.revision == 1 ? IndexMode::token_table
-                                        : IndexMode::page_table;
-    KVASIR_TRY(o.get("cache_layout", &c_.layout));
-    a().page_size = 128;
-    KVASIR_TRY(o.get("page_size", &a().page_size));
-    KVASIR_TRY(o.get("num_repeat", &c_.num_repeat));
-    if (c_.num_repeat < 1 || c_.num_repeat > 4096)
-      return bad("num_repeat", cat("num_repeat is ", c_.num_repeat, "; it must be from 1 to 4096"));
-    c_.view.dtype = quant_bit_ == 8 ? DType::i8 : quant_bit_ == 4 ? DType::i4 : a().io;
-    KVASIR_TRY(o.get_dtype("cache_dtype", &c_.view.dtype));
-    has_scale_dtype_ = o.find("scale_dtype") != nullptr;
-    KVASIR_TRY(o.get_dtype("scale_dtype", &c_.view.scale_dtype));
-    KVASIR_TRY(o.get("k_scale", &c_.view.k_scale));
-    KVASIR_TRY(o.get("v_scale", &c_.view.v_scale));
-    KVASIR_TRY(o.get("q_scale", &a().q_scale));
-    KVASIR_TRY(o.get("q_scaling", &a().q_scaling));
-    KVASIR_TRY(o.get("softcap", &a().softcap));
-    KVASIR_TRY(o.get("window", &a().window));
-    KVASIR_TRY(o.get("cyclic_capacity", &a().cyclic_capacity));
-    KVASIR_TRY(o.get("sinks", &a().sinks));
-    KVASIR_TRY(o.get("streaming_positions", &a().streaming_positions));
-    KVASIR_TRY(o.get("packed_qkv", &a().packed_qkv));
-    KVASIR_TRY(o.get("append", &a().append));
-    KVASIR_TRY(o.get("return_lse", &a().return_lse));
-    KVASIR_TRY(o.get_dtype("out_dtype", &a().out));
-    KVASIR_TRY(o.get("out_scale", &a().out_scale));
-    if (a().out != DType::f32 && a().out != DType::f8_e4m3)
-      return bad("out_dtype",
-                 cat("out_dtype is ", dtype_name(a().out), "; outputs are written as float32 or float8_e4m3"));
-    if (const json* rope = o.find("rope")) KVASIR_TRY(read_rope(*rope, &a().rope));
-    return o.nothing_else();
-  }
-
-  // ---- tensors -----------------------------------------------------------------------------------
 
   Status tensor(const std::string& name, bool required, NpyArray* out, bool* there = nullptr) {
     auto file = files_.find(name + ".npy");

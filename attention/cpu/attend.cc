@@ -228,8 +228,8 @@ void write_row(const Job& job, int64_t token, int64_t head, float m, float l, fl
 int pieces_of_work(const Kernels& k, int rows, int head_dim) {
   const int blocks = (rows + 5) / 6;
   auto columns = [&](int n) { return std::max(1, n / (4 * k.width)); };
-  return kTile / k.width * std::max(1, head_dim / 32) +
-         blocks * (columns(kTile) * head_dim / 16 + columns(head_dim) * 4);
+  const int turn = kTile / 4 * std::max(1, head_dim * k.width / 512);
+  return turn + blocks * (columns(kTile) * head_dim / 4 + columns(head_dim) * kTile / 8);
 }
 
 void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scratch& s) {

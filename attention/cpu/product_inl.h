@@ -14,14 +14,13 @@ struct Packed {
 template <int R, int C, class B>
 inline void product(const float* a, int a_stride, const B b, int k0, int k1, const float* correction, float* c,
                     int c_stride, int n, Ahead& ahead) {
-  constexpr int kChunk = 16;
   V acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < C; ++i)
       acc[r][i] = correction ? mul(load(c + r * c_stride + n + i * W), set1(correction[r])) : zero();
   for (int k = k0; k < k1;) {
     fetch(ahead);
-    for (const int stop = k + kChunk < k1 ? k + kChunk : k1; k < stop; ++k) {
+    for (const int stop = k + kAheadEvery < k1 ? k + kAheadEvery : k1; k < stop; ++k) {
       V x[C];
       const auto row = b.row(k);
       for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
@@ -81,7 +80,7 @@ void scores(const float* q, int rows, int q_stride, int head_dim, const float* k
 template <int R, int C, class Turned>
 inline void turned_product(const float* q, int q_stride, const Turned keys, int head_dim, float* s, int j,
                            Ahead& ahead) {
-  constexpr int kPer = Turned::kPer, kChunk = 16;
+  constexpr int kPer = Turned::kPer, kChunk = kPer > kAheadEvery ? kPer : kAheadEvery;
   V acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < C; ++i) acc[r][i] = zero();
@@ -119,8 +118,7 @@ void scores_rows(const float* q, int rows, int q_stride, const KvRows& k, void* 
     constexpr int kElement = T::kHalves ? 2 : 4;
     for (int d0 = 0; d0 < head_dim; d0 += T::kStep)
       for (int j = begin; j < end; j += W) {
-        fetch(*ahead);
-        T::turn(k.row + j, d0, head_dim, static_cast<char*>(spare) + (d0 / T::kPer * kTile + j) * kElement);
+        T::turn(k.row + j, d0, head_dim, static_cast<char*>(spare) + (d0 / T::kPer * kTile + j) * kElement, *ahead);
       }
     const T keys(spare, table, k);
     auto go = [&](auto count) {

@@ -1,6 +1,8 @@
 // Reading one head's K or V of a tile: as rows (lanes along head_dim) and as columns (lanes along keys).
 // Included by kernels_inl.h only.
 
+// Few lines at a time: a burst would fill the places where this tile's own loads wait.
+constexpr int kAheadEvery = 4;  // rows or steps
 inline void fetch(Ahead& ahead) {
   const int n = ahead.left < ahead.each ? ahead.left : ahead.each;
   for (int i = 0; i < n; ++i) __builtin_prefetch(ahead.line[i], 0, 2);  // as far as L2: L1 has too few waiting places
@@ -124,7 +126,7 @@ inline void with_reader(const KvRows& k, const F& f) {
 void pack_values(const KvRows& k, float* v, int stride, Ahead* ahead) {
   with_reader(k, [begin = k.begin, end = k.end, head_dim = k.head_dim, v, stride, ahead](const auto reader) {
     for (int j = begin; j < end; ++j) {
-      if (j % 4 == 0) fetch(*ahead);
+      fetch(*ahead);
       const auto row = reader.row(j);
       for (int d = 0; d < head_dim; d += W) store(v + j * stride + d, row(d));
     }
@@ -136,16 +138,22 @@ void pack_values(const KvRows& k, float* v, int stride, Ahead* ahead) {
 // Keys are turned as they lie, in 32-bit words of one, two, four or eight elements: a narrow type costs that
 // much less than turning it once it is float32. Word w of key j comes to out[w * stride + j].
 template <DType kType, int kStride>
-inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_t* out) {
+inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_t* out, Ahead& ahead) {
   constexpr int kBits = bits_of(kType), kStep = W * 32 / kBits;
   const int left = head_dim - d0, offset = d0 * kBits / 8;
   Words r[W];
   if (left >= kStep) {
-    for (int i = 0; i < W; ++i) r[i] = load_words(rows[i] + offset);
+    for (int i = 0; i < W; ++i) {
+      if (i % kAheadEvery == 0) fetch(ahead);
+      r[i] = load_words(rows[i] + offset);
+    }
     transpose(r);
     for (int i = 0; i < W; ++i) store_words(out + i * kStride, r[i]);
   } else {
-    for (int i = 0; i < W; ++i) r[i] = load_some(rows[i] + offset, left * kBits / 8);
+    for (int i = 0; i < W; ++i) {
+      if (i % kAheadEvery == 0) fetch(ahead);
+      r[i] = load_some(rows[i] + offset, left * kBits / 8);
+    }
     transpose(r);
     for (int i = 0; i * 32 < left * kBits; ++i) store_words(out + i * kStride, r[i]);
   }
@@ -155,11 +163,12 @@ inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_
 // Where the processor converts float16 only when it lies together: turned in 16-bit units, FP8 as float16.
 // Element d of key j comes to out[d * stride + j].
 template <DType kType, int kStride>
-inline void turn_halves(const uint8_t* const* rows, int d0, int head_dim, uint16_t* out) {
+inline void turn_halves(const uint8_t* const* rows, int d0, int head_dim, uint16_t* out, Ahead& ahead) {
   const int left = head_dim - d0, offset = d0 * bits_of(kType) / 8;
   Words r[W];
   for (int i = 0; i < W; ++i) {
     const uint8_t* at = rows[i] + offset;
+    if (i % kAheadEvery == 0) fetch(ahead);
     if constexpr (kType == DType::f16)
       r[i] = left >= 2 * W ? load_words(at) : load_some(at, left * 2);
     else
@@ -170,8 +179,8 @@ inline void turn_halves(const uint8_t* const* rows, int d0, int head_dim, uint16
 constexpr bool in_halves(DType type) { return type == DType::f16 || type == DType::f8_e4m3; }
 #else
 template <DType kType, int kStride>
-inline void turn_halves(const uint8_t* const*, int, int, uint16_t*) {}
-inline Words load_half_column(const uint16_t*) { return {}; }
+inline void turn_halves(const uint8_t* const*, int, int, uint16_t*, Ahead&) {}
+inline Words load_half_column(const uint16_t*) { return Words{}; }
 inline V half_column(Words) { return zero(); }
 constexpr bool in_halves(DType) { return false; }
 #endif
@@ -194,11 +203,11 @@ struct Columns {
         scale(set1(kHalves && kType == DType::f8_e4m3 ? k.scale * 256.0f : k.scale)),
         group_shift(k.group_shift) {}
 
-  static void turn(const uint8_t* const* rows, int d0, int head_dim, void* out) {
+  static void turn(const uint8_t* const* rows, int d0, int head_dim, void* out, Ahead& ahead) {
     if constexpr (kHalves)
-      turn_halves<kType, kStride>(rows, d0, head_dim, static_cast<uint16_t*>(out));
+      turn_halves<kType, kStride>(rows, d0, head_dim, static_cast<uint16_t*>(out), ahead);
     else
-      turn_words<kType, kStride>(rows, d0, head_dim, static_cast<uint32_t*>(out));
+      turn_words<kType, kStride>(rows, d0, head_dim, static_cast<uint32_t*>(out), ahead);
   }
 
   // The kPer elements d, d+1, .. that lie together, of keys [j, j+W).
@@ -253,8 +262,7 @@ void pack_keys(const KvRows& k, float* kt, Ahead* ahead) {
     const int head_dim = k.head_dim, end = k.end;
     for (int j = k.begin / W * W; j < end; j += W)
       for (int d0 = 0; d0 < head_dim; d0 += C::kStep) {
-        fetch(*ahead);
-        C::turn(k.row + j, d0, head_dim, block);
+        C::turn(k.row + j, d0, head_dim, block, *ahead);
         const int stop = d0 + C::kStep < head_dim ? d0 + C::kStep : head_dim;
         for (int d = d0, w = 0; d < stop; d += C::kPer, ++w) {
           const auto word = columns.word(w, d, j, 0);

@@ -1,0 +1,162 @@
+#include "attention/cases/case_json.h"
+
+#include "attention/cases/json_object.h"
+#include "attention/rope.h"
+
+namespace kvasir::attention {
+namespace {
+
+using kvcache::IndexMode;
+
+Status read_rope(const json& j, Rope* rope) {
+  Object o("rope", j);
+  KVASIR_TRY(o.is_object());
+  RopeConfig r;
+  std::string style = "neox";
+  KVASIR_TRY(o.get("style", &style));
+  if (style != "neox" && style != "gptj")
+    return bad("style", cat("rope.style is '", style, "'; it must be neox or gptj"));
+  r.style = style == "neox" ? RopeStyle::neox : RopeStyle::gptj;
+  KVASIR_TRY(o.get("rotary_dim", &r.rotary_dim));
+  KVASIR_TRY(o.get("base", &r.base));
+  if (const json* scaling = o.find("scaling")) {
+    Object s("rope.scaling", *scaling);
+    KVASIR_TRY(s.is_object());
+    std::string type = "default";
+    KVASIR_TRY(s.get("type", &type));
+    KVASIR_ASSIGN(r.scaling, parse_rope_scaling(type));
+    KVASIR_TRY(s.get("factor", &r.factor));
+    KVASIR_TRY(s.get("original_max_position_embeddings", &r.original_context));
+    KVASIR_TRY(s.get("max_position_embeddings", &r.configured_context));
+    KVASIR_TRY(s.get("low_freq_factor", &r.low_freq_factor));
+    KVASIR_TRY(s.get("high_freq_factor", &r.high_freq_factor));
+    KVASIR_TRY(s.get("beta_fast", &r.beta_fast));
+    KVASIR_TRY(s.get("beta_slow", &r.beta_slow));
+    KVASIR_TRY(s.get("attention_factor", &r.attention_factor));
+    KVASIR_TRY(s.get("mscale", &r.mscale));
+    KVASIR_TRY(s.get("mscale_all_dim", &r.mscale_all_dim));
+    KVASIR_TRY(s.get("short_factor", &r.short_factor));
+    KVASIR_TRY(s.get("long_factor", &r.long_factor));
+    KVASIR_TRY(s.nothing_else());
+  }
+  // A table of frequencies may stand for the rule that made it.
+  std::vector<float> table;
+  float magnitude = 1.0f;
+  KVASIR_TRY(o.get("inv_freq", &table));
+  KVASIR_TRY(o.get("magnitude", &magnitude));
+  KVASIR_TRY(o.nothing_else());
+  if (!table.empty()) {
+    *rope = Rope{r.style, r.rotary_dim, std::move(table), magnitude};
+    return {};
+  }
+  if (r.rotary_dim > 65536)
+    return bad("rotary_dim", cat("rope.rotary_dim is ", r.rotary_dim, "; it is at most head_dim"));
+  KVASIR_ASSIGN(*rope, rope_frequencies(r));
+  return {};
+}
+
+Status read_attributes(const json& j, CaseHead* head) {
+  Case& c = head->c;
+  Attributes& a = c.attributes;
+  Object o("attributes", j);
+  KVASIR_TRY(o.is_object());
+  KVASIR_TRY(o.get("num_heads", &a.num_heads));
+  KVASIR_TRY(o.get("num_kv_heads", &a.num_kv_heads));
+  if (a.num_kv_heads == 0) a.num_kv_heads = a.num_heads;
+  KVASIR_TRY(o.get("head_dim", &a.head_dim));
+  if (a.head_dim < 1 || a.head_dim > 512)
+    return bad("head_dim", cat("head_dim is ", a.head_dim, "; it must be from 1 to 512"));
+  if (a.num_kv_heads < 1 || a.num_kv_heads > 4096 || a.num_heads > 4096)
+    return bad("num_heads", cat("num_heads is ", a.num_heads, " and num_kv_heads ", a.num_kv_heads,
+                                "; both must be from 1 to 4096"));
+  if (c.op == Op::key_value_cache && a.num_heads == 0) a.num_heads = a.num_kv_heads;
+  if (c.op != Op::key_value_cache && !o.find("is_causal")) return bad("is_causal", "attributes has no is_causal");
+  KVASIR_TRY(o.get("is_causal", &a.is_causal));
+  KVASIR_TRY(o.get("is_alibi", &a.is_alibi));
+  KVASIR_TRY(o.get("num_layer", &c.view.layers));
+  KVASIR_TRY(o.get("layer_idx", &c.layer));
+  KVASIR_TRY(o.get("quant_bit", &head->quant_bit));
+  if (head->quant_bit != 0 && head->quant_bit != 4 && head->quant_bit != 8)
+    return bad("quant_bit", cat("quant_bit is ", head->quant_bit, "; it must be 0, 4 or 8"));
+  c.view.quant_group = 8;
+  KVASIR_TRY(o.get("quant_group", &c.view.quant_group));
+  KVASIR_TRY(o.get("cache_mode", &head->cache_mode));
+  if (head->cache_mode != 0 && head->cache_mode != 1)
+    return bad("cache_mode", cat("cache_mode is ", head->cache_mode, "; it must be 0 or 1"));
+  a.index_mode = head->cache_mode == 0 ? IndexMode::offset
+                 : c.revision == 1     ? IndexMode::token_table
+                                       : IndexMode::page_table;
+  KVASIR_TRY(o.get("cache_layout", &c.layout));
+  a.page_size = 128;
+  KVASIR_TRY(o.get("page_size", &a.page_size));
+  KVASIR_TRY(o.get("num_repeat", &c.num_repeat));
+  if (c.num_repeat < 1 || c.num_repeat > 4096)
+    return bad("num_repeat", cat("num_repeat is ", c.num_repeat, "; it must be from 1 to 4096"));
+  c.view.dtype = head->quant_bit == 8 ? DType::i8 : head->quant_bit == 4 ? DType::i4 : a.io;
+  KVASIR_TRY(o.get_dtype("cache_dtype", &c.view.dtype));
+  head->has_scale_dtype = o.find("scale_dtype") != nullptr;
+  KVASIR_TRY(o.get_dtype("scale_dtype", &c.view.scale_dtype));
+  KVASIR_TRY(o.get("k_scale", &c.view.k_scale));
+  KVASIR_TRY(o.get("v_scale", &c.view.v_scale));
+  KVASIR_TRY(o.get("q_scale", &a.q_scale));
+  KVASIR_TRY(o.get("q_scaling", &a.q_scaling));
+  KVASIR_TRY(o.get("softcap", &a.softcap));
+  KVASIR_TRY(o.get("window", &a.window));
+  KVASIR_TRY(o.get("cyclic_capacity", &a.cyclic_capacity));
+  KVASIR_TRY(o.get("sinks", &a.sinks));
+  KVASIR_TRY(o.get("streaming_positions", &a.streaming_positions));
+  KVASIR_TRY(o.get("packed_qkv", &a.packed_qkv));
+  KVASIR_TRY(o.get("append", &a.append));
+  KVASIR_TRY(o.get("return_lse", &a.return_lse));
+  KVASIR_TRY(o.get_dtype("out_dtype", &a.out));
+  KVASIR_TRY(o.get("out_scale", &a.out_scale));
+  if (a.out != DType::f32 && a.out != DType::f8_e4m3)
+    return bad("out_dtype", cat("out_dtype is ", dtype_name(a.out), "; outputs are written as float32 or float8_e4m3"));
+  if (const json* rope = o.find("rope")) KVASIR_TRY(read_rope(*rope, &a.rope));
+  return o.nothing_else();
+}
+
+Status read_root(const json& root, CaseHead* head) {
+  Case& c = head->c;
+  Attributes& a = c.attributes;
+  Object o("case.json", root);
+  KVASIR_TRY(o.is_object());
+  std::string op;
+  KVASIR_TRY(o.get("op", &op));
+  if (op.starts_with("dynamic_batching.")) op = op.substr(17);
+  bool known = false;
+  for (Op candidate : {Op::attention, Op::cache_attention, Op::key_value_cache})
+    if (op == op_name(candidate)) c.op = candidate, known = true;
+  if (!known)
+    return bad("op", cat("op is '", op, "'; it must be KeyValueCache, MultiHeadAttention or MultiHeadCacheAttention"));
+  KVASIR_TRY(o.get("revision", &c.revision));
+  if (c.revision != 1 && c.revision != 2)
+    return bad("revision", cat("revision is ", c.revision, "; it must be 1 or 2"));
+  KVASIR_TRY(o.get_dtype("io_dtype", &a.io));
+  const json* attributes = o.find("attributes");
+  if (!attributes) return bad("attributes", "case.json has no attributes");
+  KVASIR_TRY(read_attributes(*attributes, head));
+  if (const json* scalars = o.find("scalars")) {
+    Object s("scalars", *scalars);
+    KVASIR_TRY(s.is_object());
+    KVASIR_TRY(s.get("decoding_batches", &c.decoding_batches));
+    KVASIR_TRY(s.get("max_seqlen", &head->max_seqlen));
+    KVASIR_TRY(s.get("max_kvlen", &head->max_kvlen));
+    KVASIR_TRY(s.nothing_else());
+  }
+  return o.nothing_else();
+}
+
+}  // namespace
+
+Status read_case_json(const Bytes& text, CaseHead* head) {
+  json root;
+  try {
+    root = json::parse(text.begin(), text.end());
+  } catch (const json::exception& e) {
+    return bad("case.json", cat("case.json: ", e.what()));
+  }
+  return read_root(root, head);
+}
+
+}  // namespace kvasir::attention
