@@ -97,6 +97,8 @@ inline void with_tail(const KvRows& k, const float* table, const F& f) {
     f(RowReader<kType, kScaling, false>(k, table));
 }
 
+alignas(64) constexpr float kNoScales[kTile] = {};  // a table for those that have none: no null is added to
+
 // f.template operator()<type, scaling>(table) for what the cache holds.
 template <class F>
 inline void by_type(const KvRows& k, const F& f) {
@@ -106,11 +108,11 @@ inline void by_type(const KvRows& k, const F& f) {
                                 : f.template operator()<DType::i4, Scaling::group>(scales.at);
   }
   switch (k.dtype) {
-    case DType::f32: return f.template operator()<DType::f32, Scaling::none>(nullptr);
-    case DType::f16: return f.template operator()<DType::f16, Scaling::none>(nullptr);
-    case DType::bf16: return f.template operator()<DType::bf16, Scaling::none>(nullptr);
-    case DType::i8: return f.template operator()<DType::i8, Scaling::tensor>(nullptr);
-    default: return f.template operator()<DType::f8_e4m3, Scaling::tensor>(nullptr);
+    case DType::f32: return f.template operator()<DType::f32, Scaling::none>(kNoScales);
+    case DType::f16: return f.template operator()<DType::f16, Scaling::none>(kNoScales);
+    case DType::bf16: return f.template operator()<DType::bf16, Scaling::none>(kNoScales);
+    case DType::i8: return f.template operator()<DType::i8, Scaling::tensor>(kNoScales);
+    default: return f.template operator()<DType::f8_e4m3, Scaling::tensor>(kNoScales);
   }
 }
 
