@@ -144,7 +144,7 @@ constexpr int kCopyWarps = 8, kCopyFlight = 8;
 __global__ void __launch_bounds__(kCopyWarps * 32)
     copy_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v, const __grid_constant__ Layer l,
                 int phase, uint32_t row_pieces) {
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_kernel_start();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tokens = v.counts[kCountTokens];
   const uint32_t half = s.kv_heads * row_pieces;  // of 16 bytes
   for (int token = blockIdx.x * kCopyWarps + warp; token < tokens; token += gridDim.x * kCopyWarps) {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kCopyWarps * 32)
 // phase 0: everything, but deferred sequences only become contiguous; 1: store the deferred ones.
 __global__ void __launch_bounds__(256, 5)
     append_kernel(Shape s, StepView v, Layer l, int phase, bool queries, int lanes, bool store) {
-  asm volatile("griddepcontrol.launch_dependents;");  // whoever starts early waits before it reads what this writes
+  let_next_kernel_start();  // whoever starts early waits before it reads what this writes
   const int rows = (queries ? s.heads : 0) + 2 * s.kv_heads;
   const int per_block = 256 / lanes;
   const int lane = threadIdx.x % lanes;

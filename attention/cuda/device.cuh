@@ -9,6 +9,19 @@
 
 namespace kvasir::attention::cuda {
 
+// Programmatic launches (sm_90; elsewhere a kernel starts when the one ahead has ended): until it waits, a kernel may
+// read only what was there before the one ahead began.
+__device__ inline void wait_for_kernel_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 

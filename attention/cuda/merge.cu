@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
     merge_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v, const __grid_constant__ Layer l) {
   extern __shared__ float sums[];  // [warps][head_dim]
   __shared__ float tops[kMergeWarps], totals[kMergeWarps];
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_kernel_start();
   const int head = blockIdx.x, warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32,
             D = s.head_dim;
   // The plan is read while the parts are still being computed.
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
     }
   };
   find(m.begin + warp);
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_kernel_ahead();
   if (!live) return;
   float top = -INFINITY, total = 0.0f, acc[8] = {};
   for (int first = m.begin + warp; first < m.end; first += kInFlight * warps) {

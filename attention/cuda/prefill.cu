@@ -55,6 +55,7 @@ template <class T, int kD, bool kExtra>
 __global__ void __launch_bounds__(384, 1)
     prefill_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Shape s,
                    const __grid_constant__ StepView v, const __grid_constant__ Layer l, const PrefillTile* tiles) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere nobody launches it
   extern __shared__ uint8_t raw[];
   Shared<kD>& sh = *reinterpret_cast<Shared<kD>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
   constexpr int kBytes = Shared<kD>::kTileBytes, kHalves = kD / 64;
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
   const int total = v.counts[kCountTiles] * s.heads;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_kernel_ahead();
 
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
@@ -299,6 +300,7 @@ __global__ void __launch_bounds__(384, 1)
       }
     }
   }
+#endif
 }
 
 // [rows, heads, D] as boxes of 128 rows and 64 columns of one head; columns past D read as zeros.

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(128)
     gather8_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                    const __grid_constant__ CacheLayer c, uint8_t* k_out, uint8_t* v_out, int64_t columns) {
   __shared__ uint32_t values[kGatherTokens][kD / 4 + 1];
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_kernel_start();
   if (int(blockIdx.y) >= v.counts[kCountSequences]) return;
   const Sequence seq = v.sequences[blockIdx.y];
   if (seq.gathered < 0) return;
@@ -104,6 +104,7 @@ template <bool kExtra>
 __global__ void __launch_bounds__(384, 1)
     prefill8_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Shape s,
                     const __grid_constant__ StepView v, const __grid_constant__ Layer l, const PrefillTile* tiles) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere nobody launches it
   extern __shared__ uint8_t raw[];
   Shared& sh = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
   if (threadIdx.x == 0) {
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
   const int total = v.counts[kCountTiles] * s.heads;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_kernel_ahead();
 
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
@@ -335,6 +336,7 @@ __global__ void __launch_bounds__(384, 1)
       }
     }
   }
+#endif
 }
 
 // Three dimensions of bytes, as boxes of 128 x 128.

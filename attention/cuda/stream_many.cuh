@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
   const CacheLayer& c = l.cache;
   Feed<K, kD, Size> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.ask_ahead();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
+  wait_for_kernel_ahead();
+  let_next_kernel_start();
   if (head.begin == head.end) return;
   for (int i = 0; i < kStages - 1; ++i) feed.issue();
 
