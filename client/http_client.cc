@@ -4,7 +4,6 @@
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/connect.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -36,9 +35,14 @@ class Connection {
     if (tls) tls_.emplace(socket_, *tls);
   }
   asio::awaitable<Status> open(const tcp::resolver::results_type& where, const std::string& host) {
-    auto [error, endpoint] = co_await asio::async_connect(socket_, where, kAwait);
-    if (error) co_return unavailable(error.message());
-    error_code ignored;
+    error_code failed = asio::error::host_not_found, ignored;
+    for (const auto& entry : where) {
+      auto [error] = co_await socket_.async_connect(entry.endpoint(), kAwait);
+      failed = error;
+      if (!failed || failed == asio::error::operation_aborted) break;
+      socket_.close(ignored);
+    }
+    if (failed) co_return unavailable(failed.message());
     socket_.set_option(tcp::no_delay(true), ignored);
     if (!tls_) co_return Status();
     SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());

@@ -191,7 +191,7 @@ TEST_F(Tls, BadFilesAreNamedBeforeAnythingIsSent) {
     TargetOptions o;
     o.address = "127.0.0.1:1";
     o.tls = tls;
-    const std::string grpc = make_target(o).status().message();
+    std::string grpc = make_target(o).status().message();
     o.protocol = "openai";
     EXPECT_EQ(make_target(o).status().message(), grpc);
     return grpc;
