@@ -3,6 +3,7 @@
 #include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
@@ -13,7 +14,6 @@
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -59,13 +59,19 @@ class Connection {
     auto [error, n] = co_await socket_.async_read_some(to, kAwait);
     co_return std::pair(error, n);
   }
-  asio::awaitable<error_code> write(const std::string& bytes) {
-    if (tls_) {
-      auto [error, n] = co_await asio::async_write(*tls_, asio::buffer(bytes), kAwait);
-      co_return error;
+  asio::awaitable<error_code> write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      if (tls_) {
+        auto [error, n] = co_await tls_->async_write_some(asio::buffer(bytes), kAwait);
+        if (error) co_return error;
+        bytes.remove_prefix(n);
+      } else {
+        auto [error, n] = co_await socket_.async_write_some(asio::buffer(bytes), kAwait);
+        if (error) co_return error;
+        bytes.remove_prefix(n);
+      }
     }
-    auto [error, n] = co_await asio::async_write(socket_, asio::buffer(bytes), kAwait);
-    co_return error;
+    co_return error_code();
   }
   void cancel() {
     error_code ignored;
