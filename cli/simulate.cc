@@ -58,7 +58,7 @@ Status replay(const SimulateConfig& c, std::istream& recording) {
   if (c.fit.empty()) return {};
   auto fit = scheduler::fit_cost(steps);
   if (!fit.ok()) return in_file(c.workload, fit.status());
-  return write_file(c.fit, scheduler::to_json(*fit, c.workload));
+  return write_file(c.fit, scheduler::to_json(*fit, report->about.empty() ? "a recording" : report->about));
 }
 
 Status simulate_with(const SimulateConfig& c, scheduler::Options options, const scheduler::Workload& workload) {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "core/cat.h"
+#include "core/cpu.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "engine/kv_memory.h"
@@ -98,6 +99,9 @@ class EngineImpl final : public Engine {
   void run(const Loader& loader);
   Status load(const Loader& loader);
   Result<scheduler::Options> scheduler_options(int64_t kv_memory) const;
+  std::string what_runs() const {
+    return loaded_.runner->cache_room() >= 0 ? "a GPU" : cat("a CPU with ", cpu().to_string());
+  }
   void enter(State phase, std::string message = "");
   Status accepting() const;
   Status make_room(int64_t tokens);
@@ -223,7 +227,8 @@ Result<scheduler::Options> EngineImpl::scheduler_options(int64_t kv_memory) cons
     std::shared_ptr<RecordingFile> file = std::move(opened);
     std::random_device entropy;
     o.recorder = std::make_shared<scheduler::Recorder>([file](std::string lines) { file->write(std::move(lines)); },
-                                                       uint64_t(entropy()) << 32 | entropy());
+                                                       uint64_t(entropy()) << 32 | entropy(),
+                                                       cat(info_.name, ' ', info_.quantization, " on ", what_runs()));
   }
   return o;
 }

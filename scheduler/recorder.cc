@@ -64,7 +64,7 @@ void Recorder::flush() {
 }
 
 void Recorder::begin(const Options& options) {
-  put(lines_, "{\"kvasir_recording\":1,\"options\":", options_to_json(options));
+  put(lines_, "{\"kvasir_recording\":1,\"about\":", json_string(about_), ",\"options\":", options_to_json(options));
   end_line();
 }
 

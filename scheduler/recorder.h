@@ -21,7 +21,9 @@ class Recorder {
  public:
   // `sink` is given whole lines, about `chunk` bytes at a time and what is left by flush().
   using Sink = std::function<void(std::string lines)>;
-  Recorder(Sink sink, uint64_t key, size_t chunk = 64 << 10) : sink_(std::move(sink)), key_(key), chunk_(chunk) {}
+  // `about`: what runs here, for the reader of the recording.
+  Recorder(Sink sink, uint64_t key, std::string about = "", size_t chunk = 64 << 10)
+      : sink_(std::move(sink)), key_(key), about_(std::move(about)), chunk_(chunk) {}
   ~Recorder() { flush(); }
   Recorder(const Recorder&) = delete;
 
@@ -50,6 +52,7 @@ class Recorder {
 
   Sink sink_;
   const uint64_t key_;
+  const std::string about_;
   const size_t chunk_;
   std::string lines_;
   uint64_t prompt_ = 0;  // the chain of the prompt being submitted

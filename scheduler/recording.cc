@@ -102,6 +102,7 @@ class Player {
     KVASIR_TRY(apply_json(j.at("options").dump(), &options, "the recorded options"));
     KVASIR_ASSIGN(scheduler_, Scheduler::create(options));
     report.policy = options.policy;
+    report.about = j.value("about", "");
     return {};
   }
 
@@ -317,6 +318,7 @@ Result<RecordedWorkload> read_workload(std::istream& in) {
 std::string to_json(const ReplayReport& r) {
   json j = {{"replayed", true},
             {"identical", r.identical},
+            {"about", r.about},
             {"policy", r.policy},
             {"recorded_s", r.seconds},
             {"calls", r.calls},

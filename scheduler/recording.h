@@ -14,7 +14,7 @@ namespace kvasir::scheduler {
 bool is_recording(const std::string& first_line);
 
 struct ReplayReport {
-  std::string policy;
+  std::string about, policy;
   int64_t calls = 0, steps = 0, requests = 0, refused = 0, output_tokens = 0, preemptions = 0, swaps = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0;
   double seconds = 0;      // from the first call to the last

@@ -17,7 +17,8 @@ class RandomWorld {
   explicit RandomWorld(uint64_t seed, std::string* recording = nullptr)
       : rng_(seed), options_(random_options()), device_(options_, vocabulary_) {
     if (recording != nullptr)
-      options_.recorder = std::make_shared<Recorder>([recording](std::string lines) { *recording += lines; }, seed, 0);
+      options_.recorder = std::make_shared<Recorder>([recording](std::string lines) { *recording += lines; }, seed,
+                                                     "a random world", 0);
     auto made = Scheduler::create(options_);
     KVASIR_CHECK(made.ok(), made.status().to_string());
     scheduler_ = std::move(made).value();
