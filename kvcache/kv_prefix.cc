@@ -102,7 +102,25 @@ bool KvSpace::evict_one(int g, int32_t id, bool urgent) {
     best = &t;
     least = c->key;
   }
-  return best != nullptr && evict_from(g, *best, true);
+  if (best != nullptr) return evict_from(g, *best, true);
+  return (own > 0 || (may_others && others > 0)) && evict_below_held(g, id, may_others);
+}
+
+// Two sequences that both brought a page back from the second tier keep a copy each while steps are in flight, and
+// hold the same page after it: when the one whose copy is the tree's goes, that page is idle below one in use. Rare
+// enough to look everywhere. What continues it is found again only if it is in the second tier, too.
+bool KvSpace::evict_below_held(int g, int32_t id, bool may_others) {
+  NodeId oldest = kNoNode;
+  for (NodeId n = 0; n < tree_.capacity(); ++n) {
+    const PrefixNode& node = tree_[n];
+    if (!node.live || node.page[g] < 0 || pools_[g].refs(node.page[g]) > 0) continue;
+    if (node.tenant != id && !may_others) continue;
+    if (oldest == kNoNode || node.last_use[g] < tree_[oldest].last_use[g]) oldest = n;
+  }
+  if (oldest == kNoNode) return false;
+  drop_page(g, oldest);
+  tree_.prune(oldest);
+  return true;
 }
 
 int32_t KvSpace::take(int g, int32_t id, bool urgent) {

@@ -196,6 +196,7 @@ class KvSpace {
   int32_t take(int g, int32_t tenant, bool urgent);
   bool evict_one(int g, int32_t tenant, bool urgent);
   bool evict_from(int g, Tenant& t, bool may_move);
+  bool evict_below_held(int g, int32_t tenant, bool may_others);
   const Candidate* top(int g, Tenant& t);
   bool valid(int g, const Candidate& c) const;
   void offer(int g, NodeId node);

@@ -51,6 +51,9 @@ TEST(Random, NothingIsLostOrSharedWrongly) {
   }
 }
 
+// An idle page below one in use: two had brought it back from the second tier (depth 2).
+TEST(Random, AWorldThatOnceBroke) { live(6612323109426645864u, 417); }
+
 TEST(Random, TheSameSeedGivesTheSamePlans) {
   for (uint64_t seed = 0; seed < 60; ++seed) EXPECT_EQ(live(seed, 300), live(seed, 300)) << seed;
 }
