@@ -19,8 +19,8 @@ Status from_grpc(const grpc::Status& s) {
 
 class GrpcChatClient final : public ChatClient {
  public:
-  GrpcChatClient(const ChatTarget& target, std::shared_ptr<grpc::ChannelCredentials> with)
-      : key_(target.key), stub_(v1::Inference::NewStub(grpc::CreateChannel(target.address, std::move(with)))) {}
+  GrpcChatClient(const ChatTarget& target, const std::shared_ptr<grpc::ChannelCredentials>& with)
+      : key_(target.key), stub_(v1::Inference::NewStub(grpc::CreateChannel(target.address, with))) {}
 
   Result<std::string> model(std::chrono::milliseconds limit) override {
     grpc::ClientContext context;
@@ -100,7 +100,7 @@ class GrpcChatClient final : public ChatClient {
 
 Result<std::unique_ptr<ChatClient>> ChatClient::create(const ChatTarget& target) {
   KVASIR_ASSIGN(auto with, grpc_credentials(target.tls));
-  return std::unique_ptr<ChatClient>(std::make_unique<GrpcChatClient>(target, std::move(with)));
+  return std::unique_ptr<ChatClient>(std::make_unique<GrpcChatClient>(target, with));
 }
 
 }  // namespace kvasir::client
