@@ -90,6 +90,7 @@ Result<CostFit> fit_cost(const std::vector<StepTime>& all) {
   fit.moves_measured = scale[5] > 0;
   fit.cost = {x[0], x[1], x[2], x[3], x[4], fit.moves_measured ? x[5] : StepCost().page_move_us};
   std::vector<double> errors;
+  errors.reserve(steps.size());
   for (const StepTime* s : steps) errors.push_back(std::abs(step_seconds(*s, fit.cost) / s->seconds - 1));
   std::sort(errors.begin(), errors.end());
   fit.median_error = errors[errors.size() / 2];
