@@ -122,6 +122,8 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
   }
   --s->request->alive;
   kvcache::Lease lease;
+  std::vector<int32_t> draft;
+  if (auto* d = std::get_if<Decoding>(&s->state)) draft = std::move(d->draft);
   if (auto* w = std::get_if<Waiting>(&s->state)) {
     if (!w->leaving.empty()) --leaving;
     lease = std::move(w->leaving);
@@ -133,7 +135,7 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
     dirty = true;
     policy->stopped(*s);
   }
-  s->state = Ended{std::move(lease)};
+  s->state = Ended{std::move(lease), std::move(draft)};
   if (s->in_flight == 0) {
     forget(s);
   } else {

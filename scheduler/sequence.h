@@ -32,9 +32,10 @@ struct Swapped {
   kvcache::HostLease kv;
   kvcache::Lease leaving;
 };
-// Over, but a plan in flight still names its pages.
+// Over, but a plan in flight still names its pages, and one that is being made its draft.
 struct Ended {
   kvcache::Lease kv;
+  std::vector<int32_t> draft;
 };
 using SeqState = std::variant<Waiting, Prefilling, Decoding, Swapped, Ended>;
 
