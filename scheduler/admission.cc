@@ -65,7 +65,10 @@ bool Scheduler::State::admit(Sequence* s, bool urgent) {
       if (offset) want = kv.pages_for(r.prompt_tokens + r.max_new);
       int64_t growth = urgent || offset ? 0 : growth_pages;
       if (options.groups[g].window > 0 && !offset) {
-        want = std::min(want, kv.pages_for(options.groups[g].window + options.max_tokens_per_step) + 1);
+        // When nothing else runs, a chunk of one page will do (plan_chunk).
+        const int64_t window = options.groups[g].window;
+        want =
+            std::min(want, urgent ? pages_in_window(window) : kv.pages_for(window + options.max_tokens_per_step) + 1);
       } else {
         want += m.idle_pages - (m.pages - m.host_pages);
       }
@@ -125,29 +128,46 @@ bool Scheduler::State::admit_beams(Request& r, StepPlan& plan) {
     if (s->in_flight > 0) return false;
     beams.push_back(s);
     const int64_t all = kv.pages_for(static_cast<int64_t>(s->tokens.size())), window = options.groups[0].window;
-    pages += window > 0 ? std::min(all, kv.pages_for(window) + 2) : all;
+    pages += window > 0 ? std::min(all, pages_in_window(window)) : all;
   }
   compact();
   const int64_t others = static_cast<int64_t>(running.size());
   if (others + static_cast<int64_t>(beams.size()) > options.max_running) return false;
   const bool alone = others + static_cast<int64_t>(beams.size()) == r.alive;
   if (kv.available(0, r.tenant, alone) < pages + (alone ? 0 : growth_pages)) return false;
-  for (Sequence* s : beams)
-    if (!admit_and_start(s, alone, plan)) return false;
-  return true;
+  // All of them first: a chunk of one could take the pages that another is let in for.
+  std::vector<bool> ordered;
+  for (Sequence* s : beams) {
+    const size_t orders = kv.orders();
+    const bool in = admit(s, alone);
+    ordered.push_back(in && kv.orders() != orders);
+    if (!in) break;
+  }
+  for (size_t i = 0; i < ordered.size(); ++i)
+    if (beams[i]->running()) start_chunk(beams[i], ordered[i], plan);
+  return ordered.size() == beams.size() && beams.back()->running();
 }
 
 // Admits, and gives its first chunk a place while there is budget.
 bool Scheduler::State::admit_and_start(Sequence* s, bool urgent, StepPlan& plan) {
   const size_t orders = kv.orders();
   if (!admit(s, urgent)) return false;
-  if (budget > 0 && std::holds_alternative<Prefilling>(s->state) && plan_chunk(s, plan)) return true;
-  if (kv.orders() == orders) return true;
-  making.named.push_back({s, s->planned, 0, false, false});  // its pages are being filled by this plan
-  ++s->in_flight;
-  s->last_step = step;
+  start_chunk(s, kv.orders() != orders, plan);
   return true;
 }
+
+// `ordered`: this plan already fills pages of its.
+void Scheduler::State::start_chunk(Sequence* s, bool ordered, StepPlan& plan) {
+  const size_t orders = kv.orders();
+  if (budget > 0 && std::holds_alternative<Prefilling>(s->state) && plan_chunk(s, plan)) return;
+  if (!ordered && kv.orders() == orders) return;
+  making.named.push_back({s, s->planned, 0, false, false});
+  ++s->in_flight;
+  s->last_step = step;
+}
+
+// The pages that hold a window wherever it begins, and one to go on.
+int64_t Scheduler::State::pages_in_window(int64_t window) const { return kv.pages_for(window) + 2; }
 
 void Scheduler::State::start_running(Sequence* s) {
   s->rank = policy->rank(*s);

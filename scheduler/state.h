@@ -83,6 +83,8 @@ struct Scheduler::State {
   bool admit(Sequence* s, bool urgent);
   bool admit_and_start(Sequence* s, bool urgent, StepPlan& plan);
   bool admit_beams(Request& r, StepPlan& plan);
+  void start_chunk(Sequence* s, bool ordered, StepPlan& plan);
+  int64_t pages_in_window(int64_t window) const;
   void start_running(Sequence* s);
 
   // preempt.cc

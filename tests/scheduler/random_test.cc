@@ -54,6 +54,9 @@ TEST(Random, NothingIsLostOrSharedWrongly) {
 // An idle page below one in use: two had brought it back from the second tier (depth 2).
 TEST(Random, AWorldThatOnceBroke) { live(6612323109426645864u, 417); }
 
+// Two beams behind a window came back one at a time, and the first gave its pages up again, for ever.
+TEST(Random, AWorldThatNeverEnded) { live(11028714021159511378u, 172); }
+
 TEST(Random, TheSameSeedGivesTheSamePlans) {
   for (uint64_t seed = 0; seed < 60; ++seed) EXPECT_EQ(live(seed, 300), live(seed, 300)) << seed;
 }
