@@ -48,6 +48,12 @@ class RawClient {
     return true;
   }
 
+  // Whether the other side says anything within this time; what it says stays to be read.
+  bool hears_within(std::chrono::milliseconds limit) {
+    pollfd p{fd_, POLLIN, 0};
+    return ::poll(&p, 1, static_cast<int>(limit.count())) == 1;
+  }
+
   struct Answer {
     int status = 0;  // 0: the connection ended without one
     std::string head, body;
