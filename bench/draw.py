@@ -106,6 +106,10 @@ def cpu_rows():
             yield f"{name}, {threads} thread{'s' * (threads > 1)}: {word}, tokens/s", rate["kvasir"], rate["llama.cpp"]
 
 
+def cpu_load():
+    return max(json.loads(p.read_text())["load_average"] for p in RESULTS.glob("cpu_vs_llamacpp-*.json"))
+
+
 def table(rows):
     out = ["| | kvasir | llama.cpp | ratio |", "| --- | ---: | ---: | ---: |"]
     for words, ours, theirs in rows:
@@ -124,7 +128,8 @@ def everything():
                   "![tokens a second and time between tokens](bench/results/serve_vs_llamacpp.svg)", "",
                   *table(serve_rows(result)), ""]
     if rows := list(cpu_rows()):
-        lines += ["The model alone, in one process each, by turns:", "", *table(rows), ""]
+        lines += [f"The model alone, in one process each, by turns (load average meanwhile up to {cpu_load():.1f}; one thread "
+                  "by processor time, more by the clock):", "", *table(rows), ""]
     lines += ["`bench/all` makes these again; [bench/README.md](bench/README.md) says how."]
     readme = ROOT / "README.md"
     page = readme.read_text()
