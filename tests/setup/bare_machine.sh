@@ -39,7 +39,7 @@ answers() {
   local said
   said=$(curl -s --max-time 30 "http://127.0.0.1:$http/v1/chat/completions" -H 'Content-Type: application/json' \
     -d '{"messages":[{"role":"user","content":"What is the capital of France?"}],"max_tokens":12,"temperature":0}')
-  grep -q Paris <<<"$said" || { echo "no answer: $said"; return 1; }
+  grep -q Paris <<<"$said" || { echo "no answer: $said" >&2; return 1; }
 }
 
 # run_once LOG: ./run until it answers; prints its seconds, and stops it by SIGINT as Ctrl-C would.
@@ -77,11 +77,12 @@ test_again=$(test_once "$folder/test-again.log") && echo "./test, again: $test_a
 
 echo "the binary in an empty Debian 13 in $trixie"
 make_chroot trixie "$trixie"
-cp "$bookworm/kvasir/build/release/kvasir" "$(find "$bookworm" -name SmolLM2-135M-Instruct.Q4_1.gguf -path "*models*" -print -quit)" "$trixie/"
+cp "$bookworm/kvasir/build/release/kvasir" "$(find "$bookworm/root" -name SmolLM2-135M-Instruct.Q4_1.gguf -print -quit)" "$trixie/"
 chroot "$trixie" /kvasir serve --model /SmolLM2-135M-Instruct.Q4_1.gguf --http-port $http --grpc-port $grpc >"$folder/trixie-serve.log" 2>&1 &
 server=$!
-for _ in $(seq 100); do curl -s "http://127.0.0.1:$http/health" >/dev/null && break; sleep 0.1; done
-answers && echo "it answered there"
+for _ in $(seq 100); do curl -sf "http://127.0.0.1:$http/ready" >/dev/null && break; sleep 0.1; done
+answers
+echo "it answered there"
 kill -TERM $server && wait $server
 
 cat >"$root/bench/results/bare-machine.json" <<JSON
