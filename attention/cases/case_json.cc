@@ -8,6 +8,36 @@ namespace {
 
 using kvcache::IndexMode;
 
+// Only what belongs to the type: the rest would be read and do nothing.
+Status read_scaling(const json& j, RopeConfig* r) {
+  Object s("rope.scaling", j);
+  KVASIR_TRY(s.is_object());
+  std::string type = "default";
+  KVASIR_TRY(s.get("type", &type));
+  KVASIR_ASSIGN(r->scaling, parse_rope_scaling(type));
+  const RopeScaling t = r->scaling;
+  if (t != RopeScaling::none) KVASIR_TRY(s.get("factor", &r->factor));
+  if (t == RopeScaling::llama3 || t == RopeScaling::yarn || t == RopeScaling::longrope)
+    KVASIR_TRY(s.get("original_max_position_embeddings", &r->original_context));
+  if (t == RopeScaling::llama3) {
+    KVASIR_TRY(s.get("low_freq_factor", &r->low_freq_factor));
+    KVASIR_TRY(s.get("high_freq_factor", &r->high_freq_factor));
+  }
+  if (t == RopeScaling::yarn) {
+    KVASIR_TRY(s.get("beta_fast", &r->beta_fast));
+    KVASIR_TRY(s.get("beta_slow", &r->beta_slow));
+    KVASIR_TRY(s.get("mscale", &r->mscale));
+    KVASIR_TRY(s.get("mscale_all_dim", &r->mscale_all_dim));
+  }
+  if (t == RopeScaling::longrope) {
+    KVASIR_TRY(s.get("max_position_embeddings", &r->configured_context));
+    KVASIR_TRY(s.get("short_factor", &r->short_factor));
+    KVASIR_TRY(s.get("long_factor", &r->long_factor));
+  }
+  if (t == RopeScaling::yarn || t == RopeScaling::longrope) KVASIR_TRY(s.get("attention_factor", &r->attention_factor));
+  return s.nothing_else();
+}
+
 Status read_rope(const json& j, Rope* rope) {
   Object o("rope", j);
   KVASIR_TRY(o.is_object());
@@ -19,32 +49,18 @@ Status read_rope(const json& j, Rope* rope) {
   r.style = style == "neox" ? RopeStyle::neox : RopeStyle::gptj;
   KVASIR_TRY(o.get("rotary_dim", &r.rotary_dim));
   KVASIR_TRY(o.get("base", &r.base));
-  if (const json* scaling = o.find("scaling")) {
-    Object s("rope.scaling", *scaling);
-    KVASIR_TRY(s.is_object());
-    std::string type = "default";
-    KVASIR_TRY(s.get("type", &type));
-    KVASIR_ASSIGN(r.scaling, parse_rope_scaling(type));
-    KVASIR_TRY(s.get("factor", &r.factor));
-    KVASIR_TRY(s.get("original_max_position_embeddings", &r.original_context));
-    KVASIR_TRY(s.get("max_position_embeddings", &r.configured_context));
-    KVASIR_TRY(s.get("low_freq_factor", &r.low_freq_factor));
-    KVASIR_TRY(s.get("high_freq_factor", &r.high_freq_factor));
-    KVASIR_TRY(s.get("beta_fast", &r.beta_fast));
-    KVASIR_TRY(s.get("beta_slow", &r.beta_slow));
-    KVASIR_TRY(s.get("attention_factor", &r.attention_factor));
-    KVASIR_TRY(s.get("mscale", &r.mscale));
-    KVASIR_TRY(s.get("mscale_all_dim", &r.mscale_all_dim));
-    KVASIR_TRY(s.get("short_factor", &r.short_factor));
-    KVASIR_TRY(s.get("long_factor", &r.long_factor));
-    KVASIR_TRY(s.nothing_else());
-  }
+  const json* scaling = o.find("scaling");
+  if (scaling) KVASIR_TRY(read_scaling(*scaling, &r));
   // A table of frequencies may stand for the rule that made it.
   std::vector<float> table;
   float magnitude = 1.0f;
   KVASIR_TRY(o.get("inv_freq", &table));
   KVASIR_TRY(o.get("magnitude", &magnitude));
   KVASIR_TRY(o.nothing_else());
+  if (!table.empty() && (scaling || o.find("base")))
+    return bad("inv_freq", "rope has both inv_freq and the rule that makes it (base, scaling); it must have one");
+  if (table.empty() && o.find("magnitude"))
+    return bad("magnitude", "rope.magnitude goes with rope.inv_freq; a scaling rule brings its own");
   if (!table.empty()) {
     *rope = Rope{r.style, r.rotary_dim, std::move(table), magnitude};
     return {};
@@ -52,6 +68,53 @@ Status read_rope(const json& j, Rope* rope) {
   if (r.rotary_dim > 65536)
     return bad("rotary_dim", cat("rope.rotary_dim is ", r.rotary_dim, "; it is at most head_dim"));
   KVASIR_ASSIGN(*rope, rope_frequencies(r));
+  return {};
+}
+
+// An attribute that this operator or these types have no use for must say nothing: it is never just ignored.
+Status refuse_unused(const CaseHead& head, Object& o) {
+  const Case& c = head.c;
+  const Attributes& a = c.attributes;
+  const bool kvc = c.op == Op::key_value_cache, alone = c.op == Op::attention;
+  const kvcache::CacheView plain;
+  struct Unused {
+    const char* name;
+    bool says_something;
+    const char* why;
+  };
+  const bool per_tensor = alone ? a.io == DType::f8_e4m3
+                                : head.quant_bit == 0 && (c.view.dtype == DType::i8 || c.view.dtype == DType::f8_e4m3);
+  const char *no_attention = "KeyValueCache attends to nothing", *no_cache = "MultiHeadAttention has no cache",
+             *not_fp8 = "only a float8_e4m3 tensor has it";
+  const Unused all[] = {
+      {"is_causal", kvc && o.find("is_causal"), no_attention},
+      {"is_alibi", kvc && a.is_alibi, no_attention},
+      {"q_scaling", kvc && a.q_scaling != 1.0f, no_attention},
+      {"softcap", kvc && a.softcap != 0.0f, no_attention},
+      {"window", kvc && a.window != 0, no_attention},
+      {"return_lse", kvc && a.return_lse, no_attention},
+      {"packed_qkv", (kvc || alone) && a.packed_qkv, "only MultiHeadCacheAttention takes it"},
+      {"rope", kvc && a.rope.style != RopeStyle::none, "KeyValueCache stores keys as they come"},
+      {"rope", alone && a.rope.style != RopeStyle::none, "MultiHeadAttention takes keys as they are"},
+      {"num_repeat", !kvc && c.num_repeat != 1, "only KeyValueCache repeats heads"},
+      {"num_layer", alone && c.view.layers != plain.layers, no_cache},
+      {"layer_idx", alone && c.layer != 0, no_cache},
+      {"quant_bit", alone && head.quant_bit != 0, no_cache},
+      {"cache_mode", alone && head.cache_mode != 0, no_cache},
+      {"cache_layout", alone && c.layout != 0, no_cache},
+      {"cache_dtype", alone && c.view.dtype != a.io, no_cache},
+      {"cyclic_capacity", alone && a.cyclic_capacity != 0, no_cache},
+      {"k_scale", !per_tensor && c.view.k_scale != 1.0f, "only a cache of 8 bits with one scale per tensor has it"},
+      {"v_scale", !per_tensor && c.view.v_scale != 1.0f, "only a cache of 8 bits with one scale per tensor has it"},
+      {"q_scale", a.io != DType::f8_e4m3 && a.q_scale != 1.0f, not_fp8},
+      {"out_scale", a.out != DType::f8_e4m3 && a.out_scale != 1.0f, not_fp8},
+  };
+  for (const Unused& u : all)
+    if (u.says_something) return bad(u.name, cat(u.name, " means nothing in this case: ", u.why, "; leave it out"));
+  const DType stored = head.quant_bit == 8 ? DType::i8 : DType::i4;
+  if (head.quant_bit != 0 && c.view.dtype != stored)
+    return bad("cache_dtype", cat("cache_dtype is ", dtype_name(c.view.dtype), "; with quant_bit ", head.quant_bit,
+                                  " it must be ", dtype_name(stored)));
   return {};
 }
 
@@ -113,7 +176,8 @@ Status read_attributes(const json& j, CaseHead* head) {
   if (a.out != DType::f32 && a.out != DType::f8_e4m3)
     return bad("out_dtype", cat("out_dtype is ", dtype_name(a.out), "; outputs are written as float32 or float8_e4m3"));
   if (const json* rope = o.find("rope")) KVASIR_TRY(read_rope(*rope, &a.rope));
-  return o.nothing_else();
+  KVASIR_TRY(o.nothing_else());
+  return refuse_unused(*head, o);
 }
 
 Status read_root(const json& root, CaseHead* head) {

@@ -108,7 +108,8 @@ struct Builder {
   void key_value_cache() {
     c.op = Op::key_value_cache;
     a().append = true;
-    a().packed_qkv = a().is_alibi = a().streaming_positions = false;
+    a().packed_qkv = a().is_alibi = a().streaming_positions = a().return_lse = false;
+    a().q_scaling = 1.0f, a().softcap = 0.0f;
     a().alibi_slopes.clear();
     a().window = a().sinks = a().cyclic_capacity = 0;
     a().rope = {};

@@ -156,7 +156,6 @@ class Parser {
       KVASIR_TRY(input("query", {T, Hq, D}, &c_.query));
     }
     if (a().packed_qkv) {
-      if (kvc() || c_.op == Op::attention) return bad("packed_qkv", cat("packed_qkv is not for ", op_name(c_.op)));
       KVASIR_TRY(input("qkv", {T, (Hq + 2 * Hkv) * D}, &c_.query));
       NpyArray bias;
       bool there = false;
@@ -268,6 +267,8 @@ class Parser {
     if (kvc()) return {};
     KVASIR_TRY(floats("sink_logits", a().num_heads, &c_.sink_logits));
     KVASIR_TRY(floats("alibi_slopes", a().num_heads, &a().alibi_slopes));
+    if (!a().alibi_slopes.empty() && !a().is_alibi)
+      return bad("alibi_slopes", "alibi_slopes.npy is given and is_alibi is false; leave it out or set is_alibi");
     KVASIR_TRY(read_mask());
     NpyArray t;
     bool there = false;

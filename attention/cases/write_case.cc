@@ -55,18 +55,13 @@ json attributes_json(const Case& c) {
   json j = {{"num_heads", a.num_heads},
             {"num_kv_heads", a.num_kv_heads},
             {"head_dim", a.head_dim},
-            {"is_causal", a.is_causal},
             {"is_alibi", a.is_alibi},
             {"num_layer", c.view.layers},
             {"layer_idx", c.layer},
             {"cache_mode", a.index_mode == IndexMode::offset ? 0 : 1},
             {"cache_layout", c.layout},
             {"page_size", a.page_size},
-            {"num_repeat", c.num_repeat},
             {"cache_dtype", dtype_name(c.view.dtype)},
-            {"k_scale", c.view.k_scale},
-            {"v_scale", c.view.v_scale},
-            {"q_scale", a.q_scale},
             {"q_scaling", a.q_scaling},
             {"softcap", a.softcap},
             {"window", a.window},
@@ -75,13 +70,18 @@ json attributes_json(const Case& c) {
             {"streaming_positions", a.streaming_positions},
             {"packed_qkv", a.packed_qkv},
             {"append", a.append},
-            {"return_lse", a.return_lse},
-            {"out_scale", a.out_scale}};
+            {"return_lse", a.return_lse}};
+  if (c.op == Op::key_value_cache)
+    j["num_repeat"] = c.num_repeat;
+  else
+    j["is_causal"] = a.is_causal;
+  if (c.view.quant == QuantKind::per_tensor) j["k_scale"] = c.view.k_scale, j["v_scale"] = c.view.v_scale;
+  if (a.io == DType::f8_e4m3) j["q_scale"] = a.q_scale;
   if (c.view.quant == QuantKind::group) {
     j["quant_bit"] = dtype_bits(c.view.dtype);
     j["quant_group"] = c.view.quant_group;
   }
-  if (a.out == DType::f8_e4m3) j["out_dtype"] = dtype_name(a.out);
+  if (a.out == DType::f8_e4m3) j["out_dtype"] = dtype_name(a.out), j["out_scale"] = a.out_scale;
   if (a.rope.style != RopeStyle::none)
     j["rope"] = {{"style", a.rope.style == RopeStyle::neox ? "neox" : "gptj"},
                  {"rotary_dim", a.rope.rotary_dim},

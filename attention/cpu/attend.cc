@@ -1,6 +1,5 @@
 #include "attention/cpu/attend.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -10,130 +9,6 @@ namespace kvasir::attention::cpu {
 namespace {
 
 constexpr float kNone = -INFINITY;
-constexpr int kLine = 64;  // bytes of a cache line
-alignas(64) constexpr uint8_t kZeros[kMaxHeadDim * 4] = {};
-
-void describe(const Job& job, bool value, KvRows* rows) {
-  const kvcache::CacheView& c = job.tensors->cache;
-  rows->dtype = c.dtype;
-  rows->grouped = c.quant == kvcache::QuantKind::group;
-  rows->scale_dtype = c.scale_dtype;
-  rows->group = c.quant_group;
-  rows->group_shift = c.quant_group > 0 ? std::countr_zero(uint32_t(c.quant_group)) : 0;
-  rows->scale = value ? c.v_scale : c.k_scale;
-  rows->head_dim = job.a->head_dim;
-}
-
-// Cyclic: this call's tokens are not in the cache yet; they stand in `fresh`, dequantized. A tile that
-// holds both is made float32 throughout.
-void point_at_fresh(const Job& job, const Item& item, const Tile& tile, bool value, float* old, KvRows* rows) {
-  const Attributes& a = *job.a;
-  const int64_t start = job.held->step.start_pos[item.sequence], padded = padded_dim(a.head_dim);
-  const int64_t token0 = job.held->step.seqstarts[item.sequence] - start;
-  for (int j = tile.begin; j < tile.end; ++j) {
-    const int64_t t = tile.first + j;
-    if (!tile.wanted(j)) continue;
-    const float* row = old + j * padded;
-    if (t >= start)
-      row = job.fresh + (((token0 + t) * 2 + value) * a.num_kv_heads + item.kv_head) * padded;
-    else
-      kvcache::load_row(job.tensors->cache, job.held->physical(item.sequence, cache_slot(a, t)), job.tensors->layer,
-                        item.kv_head, value, old + j * padded);
-    rows->row[j] = reinterpret_cast<const uint8_t*>(row);
-  }
-  rows->dtype = DType::f32;
-  rows->grouped = false;
-}
-
-// Keys [begin, end) of the tile that are neighbours in the cache too, from token `at` on.
-struct Run {
-  int begin, end;
-  int64_t at;
-};
-
-// The tile's wanted keys as runs; at most kTile of them.
-int find_runs(const Job& job, const Item& item, const Tile& tile, Run* runs) {
-  const Attributes& a = *job.a;
-  const HeldStep& held = *job.held;
-  // Neighbours in the sequence are neighbours in the cache until a page ends.
-  const bool paged =
-      held.index.mode != kvcache::IndexMode::token_table && a.cyclic_capacity == 0 && !held.step.cache_indirection;
-  const int64_t page = !paged ? 1 : held.index.mode == kvcache::IndexMode::offset ? int64_t(1) << 62 : a.page_size;
-  int n = 0;
-  for (int j = tile.begin; j < tile.end;) {
-    if (!tile.wanted(j)) {
-      j = tile.lo;
-      continue;
-    }
-    const int64_t t = tile.first + j, at = held.physical(held.owner(item.sequence, t), cache_slot(a, t));
-    const int64_t stop = j < tile.sink_end ? tile.sink_end : tile.end;
-    const int end = int(std::min(stop, j + page - (t & (page - 1))));
-    if (n > 0 && runs[n - 1].end == j && runs[n - 1].at + j - runs[n - 1].begin == at)
-      runs[n - 1].end = end;
-    else
-      runs[n++] = {j, end, at};
-    j = end;
-  }
-  return n;
-}
-
-// The cache lines of n rows of `bytes`, one every `step`, but for the one that ends the list already.
-const uint8_t** add_lines(const uint8_t* at, int64_t n, int64_t bytes, int64_t step, const uint8_t* const* first,
-                          const uint8_t** to) {
-  if (step == bytes) bytes *= n, n = 1;
-  for (; n > 0; --n, at += step) {
-    const uint8_t *line = at - reinterpret_cast<uintptr_t>(at) % kLine, *end = at + bytes;
-    if (to != first && to[-1] == line) line += kLine;
-    for (; line < end; line += kLine) *to++ = line;
-  }
-  return to;
-}
-
-void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
-  const kvcache::CacheView& c = job.tensors->cache;
-  Run runs[kTile];
-  const int count = find_runs(job, item, *tile, runs);
-  const uint8_t** const first = s.lines.data();
-  const uint8_t** lines = first;
-  for (bool value : {false, true}) {
-    KvRows& rows = value ? tile->values : tile->keys;
-    describe(job, value, &rows);
-    rows.begin = tile->begin;
-    rows.end = tile->end;
-    // Vectors read whole blocks of 16 keys; of those that nobody wants they may read anything finite.
-    auto nothing = [&](int from, int to) {
-      for (int j = from; j < to; ++j) rows.row[j] = rows.scales[j] = kZeros;
-    };
-    nothing(tile->begin / 16 * 16, tile->begin);
-    nothing(std::max(tile->begin, tile->sink_end), tile->lo);
-    nothing(tile->end, (tile->end + 15) / 16 * 16);
-
-    const int64_t row0 = kvcache::row_element(c.strides, 0, job.tensors->layer, item.kv_head, value);
-    const uint8_t* data = static_cast<const uint8_t*>(c.data) + dtype_bytes(c.dtype, row0);
-    const int64_t step = dtype_bytes(c.dtype, c.strides.token), row_bytes = dtype_bytes(c.dtype, c.head_dim);
-    if (rows.grouped) {
-      const int64_t scale0 = kvcache::row_element(c.scale_strides, 0, job.tensors->layer, item.kv_head, value);
-      const uint8_t* scale = static_cast<const uint8_t*>(c.scale) + dtype_bytes(c.scale_dtype, scale0);
-      const int64_t scale_step = dtype_bytes(c.scale_dtype, c.scale_strides.token);
-      for (const Run* r = runs; r < runs + count; ++r) {
-        const uint8_t* at = scale + r->at * scale_step;
-        lines = add_lines(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step,
-                          first, lines);
-        for (int j = r->begin; j < r->end; ++j, at += scale_step) rows.scales[j] = at;
-      }
-    }
-    for (const Run* r = runs; r < runs + count; ++r) {
-      const uint8_t* at = data + r->at * step;
-      lines = add_lines(at, r->end - r->begin, row_bytes, step, first, lines);
-      for (int j = r->begin; j < r->end; ++j, at += step) rows.row[j] = at;
-    }
-  }
-  tile->lines = int(lines - first);
-  if (job.fresh && tile->first + tile->end > job.held->step.start_pos[item.sequence]) {
-    point_at_fresh(job, item, *tile, false, s.old[0].get(), &tile->keys);
-    point_at_fresh(job, item, *tile, true, s.old[1].get(), &tile->values);
-  }
-}
 
 // StreamingLLM: keys lie un-rotated; a key's position is its rank among the visible.
 void rotate_ranks(const Job& job, const Tile& tile, const Visible& v, float* keys) {
@@ -263,31 +138,6 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scr
     else
       k.accumulate_rows(s.scores.get(), n, tile.values, s.fix.get(), s.split + at * padded, padded, &ahead);
   }
-}
-
-// The first tile at `from` or later that any row of the item sees any of; false: there is none.
-bool next_tile(const Job& job, const Item& item, int64_t from, Scratch& s, Tile* tile) {
-  const int64_t tokens = item.token_end - item.token_begin;
-  const int64_t end = std::min(int64_t(item.split_end) * kSplit, s.visible[size_t(tokens - 1)].hi);
-  for (int64_t at = from; at < end; at += kTile) {
-    // Rows that see any of it are neighbours: both ends of a row's range only grow.
-    auto sees = [&](const Visible& v) { return v.hi > at && (v.lo < at + kTile || v.sink_end > at); };
-    int64_t i0 = 0, i1 = tokens;
-    while (i0 < i1 && !sees(s.visible[size_t(i0)])) ++i0;
-    while (i1 > i0 && !sees(s.visible[size_t(i1 - 1)])) --i1;
-    if (i0 == i1) continue;
-    const Visible &low = s.visible[size_t(i0)], &high = s.visible[size_t(i1 - 1)];
-    tile->first = at;
-    tile->end = int(std::min<int64_t>(kTile, high.hi - at));
-    tile->lo = int(std::clamp<int64_t>(low.lo - at, 0, tile->end));
-    tile->sink_end = int(std::clamp<int64_t>(std::max(low.sink_end, high.sink_end) - at, 0, tile->end));
-    tile->begin = tile->sink_end > 0 ? 0 : tile->lo;
-    tile->token_begin = item.token_begin + i0;
-    tile->token_end = item.token_begin + i1;
-    point_at(job, item, s, tile);
-    return true;
-  }
-  return false;
 }
 
 void begin_split(int64_t rows, int64_t padded, Scratch& s) {

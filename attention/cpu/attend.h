@@ -29,6 +29,8 @@ class Floats {
 // The best this machine has, or the one that is wanted by name; null: none such, and `known` lists them.
 const Kernels* find_kernels(const char* wanted, std::string* known);
 
+constexpr int kLine = 64;  // bytes of a cache line
+
 // Where one tile's keys or values lie. Only the keys that some row sees are looked up: index entries of
 // others may be anything.
 struct Tile {
@@ -68,6 +70,9 @@ struct Job {
   const float* fresh;        // cyclic only: new tokens as the cache will return them, [T][2][Hkv][padded_dim]
   float* partials;
 };
+
+// The first tile at `from` or later that any row of the item sees any of; false: there is none.
+bool next_tile(const Job& job, const Item& item, int64_t from, Scratch& s, Tile* tile);
 
 void rotate(const Rope& rope, const float* angles, float* row);
 

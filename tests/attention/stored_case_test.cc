@@ -1,17 +1,10 @@
 // Stored cases: through files and back, and what `kvasir op` refuses.
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <nlohmann/json.hpp>
-
-#include "attention/cases/npy.h"
-#include "attention/cases/stored_case.h"
-#include "tests/attention/testing.h"
+#include "attention/rope.h"
+#include "tests/attention/broken_cases.h"
 
 namespace kvasir::attention {
 namespace {
 using namespace testing;
-using nlohmann::json;
 
 TEST(StoredCase, RandomCasesComeBackTheSame) {
   for (uint64_t seed = 1; seed <= 150; ++seed) {
@@ -31,6 +24,7 @@ TEST(StoredCase, RandomCasesComeBackTheSame) {
 TEST(StoredCase, MultiHeadAttentionAloneTakesPackedKeys) {
   CaseShape s = small();
   s.sequences = {{0, 4}, {0, 7}};
+  s.layout = 0;
   s.attributes.index_mode = kvcache::IndexMode::offset;
   Case c = make_case(s);
   CaseFiles files = format_case(c);
@@ -47,152 +41,130 @@ TEST(StoredCase, MultiHeadAttentionAloneTakesPackedKeys) {
   EXPECT_EQ(format_output(y.after, y.out).count("cache.npy"), 0u);
 }
 
-// ---- refusals -----------------------------------------------------------------------------------------
-
-void edit(CaseFiles& f, const char* section, const char* key, json value) {
-  json root = json::parse(f["case.json"].begin(), f["case.json"].end());
-  if (section)
-    root[section][key] = value;
-  else
-    root[key] = value;
-  const std::string text = root.dump();
-  f["case.json"].assign(text.begin(), text.end());
+TEST(StoredCase, WhatIsLeftOutHasTheContractsDefaults) {
+  CaseShape s = small(2, 2, 64);
+  s.attributes.index_mode = kvcache::IndexMode::offset;
+  s.sequences = {{3, 2}};
+  s.layout = 0;
+  CaseFiles files = format_case(make_case(s));
+  const std::string text = R"({"op": "dynamic_batching.MultiHeadCacheAttention", "revision": 2, "io_dtype": "float32",
+                              "attributes": {"num_heads": 2, "head_dim": 64, "is_causal": true}})";
+  files["case.json"].assign(text.begin(), text.end());
+  const Case c = parse_case(files).value();
+  const Attributes& a = c.attributes;
+  EXPECT_EQ(a.num_kv_heads, 2) << "0 means num_heads";
+  EXPECT_EQ(a.page_size, 128);
+  EXPECT_EQ(c.view.quant_group, 8);
+  EXPECT_EQ(c.layout + c.layer, 0);
+  EXPECT_EQ(c.view.layers, 1);
+  EXPECT_EQ(c.num_repeat, 1);
+  EXPECT_EQ(a.index_mode, kvcache::IndexMode::offset);
+  EXPECT_EQ(c.view.dtype, DType::f32) << "cache_dtype is io_dtype";
+  EXPECT_EQ(c.view.quant, kvcache::QuantKind::none);
+  EXPECT_EQ(a.q_scaling, 1.0f);
+  EXPECT_EQ(a.softcap, 0.0f);
+  EXPECT_EQ(a.window + a.sinks + a.cyclic_capacity, 0);
+  EXPECT_EQ(a.rope.style, RopeStyle::none);
+  EXPECT_TRUE(a.append && a.is_causal);
+  EXPECT_FALSE(a.is_alibi || a.packed_qkv || a.return_lse || a.streaming_positions);
 }
-void edit_text(CaseFiles& f, const char* file, const std::string& from, const std::string& to) {
-  std::string text(f[file].begin(), f[file].end());
-  const size_t at = text.find(from);
-  ASSERT_NE(at, std::string::npos) << from;
-  text.replace(at, from.size(), to);
-  f[file].assign(text.begin(), text.end());
-}
-// Element `index` of an int64 array; negative: of row -index of a table.
-void set_int64(CaseFiles& f, const char* file, int64_t index, int64_t value) {
-  NpyArray t = parse_npy(file, f[file].data(), f[file].size()).value();
-  if (index < 0) index = -index * t.shape[1];
-  std::memcpy(t.data.data() + index * 8, &value, 8);
-  f[file] = format_npy(t);
+
+TEST(StoredCase, RevisionAndModePickTheIndex) {
+  using kvcache::IndexMode;
+  const struct {
+    int revision, mode;
+    IndexMode is;
+  } pairs[] = {{2, 0, IndexMode::offset},
+               {2, 1, IndexMode::page_table},
+               {1, 0, IndexMode::offset},
+               {1, 1, IndexMode::token_table}};
+  for (const auto& p : pairs) {
+    CaseShape s = small();
+    s.sequences = {{20, 1}, {7, 3}};
+    s.revision = p.revision, s.layout = 2;
+    s.attributes.index_mode = p.is;
+    CaseFiles files = format_case(make_case(s));
+    EXPECT_EQ(json::parse(files["case.json"])["attributes"]["cache_mode"], p.mode);
+    EXPECT_EQ(parse_case(files).value().attributes.index_mode, p.is) << p.revision << "/" << p.mode;
+  }
 }
 
-struct Refusal {
-  const char* says;
-  void (*breaks)(CaseFiles&);
-};
+TEST(StoredCase, AnEmptyMaskMeansNone) {
+  const Case c = sound_case();
+  CaseFiles files = format_case(c);
+  files["attn_mask.npy"] = format_npy({"<f4", {0}, {}});
+  Result<Case> back = parse_case(files);
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  EXPECT_TRUE(same_bytes(run_on("cpu", c).out, run_on("cpu", *back).out));
+}
 
-// Sequences: 20 old and 1 new token, 7 and 3, 0 and 9; pages of 16 in rows of 2; 13 new tokens.
-const Refusal kRefusals[] = {
-    {"has no case.json", [](CaseFiles& f) { f.erase("case.json"); }},
-    {"case.json: ", [](CaseFiles& f) { edit_text(f, "case.json", "{", "[{"); }},
-    {"invalid literal", [](CaseFiles& f) { edit_text(f, "case.json", "\"q_scaling\": 1.0", "\"q_scaling\": NaN"); }},
-    {"softcap is -1", [](CaseFiles& f) { edit(f, "attributes", "softcap", -1); }},
-    {"op is 'Conv'", [](CaseFiles& f) { edit(f, nullptr, "op", "Conv"); }},
-    {"revision is 3; it must be 1 or 2", [](CaseFiles& f) { edit(f, nullptr, "revision", 3); }},
-    {"io_dtype is 'float80'", [](CaseFiles& f) { edit(f, nullptr, "io_dtype", "float80"); }},
-    {"'headdim', which is not in the contract", [](CaseFiles& f) { edit(f, "attributes", "headdim", 64); }},
-    {"is_causal is 1; it must be true or false", [](CaseFiles& f) { edit(f, "attributes", "is_causal", 1); }},
-    {"num_kv_heads is 3; it must be at least 1 and divide num_heads",
-     [](CaseFiles& f) {
-       edit(f, "attributes", "num_kv_heads", 3);
-       for (const char* name : {"current_key.npy", "current_value.npy"})
-         edit_text(f, name, "(13, 2, 32)", "(13, 3, 32)");
-       for (const char* name : {"current_key.npy", "current_value.npy"}) f[name].resize(f[name].size() + 13 * 32 * 4);
-       edit_text(f, "cache.npy", ", 2, 2, ", ", 2, 3, ");
-       f["cache.npy"].resize(128 + (f["cache.npy"].size() - 128) / 2 * 3);
-     }},
-    {"head_dim is 0; it must be from 1 to 512", [](CaseFiles& f) { edit(f, "attributes", "head_dim", 0); }},
-    {"query has shape (13, 4, 32); it must have (13, 8, 32)",
-     [](CaseFiles& f) { edit(f, "attributes", "num_heads", 8); }},
-    {"page_size is 24; it must be a power of two", [](CaseFiles& f) { edit(f, "attributes", "page_size", 24); }},
-    {"layer_idx is 5; it must be from 0 to num_layer-1", [](CaseFiles& f) { edit(f, "attributes", "layer_idx", 5); }},
-    {"cache_layout is 7", [](CaseFiles& f) { edit(f, "attributes", "cache_layout", 7); }},
-    {"cache has shape", [](CaseFiles& f) { edit(f, "attributes", "num_layer", 4); }},
-    {"cache is <f4; it must be <f2", [](CaseFiles& f) { edit(f, "attributes", "cache_dtype", "float16"); }},
-    {"quant_bit is 3", [](CaseFiles& f) { edit(f, "attributes", "quant_bit", 3); }},
-    {"scale.npy is absent",
-     [](CaseFiles& f) {
-       edit(f, "attributes", "quant_bit", 8), edit(f, "attributes", "cache_dtype", "int8");
-       NpyArray t = parse_npy("", f["cache.npy"].data(), f["cache.npy"].size()).value();
-       t.descr = "|i1", t.data.resize(t.data.size() / 4);
-       f["cache.npy"] = format_npy(t);
-     }},
-    {"decoding_batches is 9; it must be from 0 to 3", [](CaseFiles& f) { edit(f, "scalars", "decoding_batches", 9); }},
-    {"max_seqlen is 2; the longest sequence has 9 tokens", [](CaseFiles& f) { edit(f, "scalars", "max_seqlen", 2); }},
-    {"neither may be negative", [](CaseFiles& f) { edit(f, "scalars", "max_kvlen", -4); }},
-    {"sequence 1 would have a negative length", [](CaseFiles& f) { set_int64(f, "seqstarts.npy", 2, 0); }},
-    {"with append it must be start_pos + seqlen", [](CaseFiles& f) { set_int64(f, "start_pos.npy", 1, 8); }},
-    {"start_pos[0] is -20", [](CaseFiles& f) { set_int64(f, "start_pos.npy", 0, -20); }},
-    {"as the cache holds", [](CaseFiles& f) { set_int64(f, "cachestarts.npy", 0, int64_t(1) << 40); }},
-    {"cachestarts[2, 0] is -16", [](CaseFiles& f) { set_int64(f, "cachestarts.npy", -2, -16); }},
-    {"both write token slot",
-     [](CaseFiles& f) {
-       NpyArray t = parse_npy("", f["cachestarts.npy"].data(), f["cachestarts.npy"].size()).value();
-       const size_t row = size_t(t.shape[1]) * 8;
-       std::memcpy(t.data.data() + 2 * row, t.data.data() + row, 8);  // sequence 2's page is sequence 1's
-       f["cachestarts.npy"] = format_npy(t);
-     }},
-    {"query.npy has ", [](CaseFiles& f) { f["query.npy"].resize(f["query.npy"].size() - 100); }},
-    {"ends inside its npy header", [](CaseFiles& f) { f["query.npy"].resize(40); }},
-    {"is not an npy file", [](CaseFiles& f) { f["query.npy"][0] = 'P'; }},
-    {"its header says (14, 4, 32) of <f4",
-     [](CaseFiles& f) { edit_text(f, "query.npy", "(13, 4, 32)", "(14, 4, 32)"); }},
-    {"more than 2^63", [](CaseFiles& f) { edit_text(f, "seqstarts.npy", "(4,)", "(9223372036854775807,)"); }},
-    {"is in Fortran order", [](CaseFiles& f) { edit_text(f, "query.npy", "False", "True"); }},
-    {"holds '>f4'", [](CaseFiles& f) { edit_text(f, "query.npy", "<f4", ">f4"); }},
-    {"current_key.npy is absent", [](CaseFiles& f) { f.erase("current_key.npy"); }},
-    {"keys.npy is no tensor that this case can have", [](CaseFiles& f) { f["keys.npy"] = f["query.npy"]; }},
-    {"cache_indirection is <i4",
-     [](CaseFiles& f) {
-       f["cache_indirection.npy"] = format_npy({"<i4", {3}, Bytes(12)});
-     }},
-    {"sink_logits[1] is NaN",
-     [](CaseFiles& f) {
-       const float values[] = {0, NAN, 0, 0};
-       NpyArray t{"<f4", {4}, Bytes(16)};
-       std::memcpy(t.data.data(), values, 16);
-       f["sink_logits.npy"] = format_npy(t);
-     }},
-    {"attn_mask is <f4 of (13, 3)",
-     [](CaseFiles& f) {
-       f["attn_mask.npy"] = format_npy({"<f4", {13, 3}, Bytes(156)});
-     }},
-};
+TEST(StoredCase, RopeByRuleIsTheLibrarys) {
+  const struct {
+    const char* json;
+    RopeConfig config;
+  } rules[] = {
+      {R"({"style": "gptj", "rotary_dim": 8, "base": 500})", {RopeStyle::gptj, 8, 500.0}},
+      {R"({"rotary_dim": 8, "scaling": {"type": "linear", "factor": 4}})",
+       [] {
+         RopeConfig r{RopeStyle::neox, 8};
+         r.scaling = RopeScaling::linear, r.factor = 4;
+         return r;
+       }()},
+      {R"({"rotary_dim": 8, "scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 2,
+          "original_max_position_embeddings": 64}})",
+       [] {
+         RopeConfig r{RopeStyle::neox, 8};
+         r.scaling = RopeScaling::llama3, r.factor = 8, r.low_freq_factor = 1, r.high_freq_factor = 2;
+         r.original_context = 64;
+         return r;
+       }()},
+      {R"({"rotary_dim": 8, "scaling": {"type": "yarn", "factor": 8, "beta_fast": 16, "beta_slow": 2,
+          "original_max_position_embeddings": 64, "attention_factor": 1.25}})",
+       [] {
+         RopeConfig r{RopeStyle::neox, 8};
+         r.scaling = RopeScaling::yarn, r.factor = 8, r.beta_fast = 16, r.beta_slow = 2;
+         r.original_context = 64, r.attention_factor = 1.25;
+         return r;
+       }()},
+      {R"({"rotary_dim": 4, "scaling": {"type": "longrope", "original_max_position_embeddings": 64,
+          "max_position_embeddings": 256, "short_factor": [1, 2], "long_factor": [3, 4]}})",
+       [] {
+         RopeConfig r{RopeStyle::neox, 4};
+         r.scaling = RopeScaling::longrope, r.original_context = 64, r.configured_context = 256;
+         r.short_factor = {1, 2}, r.long_factor = {3, 4};
+         return r;
+       }()},
+  };
+  for (const auto& rule : rules) {
+    CaseFiles files = format_case(sound_case());
+    edit(files, "attributes", "rope", json::parse(rule.json));
+    Result<Case> c = parse_case(files);
+    ASSERT_TRUE(c.ok()) << c.status().to_string();
+    const Rope want = rope_frequencies(rule.config).value(), &got = c->attributes.rope;
+    EXPECT_EQ(got.style, want.style) << rule.json;
+    EXPECT_EQ(got.rotary_dim, want.rotary_dim) << rule.json;
+    EXPECT_EQ(got.inv_freq, want.inv_freq) << rule.json;
+    EXPECT_EQ(got.magnitude, want.magnitude) << rule.json;
+  }
+}
 
 TEST(OpRefuses, EachBrokenCaseByNameAndWritesNothing) {
   static_assert(std::size(kRefusals) >= 30);
-  CaseShape s = small();
-  s.sequences = {{20, 1}, {7, 3}, {0, 9}};
-  s.decoding_batches = 1;
-  s.layout = 0;
-  s.cache.layers = 1;
-  Case c = make_case(s);
-  char base[] = "/tmp/kvasir_op_XXXXXX";
-  ASSERT_NE(mkdtemp(base), nullptr);
-  const std::string in = std::string(base) + "/case", out = std::string(base) + "/out";
-  auto clear = [&] {
-    if (Result<CaseFiles> old = read_folder(in); old.ok())
-      for (const auto& [name, bytes] : *old) unlink((in + "/" + name).c_str());
-  };
+  const Case c = sound_case();
+  Scratch folder;
   for (const Refusal& r : kRefusals) {
     CaseFiles files = format_case(c);
     r.breaks(files);
-    clear();
-    ASSERT_TRUE(write_folder(in, files).ok());
-    Status status = run_folder(in, **find_backend("cpu"), {}, out);
+    folder.put(files);
+    Status status = run_folder(folder.in(), **find_backend("cpu"), {}, folder.out());
     EXPECT_EQ(status.code(), Code::invalid_argument) << r.says;
     EXPECT_NE(status.message().find(r.says), std::string::npos) << status.message() << "\n  wanted: " << r.says;
-    struct stat unused;
-    EXPECT_NE(stat(out.c_str(), &unused), 0) << "nothing may be written: " << r.says;
+    EXPECT_FALSE(std::filesystem::exists(folder.out())) << "nothing may be written: " << r.says;
   }
-  clear();
-  ASSERT_TRUE(write_folder(in, format_case(c)).ok());
-  Status good = run_folder(in, **find_backend("cpu"), {}, out);
+  folder.put(format_case(c));
+  Status good = run_folder(folder.in(), **find_backend("cpu"), {}, folder.out());
   EXPECT_TRUE(good.ok()) << good.to_string();
-  EXPECT_EQ(read_folder(out)->size(), 3u) << "attn_output, lse, cache";
-  for (const std::string& folder : {in, out}) {
-    const CaseFiles written = read_folder(folder).value();
-    for (const auto& [name, bytes] : written) unlink((folder + "/" + name).c_str());
-    rmdir(folder.c_str());
-  }
-  rmdir(base);
+  EXPECT_EQ(read_folder(folder.out())->size(), 3u) << "attn_output, lse, cache";
 }
 
 }  // namespace
