@@ -83,7 +83,7 @@ struct BenchConfig {
     o.add("batch", &b.batch, "Of ppl: requests that are due together go in one call, at most so many")
         .range(1, 4096)
         .only_flag();
-    o.add("requests", &b.requests, "How many; 0: all of a trace, what fits in --duration, or else 100")
+    o.add("requests", &b.requests, "How many; 0: what fits in --duration, or all of a file or trace, or else 100")
         .range(0, 5e6)
         .only_flag();
     o.add("duration", &duration, "Nothing new starts after this; 0: no limit").at_least(0).only_flag();
@@ -103,10 +103,11 @@ struct BenchConfig {
         .range(0, 1e6)
         .only_flag();
     o.add("prefix_groups", &b.workload.prefix_groups, "Groups that share a prefix").range(1, 1e6).only_flag();
-    o.add("turns", &b.turns, "Turns of a conversation: each asks with all that was said before")
+    o.add("turns", &b.turns,
+          "Turns of a conversation: each asks with all that was said before; ShareGPT's own where a file has them")
         .range(1, 1000)
         .only_flag();
-    o.add("turn_len", &b.turn_words, "Words that each later turn adds").range(1, 1e6).only_flag();
+    o.add("turn_len", &b.turn_words, "Words that each other later turn adds").range(1, 1e6).only_flag();
     o.add("prompts", &b.workload.file,
           "JSONL of prompts, ShareGPT JSON or JSONL, an Azure (CSV) or Mooncake (JSONL) trace")
         .value_name("FILE")

@@ -28,7 +28,10 @@ class Bencher {
       : target_(target), o_(options), workload_(workload), stop_(stop), progress_(progress) {}
 
   Status one_load(Bench& b, bool open) {
-    const int requests = o_.requests > 0 ? o_.requests : o_.duration > 0 ? kMaxRequests : kUsualRequests;
+    const int64_t in_file = static_cast<int64_t>(workload_.prompts.size()) * o_.turns;
+    const int usual =
+        o_.workload.file.empty() ? kUsualRequests : static_cast<int>(std::min<int64_t>(in_file, kMaxRequests));
+    const int requests = o_.requests > 0 ? o_.requests : o_.duration > 0 ? kMaxRequests : usual;
     LoadOptions l = load(open ? 0 : o_.concurrency, requests);
     if (o_.rate > 0 && o_.duration > 0) {  // no more than can arrive
       const double conversations = o_.duration * o_.rate * 2 + 10;

@@ -9,7 +9,7 @@ struct BenchOptions {
   TargetOptions target;
   WorkloadOptions workload;
   ArrivalOptions arrival;
-  int requests = 0;  // 0: all of a trace, what fits in `duration`, or else 100
+  int requests = 0;  // 0: what fits in `duration`, or all of a file, or else 100
   double duration = 0;
   double rate = 0;  // open loop when above 0, or when the workload is a trace; of conversations when `turns` is above 1
   int concurrency = 8;

@@ -81,7 +81,7 @@ Figures figures_of(const Run& run, const Slo& slo) {
       second(at).tokens += r.counts[0];
       for (size_t i = 0; i < r.gaps.size(); ++i) second(at += r.gaps[i]).tokens += r.counts[i + 1];
     }
-    const int64_t output = std::max<int64_t>(r.output_tokens, r.usage.output_tokens);
+    const int64_t output = output_of(r);
     f.output_tokens += output;
     f.prompt_tokens += std::max<int64_t>(r.usage.prompt_tokens, 0);
     f.cached_tokens += std::max<int64_t>(r.usage.cached_tokens, 0);

@@ -107,6 +107,17 @@ Piece ppl_piece(const ppl::llm::proto::Response& r) {
   return piece;
 }
 
+// This contract has no count of tokens, and one answer may carry several; but the end of an answer that used up what it
+// was allowed says how many there were.
+Usage ppl_usage(const ppl::llm::proto::Response& last, const ppl::llm::proto::Request& asked) {
+  const auto& stopping = asked.stopping_parameters();
+  const bool by_length = stopping.ignore_eos_token() ||
+                         (last.has_detail() && last.detail().finish_reason() == ppl::llm::proto::FINISH_REASON_LENGTH);
+  Usage usage;
+  if (by_length) usage.output_tokens = stopping.max_new_tokens();
+  return usage;
+}
+
 struct Ppl : Common {
   using Stub = ppl::llm::proto::LLMService::Stub;
   using Message = ppl::llm::proto::BatchedResponse;
@@ -122,6 +133,7 @@ struct Ppl : Common {
         outcome = Status(Code::unknown, r.generated());
       } else {
         sink.on_tokens(ppl_piece(r));
+        if (r.status() == ppl::llm::proto::FINISHED) usage = ppl_usage(r, request.req(0));
       }
     }
   }
@@ -150,7 +162,8 @@ class PplBatch final : public grpc::ClientReadReactor<ppl::llm::proto::BatchedRe
         end(sinks_[r.id()], Status(Code::unknown, r.generated()));
       } else {
         sinks_[r.id()]->on_tokens(ppl_piece(r));
-        if (r.status() == ppl::llm::proto::FINISHED) end(sinks_[r.id()], {});
+        if (r.status() == ppl::llm::proto::FINISHED)
+          end(sinks_[r.id()], {}, ppl_usage(r, request_.req(static_cast<int>(r.id()))));
       }
     }
     StartRead(&message_);
@@ -164,8 +177,8 @@ class PplBatch final : public grpc::ClientReadReactor<ppl::llm::proto::BatchedRe
   }
 
  private:
-  static void end(std::shared_ptr<Sink>& sink, const Status& status) {
-    sink->on_done(status, {});
+  static void end(std::shared_ptr<Sink>& sink, const Status& status, const Usage& usage = {}) {
+    sink->on_done(status, usage);
     sink.reset();
   }
   std::vector<std::shared_ptr<Sink>> sinks_;  // by id; empty when ended

@@ -90,8 +90,12 @@ class Gone {
 
 }  // namespace
 
+const Prompt& prompt_of(const Workload& workload, const Record& record) {
+  return workload.prompts[static_cast<size_t>(record.prompt) % workload.prompts.size()];
+}
+
 Ask ask_of(const Workload& workload, const Record& record, const LoadOptions& o) {
-  const Prompt& p = workload.prompts[static_cast<size_t>(record.prompt) % workload.prompts.size()];
+  const Prompt& p = prompt_of(workload, record);
   Ask ask;
   ask.prompt = record.asked.empty() ? p.text : record.asked;
   ask.max_tokens = p.max_tokens;
@@ -169,7 +173,10 @@ class Driver {
     if (before) {
       r.prompt = before->prompt;
       r.turn = before->turn + 1;
-      r.asked = ask_of(workload_, *before, o_).prompt + before->text + " " + words(o_.turn_words, random_);
+      const std::vector<std::string>& later = prompt_of(workload_, r).later;
+      const size_t turn = static_cast<size_t>(r.turn) - 1;
+      r.asked = ask_of(workload_, *before, o_).prompt + before->text + " " +
+                (turn < later.size() ? later[turn] : words(o_.turn_words, random_));
     } else {
       r.prompt = static_cast<int>(begun_++);
     }

@@ -3,6 +3,7 @@
 // clients, each asking again when answered.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <string>
@@ -29,13 +30,16 @@ struct Record {
   std::vector<std::pair<size_t, float>> odds;
 };
 
+// Tokens of its answer: what was counted, or what the server says where a piece may carry several.
+inline int64_t output_of(const Record& r) { return std::max<int64_t>(r.output_tokens, r.usage.output_tokens); }
+
 struct LoadOptions {
   int requests = 100;
   double duration = 0;      // seconds after which nothing new starts; 0: all requests
   int concurrency = 0;      // closed loop when above 0
   int batch = 1;            // requests that are due together and go in one call, where the contract can
   int turns = 1;            // of a conversation
-  int turn_words = 32;      // what each later turn adds
+  int turn_words = 32;      // what each later turn adds, where the workload does not say
   std::vector<double> due;  // open loop: when conversations begin
   int max_in_flight = 20'000;
   double temperature = 0;
@@ -62,6 +66,7 @@ struct Run {
 Run run_load(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop,
              const std::function<void(const Progress&)>& progress);
 
+const Prompt& prompt_of(const Workload& workload, const Record& record);
 Ask ask_of(const Workload& workload, const Record& record, const LoadOptions& options);
 
 }  // namespace kvasir::client

@@ -139,9 +139,9 @@ std::string csv_of(const Run& run) {
   for (const Record& r : run.records) {
     float most = 0;
     for (const float gap : r.gaps) most = std::max(most, gap);
-    out += print("%d,%d,%.6f,%.6f,%.6f,%.6f,%lld,%lld,%d,%.3f,%s\n", r.prompt, r.turn, r.due, r.sent, r.first, r.end,
+    out += print("%d,%d,%.6f,%.6f,%.6f,%.6f,%lld,%lld,%lld,%.3f,%s\n", r.prompt, r.turn, r.due, r.sent, r.first, r.end,
                  static_cast<long long>(r.usage.prompt_tokens), static_cast<long long>(r.usage.cached_tokens),
-                 r.output_tokens, most * 1e3, code_name(r.status.code()));
+                 static_cast<long long>(output_of(r)), most * 1e3, code_name(r.status.code()));
   }
   return out;
 }
@@ -149,8 +149,8 @@ std::string csv_of(const Run& run) {
 std::string answers_of(const Workload& workload, const Run& run) {
   std::string out;
   for (const Record& r : run.records) {
-    const Prompt& p = workload.prompts[static_cast<size_t>(r.prompt) % workload.prompts.size()];
-    Json j = {{"prompt", r.asked.empty() ? p.text : r.asked}, {"answer", r.text}, {"output_tokens", r.output_tokens}};
+    const Prompt& p = prompt_of(workload, r);
+    Json j = {{"prompt", r.asked.empty() ? p.text : r.asked}, {"answer", r.text}, {"output_tokens", output_of(r)}};
     if (!r.status.ok()) j["error"] = r.status.to_string();
     out += j.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   }

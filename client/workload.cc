@@ -22,9 +22,11 @@ constexpr std::array kWords = {
     "night", "point",  "home",   "water",   "room",    "mother",  "area",     "money",   "story",      "fact",
     "month", "lot",    "right",  "study",   "book",    "eye",     "job",      "word",    "business",   "issue"};
 
+constexpr int64_t kMostTokens = 1'000'000;  // of one prompt or answer
+
 struct Trace {
   double at;
-  int input, output;
+  int64_t input, output;
   std::vector<int64_t> blocks;  // Mooncake: ids of shared blocks of 512 tokens
 };
 
@@ -32,7 +34,7 @@ constexpr int kMooncakeBlock = 512;
 
 std::string prompt_of(const Trace& t, std::mt19937_64& random) {
   std::string text;
-  int left = t.input;
+  int left = static_cast<int>(t.input);
   for (const int64_t block : t.blocks) {
     if (left <= 0) break;
     std::mt19937_64 own(static_cast<uint64_t>(block) + 1);
@@ -42,6 +44,16 @@ std::string prompt_of(const Trace& t, std::mt19937_64& random) {
   }
   if (left > 0) text += (text.empty() ? "" : " ") + words(left, random);
   return text;
+}
+
+Status add(const Trace& t, std::mt19937_64& random, Workload& w) {
+  if (t.input < 0 || t.input > kMostTokens || t.output < 0 || t.output > kMostTokens || !std::isfinite(t.at))
+    return invalid_argument(cat("is of ", t.input, " and ", t.output, " tokens; each may be 0 to ", kMostTokens));
+  w.prompts.push_back({prompt_of({t.at, std::max<int64_t>(1, t.input), t.output, t.blocks}, random),
+                       static_cast<int>(std::max<int64_t>(1, t.output)),
+                       {}});
+  w.arrivals.push_back(t.at);
+  return {};
 }
 
 // "2023-11-16 18:17:03.9799600" as seconds of its day and date.
@@ -57,30 +69,73 @@ double azure_seconds(const std::string& text) {
   return static_cast<double>(timegm(&tm)) + second;
 }
 
+std::vector<std::string> cells_of(std::string line) {
+  while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= line.size();) {
+    const size_t end = std::min(line.find(',', at), line.size());
+    out.push_back(line.substr(at, end - at));
+    at = end + 1;
+  }
+  return out;
+}
+
+// -1 when it is no whole number.
+int64_t count_of(const std::string& text) {
+  char* end = nullptr;
+  const int64_t n = std::strtoll(text.c_str(), &end, 10);
+  return text.empty() || *end != 0 ? -1 : n;
+}
+
+// Azure's columns, in any order and among others.
 Result<Workload> from_csv(std::istream& in, const std::string& file, int count, std::mt19937_64& random) {
+  constexpr const char* kColumns[] = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"};
   std::string line;
-  std::getline(in, line);  // TIMESTAMP,ContextTokens,GeneratedTokens
+  std::getline(in, line);
+  const std::vector<std::string> names = cells_of(line);
+  size_t column[3], last = 0;
+  for (int i = 0; i < 3; ++i) {
+    column[i] = static_cast<size_t>(std::find(names.begin(), names.end(), kColumns[i]) - names.begin());
+    if (column[i] == names.size())
+      return invalid_argument(cat(file, " line 1 has no column ", kColumns[i],
+                                  "; a trace has TIMESTAMP, ContextTokens and GeneratedTokens"));
+    last = std::max(last, column[i]);
+  }
   Workload w;
   for (int n = 2; static_cast<int>(w.prompts.size()) < count && std::getline(in, line); ++n) {
-    const size_t a = line.find(','), b = line.find(',', a + 1);
-    const double at = a == std::string::npos ? NAN : azure_seconds(line.substr(0, a));
-    if (std::isnan(at) || b == std::string::npos) {
-      return invalid_argument(file + " line " + std::to_string(n) + " is not TIMESTAMP,ContextTokens,GeneratedTokens");
-    }
-    const Trace t{at, std::atoi(line.c_str() + a + 1), std::atoi(line.c_str() + b + 1), {}};
-    w.prompts.push_back({prompt_of(t, random), std::max(1, t.output)});
-    w.arrivals.push_back(t.at);
+    const std::vector<std::string> cells = cells_of(line);
+    if (cells.size() == 1 && cells[0].empty()) continue;
+    const double at = cells.size() > last ? azure_seconds(cells[column[0]]) : NAN;
+    if (std::isnan(at) || count_of(cells[column[1]]) < 0 || count_of(cells[column[2]]) < 0)
+      return invalid_argument(
+          cat(file, " line ", n, " is not a time such as 2023-11-16 18:17:03.98 and two numbers of tokens"));
+    if (Status s = add({at, count_of(cells[column[1]]), count_of(cells[column[2]]), {}}, random, w); !s.ok())
+      return invalid_argument(cat(file, " line ", n, ' ', s.message()));
   }
+  if (w.prompts.empty()) return invalid_argument(file + " has nothing to ask");
   return w;
 }
 
+// What its later turns ask: every other text, or those of the human where it is said who speaks.
+std::vector<std::string> later_turns(const Json& turns) {
+  std::vector<std::string> later;
+  for (size_t i = 1; i < turns.size(); ++i) {
+    if (!turns[i].contains("value")) continue;
+    const std::string from = turns[i].value("from", i % 2 ? "gpt" : "human");
+    if (from == "human" || from == "user") later.push_back(turns[i]["value"].get<std::string>());
+  }
+  return later;
+}
+
 // One entry of a file; false when it has nothing to ask.
-bool add_entry(const Json& j, int output, std::mt19937_64& random, Workload& w) {
+Result<bool> add_entry(const Json& j, int output, std::mt19937_64& random, Workload& w) {
   if (j.contains("input_length") && j.contains("timestamp")) {  // Mooncake
-    Trace t{j["timestamp"].get<double>() / 1000, j["input_length"].get<int>(), j.value("output_length", output), {}};
+    Trace t{j["timestamp"].get<double>() / 1000,
+            j["input_length"].get<int64_t>(),
+            j.value("output_length", int64_t(output)),
+            {}};
     if (j.contains("hash_ids")) t.blocks = j["hash_ids"].get<std::vector<int64_t>>();
-    w.prompts.push_back({prompt_of(t, random), std::max(1, t.output)});
-    w.arrivals.push_back(t.at);
+    KVASIR_TRY(add(t, random, w));
     return true;
   }
   if (j.contains("conversations") && j["conversations"].is_array() && !j["conversations"].empty()) {  // ShareGPT
@@ -90,44 +145,60 @@ bool add_entry(const Json& j, int output, std::mt19937_64& random, Workload& w) 
     if (turns.size() > 1 && turns[1].contains("value")) {  // about four characters a token
       length = std::clamp(static_cast<int>(turns[1]["value"].get<std::string>().size() / 4), 4, 1024);
     }
-    w.prompts.push_back({turns[0]["value"].get<std::string>(), length});
+    w.prompts.push_back({turns[0]["value"].get<std::string>(), length, later_turns(turns)});
     return true;
   }
   for (const char* key : {"prompt", "text", "question"}) {
     if (j.contains(key) && j[key].is_string()) {
-      w.prompts.push_back({j[key].get<std::string>(), j.value("max_tokens", output)});
+      w.prompts.push_back({j[key].get<std::string>(), j.value("max_tokens", output), {}});
       return true;
     }
   }
   return false;
 }
 
-Result<Workload> from_file(const WorkloadOptions& o, int count, const Length& output, std::mt19937_64& random) {
-  std::ifstream in(o.file);
-  if (!in) return not_found("prompts file " + o.file + " cannot be opened");
-  if (o.file.ends_with(".csv")) return from_csv(in, o.file, count, random);
+// A list of entries, some of which may be empty, as ShareGPT's are.
+Result<Workload> from_list(std::istream& in, const WorkloadOptions& o, int count, const Length& output,
+                           std::mt19937_64& random) {
   Workload w;
   try {
-    while (in && std::isspace(in.peek())) in.get();
-    if (in.peek() == '[') {
-      for (const Json& j : Json::parse(in)) {
-        if (static_cast<int>(w.prompts.size()) >= count) break;
-        add_entry(j, output.draw(random), random, w);
-      }
-    } else {
-      int n = 0;
-      for (std::string line; static_cast<int>(w.prompts.size()) < count && std::getline(in, line);) {
-        ++n;
-        if (line.empty()) continue;
-        if (!add_entry(Json::parse(line), output.draw(random), random, w)) {
-          return invalid_argument(o.file + " line " + std::to_string(n) +
-                                  " has no prompt, conversations or trace columns");
-        }
-      }
+    for (const Json& j : Json::parse(in)) {
+      if (static_cast<int>(w.prompts.size()) >= count) break;
+      if (auto added = add_entry(j, output.draw(random), random, w); !added.ok())
+        return invalid_argument(cat(o.file, ": an entry ", added.status().message()));
     }
   } catch (const Json::exception& e) {
     return invalid_argument(o.file + ": " + e.what());
   }
+  return w;
+}
+
+Result<Workload> from_lines(std::istream& in, const WorkloadOptions& o, int count, const Length& output,
+                            std::mt19937_64& random) {
+  Workload w;
+  int n = 0;
+  for (std::string line; static_cast<int>(w.prompts.size()) < count && std::getline(in, line);) {
+    ++n;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const auto wrong = [&](const std::string& what) { return invalid_argument(cat(o.file, " line ", n, what)); };
+    try {
+      auto added = add_entry(Json::parse(line), output.draw(random), random, w);
+      if (!added.ok()) return wrong(" " + added.status().message());
+      if (!*added) return wrong(" has no prompt, conversations or trace columns");
+    } catch (const Json::exception& e) {
+      return wrong(std::string(": ") + e.what());
+    }
+  }
+  return w;
+}
+
+Result<Workload> from_file(const WorkloadOptions& o, int count, const Length& output, std::mt19937_64& random) {
+  std::ifstream in(o.file);
+  if (!in) return not_found("prompts file " + o.file + " cannot be opened");
+  if (o.file.ends_with(".csv")) return from_csv(in, o.file, count, random);
+  while (in && std::isspace(in.peek())) in.get();
+  KVASIR_ASSIGN(Workload w,
+                in.peek() == '[' ? from_list(in, o, count, output, random) : from_lines(in, o, count, output, random));
   if (w.prompts.empty()) return invalid_argument(o.file + " has nothing to ask");
   return w;
 }
@@ -201,7 +272,7 @@ Result<Workload> make_workload(const WorkloadOptions& o, int count) {
   for (int i = 0; i < count; ++i) {
     std::string text = prefixes.empty() ? std::string() : prefixes[random() % prefixes.size()];
     text += words(input.draw(random), random);
-    w.prompts.push_back({std::move(text), output.draw(random)});
+    w.prompts.push_back({std::move(text), output.draw(random), {}});
   }
   return w;
 }

@@ -24,6 +24,7 @@ class Length {
 struct Prompt {
   std::string text;
   int max_tokens = 0;
+  std::vector<std::string> later;  // what the conversation asked after that, where a file says so
 };
 
 struct WorkloadOptions {

@@ -13,7 +13,7 @@ void Scheduler::check_integrity() const {
   for (const State::Flight& f : st.flights)
     for (const State::Named& n : f.named) ++named[n.seq];
   size_t queued = 0, running = 0;
-  int64_t waiting_tokens = 0, leaving = 0, paused = 0, in_requests = 0;
+  int64_t waiting = 0, waiting_tokens = 0, leaving = 0, paused = 0, in_requests = 0;
   for (const auto& [id, s] : st.sequences) {
     KVASIR_CHECK(s->id == id && s->request != nullptr && st.requests.contains(s->request->id), "sequence ", id,
                  " has no request");
@@ -25,7 +25,9 @@ void Scheduler::check_integrity() const {
                  s->computed, " of ", s->planned);
     queued += s->queued;
     running += s->running();
-    if (s->queued) waiting_tokens += s->queued_tokens;
+    KVASIR_CHECK((s->queued_tokens > 0) == s->waits(), "sequence ", id, " waits and is not counted, or the reverse");
+    waiting_tokens += s->queued_tokens;
+    waiting += s->waits();
     if (const kvcache::Lease* l = s->lease()) leases.push_back(l);
     const kvcache::Lease* left = nullptr;
     if (auto* w = std::get_if<Waiting>(&s->state)) left = &w->leaving;
@@ -52,7 +54,8 @@ void Scheduler::check_integrity() const {
   }
   KVASIR_CHECK(in_requests == static_cast<int64_t>(st.sequences.size()), "sequences without a request");
   KVASIR_CHECK(queued == st.policy->size(), "queued ", queued, ", the policy has ", st.policy->size());
-  KVASIR_CHECK(waiting_tokens == st.stats.waiting_tokens, "waiting tokens ", waiting_tokens);
+  KVASIR_CHECK(waiting == st.waiting && waiting_tokens == st.stats.waiting_tokens, "waiting ", waiting, " with ",
+               waiting_tokens, " tokens, counted ", st.waiting, " with ", st.stats.waiting_tokens);
   KVASIR_CHECK(leaving == st.leaving, "leaving ", leaving, ", counted ", st.leaving);
   KVASIR_CHECK(paused == st.paused_requests, "paused ", paused, ", counted ", st.paused_requests);
   size_t listed = 0;

@@ -85,7 +85,7 @@ class Reader {
         if (name != field) return;
         known = true;
         status = read(name, item.value(), &x);
-        if (status.ok() && x < 0) status = wrong(name, cat("is ", x, "; a cost is not negative"));
+        if (status.ok() && (x < 0 || x > 1e9)) status = wrong(name, cat("is ", x, "; a cost is from 0 to 1000000000"));
       });
       if (!known) return wrong(name, "is no part of a cost");
       KVASIR_TRY(status);

@@ -89,8 +89,8 @@ class KeyedPolicy : public Policy {
   KeyedQueue queue_;
 };
 
-inline double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-inline double seconds(Time t) { return seconds(t.time_since_epoch()); }
+inline double in_seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+inline double in_seconds(Time t) { return in_seconds(t.time_since_epoch()); }
 
 std::unique_ptr<Policy> make_fcfs(const Options&);
 std::unique_ptr<Policy> make_lpm(const Options&);

@@ -78,23 +78,33 @@ Sequence* Scheduler::State::find_sequence(SeqId id) const {
 void Scheduler::State::count_waiting(const Sequence& s, int sign) {
   TenantLoad& t = tenants[s.request->tenant];
   const int64_t tokens = s.queued_tokens;
+  waiting += sign;
   t.waiting += sign;
   t.waiting_tokens += sign * tokens;
   stats.waiting_tokens += sign * tokens;
 }
 
+// What is paused counts as well: else one who pauses for ever could fill any amount of memory.
 void Scheduler::State::enqueue(Sequence* s) {
+  if (s->queued_tokens == 0) {
+    s->queued_tokens = static_cast<int64_t>(s->tokens.size());
+    count_waiting(*s, 1);
+  }
   if (s->request->paused || s->queued) return;
   s->queued = true;
-  s->queued_tokens = static_cast<int64_t>(s->tokens.size());
-  count_waiting(*s, 1);
   policy->push(s);
 }
 
 void Scheduler::State::dequeue(Sequence* s) {
+  leave_queue(s);
+  if (s->queued_tokens == 0) return;
+  count_waiting(*s, -1);
+  s->queued_tokens = 0;
+}
+
+void Scheduler::State::leave_queue(Sequence* s) {
   if (!s->queued) return;
   s->queued = false;
-  count_waiting(*s, -1);
   policy->erase(s);
 }
 
@@ -117,7 +127,7 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
     event(Event::Kind::finished, *s, reason);
     ++stats.finished;
     load.output_tokens += 0.02 * (static_cast<double>(s->outputs()) - load.output_tokens);
-    const double ran = seconds(clock - s->admitted);
+    const double ran = in_seconds(clock - s->admitted);
     load.slot_seconds += (load.slot_seconds > 0 ? 0.02 : 1.0) * (ran - load.slot_seconds);
   }
   --s->request->alive;
@@ -190,7 +200,7 @@ Status Scheduler::pause(RequestId id) {
   Request* r = st.find_request(id);
   if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
   if (r->paused) return {};
-  for (Sequence* s : r->sequences) st.dequeue(s);
+  for (Sequence* s : r->sequences) st.leave_queue(s);
   r->paused = true;
   ++st.paused_requests;
   return {};

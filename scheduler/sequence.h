@@ -49,7 +49,7 @@ struct Sequence {
   int32_t awaiting = 0;               // tokens sampled by plans in flight
   bool mask_ready = true;             // its grammar allows the next sampling step to be planned
   bool verifying = false;             // a draft is in flight
-  bool queued = false;                // in the policy's queue
+  bool queued = false;                // in the policy's queue: it waits, and its request is not paused
   int32_t slot = -1;                  // its place there
   int32_t matched = 0;                // lpm: tokens of its prompt that were cached when last looked
   Time admitted{};                    // the last time it was
@@ -60,7 +60,7 @@ struct Sequence {
   uint64_t claimed = 0, ordered = 0;  // the call of next_step that gave it pages, or listed a copy for it
   int64_t computed = 0;               // [0, computed) is written by retired plans
   int64_t planned = 0;                // [0, planned) is written once all plans in flight have retired
-  int64_t queued_tokens = 0;          // what it counted for when it was queued
+  int64_t queued_tokens = 0;          // what it counts for while it waits; 0: it does not
   int64_t stop_limit = -1;            // output tokens, once a late stop is known
   std::vector<int32_t> tokens;        // prompt and known output
   SeqState state;

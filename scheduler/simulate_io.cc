@@ -12,6 +12,9 @@ namespace {
 
 using nlohmann::json;
 
+// Of one value of a workload: what a simulated clock and a prompt of token ids can hold.
+constexpr double kMostSeconds = 1e8, kMostTokens = 1 << 24, kMostId = 1e12;
+
 json to_object(const Percentiles& p) { return {{"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}, {"mean", p.mean}}; }
 
 Status at_line(size_t line, const std::string& message) { return invalid_argument(cat("line ", line, ": ", message)); }
@@ -20,37 +23,37 @@ Status read_item(const json& j, WorkItem* w) {
   for (const auto& item : j.items()) {
     const std::string& name = item.key();  // not bindings: clang 14 cannot capture those
     const json& v = item.value();
-    auto number = [&](auto* out, double least) -> Status {
-      if (!v.is_number() || !std::isfinite(v.template get<double>()) || v.template get<double>() < least ||
-          v.template get<double>() > 1e12)
-        return invalid_argument(cat(name, " is ", v.dump(), "; it must be a number of at least ", least))
+    auto number = [&](auto* out, double least, double most) -> Status {
+      if (!v.is_number() || !(v.template get<double>() >= least && v.template get<double>() <= most))
+        return invalid_argument(cat(name, " is ", v.dump(), "; it must be a number from ", least, " to ",
+                                    static_cast<int64_t>(most)))
             .with_field(name);
       *out = v.template get<double>();
       return {};
     };
     double x = 0;
     if (name == "arrival_s") {
-      KVASIR_TRY(number(&w->arrival_s, 0));
+      KVASIR_TRY(number(&w->arrival_s, 0, kMostSeconds));
     } else if (name == "prompt_tokens") {
-      KVASIR_TRY(number(&x, 1));
+      KVASIR_TRY(number(&x, 1, kMostTokens));
       w->prompt_tokens = static_cast<int64_t>(x);
     } else if (name == "output_tokens") {
-      KVASIR_TRY(number(&x, 0));
+      KVASIR_TRY(number(&x, 0, kMostTokens));
       w->output_tokens = static_cast<int64_t>(x);
     } else if (name == "priority") {
-      KVASIR_TRY(number(&x, -1000));
-      w->priority = static_cast<int32_t>(std::min(x, 1000.0));
+      KVASIR_TRY(number(&x, -1000, 1000));
+      w->priority = static_cast<int32_t>(x);
     } else if (name == "deadline_s") {
-      KVASIR_TRY(number(&x, 0));
+      KVASIR_TRY(number(&x, 0, kMostSeconds));
       w->deadline_s = x;
     } else if (name == "cancel_at_s") {
-      KVASIR_TRY(number(&x, 0));
+      KVASIR_TRY(number(&x, 0, kMostSeconds));
       w->cancel_at_s = x;
     } else if (name == "conversation") {
-      KVASIR_TRY(number(&x, 0));
+      KVASIR_TRY(number(&x, 0, kMostId));
       w->conversation = static_cast<int64_t>(x);
     } else if (name == "follows") {
-      KVASIR_TRY(number(&x, 0));
+      KVASIR_TRY(number(&x, 0, kMostId));
       w->follows = static_cast<int64_t>(x);
     } else if (name == "tenant") {
       if (!v.is_string())

@@ -53,8 +53,9 @@ struct Scheduler::State {
   int32_t tenant_index(const std::string& name);
   Request* find_request(RequestId id);
   Sequence* find_sequence(SeqId id) const;
-  void enqueue(Sequence* s);  // into the policy's queue, unless its request is paused
-  void dequeue(Sequence* s);
+  void enqueue(Sequence* s);  // it waits from now on: in the policy's queue, unless its request is paused
+  void dequeue(Sequence* s);  // and does no longer
+  void leave_queue(Sequence* s);
   void count_waiting(const Sequence& s, int sign);
   void event(Event::Kind kind, const Sequence& s, Event::Reason reason = Event::Reason::none);
   // The one exit. Its pages come back now, or when the last plan that names it retires.
@@ -130,6 +131,7 @@ struct Scheduler::State {
   int64_t budget = 0;              // tokens left in the plan that is being made
   int64_t growth_pages = 0;        // what those running will want soon
   int64_t paused_requests = 0;
+  int64_t waiting = 0;  // sequences, those of paused requests too
   int64_t leaving = 0;  // sequences whose pages come back when a plan in flight retires
   Load load;
   Stats stats;

@@ -56,23 +56,26 @@ Status Scheduler::State::check(const Submission& s) const {
 
 Status Scheduler::State::check_load(const Submission& s, int32_t tenant) const {
   const int64_t prompt = static_cast<int64_t>(s.prompt.size());
-  const int64_t waiting = static_cast<int64_t>(policy->size());
   const TenantLoad& t = tenants[tenant];
+  // Of the prompts that wait.
+  const double each = static_cast<double>(stats.waiting_tokens) / static_cast<double>(std::max<int64_t>(waiting, 1));
   struct Bound {
     const char* what;
     int64_t now, more, most;
+    double a_request;  // what one more counts for
   };
-  const Bound bounds[] = {{"requests wait", waiting, 1, options.max_waiting},
-                          {"prompt tokens wait", stats.waiting_tokens, prompt, options.max_waiting_tokens},
-                          {"of your requests wait", t.waiting, 1, options.tenant_max_waiting},
-                          {"of your prompt tokens wait", t.waiting_tokens, prompt, options.tenant_max_waiting_tokens}};
+  const Bound bounds[] = {
+      {"requests wait", waiting, 1, options.max_waiting, 1},
+      {"prompt tokens wait", stats.waiting_tokens, prompt, options.max_waiting_tokens, each},
+      {"of your requests wait", t.waiting, 1, options.tenant_max_waiting, 1},
+      {"of your prompt tokens wait", t.waiting_tokens, prompt, options.tenant_max_waiting_tokens, each}};
   for (const Bound& b : bounds) {
-    if (b.most == 0 || b.now + b.more <= b.most) continue;
-    // What is too much now is gone after this many tokens at the measured rate.
-    double tokens = std::max<double>(static_cast<double>(stats.waiting_tokens) * (b.now + b.more - b.most) /
-                                         std::max<double>(static_cast<double>(b.now), 1),
-                                     static_cast<double>(prompt));
-    double wait = load.tokens_per_second > 0 ? tokens / load.tokens_per_second : 1.0;
+    // Before an empty queue a prompt longer than all that may wait is let in: it would be refused for ever.
+    if (b.most == 0 || b.now == 0 || b.now + b.more <= b.most) continue;
+    // So many must come in first; each makes place for the next by being computed, its answer too.
+    const double requests = std::ceil(static_cast<double>(b.now + b.more - b.most) / b.a_request);
+    const double tokens = requests * (each + load.output_tokens);
+    const double wait = load.tokens_per_second > 0 ? tokens / load.tokens_per_second : 1.0;
     auto ms = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::clamp(wait, 0.05, 600.0) * 1000)));
     return resource_exhausted(cat(b.now, " ", b.what, ", at most ", b.most, " may; try again in ", ms.count(), " ms"))
         .with_retry_after(ms);

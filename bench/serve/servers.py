@@ -15,10 +15,14 @@ RESULTS = pathlib.Path(os.environ.get("KVASIR_BENCH_RESULTS", ROOT / "bench/resu
 THREADS = len(os.sched_getaffinity(0))
 
 
-def peers():
-    """What bench/peers has built: {"source": ..., "build": ..., "q4_0": ...}."""
-    said = subprocess.run([ROOT / "bench/peers"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return dict(line.split("=", 1) for line in said.splitlines())
+def peers(build=True):
+    """What bench/peers has built: {"source": ..., "build": ..., "q4_0": ...}. Without `build`, None where nothing is."""
+    done = subprocess.run([ROOT / "bench/peers", *([] if build else ["--built"])], stdout=subprocess.PIPE, text=True)
+    if done.returncode == 77 and not build:
+        return None
+    if done.returncode:
+        raise SystemExit("bench: llama.cpp could not be built to measure beside; what bench/peers said stands above")
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
 def default_model():
@@ -35,8 +39,8 @@ def free_port():
 class Server:
     """Runs `engine` ("kvasir" or "llama.cpp") on `model` with room for `running` sequences until the block ends."""
 
-    def __init__(self, engine, model, running, llama_build=None):
-        self.engine, self.port = engine, free_port()
+    def __init__(self, engine, model, running, llama_build=None, port=None):
+        self.engine, self.port = engine, port or free_port()
         if engine == "kvasir":
             self.command = [str(KVASIR), "serve", "--model", model, "--grpc-port", "0", "--http-port", str(self.port),
                             "--max-running", str(running), "--threads", str(THREADS)]

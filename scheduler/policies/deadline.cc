@@ -15,7 +15,7 @@ class Deadline final : public KeyedPolicy {
 
   Status judge(const Sequence& s, Time now, const Load& load) override {
     if (!s.request->deadline || load.step_seconds <= 0 || load.slot_seconds <= 0) return {};
-    const double left = seconds(*s.request->deadline - now), own = work(s, load);
+    const double left = in_seconds(*s.request->deadline - now), own = work(s, load);
     const double a_turn = load.slot_seconds / max_running_;  // a slot becomes free so often
     // All of the queue counts: those due later were promised their time, too.
     const double turns = 1 + static_cast<double>(queue_.size()) - static_cast<double>(max_running_ - load.running);
@@ -26,7 +26,7 @@ class Deadline final : public KeyedPolicy {
         .with_field("deadline");
   }
   bool hopeless(const Sequence& s, Time now, const Load& load) const override {
-    return s.request->deadline && load.step_seconds > 0 && seconds(*s.request->deadline - now) < work(s, load);
+    return s.request->deadline && load.step_seconds > 0 && in_seconds(*s.request->deadline - now) < work(s, load);
   }
   double rank(const Sequence& s) const override { return due(s); }
 
@@ -37,7 +37,9 @@ class Deadline final : public KeyedPolicy {
     return static_cast<double>(s.tokens.size()) / load.tokens_per_second +
            std::min(2 * load.output_tokens, left) * load.step_seconds;
   }
-  double due(const Sequence& s) const { return seconds(s.request->deadline.value_or(s.request->arrival + patience_)); }
+  double due(const Sequence& s) const {
+    return in_seconds(s.request->deadline.value_or(s.request->arrival + patience_));
+  }
   double key(const Sequence& s) const override { return due(s); }
 
   Duration patience_;

@@ -13,7 +13,7 @@ namespace {
 
 class LongestPrefix final : public KeyedPolicy {
  public:
-  explicit LongestPrefix(const Options& o) : patience_(seconds(o.patience)) {}
+  explicit LongestPrefix(const Options& o) : patience_(in_seconds(o.patience)) {}
 
   void push(Sequence* s) override {
     if (kv_ != nullptr) look(s);
@@ -54,7 +54,7 @@ class LongestPrefix final : public KeyedPolicy {
   }
   double key(const Sequence& s) const override {
     const double part = static_cast<double>(s.matched) / static_cast<double>(s.tokens.size());
-    return seconds(s.request->arrival) - part * patience_;
+    return in_seconds(s.request->arrival) - part * patience_;
   }
 
   double patience_;

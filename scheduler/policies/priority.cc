@@ -8,7 +8,7 @@ namespace {
 
 class Priority final : public KeyedPolicy {
  public:
-  explicit Priority(const Options& o) : patience_(seconds(o.patience)) {}
+  explicit Priority(const Options& o) : patience_(in_seconds(o.patience)) {}
   // A running sequence gives way only to one that would still be before it had both been waiting.
   bool displaces(const Sequence& waiting, const Sequence& running) const override {
     return waiting.request->priority > running.request->priority && key(waiting) < key(running);
@@ -16,7 +16,9 @@ class Priority final : public KeyedPolicy {
   double rank(const Sequence& s) const override { return key(s); }
 
  private:
-  double key(const Sequence& s) const override { return seconds(s.request->arrival) - s.request->priority * patience_; }
+  double key(const Sequence& s) const override {
+    return in_seconds(s.request->arrival) - s.request->priority * patience_;
+  }
   double patience_;
 };
 

@@ -101,6 +101,57 @@ TEST(Workload, Files) {
   EXPECT_EQ(make_workload(o, 10).status().code(), Code::not_found);
 }
 
+TEST(Workload, AShareGptConversationHasItsLaterQuestions) {
+  WorkloadOptions o;
+  o.file = file_with("turns.jsonl",
+                     R"({"conversations":[{"from":"human","value":"one"},{"from":"gpt","value":"1"},)"
+                     R"({"from":"human","value":"two"},{"from":"gpt","value":"2"},{"from":"human","value":"three"}]})"
+                     "\n"
+                     R"({"conversations":[{"value":"a"},{"value":"b"},{"value":"c"}]})");
+  const Workload w = *make_workload(o, 10);
+  ASSERT_EQ(w.prompts.size(), 2u);
+  EXPECT_THAT(w.prompts[0].later, ::testing::ElementsAre("two", "three"));
+  EXPECT_THAT(w.prompts[1].later, ::testing::ElementsAre("c"));
+}
+
+TEST(Workload, AzureColumnsStandAnywhere) {
+  WorkloadOptions o;
+  o.file = file_with("wide.csv",
+                     "id,GeneratedTokens,TIMESTAMP,ContextTokens\r\n"
+                     "7,3,2024-05-10 00:00:01.5+00:00,12\r\n"
+                     "\r\n"
+                     "8,0,2024-05-10 00:00:00.5+00:00,0\r\n");
+  const Workload w = *make_workload(o, 10);
+  ASSERT_EQ(w.prompts.size(), 2u);
+  EXPECT_EQ(w.arrivals, (std::vector<double>{0, 1}));
+  EXPECT_EQ(w.prompts[0].max_tokens, 1);  // nothing asked or answered would be no request
+  EXPECT_EQ(count_words(w.prompts[0].text), 1);
+  EXPECT_EQ(count_words(w.prompts[1].text), 12);
+  EXPECT_EQ(w.prompts[1].max_tokens, 3);
+}
+
+TEST(Workload, ABadFileSaysWhichLineAndWhy) {
+  const auto message = [](const std::string& name, const std::string& text) {
+    WorkloadOptions o;
+    o.file = file_with(name, text);
+    return make_workload(o, 10).status().message();
+  };
+  const std::string head = "TIMESTAMP,ContextTokens,GeneratedTokens\n", good = head + "2023-11-16 18:17:03.5,37,4\n";
+  EXPECT_THAT(message("b1.csv", "TIMESTAMP,Context,GeneratedTokens\n"), HasSubstr("no column ContextTokens"));
+  EXPECT_THAT(message("b2.csv", good + "2023-11-16 18:17:03.5,37\n"), HasSubstr("line 3"));
+  EXPECT_THAT(message("b3.csv", good + "yesterday,37,4\n"), HasSubstr("2023-11-16 18:17:03.98"));
+  EXPECT_THAT(message("b4.csv", good + "2023-11-16 18:17:03.5,-1,4\n"), HasSubstr("line 3"));
+  EXPECT_THAT(message("b5.csv", good + "2023-11-16 18:17:03.5,1e9,4\n"), HasSubstr("line 3"));
+  EXPECT_THAT(message("b6.csv", good + "2023-11-16 18:17:03.5,2000000,4\n"), HasSubstr("0 to 1000000"));
+  EXPECT_THAT(message("b7.csv", head), HasSubstr("nothing to ask"));
+  EXPECT_THAT(message("b1.jsonl", "{\"timestamp\":1,\"input_length\":2000000000,\"output_length\":1}"),
+              HasSubstr("line 1 is of 2000000000"));
+  EXPECT_THAT(message("b2.jsonl", "{\"prompt\":\"a\"}\n{\"timestamp\":\"1\",\"input_length\":2}"), HasSubstr("line 2"));
+  EXPECT_THAT(message("b3.jsonl", "{\"prompt\":\"a\"}\n{\"prompt\":"), HasSubstr("line 2"));
+  EXPECT_THAT(message("b4.jsonl", "\n \n"), HasSubstr("nothing to ask"));
+  EXPECT_THAT(message("b1.json", "[{\"conversations\":[{\"value\":5}]}]"), HasSubstr("b1.json"));
+}
+
 TEST(Arrivals, RatesAndShapes) {
   ArrivalOptions o;
   o.rate = 50;
