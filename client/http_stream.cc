@@ -72,17 +72,19 @@ bool HttpStream::feed(std::string_view bytes, const std::function<void(std::stri
       used += n;
       if ((length_ -= static_cast<long long>(n)) == 0) in_chunk_ = false;
     } else {
-      // A size line; the line end of the chunk before is an empty one in front of it.
+      // A size line; the line end of the chunk before is an empty one in front of it. After the last chunk come
+      // trailers, which say nothing here, and an empty line: what is left of it would be taken for the next answer.
       const size_t end = rest().find("\r\n");
       if (end == std::string_view::npos) break;
       const std::string_view line = trimmed(rest().substr(0, end));
       used += end + 2;
-      if (line.empty()) continue;
+      done_ = last_chunk_ && line.empty();
+      if (last_chunk_ || line.empty()) continue;
       unsigned long long size = 0;
       if (std::from_chars(line.data(), line.data() + line.size(), size, 16).ec != std::errc()) return false;
       length_ = static_cast<long long>(size);
       in_chunk_ = size > 0;
-      if (size == 0) done_ = true;  // no trailers are expected
+      last_chunk_ = size == 0;
     }
   }
   buffer_.erase(0, used);

@@ -14,7 +14,7 @@ class HttpStream {
 
   bool head_done() const { return head_done_; }
   bool done() const { return done_; }
-  bool ends_with_connection() const { return head_done_ && !chunked_ && length_ < 0; }
+  bool ends_with_connection() const { return head_done_ && (last_chunk_ || (!chunked_ && length_ < 0)); }
   int status() const { return status_; }
   bool keep_alive() const { return keep_alive_; }
 
@@ -24,6 +24,7 @@ class HttpStream {
   std::string buffer_;
   int status_ = 0;
   bool head_done_ = false, done_ = false, chunked_ = false, keep_alive_ = true, in_chunk_ = false;
+  bool last_chunk_ = false;
   long long length_ = -1;  // left of the body, or of the chunk
 };
 

@@ -48,6 +48,23 @@ TEST(HttpStream, LengthChunksAndTheConnectionsEnd) {
   }
 }
 
+// llama-server sends the last chunk and the empty line after it apart: what is left unread would begin the next answer.
+TEST(HttpStream, IsOverWithTheLastByteOfItsLastChunk) {
+  const std::string head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", body = "5\r\nhello\r\n";
+  for (const std::string end : {"0\r\n\r\n", "0\r\nTrailer: x\r\n\r\n"}) {
+    const std::string all = head + body + end;
+    for (size_t cut = head.size(); cut < all.size(); ++cut) {
+      HttpStream s;
+      const auto ignore = [](std::string_view) {};
+      EXPECT_TRUE(s.feed(all.substr(0, cut), ignore));
+      EXPECT_FALSE(s.done()) << cut;
+      EXPECT_EQ(s.ends_with_connection(), cut >= head.size() + body.size() + 3) << cut;  // all of the body was there
+      EXPECT_TRUE(s.feed(all.substr(cut), ignore));
+      EXPECT_TRUE(s.done()) << cut;
+    }
+  }
+}
+
 TEST(HttpStream, WhatIsNotHttp) {
   for (const char* bytes : {"SSH-2.0\r\n\r\n", "HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: -4\r\n\r\n",
                             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"}) {
