@@ -10,9 +10,10 @@ void define_ppl_names(Options& o) {
   o.alias("enable_prefix_cache", "prefix_cache");
 
   const char* in_model = "the model's files say it";
-  for (const char* name : {"model_type", "model_format", "model_param_path", "use_pmx", "tokenizer_path",
-                           "tokenizer_type", "tokenizer_config_path", "special_tokens"})
+  for (const char* name : {"model_type", "model_format", "model_param_path", "tokenizer_path", "tokenizer_type",
+                           "tokenizer_config_path", "special_tokens"})
     o.foreign(name, in_model);
+  o.foreign("use_pmx", in_model, true);
   o.foreign("stop_tokens", "the model's own end tokens hold, and each request names others in stop_tokens");
   o.foreign("top_p", "each request says it (choosing_parameters.top_p)");
   o.foreign("top_k", "each request says it (choosing_parameters.top_k)");

@@ -25,7 +25,9 @@ class StepLoop {
   void run();  // until drained or cut short
 
  private:
-  // Mail.
+  static Time now() { return std::chrono::steady_clock::now(); }
+
+  // Mail (step_loop.cc).
   void handle(Mailbox::Mail& mail, Time now);
   void submit(const JobPtr& job, Time now);
   void look_at(Job& job, Time now);
@@ -33,21 +35,22 @@ class StepLoop {
   void end_slow_readers(Time now);
   void sleep();
 
-  // A step.
+  // A step (step.cc).
   bool step();  // false: there was nothing to run
   bool launch_next();
   void finish_oldest();
   void take_results(PackedStep& step, std::vector<model::Sampled>& sampled);
-  void take_draw(const RowOwner& owner, const model::SampleRow& row, model::Sampled& drawn);
   void publish_draws();
+  void fail_step(const PackedStep& step, const Status& why);
+  void publish_stats();
+
+  // Endings (endings.cc).
   void drain_events();
   void on_event(const scheduler::Event& event);
   void fail(Job& job, Status status);
-  void fail_step(const PackedStep& step, const Status& why);
   void leave_queue(Job& job);
   void start_stream(const JobPtr& job);
   void flush_records(std::optional<StepSample> sample = std::nullopt);
-  void publish_stats();
   JobPtr find(uint64_t number) const;
 
   const EngineOptions& options_;

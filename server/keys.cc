@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,6 +18,7 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/json_text.h"
 
 namespace kvasir::server {
 namespace {
@@ -56,12 +59,25 @@ json to_json(const KeyEntry& e) {
           {"concurrent", e.caller.limits.concurrent}};
 }
 
+// A number that is not there is 0.
+Result<int64_t> whole_number(const json& j, const char* name, const std::string& id, const std::string& path,
+                             int64_t low = 0, int64_t high = INT64_MAX) {
+  auto it = j.find(name);
+  if (it == j.end()) return 0;
+  bool whole = it->is_number_integer() && !(it->is_number_unsigned() && it->get<uint64_t>() > uint64_t(INT64_MAX));
+  int64_t value = whole ? it->get<int64_t>() : 0;
+  if (!whole || value < low || value > high)
+    return bad(path, cat("key ", id, ": ", name, " is ", it->dump().substr(0, 40), "; it must be a whole number from ",
+                         low, " to ", high));
+  return value;
+}
+
 Result<KeyEntry> from_json(const json& j, const std::string& path) {
   KeyEntry e;
   try {
     e.id = j.at("id").get<std::string>();
     e.hash = j.at("sha256").get<std::string>();
-    e.created = j.value("created", int64_t(0));
+    KVASIR_ASSIGN(e.created, whole_number(j, "created", e.id, path));
     Caller& c = e.caller;
     c.key_id = e.id;
     c.tenant = j.at("tenant").get<std::string>();
@@ -76,16 +92,19 @@ Result<KeyEntry> from_json(const json& j, const std::string& path) {
       else
         return bad(path, cat("key ", e.id, " has the role '", name, "'; it must be user, metrics or admin"));
     }
-    c.priority_ceiling = j.value("priority", 0);
+    KVASIR_ASSIGN(int64_t priority, whole_number(j, "priority", e.id, path, INT32_MIN, INT32_MAX));
+    c.priority_ceiling = int32_t(priority);
     c.weight = j.value("weight", 1.0);
-    c.limits.requests_per_minute = j.value("requests_per_minute", int64_t(0));
-    c.limits.tokens_per_minute = j.value("tokens_per_minute", int64_t(0));
-    c.limits.concurrent = j.value("concurrent", int64_t(0));
+    KVASIR_ASSIGN(c.limits.requests_per_minute, whole_number(j, "requests_per_minute", e.id, path));
+    KVASIR_ASSIGN(c.limits.tokens_per_minute, whole_number(j, "tokens_per_minute", e.id, path));
+    KVASIR_ASSIGN(c.limits.concurrent, whole_number(j, "concurrent", e.id, path));
   } catch (const json::exception& error) {
     return bad(path, error.what());
   }
   if (e.hash.size() != 64) return bad(path, cat("key ", e.id, " has a sha256 of ", e.hash.size(), " digits, not 64"));
   if (e.caller.tenant.empty()) return bad(path, cat("key ", e.id, " has no tenant"));
+  if (!(e.caller.weight > 0) || !std::isfinite(e.caller.weight))
+    return bad(path, cat("key ", e.id, " has the weight ", e.caller.weight, "; it must be more than 0"));
   return e;
 }
 
@@ -139,7 +158,13 @@ Result<std::vector<KeyEntry>> read_keys(const std::string& path) {
   std::ifstream in(path);
   std::stringstream text;
   text << in.rdbuf();
-  json parsed = json::parse(text.str(), nullptr, false);
+  return parse_keys(text.str(), path);
+}
+
+Result<std::vector<KeyEntry>> parse_keys(std::string_view text, const std::string& path) {
+  if (int depth = json_depth(text); depth > kMostJsonDepth)
+    return bad(path, cat("it nests ", depth, " deep; the limit is ", kMostJsonDepth));
+  json parsed = json::parse(text, nullptr, false);
   if (!parsed.is_object() || !parsed.contains("keys") || !parsed["keys"].is_array())
     return bad(path, "it is not a JSON object with a list \"keys\"");
   std::vector<KeyEntry> entries;

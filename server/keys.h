@@ -24,6 +24,8 @@ struct KeyEntry {
 
 // What `kvasir keys` does. Each reads, changes and atomically replaces the file, under a lock.
 Result<std::vector<KeyEntry>> read_keys(const std::string& path);
+// Its text; `path` is for messages.
+Result<std::vector<KeyEntry>> parse_keys(std::string_view text, const std::string& path);
 // Fills in id, hash and created; returns the key itself, which is shown once and kept nowhere.
 Result<std::string> add_key(const std::string& path, KeyEntry entry);
 Status revoke_key(const std::string& path, std::string_view id);

@@ -2,9 +2,13 @@
 // that goes on and on in CONTINUATION frames (it is kept whole, whatever the metadata limit says), streams of a client
 // that never acknowledges how many it may open (the limit holds from the acknowledgement on), and streams that are
 // opened only to be reset (each costs a call).
+//
+// An acknowledgement that comes before our settings went out says nothing: gRPC would take it for one of the settings
+// of before, which know no limit.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +31,8 @@ class FrameScanner {
     }
     return !over_;
   }
+  // Something goes out to the client. A server's first bytes are its settings. From any thread.
+  void sends() { sent_.store(true, std::memory_order_relaxed); }
 
  private:
   static constexpr size_t kPreface = 24, kHead = 9;
@@ -55,7 +61,7 @@ class FrameScanner {
       block_ = 0;
       if (!acknowledged_ && ++unacknowledged_ > kMostUnacknowledged) over_ = true;
     }
-    if (type == kSettings && (flags & kAck)) acknowledged_ = true;
+    if (type == kSettings && (flags & kAck) && sent_.load(std::memory_order_relaxed)) acknowledged_ = true;
     if (type == kReset) count_reset();
     if (type == kHeaders || type == kContinuation) {
       block_ += kHead + payload_;
@@ -80,6 +86,7 @@ class FrameScanner {
   size_t preface_ = 0, head_size_ = 0, payload_ = 0, block_ = 0;
   unsigned char head_[kHead] = {};
   bool over_ = false, foreign_ = false;
+  std::atomic<bool> sent_{false};
 };
 
 }  // namespace kvasir::server::rpc

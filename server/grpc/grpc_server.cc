@@ -21,6 +21,7 @@
 #include "server/grpc/kvasir_v1.h"
 #include "server/grpc/listener.h"
 #include "server/grpc/ppl.h"
+#include "server/grpc/unread.h"
 #include "server/grpc/vllm.h"
 #include "server/tls.h"
 
@@ -100,6 +101,9 @@ class GrpcServerImpl final : public GrpcServer {
     auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, creds);
     set_limits(builder, o);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+    interceptors.push_back(answer_the_unread());
+    builder.experimental().SetInterceptorCreators(std::move(interceptors));
     builder.RegisterService(health_->service());
     for (auto& service : services_) builder.RegisterService(service.get());
     server_ = builder.BuildAndStart();

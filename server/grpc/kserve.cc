@@ -123,10 +123,10 @@ class InferCall final : public std::enable_shared_from_this<InferCall> {
   bool raw_ = false, cancelled_ = false, finished_ = false;
 };
 
-// Many requests on one stream; their answers come as they are made, with the request's id.
+// Many requests on one stream; their answers come as they are made, with the request's id. The messages are taken as
+// bytes: to gRPC one that does not parse is the same as the end of the stream, and here it fails alone.
 class StreamInferCall final
-    : public StreamCall<pb::ModelStreamInferResponse,
-                        grpc::ServerBidiReactor<pb::ModelInferRequest, pb::ModelStreamInferResponse>> {
+    : public StreamCall<grpc::ByteBuffer, grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>> {
  public:
   using StreamCall::StreamCall;
   void OnReadDone(bool ok) override {
@@ -138,27 +138,37 @@ class StreamInferCall final
     bool queued = context_.workers.post([self, this] {
       submit();
       pump();
-      locked([&] {
-        if (!finished()) StartRead(&request_);
-      });
+      read();
     });
     if (queued) return;
-    locked([&] { errors_.push_back({request_.id(), "the server has too many calls to look at; try again"}); });
+    locked([&] { errors_.push_back({"", "the server has too many calls to look at; try again"}); });
     pump();
-    locked([&] {
-      if (!finished()) StartRead(&request_);
-    });
+    read();
   }
 
  protected:
   Status prepare() override {
     KVASIR_ASSIGN(caller_, caller_of(context_.services, *call_));
     KVASIR_TRY(caller_.require(Role::user, "ModelStreamInfer"));
-    StartRead(&request_);
+    StartRead(&received_);
     return {};
   }
 
-  Next next(pb::ModelStreamInferResponse& out, bool& last, Status& status) override {
+  Next next(grpc::ByteBuffer& out, bool& last, Status& status) override {
+    pb::ModelStreamInferResponse answer;
+    Next what = next(answer, last, status);
+    bool own = false;
+    if (what == Next::message) grpc::SerializationTraits<pb::ModelStreamInferResponse>::Serialize(answer, &out, &own);
+    return what;
+  }
+
+ private:
+  struct Job {
+    std::string id, text;
+    bool stream = false, raw = false;
+  };
+
+  Next next(pb::ModelStreamInferResponse& out, bool& last, Status& status) {
     if (!errors_.empty()) {
       out.set_error_message(errors_.front().second);
       out.mutable_infer_response()->set_id(errors_.front().first);
@@ -173,17 +183,23 @@ class StreamInferCall final
     return Next::end;
   }
 
- private:
-  struct Job {
-    std::string id, text;
-    bool stream = false, raw = false;
-  };
-
+  void read() {
+    locked([&] {
+      if (!finished()) StartRead(&received_);
+    });
+  }
   void submit() {
+    request_.Clear();  // what does not parse has no id
     Status status = try_submit();
     if (!status.ok()) locked([&] { errors_.push_back({request_.id(), status.to_string()}); });
   }
   Status try_submit() {
+    if (!grpc::SerializationTraits<pb::ModelInferRequest>::Deserialize(&received_, &request_).ok()) {
+      request_.Clear();
+      return invalid_argument(
+          "what was sent is no inference.ModelInferRequest: its bytes do not parse, or a string in "
+          "it is not UTF-8");
+    }
     KVASIR_ASSIGN(InferInput input, read_infer_request(request_));
     carry(*call_, input.generate.request);
     bool full = false;
@@ -231,6 +247,7 @@ class StreamInferCall final
   }
 
   Caller caller_;
+  grpc::ByteBuffer received_;
   pb::ModelInferRequest request_;
   std::deque<Job> jobs_;  // by the feed's number
   std::deque<std::pair<std::string, std::string>> errors_;
@@ -238,7 +255,13 @@ class StreamInferCall final
   int open_ = 0;
 };
 
-class KServe final : public pb::GRPCInferenceService::CallbackService {
+using S = pb::GRPCInferenceService;
+using UnaryMethods = S::WithCallbackMethod_ServerLive<
+    S::WithCallbackMethod_ServerReady<S::WithCallbackMethod_ModelReady<S::WithCallbackMethod_ServerMetadata<
+        S::WithCallbackMethod_ModelMetadata<S::WithCallbackMethod_ModelInfer<S::Service>>>>>>;
+using Methods = S::WithRawCallbackMethod_ModelStreamInfer<UnaryMethods>;
+
+class KServe final : public Methods {
  public:
   explicit KServe(const Context& context) : c_(context) {}
 
@@ -287,7 +310,7 @@ class KServe final : public pb::GRPCInferenceService::CallbackService {
                                        pb::ModelInferResponse* out) override {
     return std::make_shared<InferCall>(c_, out, call)->begin(in);
   }
-  grpc::ServerBidiReactor<pb::ModelInferRequest, pb::ModelStreamInferResponse>* ModelStreamInfer(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModelStreamInfer(
       grpc::CallbackServerContext* call) override {
     auto reactor = std::make_shared<StreamInferCall>(c_, call);
     reactor->begin();

@@ -38,6 +38,13 @@ bool speaks_http2(SSL* ssl) {
   return SSL_is_server(ssl) && length == 2 && name[0] == 'h' && name[1] == '2';
 }
 
+// gRPC reads and writes a session under one lock.
+FrameScanner* scanner_of(SSL* ssl) {
+  auto* scanner = static_cast<FrameScanner*>(SSL_get_ex_data(ssl, ssl_slot()));
+  if (!scanner && speaks_http2(ssl)) SSL_set_ex_data(ssl, ssl_slot(), scanner = new FrameScanner);
+  return scanner;
+}
+
 }  // namespace
 
 namespace kvasir::server::rpc {
@@ -66,6 +73,13 @@ ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
   return fine ? n : 0;
 }
 
+ssize_t __real_sendmsg(int fd, const msghdr* message, int flags);
+ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags);
+ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
+  if (FrameScanner* scanner = scanner_of(fd)) scanner->sends();
+  return __real_sendmsg(fd, message, flags);
+}
+
 int __real_close(int fd);
 int __wrap_close(int fd);
 int __wrap_close(int fd) {
@@ -77,15 +91,17 @@ int __real_SSL_read(SSL* ssl, void* to, int size);
 int __wrap_SSL_read(SSL* ssl, void* to, int size);
 int __wrap_SSL_read(SSL* ssl, void* to, int size) {
   int n = __real_SSL_read(ssl, to, size);
-  if (n <= 0) return n;
-  auto* scanner = static_cast<FrameScanner*>(SSL_get_ex_data(ssl, ssl_slot()));
-  if (!scanner) {
-    if (!speaks_http2(ssl)) return n;
-    SSL_set_ex_data(ssl, ssl_slot(), scanner = new FrameScanner);
-  }
-  if (scanner->take(static_cast<const unsigned char*>(to), size_t(n))) return n;
+  FrameScanner* scanner = n > 0 ? scanner_of(ssl) : nullptr;
+  if (!scanner || scanner->take(static_cast<const unsigned char*>(to), size_t(n))) return n;
   ERR_raise(ERR_LIB_SSL, SSL_R_BAD_LENGTH);
   return -1;
+}
+
+int __real_SSL_write(SSL* ssl, const void* from, int size);
+int __wrap_SSL_write(SSL* ssl, const void* from, int size);
+int __wrap_SSL_write(SSL* ssl, const void* from, int size) {
+  if (FrameScanner* scanner = scanner_of(ssl)) scanner->sends();
+  return __real_SSL_write(ssl, from, size);
 }
 
 }  // extern "C"

@@ -80,10 +80,11 @@ class Chaos : public ::testing::Test {
           drain(context, request, milliseconds(0));
           break;
         }
-        case 2: {  // reads slowly, then leaves in the middle
+        case 2: {  // reads an event a second; what it does not read is more than the transport takes
           grpc::ClientContext context;
-          context.set_deadline(std::chrono::system_clock::now() + milliseconds(500));
-          drain(context, request, milliseconds(40));
+          context.set_deadline(std::chrono::system_clock::now() + milliseconds(3000 + random() % 2000));
+          request.set_logprobs(20);
+          drain(context, request, milliseconds(1000));
           break;
         }
         case 3: {  // asks for what cannot be
@@ -114,7 +115,13 @@ class Chaos : public ::testing::Test {
       server::RawClient client(server.http_port());
       auto nap = milliseconds(random() % 60);
       std::string body = R"({"prompt":"over http","max_tokens":200,"ignore_eos":true,"stream":true})";
-      switch (random() % 4) {
+      switch (random() % 5) {
+        case 4: {  // reads a token's bytes a second
+          server::RawClient slow(server.http_port(), 2048);
+          slow.send(server::RawClient::post("/v1/completions", body.substr(0, body.size() - 1) + ",\"logprobs\":20}"));
+          for (int i = 0; i < 4 && slow.sip(600); ++i) std::this_thread::sleep_for(milliseconds(1000));
+          break;
+        }
         case 0:  // hangs up in the middle of the answer
           client.send(server::RawClient::post("/v1/completions", body));
           std::this_thread::sleep_for(nap);

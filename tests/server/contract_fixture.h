@@ -133,6 +133,40 @@ class ContractFixture : public GrpcFixture {
     queue.Next(&tag, &ok);
     return of(method, status, call);
   }
+  // Any bytes as the messages of one KServe stream, and what comes back.
+  std::vector<inference::ModelStreamInferResponse> exchange(const std::vector<std::string>& messages) {
+    grpc::GenericStub stub(channel_);
+    grpc::CompletionQueue queue;
+    grpc::ClientContext call;
+    call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    auto done = [&] {
+      void* tag;
+      bool ok = false;
+      return queue.Next(&tag, &ok) && ok;
+    };
+    auto stream = stub.PrepareCall(&call, "/inference.GRPCInferenceService/ModelStreamInfer", &queue);
+    stream->StartCall(nullptr);
+    EXPECT_TRUE(done());
+    for (const std::string& bytes : messages) {
+      grpc::Slice slice(bytes.data(), bytes.size());
+      stream->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+      EXPECT_TRUE(done());
+    }
+    stream->WritesDone(nullptr);
+    EXPECT_TRUE(done());
+    std::vector<inference::ModelStreamInferResponse> answers;
+    for (grpc::ByteBuffer bytes;;) {
+      stream->Read(&bytes, nullptr);
+      if (!done()) break;
+      using Traits = grpc::SerializationTraits<inference::ModelStreamInferResponse>;
+      EXPECT_TRUE(Traits::Deserialize(&bytes, &answers.emplace_back()).ok());
+    }
+    grpc::Status status;
+    stream->Finish(&status, nullptr);
+    done();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return answers;
+  }
 
   // An ordinary request on every protocol.
   std::vector<Outcome> everywhere() {

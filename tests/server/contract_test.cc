@@ -52,20 +52,42 @@ TEST_F(Contract, BadUtf8) {
   expect_bad(complete("\"stop\":\"\xff\""), "JSON", "byte");
   expect_bad(chat("\"stop\":\"\xff\""), "JSON", "byte");
   expect_bad(send(infer_request("ab\xff")), "prompt", "byte 2");
-  // In a proto3 string it is a message that does not parse, which gRPC answers by itself.
-  for (const auto& [method, bytes] : std::vector<std::pair<const char*, std::string>>{
-           {"/kvasir.v1.Inference/Generate", "\x1a\x01\xff"},
-           {"/vllm.grpc.engine.VllmEngine/Generate", "\x1a\x01\xff"},
-           {"/ppl.llm.proto.LLMService/Generation", "\x0a\x03\x12\x01\xff"}}) {
-    Outcome o = raw(method, bytes);
-    EXPECT_EQ(o.code, Code::unimplemented) << method << o.message;
-  }
+  // In a proto3 string it is a message that does not parse.
+  for (const auto& [method, type, bytes] : std::vector<std::tuple<const char*, const char*, std::string>>{
+           {"/kvasir.v1.Inference/Generate", "kvasir.v1.GenerateRequest", "\x1a\x01\xff"},
+           {"/kvasir.v1.Inference/Cancel", "kvasir.v1.CancelRequest", "\x0a\x01\xff"},
+           {"/vllm.grpc.engine.VllmEngine/Generate", "vllm.grpc.engine.GenerateRequest", "\x1a\x01\xff"},
+           {"/ppl.llm.proto.LLMService/Generation", "ppl.llm.proto.BatchedRequest", "\x0a\x03\x12\x01\xff"},
+           {"/inference.GRPCInferenceService/ModelInfer", "inference.ModelInferRequest", "\x0a\x01\xff"}})
+    expect_refused(raw(method, bytes), Code::internal, type, "UTF-8");
 }
 
 TEST_F(Contract, BytesThatAreNoMessage) {
   for (const char* method : {"/kvasir.v1.Inference/Generate", "/vllm.grpc.engine.VllmEngine/Generate",
-                             "/ppl.llm.proto.LLMService/Generation", "/inference.GRPCInferenceService/ModelInfer"})
-    EXPECT_EQ(raw(method, "\xff\xff\xff\xff").code, Code::unimplemented) << method;
+                             "/ppl.llm.proto.LLMService/Generation", "/inference.GRPCInferenceService/ModelInfer",
+                             "/vllm.grpc.engine.VllmEngine/Embed"})
+    expect_refused(raw(method, "\xff\xff\xff\xff"), Code::internal, "Request", "do not parse");
+  // What is there without a message to read, and what is not there at all.
+  EXPECT_EQ(raw("/vllm.grpc.engine.VllmEngine/Embed", "").code, Code::unimplemented);
+  EXPECT_EQ(raw("/kvasir.v1.Inference/Nothing", "\xff\xff\xff\xff").code, Code::unimplemented);
+}
+
+// On the stream it fails alone, and what comes after it is answered.
+TEST_F(Contract, BytesThatAreNoMessageAmongMessages) {
+  const std::string good = infer_request("ab").SerializeAsString();
+  for (std::string bad : {"\xff\xff\xff\xff", "\x0a\x01\xff"}) {
+    std::vector<std::string> errors, texts;
+    for (const auto& answer : exchange({bad, good, bad})) {
+      if (!answer.error_message().empty())
+        errors.push_back(answer.error_message());
+      else
+        texts.push_back(answer.infer_response().outputs(0).contents().bytes_contents(0));
+    }
+    ASSERT_EQ(errors.size(), 2u);
+    EXPECT_THAT(errors[0], testing::HasSubstr("no inference.ModelInferRequest"));
+    EXPECT_EQ(texts, std::vector<std::string>{"ab"});
+    ++reached_;
+  }
 }
 
 TEST_F(Contract, TokenIdOutOfRange) {

@@ -86,13 +86,14 @@ TEST_F(Flood, RapidResetsCancelWhatTheyBegan) {
   EXPECT_EQ(engine_.open(), 0);
 }
 
-// Whether or not it acknowledges how many it may open.
+// Whether or not it acknowledges how many it may open, and when it does so before it was told.
 TEST_F(Flood, MoreStreamsThanAllowedAreNotServed) {
-  for (bool acknowledges : {true, false}) {
+  const std::string acknowledgement = Http2Client::frame(Http2Client::kSettings, Http2Client::kAck, 0);
+  for (std::string acknowledges : {"once told", "never", "before it is told"}) {
     Http2Client client(server_->grpc_port());
-    client.send(Http2Client::preface());
-    ASSERT_TRUE(client.hears_within(10s));  // the server's settings: to acknowledge them earlier says nothing to gRPC
-    if (acknowledges) client.send(Http2Client::frame(Http2Client::kSettings, Http2Client::kAck, 0));
+    client.send(Http2Client::preface() + (acknowledges == "before it is told" ? acknowledgement : ""));
+    ASSERT_TRUE(client.hears_within(10s));  // the server's settings
+    if (acknowledges == "once told") client.send(acknowledgement);
     std::string request = prompt("x", "hang");
     int most = 0;
     for (uint32_t i = 0; i < 4000; ++i) {
@@ -124,7 +125,10 @@ TEST(FrameScannerTest, EndsWhatGoesOnForEverAndNothingElse) {
   good += Http2Client::frame(Http2Client::kHeaders, 0, 20001, large.substr(0, 16000)) +
           Http2Client::frame(Http2Client::kContinuation, Http2Client::kEndHeaders, 20001, large.substr(0, 16000));
   for (size_t piece : {size_t(1), size_t(7), size_t(8192), good.size()}) {
+    FrameScanner early;  // nothing was sent that could be acknowledged
+    EXPECT_FALSE(take(early, good, piece)) << piece;
     FrameScanner s;
+    s.sends();
     EXPECT_TRUE(take(s, good, piece)) << piece;
     std::string endless = Http2Client::frame(Http2Client::kHeaders, 0, 20003, headers);
     for (int i = 0; i < 9; ++i)
@@ -132,6 +136,7 @@ TEST(FrameScannerTest, EndsWhatGoesOnForEverAndNothingElse) {
     EXPECT_FALSE(take(s, endless, piece)) << piece;
   }
   FrameScanner resets;
+  resets.sends();
   EXPECT_TRUE(take(resets, good, good.size()));
   std::string flood;
   for (uint32_t i = 0; i < 3000; ++i) flood += Http2Client::reset(2 * i + 1);

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <string>
@@ -18,8 +19,10 @@ namespace kvasir::server {
 
 class RawClient {
  public:
-  explicit RawClient(int port) {
+  // A small receive buffer makes a client whose slowness the server feels soon.
+  explicit RawClient(int port, int receive_buffer = 0) {
     fd_ = ::socket(AF_INET, SOCK_STREAM, 0);
+    if (receive_buffer > 0) ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
     sockaddr_in a{};
     a.sin_family = AF_INET;
     a.sin_port = htons(static_cast<uint16_t>(port));
@@ -30,6 +33,7 @@ class RawClient {
   RawClient(const RawClient&) = delete;
 
   bool connected() const { return connected_; }
+  int descriptor() const { return fd_; }
   void close() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
@@ -82,6 +86,12 @@ class RawClient {
       a.body = std::exchange(input_, {});
     }
     return a;
+  }
+  // Reads so many bytes at most of what is there; false once the other end has closed.
+  bool sip(size_t most) {
+    char sink[4096];
+    ssize_t n = ::recv(fd_, sink, std::min(most, sizeof sink), MSG_DONTWAIT);
+    return n > 0 || (n < 0 && errno == EAGAIN);
   }
   // Throws away what has come.
   void discard() {

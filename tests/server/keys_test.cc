@@ -40,6 +40,33 @@ class KeysTest : public testing::Test {
   std::string folder_, path_;
 };
 
+TEST(KeysFile, WhatCannotBeIsRefusedByName) {
+  const std::string hash(64, 'a');
+  auto parse = [&](const std::string& field) {
+    return parse_keys(
+        R"({"keys":[{"id":"k-1","sha256":")" + hash + R"(","tenant":"t","roles":["user"],)" + field + "}]}",
+        "keys.json");
+  };
+  ASSERT_TRUE(parse(R"("priority":-3,"weight":0.5,"concurrent":2)").ok());
+  for (const auto& [field, says] : std::vector<std::pair<const char*, const char*>>{
+           {R"("weight":0)", "weight"},
+           {R"("weight":-1)", "weight"},
+           {R"("weight":"heavy")", "type"},
+           {R"("priority":1e300)", "priority is 1e+300"},
+           {R"("priority":3000000000)", "priority is 3000000000"},
+           {R"("concurrent":-1)", "concurrent is -1; it must be a whole number from 0"},
+           {R"("tokens_per_minute":18446744073709551615)", "tokens_per_minute"},
+           {R"("requests_per_minute":true)", "requests_per_minute is true"},
+           {R"("roles":["king"])", "king"},
+           {R"("tenant":"")", "tenant"}}) {
+    auto entries = parse(field);
+    ASSERT_FALSE(entries.ok()) << field;
+    EXPECT_THAT(entries.status().message(), HasSubstr(says));
+    EXPECT_THAT(entries.status().message(), HasSubstr("keys.json"));
+  }
+  EXPECT_FALSE(parse_keys("{\"keys\":" + std::string(10000, '[') + std::string(10000, ']') + "}", "keys.json").ok());
+}
+
 TEST_F(KeysTest, AKeyIsFoundAndIsNotInTheFile) {
   std::string ann = add("ann", false), bob = add("bob", true);
   auto store = KeyStore::open(path_);

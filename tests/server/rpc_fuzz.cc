@@ -1,5 +1,5 @@
-// Any bytes as the message of each method of one contract (KVASIR_FUZZ_SERVICE), sent to a real gRPC port over the
-// scripted engine: a status that says what is wrong, never a crash, never a call that stays open.
+// Any bytes as the message of each method of one contract (named by the program's name: rpc_ppl_fuzz), sent to a real
+// gRPC port over the scripted engine: a status that says what is wrong, never a crash, never a call that stays open.
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/dynamic_message.h>
 #include <google/protobuf/util/json_util.h>
@@ -7,6 +7,8 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 
 #include "kserve.pb.h"
 #include "kvasir.pb.h"
@@ -26,8 +28,18 @@ struct Method {
   const proto::MethodDescriptor* descriptor;
 };
 
+std::string contract_of(const std::string& program) {
+  for (const char* name : {"kvasir.v1.Inference", "ppl.llm.proto.LLMService", "vllm.grpc.engine.VllmEngine",
+                           "inference.GRPCInferenceService"}) {
+    std::string first(name, std::strchr(name, '.'));
+    if (program.find("rpc_" + first + "_fuzz") != program.npos) return name;
+  }
+  std::fprintf(stderr, "%s does not say which contract: rpc_{kvasir,ppl,vllm,inference}_fuzz\n", program.c_str());
+  std::exit(2);
+}
+
 struct World {
-  World() {
+  explicit World(const std::string& contract) {
     ServerOptions options;
     options.grpc_port = 0;
     options.http_port = -1;
@@ -36,10 +48,10 @@ struct World {
     engine.floods = false;
     server = *Server::start(options, engine);
     channel = grpc::CreateChannel(cat("127.0.0.1:", server->grpc_port()), grpc::InsecureChannelCredentials());
-    auto* service = proto::DescriptorPool::generated_pool()->FindServiceByName(KVASIR_FUZZ_SERVICE);
+    auto* service = proto::DescriptorPool::generated_pool()->FindServiceByName(contract);
     for (int i = 0; i < service->method_count(); ++i)
       if (service->method(i)->name() != "SubscribeKvEvents")  // has no end
-        methods.push_back({cat("/", KVASIR_FUZZ_SERVICE, "/", service->method(i)->name()), service->method(i)});
+        methods.push_back({cat("/", contract, "/", service->method(i)->name()), service->method(i)});
   }
   FakeEngine engine;
   std::unique_ptr<Server> server;
@@ -48,8 +60,8 @@ struct World {
   std::vector<Method> methods;
 };
 
-World& world() {
-  static World* w = new World;
+World& world(const char* program = "") {
+  static World* w = new World(contract_of(std::filesystem::path(program).filename()));
   return *w;
 }
 
@@ -147,7 +159,7 @@ const std::vector<std::pair<std::string, std::string>>& seeds() {
 
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   using namespace kvasir::server;
-  World& w = world();
+  World& w = world((*argv)[0]);
   std::vector<std::string> all;
   for (size_t i = 0; i < w.methods.size(); ++i) {
     all.push_back(std::string(1, char(i)));

@@ -1,0 +1,88 @@
+// What the scheduler says happened, and every ending: each goes through on_event and comes out as one record.
+#include "engine/step_loop.h"
+
+namespace kvasir::engine {
+
+void StepLoop::drain_events() {
+  scheduler_->take_events(events_);
+  for (const scheduler::Event& e : events_) on_event(e);
+}
+
+void StepLoop::on_event(const scheduler::Event& event) {
+  JobPtr job = find(event.request);
+  if (!job) return;
+  using Kind = scheduler::Event::Kind;
+  switch (event.kind) {
+    case Kind::admitted:
+      job->admitted = true;
+      job->cached_tokens = event.cached_tokens;
+      leave_queue(*job);
+      queued_.add(std::chrono::duration<double>(now() - job->arrived).count());
+      if (job->request.prompt_logprobs < 0 || job->request.prompt.size() == 1) start_stream(job);
+      return;
+    case Kind::finished: {
+      Choice& choice = job->choices[size_t(event.choice)];
+      choice.ended = true;
+      Record record{Record::Kind::finished, false, event.choice, FinishReason::length, job};
+      if (event.reason == scheduler::Event::Reason::stop) {
+        record.reason = choice.stop_token >= 0 ? FinishReason::stop_token : FinishReason::stop_string;
+        record.token.id = choice.stop_token;
+      }
+      records_.push_back(std::move(record));
+      return;
+    }
+    case Kind::expired:
+      if (job->failure.ok())
+        job->failure =
+            Status(Code::deadline_exceeded, job->admitted ? "the deadline passed before the answer was complete"
+                                                          : "the deadline passed while the request was waiting");
+      [[fallthrough]];
+    case Kind::cancelled: {
+      job->ended = true;
+      leave_queue(*job);
+      auto kind = job->failure.ok() ? Record::Kind::cancelled : Record::Kind::failed;
+      records_.push_back({kind, false, 0, FinishReason::cancelled, job});
+      return;
+    }
+    case Kind::preempted:
+    case Kind::resumed: return;  // the client need not know
+    case Kind::released:
+      job->ended = true;
+      if (job->paused) std::erase(paused_, job);
+      for (Choice& choice : job->choices)
+        if (choice.mask_pending) --masks_outstanding_, choice.mask_pending = false;
+      jobs_.erase(event.request);
+      return;
+  }
+}
+
+void StepLoop::fail(Job& job, Status status) {
+  if (job.ended || !job.failure.ok()) return;
+  job.failure = std::move(status);
+  (void)scheduler_->cancel(job.number);
+}
+
+void StepLoop::leave_queue(Job& job) {
+  if (job.left_queue) return;
+  job.left_queue = true;
+  shared_.waiting_requests.fetch_sub(1);
+  shared_.waiting_tokens.fetch_sub(int64_t(job.request.prompt.size()));
+}
+
+void StepLoop::start_stream(const JobPtr& job) {
+  if (job->started) return;
+  job->started = true;
+  records_.push_back({Record::Kind::started, false, 0, FinishReason::length, job});
+}
+
+JobPtr StepLoop::find(uint64_t number) const {
+  auto it = jobs_.find(number);
+  return it == jobs_.end() ? nullptr : it->second;
+}
+
+void StepLoop::flush_records(std::optional<StepSample> sample) {
+  publisher_.post(std::move(records_), std::move(sample));
+  records_.clear();
+}
+
+}  // namespace kvasir::engine

@@ -1,0 +1,190 @@
+// One step: plan, launch, wait, advance, publish.
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "engine/step_loop.h"
+
+namespace kvasir::engine {
+namespace {
+
+float us(Duration d) { return std::chrono::duration<float, std::micro>(d).count(); }
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+constexpr size_t kRecentSteps = 256;
+
+}  // namespace
+
+bool StepLoop::step() {
+  if (masks_outstanding_ > 0 && in_flight_.empty()) wait_for_masks();
+  if (!paused_.empty()) end_slow_readers(now());
+  while (int(in_flight_.size()) < runner_.depth() && launch_next()) {
+  }
+  flush_records();
+  if (in_flight_.empty()) return false;
+  finish_oldest();
+  return true;
+}
+
+bool StepLoop::launch_next() {
+  Time began = now();
+  scheduler_->next_step(began, plan_);
+  drain_events();
+  if (plan_.empty()) return false;
+  watchdog_.working(true);
+  std::unique_ptr<PackedStep> packed;
+  if (spare_.empty()) {
+    packed = std::make_unique<PackedStep>();
+  } else {
+    packed = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  builder_.pack(
+      plan_,
+      [this](uint64_t request) -> const JobPtr& {
+        auto it = jobs_.find(request);
+        KVASIR_CHECK(it != jobs_.end(), "the plan names request ", request, ", which the engine does not know");
+        return it->second;
+      },
+      in_flight_.empty() ? nullptr : in_flight_.back().get(), *packed);
+  packed->began = began;
+  packed->planned = now();
+  flush_records();  // endings and starts need not wait for the step
+  Status launched = runner_.launch(packed->batch, packed->rows);
+  packed->failed = !launched.ok();
+  in_flight_.push_back(std::move(packed));
+  if (!launched.ok()) fail_step(*in_flight_.back(), launched);
+  return true;
+}
+
+void StepLoop::finish_oldest() {
+  std::unique_ptr<PackedStep> step = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  std::vector<model::Sampled> sampled;
+  if (!step->failed) {
+    auto waited = runner_.wait();
+    if (waited.ok()) {
+      sampled = std::move(*waited);
+      KVASIR_CHECK(sampled.size() == step->rows.size(), "the runner gave ", sampled.size(), " of ", step->rows.size(),
+                   " rows");
+    } else {
+      step->failed = true;
+      fail_step(*step, waited.status());
+    }
+  }
+  Time ran = now();
+  watchdog_.beat();
+  draws_.clear();
+  results_.clear();
+  if (!step->failed) take_results(*step, sampled);
+  scheduler_->advance(results_, ran);
+  publish_draws();
+  drain_events();
+
+  Time done = now();
+  last_step_ = ran - step->planned;
+  auto stats = scheduler_->stats();
+  StepSample sample{step->batch.step,   step->began,       done,
+                    step->decodes,      step->prefills,    int64_t(step->batch.tokens.size()),
+                    stats.running,      stats.waiting,     stats.pages_free,
+                    stats.pages_cached, stats.pages_total, us(step->planned - step->began),
+                    us(last_step_),     us(done - ran)};
+  step_time_.add(seconds(last_step_));
+  batch_size_.add(double(step->batch.size()));
+  step_tokens_.add(double(sample.tokens));
+  {
+    std::lock_guard lock(shared_.mutex);
+    shared_.recent.push_back(sample);
+    if (shared_.recent.size() > kRecentSteps) shared_.recent.pop_front();
+  }
+  flush_records(sample);
+  publish_stats();
+  step->jobs.clear();  // a spare holds on to nobody
+  step->owners.clear();
+  spare_.push_back(std::move(step));
+}
+
+void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampled) {
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    RowOwner& owner = step.owners[i];
+    Job& job = *owner.job;
+    if (job.ended) continue;
+    if (sampled[i].bad_logits) {
+      fail(job, internal_error("the model gave logits that are not numbers for this request (NaN or Inf); its "
+                               "weights or this prompt are at fault"));
+      continue;
+    }
+    if (owner.prompt_position >= 0) {
+      TokenOut& out = job.prompt_logprobs[size_t(owner.prompt_position)];
+      out.logprob = sampled[i].logprob;
+      out.top = std::move(sampled[i].top);
+      job.scored = std::max(job.scored, owner.prompt_position);
+      if (job.scored + 1 == int32_t(job.request.prompt.size())) start_stream(owner.job);
+      continue;
+    }
+    bool stop = std::binary_search(job.stop_set.begin(), job.stop_set.end(), sampled[i].token);
+    draws_.push_back({&owner, stop, &sampled[i]});
+  }
+  // After the loop: a request may have failed by a later row.
+  std::erase_if(draws_, [](const Draw& d) { return d.owner->job->ended || !d.owner->job->failure.ok(); });
+  for (const Draw& d : draws_) {
+    scheduler::SeqResult r;
+    r.seq = d.owner->seq;
+    r.tokens = {&d.sampled->token, 1};
+    r.stop = d.stop;
+    results_.push_back(r);
+  }
+}
+
+void StepLoop::publish_draws() {
+  for (size_t i = 0; i < draws_.size(); ++i) {
+    if (results_[i].accepted == 0) continue;  // past its end
+    const RowOwner& owner = *draws_[i].owner;
+    model::Sampled& sampled = *draws_[i].sampled;
+    Choice& choice = owner.job->choices[size_t(owner.choice)];
+    ++choice.drawn;
+    if (draws_[i].stop) choice.stop_token = sampled.token;
+    Record record{Record::Kind::token, draws_[i].stop, owner.choice, FinishReason::length, owner.job};
+    record.token = {sampled.token, sampled.logprob, std::move(sampled.top)};
+    records_.push_back(std::move(record));
+  }
+  size_t draws = draws_.size();
+  drain_events();  // a choice that just ended needs no mask
+  for (size_t i = 0; i < draws; ++i) {
+    const RowOwner& owner = *draws_[i].owner;
+    Choice& choice = owner.job->choices[size_t(owner.choice)];
+    if (!choice.matcher || choice.ended || owner.job->ended || results_[i].accepted == 0) continue;
+    choice.mask_pending = true;
+    ++masks_outstanding_;
+    grammars_->advance(owner.job, owner.choice, draws_[i].sampled->token, choice.drawn);
+  }
+}
+
+void StepLoop::fail_step(const PackedStep& step, const Status& why) {
+  log_error("a step failed", {{"step", int64_t(step.batch.step)}, {"why", why.message()}});
+  for (const JobPtr& job : step.jobs) fail(*job, why);
+}
+
+void StepLoop::publish_stats() {
+  scheduler::Stats s = scheduler_->stats();
+  shared_.tokens_per_second.store(s.tokens_per_second, std::memory_order_relaxed);
+  std::lock_guard lock(shared_.mutex);
+  Stats& out = shared_.stats;
+  out.running = s.running;
+  out.paused = s.paused;
+  out.pages_total = s.pages_total;
+  out.pages_free = s.pages_free;
+  out.pages_cached = s.pages_cached;
+  out.prompt_tokens = s.prompt_tokens;
+  out.cached_tokens = s.cached_tokens;
+  out.preemptions = s.preemptions;
+  out.moved = s.swaps;
+  out.steps = s.steps;
+  out.tokens_per_second = s.tokens_per_second;
+  out.step_time = step_time_;
+  out.queued = queued_;
+  out.batch_size = batch_size_;
+  out.step_tokens = step_tokens_;
+}
+
+}  // namespace kvasir::engine
