@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "engine/job_stream.h"
 #include "engine/kv_memory.h"
+#include "engine/least_time.h"
 #include "engine/recording_file.h"
 #include "engine/step_cost.h"
 #include "engine/step_loop.h"
@@ -69,6 +70,7 @@ class EngineImpl final : public Engine {
   }
   void enter(State phase, std::string message = "");
   Status accepting() const;
+  Status in_time(const Request& request) const;
   Status make_room(int64_t tokens);
   void prepare(Job& job) const;
   void hand_over(JobPtr job);
@@ -281,6 +283,14 @@ Status EngineImpl::accepting() const {
   }
 }
 
+Status EngineImpl::in_time(const Request& request) const {
+  if (!request.deadline) return {};
+  Duration left = *request.deadline - std::chrono::steady_clock::now();
+  if (left <= Duration::zero()) return {};  // the scheduler's to refuse
+  std::lock_guard lock(shared_.mutex);
+  return check_deadline(request, left, options_, shared_.recent, shared_.stats, shared_.waiting_tokens.load());
+}
+
 Status EngineImpl::make_room(int64_t tokens) {
   auto refuse = [&](const char* what, int64_t most) {
     shared_.waiting_requests.fetch_sub(1);
@@ -319,6 +329,7 @@ void EngineImpl::prepare(Job& job) const {
 Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   KVASIR_TRY(accepting());
   KVASIR_TRY(validate(request, limits_));
+  KVASIR_TRY(in_time(request));
   uint64_t number = next_number_.fetch_add(1);
   if (request.id.empty()) request.id = cat("req-", id_prefix_, '-', number);
   KVASIR_TRY(make_room(int64_t(request.prompt.size())));

@@ -152,6 +152,11 @@ std::string metrics_text(const Services& services) {
 }
 
 std::string stats_json(const Services& services) {
+  constexpr size_t kShown = 60;
+  std::vector<engine::StepSample> recent = services.engine().recent_steps();
+  std::string steps;  // of each: sequences that decode, those whose prompts are read, tokens
+  for (size_t i = recent.size() - std::min(recent.size(), kShown); i < recent.size(); ++i)
+    steps += cat(steps.empty() ? "[" : ",[", recent[i].decodes, ',', recent[i].prefills, ',', recent[i].tokens, ']');
   engine::Stats s = services.engine().stats();
   auto times = [](const Histogram& h) {
     return cat("{\"count\":", h.count, ",\"p50\":", h.percentile(0.5), ",\"p95\":", h.percentile(0.95),
@@ -165,7 +170,8 @@ std::string stats_json(const Services& services) {
              ",\"tokens_per_second\":", s.tokens_per_second, ",\"steps\":", s.steps, ",\"finished\":", s.finished,
              ",\"failed\":", s.failed, ",\"cancelled\":", s.cancelled, ",\"batch_size\":", times(s.batch_size),
              ",\"step_tokens\":", times(s.step_tokens), ",\"step_seconds\":", times(s.step_time),
-             ",\"ttft_seconds\":", times(s.first_token), ",\"itl_seconds\":", times(s.between_tokens), '}');
+             ",\"ttft_seconds\":", times(s.first_token), ",\"itl_seconds\":", times(s.between_tokens),
+             ",\"last_steps\":[", steps, "]}");
 }
 
 }  // namespace kvasir::server::http

@@ -1,4 +1,5 @@
 // Slow readers, full queues, stuck steps, draining, and an idle engine that does nothing at all.
+#include <gmock/gmock.h>
 #include <sys/resource.h>
 
 #include "tests/engine/harness.h"
@@ -79,6 +80,57 @@ TEST(Queue, ARequestOverTheBoundIsRefusedAtOnceWithATimeToTryAgain) {
   streams.clear();
   EXPECT_TRUE(eventually([&] { return e.stats().waiting == 0 && e.state() == State::serving; }));
   expect_all_pages_back(e);
+}
+
+// Steps take 5 ms at least, so what a deadline leaves room for is known on any machine.
+class Deadlines : public ::testing::Test {
+ protected:
+  Engine& start() {
+    h.options.max_tokens_per_step = 64;
+    h.options.max_running = 1;
+    h.script.step = std::chrono::microseconds(5000);
+    Engine& e = h.start();
+    EXPECT_TRUE(run(e, ask(5, 40, 7)).failed.ok());  // some steps to judge by
+    EXPECT_TRUE(eventually([&] { return e.recent_steps().size() >= 40; }));
+    return e;
+  }
+  static Request in(milliseconds left, Request r) {
+    r.deadline = std::chrono::steady_clock::now() + left;
+    return r;
+  }
+  static Status refusal(Engine& e, Request r) {
+    auto s = e.submit(std::move(r));
+    return s.ok() ? Status() : s.status();
+  }
+  Harness h;
+};
+
+TEST_F(Deadlines, AnAnswerThatIsTooLongForItIsRefusedAtOnce) {
+  Engine& e = start();
+  int64_t before = e.stats().requests;
+  Status s = refusal(e, in(milliseconds(2000), ask(5, 1000)));
+  EXPECT_EQ(s.code(), Code::deadline_exceeded);
+  EXPECT_THAT(s.message(), ::testing::HasSubstr("takes at least"));
+  EXPECT_THAT(s.message(), ::testing::HasSubstr("after 1000 tokens"));
+  EXPECT_EQ(e.stats().requests, before);
+  Request may_stop = in(milliseconds(2000), ask(5, 1000));
+  may_stop.ignore_eos = false;
+  EXPECT_TRUE(refusal(e, may_stop).ok());
+  may_stop.min_tokens = 1000;
+  EXPECT_EQ(refusal(e, may_stop).code(), Code::deadline_exceeded);
+  EXPECT_TRUE(refusal(e, in(std::chrono::minutes(5), ask(5, 1000))).ok());
+  EXPECT_TRUE(refusal(e, ask(5, 1000)).ok());
+}
+
+TEST_F(Deadlines, AQueueThatIsTooLongForItIsSaidAtOnce) {
+  Engine& e = start();
+  std::vector<std::unique_ptr<Stream>> waiting;
+  for (int i = 0; i < 40; ++i) waiting.push_back(std::move(*e.submit(ask(320, 1000, i))));
+  // 39 of them wait: 12480 tokens in steps of 64 take a second at least.
+  Status s = refusal(e, in(milliseconds(500), ask(5, 1, 99)));
+  EXPECT_EQ(s.code(), Code::deadline_exceeded);
+  EXPECT_THAT(s.message(), ::testing::HasSubstr("prompt tokens wait before its 5"));
+  EXPECT_TRUE(refusal(e, in(std::chrono::minutes(5), ask(5, 1, 99))).ok());
 }
 
 TEST(Queue, TooManyPromptTokensAreRefused) {

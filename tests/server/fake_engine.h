@@ -65,7 +65,9 @@ class FakeEngine final : public engine::Engine {
     s.pages_free = 60;
     return s;
   }
-  std::vector<engine::StepSample> recent_steps() const override { return {}; }
+  std::vector<engine::StepSample> recent_steps() const override {
+    return {{.step = 1, .decodes = 2, .prefills = 1, .tokens = 66}, {.step = 2, .decodes = 3, .tokens = 3}};
+  }
   Status wait_ready() override { return {}; }
   const model::ModelInfo& info() const override { return info_; }
   text::TokenizerPtr tokenizer() const override { return tokenizer_; }

@@ -145,6 +145,17 @@ TEST(FrameScannerTest, EndsWhatGoesOnForEverAndNothingElse) {
   EXPECT_TRUE(take(other, "GET / HTTP/1.1\r\n\r\n" + std::string(200'000, '\x09'), 1000));
 }
 
+// What a channel that is kept open does every half a minute is no flood.
+TEST_F(Flood, AFewPingsOfAnIdleClientAreAnswered) {
+  Http2Client client(server_->grpc_port());
+  ASSERT_TRUE(client.send(Http2Client::preface()));
+  size_t before = client.wait_bytes(9 + 9);  // its settings, and that ours are acknowledged
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(client.send(Http2Client::frame(Http2Client::kPing, 0, 0, "12345678")));
+  EXPECT_GE(client.wait_bytes(before + 3 * 17), before + 3 * 17);
+  EXPECT_FALSE(client.closed_within(300ms));
+  expect_served();
+}
+
 TEST_F(Flood, PingsEndTheConnection) {
   Http2Client client(server_->grpc_port());
   ASSERT_TRUE(client.send(Http2Client::preface()));

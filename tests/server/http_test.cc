@@ -148,6 +148,41 @@ TEST_F(Http, ThePageRunsUnderAStrictPolicy) {
   EXPECT_EQ(page.body.find("innerHTML"), std::string::npos);  // model output only ever becomes text
 }
 
+class Cors : public HttpFixture {
+ protected:
+  void configure(ServerOptions& o) override { o.cors = {"https://app.example"}; }
+  static std::string from(const char* origin) { return cat("Origin: ", origin, "\r\n"); }
+  static constexpr const char* kAllowed = "Access-Control-Allow-Origin: https://app.example\r\n";
+};
+
+TEST_F(Cors, PagesThatAreNamedMayAskAndReadTheAnswers) {
+  RawClient::Answer before = ask(cat("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n",
+                                     from("https://app.example"), "Access-Control-Request-Method: POST\r\n\r\n"));
+  EXPECT_EQ(before.status, 204);
+  for (const char* line : {kAllowed, "Access-Control-Allow-Methods: GET, POST, OPTIONS\r\n",
+                           "Access-Control-Allow-Headers: authorization, content-type"})
+    EXPECT_NE(before.head.find(line), std::string::npos) << before.head;
+  for (const char* body : {R"({"prompt":"ab"})", R"({"prompt":"ab","stream":true})", R"({"prompt":[-1]})"}) {
+    RawClient::Answer a = post("/v1/completions", body, from("https://app.example"));
+    EXPECT_NE(a.head.find(kAllowed), std::string::npos) << body << a.head;
+    EXPECT_NE(a.head.find("Vary: Origin\r\n"), std::string::npos) << body << a.head;
+  }
+}
+
+TEST_F(Cors, OthersMayNot) {
+  RawClient::Answer before =
+      ask(cat("OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\n", from("https://evil.example"), "\r\n"));
+  EXPECT_EQ(before.head.find("Access-Control"), std::string::npos) << before.head;
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})", from("https://evil.example")).status, 403);
+  EXPECT_TRUE(engine_.requests.empty());
+}
+
+TEST_F(Http, StatsSayWhatTheLastStepsWereMadeOf) {
+  Json s = Json::parse(ask(RawClient::get("/stats")).body);
+  EXPECT_EQ(s["state"], "serving");
+  EXPECT_EQ(s["last_steps"], Json({{2, 1, 66}, {3, 0, 3}}));
+}
+
 TEST_F(Http, MetricsAreWhatPrometheusReads) {
   EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})").status, 200);
   RawClient::Answer m = ask(RawClient::get("/metrics"));

@@ -109,6 +109,21 @@ TEST_F(MutualTlsTest, OnlyKnownClients) {
   EXPECT_FALSE(call({root, read("stranger.key"), read("stranger.pem")}).ok());
 }
 
+// Who is known is a file too: with another in its place others are let in, and the former no more.
+TEST_F(MutualTlsTest, WhoIsKnownIsReadAgain) {
+  std::string root = read("server.pem");
+  const grpc::SslCredentialsOptions former{root, read("client.key"), read("client.pem")};
+  const grpc::SslCredentialsOptions next{root, read("stranger.key"), read("stranger.pem")};
+  EXPECT_TRUE(call(former).ok());
+  files_.replace("client", "stranger");
+  bool rotated = false;
+  for (int i = 0; i < 20 && !rotated; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    rotated = call(next).ok() && !call(former).ok();
+  }
+  EXPECT_TRUE(rotated);
+}
+
 // Both ports are secured by the same files.
 class TlsBothTest : public TlsTest {
  protected:
@@ -172,6 +187,15 @@ TEST_F(MutualBothTest, OnlyKnownClientsOverHttp) {
   EXPECT_EQ(get("server.pem", "client"), 200);
   EXPECT_EQ(get("server.pem"), std::nullopt);
   EXPECT_EQ(get("server.pem", "stranger"), std::nullopt);
+  files_.copy("client.pem", "former.pem");
+  files_.copy("client.key", "former.key");
+  files_.replace("client", "stranger");
+  bool rotated = false;
+  for (int i = 0; i < 100 && !rotated; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    rotated = get("server.pem", "client") == 200 && get("server.pem", "former") == std::nullopt;
+  }
+  EXPECT_TRUE(rotated);
 }
 
 }  // namespace
