@@ -1,4 +1,5 @@
-"""The same raw prompt gives the same greedy text, and with one seed the same sampled text, whichever way it travels."""
+"""The same prompt, and the same chat, gives the same greedy text, and with one seed the same sampled text, whichever way it
+travels."""
 import json
 import os
 import sys
@@ -68,8 +69,56 @@ def http(temperature):
     return json.load(urllib.request.urlopen(request))["choices"][0]["text"]
 
 
-for temperature in (0.0, 0.8):
-    texts = {route.__name__: route(temperature) for route in (kvasir, ppl, vllm, kserve, http)}
-    assert len(set(texts.values())) == 1, texts
-    assert len(next(iter(texts.values()))) > 10, texts
-print("routes: five ways, one text")
+MESSAGES = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Name three colours."}]
+
+
+def chat_request(chat, temperature):
+    request = kvasir_pb2.GenerateRequest(chat=chat, max_tokens=TOKENS,
+                                         sampling=kvasir_pb2.Sampling(temperature=temperature, seed=SEED))
+    return "".join(e.delta.text for e in kvasir_pb2_grpc.InferenceStub(channel).Generate(request))
+
+
+def typed_chat():
+    return kvasir_pb2.Chat(messages=[kvasir_pb2.ChatMessage(**m) for m in MESSAGES])
+
+
+def chat_kvasir(temperature):
+    return chat_request(typed_chat(), temperature)
+
+
+def chat_kvasir_json(temperature):
+    return chat_request(kvasir_pb2.Chat(messages_json=json.dumps(MESSAGES)), temperature)
+
+
+def chat_http(temperature, stream=False):
+    body = json.dumps({"messages": MESSAGES, "max_tokens": TOKENS, "temperature": temperature, "seed": SEED, "stream": stream})
+    request = urllib.request.Request(os.environ["KVASIR_HTTP"] + "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
+    answer = urllib.request.urlopen(request)
+    if not stream:
+        return json.load(answer)["choices"][0]["message"]["content"]
+    events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: {")]
+    return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+
+
+def chat_http_streamed(temperature):
+    return chat_http(temperature, stream=True)
+
+
+# As gateways do it: they render the chat and send its tokens.
+def chat_vllm(temperature):
+    ids = kvasir_pb2_grpc.InferenceStub(channel).Tokenize(kvasir_pb2.TokenizeRequest(chat=typed_chat())).ids
+    request = vllm_engine_pb2.GenerateRequest(
+        request_id="c", tokenized=vllm_engine_pb2.TokenizedInput(input_ids=ids),
+        sampling_params=vllm_engine_pb2.SamplingParams(temperature=temperature, seed=SEED, max_tokens=TOKENS))
+    out = [i for r in vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate(request) for i in r.complete.output_ids]
+    detokenize = kvasir_pb2.DetokenizeRequest(ids=out, skip_special_tokens=True)
+    return kvasir_pb2_grpc.InferenceStub(channel).Detokenize(detokenize).text
+
+
+raw, chat = (kvasir, ppl, vllm, kserve, http), (chat_kvasir, chat_kvasir_json, chat_http, chat_http_streamed, chat_vllm)
+for routes in (raw, chat):
+    for temperature in (0.0, 0.8):
+        texts = {route.__name__: route(temperature) for route in routes}
+        assert len(set(texts.values())) == 1, texts
+        assert len(next(iter(texts.values()))) > 10, texts
+print(f"routes: {len(raw)} raw ways and {len(chat)} for chats, one text each")
