@@ -59,7 +59,7 @@ constexpr Theirs kTheirs[] = {{"model_dir", "\"/m\"", "\"model\": \"/m\""},
                               {"configure_decoding_attn_split_k", "1", nullptr},
                               {"specify_decoding_attn_tpb", "0", nullptr}};
 
-std::string note(const std::string& name) { return name + " means nothing here: "; }
+std::string note(const std::string& name) { return ": " + name + " means nothing here: "; }
 
 class Ppl : public testing::Test {
  protected:
@@ -103,9 +103,10 @@ TEST_F(Ppl, ItsFlagsAreTaken) {
 
 TEST_F(Ppl, ItsFileIsCheckedAsOurs) {
   EXPECT_THAT(serve(R"({"model_dir": "/m", "port": 70000})", "--check-config").out,
-              AllOf(HasSubstr("grpc_port"), HasSubstr("70000"), HasSubstr("65535")));
-  EXPECT_THAT(serve(R"({"model_dir": "/m", "max_running_batch": 0})", "--check-config").out,
-              AllOf(HasSubstr("max_running"), HasSubstr("from 1")));
+              AllOf(HasSubstr("--grpc-port is 70000"), HasSubstr("65535"), HasSubstr("key \"port\"")));
+  EXPECT_THAT(
+      serve(R"({"model_dir": "/m", "max_running_batch": 0})", "--check-config").out,
+      AllOf(HasSubstr("--max-running is 0"), HasSubstr("between 1 and"), HasSubstr("key \"max_running_batch\"")));
   Ran unknown = serve(R"({"model_dir": "/m", "max_runing_batch": 3})", "--check-config");
   EXPECT_EQ(unknown.code, 2);
   EXPECT_THAT(unknown.out, HasSubstr("max_runing_batch"));

@@ -56,8 +56,9 @@ class Browser:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
                 return answer["result"]
-            if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.said.append(json.dumps(answer["params"]))
+            said = answer.get("params", {})
+            if answer.get("method") == "Runtime.exceptionThrown" or said.get("entry", {}).get("level") in ("error", "warning"):
+                self.said.append(json.dumps(said))
 
     def run(self, script):
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
@@ -122,8 +123,7 @@ def by_keyboard(b):
     b.until("it stopped", "document.getElementById('send').textContent === 'Send'", 10)
     assert b.run("document.querySelectorAll('.turn.error').length") == 0
     b.until("its request is gone", "document.getElementById('running').textContent === '0'", 20)
-    steps = b.run("document.getElementById('decodes').getAttribute('d')")
-    assert steps and steps.count("M") > 5, f"steps are not drawn: {steps}"
+    b.until("the steps are drawn", "document.getElementById('decodes').getAttribute('d')?.split('M').length > 5", 20)
 
 
 # Whatever a model writes is text.
