@@ -81,7 +81,7 @@ JobPtr StepLoop::find(uint64_t number) const {
 }
 
 void StepLoop::flush_records(std::optional<StepSample> sample) {
-  publisher_.post(std::move(records_), std::move(sample));
+  publisher_.post(std::move(records_), sample);
   records_.clear();
 }
 
