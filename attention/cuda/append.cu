@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(kCopyWarps * 32)
   for (int token = blockIdx.x * kCopyWarps + warp; token < tokens; token += gridDim.x * kCopyWarps) {
     const Token info = v.tokens[token];
     if (info.place < 0 || ((info.flags & kDeferred) != 0) != (phase == 1)) continue;
+    if (l.stored_by_prefill && info.flags & kContiguous) continue;
     const int64_t to = int64_t(info.place) * l.cache.token;
     for (uint32_t first = lane; first < 2 * half; first += 32 * kCopyFlight) {
       uint4 x[kCopyFlight];

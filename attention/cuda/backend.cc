@@ -104,6 +104,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
     l.k_new = given ? const_cast<void*>(t.key) : k_new_.get();
     l.v_new = given ? const_cast<void*>(t.value) : v_new_.get();
     l.given = given || prefill8_;  // E4M3 goes into an E4M3 cache as it is
+    // Prefill that reads nothing from the cache may write it meanwhile.
+    l.stored_by_prefill = given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_;
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
@@ -115,7 +117,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
 
     if (n.gathers && n.deferred)  // a ring is read as it was
       launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
-    if (a_.append || queries) launch_append(shape_, v, l, n.tokens, queries, a_.append, 0, stream_);
+    if ((a_.append || queries) && (n.outside || !l.stored_by_prefill))
+      launch_append(shape_, v, l, n.tokens, queries, a_.append, 0, stream_);
     if (n.gathers && !n.deferred && !prefill8_)
       launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
     if (n.tiles && prefill8_)

@@ -31,6 +31,24 @@ __device__ inline void load_tile(void* to, const CUtensorMap* map, int column, i
       "l"(map), "r"(shared_address(full)), "r"(column), "r"(head), "r"(row)
       : "memory");
 }
+// Bytes side by side, by the same engine: in, and out again.
+__device__ inline void load_bulk(void* to, const void* from, int bytes, uint64_t* full) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(full))
+               : "memory");
+}
+__device__ inline void store_bulk(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(shared_address(from)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_stores_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+template <int kPending>
+__device__ inline void bulk_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
+}
+__device__ inline void bulk_stores_done() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
 __device__ inline void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }

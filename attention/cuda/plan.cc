@@ -4,22 +4,12 @@
 #include <bit>
 #include <cstring>
 
-#include "core/check.h"
-
 namespace kvasir::attention::cuda {
-
-namespace {
-
-int64_t bucket(int64_t n) { return n <= 0 ? 0 : int64_t(std::bit_ceil(uint64_t(n))); }
-int64_t down(int64_t x) { return x / kKeyBlock * kKeyBlock; }
-int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlock; }
-
-}  // namespace
 
 uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
   for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
-                    int64_t(parts[2]), int64_t(deferred), int64_t(contiguous), exact_tokens})
+                    int64_t(parts[2]), int64_t(deferred), int64_t(contiguous), int64_t(outside), exact_tokens})
     k = (k ^ uint64_t(x)) * 1099511628211ull;
   return k;
 }
@@ -167,110 +157,6 @@ void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
   }
 }
 
-// Parts of equal cost, in order; a run is cut where a part is full.
-void Planner::partition(int list, std::byte* buffer) {
-  Segment* segments = at<Segment>(buffer, segments_[list]);
-  PartHead* heads = at<PartHead>(buffer, heads_[list]);
-  std::vector<Item>& items = items_[list];
-  const int64_t want = std::max(1, machine_.stream_warps[list] / a_.num_kv_heads);
-  int64_t left = 0;  // in key blocks; an item costs one more for its beginning and end
-  for (const Item& i : items) left += blocks_of(i.tile.kv_end - i.tile.kv_begin) + blocks_of(i.sink_end) + 1;
-  // Below this a run costs more than it reads; where there is little to read for all, every warp is worth it.
-  const int64_t smallest = left < 2 * want ? kKeyBlock : 2 * kKeyBlock;
-  int32_t count = 0, part = 0;
-  int64_t room = (left + want - 1) / want;
-  heads[0].begin = 0;
-  auto close = [&] {
-    if (part + 1 < want) {
-      heads[part].end = count;
-      heads[++part].begin = count;
-      room = (left + want - part - 1) / (want - part);
-    }
-  };
-  auto emit = [&](Item& item, int64_t begin, int64_t end, bool whole) {
-    Segment s = item.tile;
-    s.kv_begin = int32_t(begin);
-    s.kv_end = int32_t(end);
-    if (!whole) {
-      s.slot = next_slot_;
-      next_slot_ += item.queries;
-      cuts_.push_back({s.slot});
-      ++item.cuts;
-    }
-    segments[count++] = s;
-    const int64_t cost = blocks_of(end - begin);
-    room -= cost;
-    left -= cost;
-  };
-  for (Item& item : items) {
-    item.first_cut = int32_t(cuts_.size());
-    const int32_t first_segment = count;
-    --left, --room;
-    if (item.sink_end > 0) emit(item, 0, item.sink_end, false);
-    const int64_t end = item.tile.kv_end;
-    int64_t at_key = item.tile.kv_begin;
-    if (a_.batch_invariant) {
-      do {
-        const int64_t next = std::min(end, (at_key / kInvariantRun + 1) * kInvariantRun);
-        if (room <= 0) close();
-        emit(item, at_key, next, !item.partial && at_key == item.tile.kv_begin && next == end);
-        at_key = next;
-      } while (at_key < end);
-    } else {
-      bool first = true;
-      do {
-        const int64_t keys = end - at_key;
-        if (part + 1 < want && room * kKeyBlock < std::min(keys, smallest)) close();
-        int64_t take = std::max(room * kKeyBlock, smallest);
-        if (part + 1 >= want || keys - take < smallest) take = keys;
-        emit(item, at_key, at_key + take, !item.partial && first && take == keys);
-        first = false;
-        at_key += take;
-      } while (at_key < end);
-    }
-    // Few runs: the last to finish has them merged sooner than another kernel starts.
-    item.merged = !item.shared && item.prefix < 0 && item.cuts > 0 && item.cuts <= kMergedInPlace;
-    for (int32_t i = first_segment; item.merged && i < count; ++i)
-      segments[i].first_slot = cuts_[size_t(item.first_cut)].slot, segments[i].merges = item.cuts;
-  }
-  heads[part].end = count;
-  while (++part < want) heads[part].begin = heads[part].end = count;
-  for (int64_t i = 0; i < want; ++i)
-    if (heads[i].begin < heads[i].end) heads[i].first = segments[heads[i].begin];
-  launch_.parts[list] = items.empty() ? 0 : int32_t(want);
-  if (items.empty()) return;
-  used_.push_back({heads_[list], size_t(want) * sizeof(PartHead)});
-  used_.push_back({segments_[list], size_t(count) * sizeof(Segment)});
-}
-
-void Planner::write_merges(std::byte* buffer) {
-  Merge* merges = at<Merge>(buffer, merges_);
-  int32_t* slots = at<int32_t>(buffer, merge_slots_);
-  int32_t count = 0, used = 0;
-  const std::vector<Item>& shared_list = items_[std::max(0, list_for(kTileRows[kLists - 1]))];
-  for (auto& list : items_)
-    for (const Item& item : list) {
-      if (item.shared || item.merged || item.cuts == 0) continue;
-      for (int32_t q = 0; q < item.queries; ++q) {
-        Merge m{stream_rows_[size_t(item.tile.tokens + q)].token, used, 0};
-        if (item.prefix >= 0) {
-          const Item& p = shared_list[size_t(item.prefix)];
-          for (int32_t i = 0; i < p.cuts; ++i)
-            slots[used++] = cuts_[size_t(p.first_cut + i)].slot + item.prefix_offset + q;
-        }
-        for (int32_t i = 0; i < item.cuts; ++i) slots[used++] = cuts_[size_t(item.first_cut + i)].slot + q;
-        m.end = used;
-        merges[count++] = m;
-      }
-    }
-  KVASIR_CHECK(next_slot_ <= slots_cap_ && used <= slots_cap_ * 2 && count <= merges_cap_, "slots ", next_slot_, " of ",
-               slots_cap_);
-  launch_.merges = bucket(count);
-  at<int32_t>(buffer, counts_)[kCountMerges] = count;
-  used_.push_back({merges_, size_t(count) * sizeof(Merge)});
-  used_.push_back({merge_slots_, size_t(used) * 4});
-}
-
 void Planner::plan(const Step& step, std::byte* buffer) {
   launch_ = {};
   used_.clear();
@@ -289,7 +175,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   beam_width_ = step.cache_indirection ? step.beam_width : 0;
   beam_stride_ = step.max_kvlen;
 
-  int64_t entries = 0, plain_count = 0, tile_count = 0, gathered = 0;
+  int64_t entries = 0, plain_count = 0, tile_count = 0, gathered = 0, outside = T;
   for (int64_t b = 0; b < B; ++b) {
     Sequence& s = sequences[b];
     s.q_begin = int32_t(step.seqstarts[b]);
@@ -377,13 +263,14 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       if (!machine_.prefill8) {
         s.flags |= kContiguous;
         launch_.contiguous = true;
+        outside -= s.q_len;
       }
       if (old > 0) {
         s.gathered = int32_t(gathered);
         gathered += old;
         ++launch_.gathers;
       }
-      for (int32_t row = 0; row < s.q_len; row += 128) tiles[tile_count++] = {int32_t(b), row};
+      for (int32_t row = 0; row < s.q_len; row += 128) tiles[tile_count++] = {s, int32_t(b), row};
     } else if (streams && !ring) {
       const int64_t skip = prefix_item_[size_t(b)] >= 0 ? down(step.shared_len[step.shared_group[b]]) : 0;
       add_stream(s, int32_t(b), skip);
@@ -404,8 +291,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   // Longest first, so that the last blocks to finish are short ones.
   std::sort(tiles, tiles + tile_count, [&](const PrefillTile& x, const PrefillTile& y) {
     auto keys = [&](const PrefillTile& t) {
-      const Sequence& s = sequences[t.sequence];
-      return s.flags & kCausal ? s.kv_len - s.q_len + t.row : s.kv_len;
+      return t.of.flags & kCausal ? t.of.kv_len - t.of.q_len + t.row : t.of.kv_len;
     };
     const int64_t kx = keys(x), ky = keys(y);
     return kx != ky ? kx > ky : x.sequence != y.sequence ? x.sequence < y.sequence : x.row < y.row;
@@ -427,6 +313,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   launch_.tiles = bucket(tile_count);
   launch_.exact_tokens = tile_count > 0 ? T : 0;
   launch_.gathers = launch_.gathers ? 1 : 0;
+  launch_.outside = outside > 0;
 }
 
 }  // namespace kvasir::attention::cuda

@@ -3,6 +3,7 @@
 // here needs CUDA; tests check it on any machine.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct Launch {
   int32_t parts[kLists] = {0, 0, 0};
   int64_t exact_tokens = 0;  // where prefill tiles read the query as a tensor of so many rows; else 0
   bool deferred = false, contiguous = false;
+  bool outside = true;   // some tokens are of sequences that have no prefill tiles
   uint64_t key() const;  // 0 bits differ <=> the same launches
 };
 
@@ -98,6 +100,10 @@ class Planner {
   std::vector<Row> stream_rows_;
   int32_t next_slot_ = 0;
 };
+
+inline int64_t bucket(int64_t n) { return n <= 0 ? 0 : int64_t(std::bit_ceil(uint64_t(n))); }
+inline int64_t down(int64_t x) { return x / kKeyBlock * kKeyBlock; }
+inline int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlock; }
 
 // Runs that a warp merges where it finds itself the last; more are left to a kernel with a block a query.
 constexpr int32_t kMergedInPlace = 16;

@@ -227,17 +227,22 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
       const int64_t row = int64_t(partial ? seg.slot + query : v.rows[seg.tokens + query].token) * s.heads + query_head;
       if (!partial && l.sink_logits && !masked) total += exp2f(l.sink_logits[query_head] * kLog2e - base);
       const float f = masked ? 0.0f : value_scale / total * (partial ? 1.0f : s.out_inv_scale);
-      void* to = partial ? static_cast<void*>(l.partial) : l.out;
-      const DType type = partial ? DType::f32 : s.out;
 #pragma unroll
       for (int block = 0; block < kD / 32; ++block) {
         const float y[4] = {out[block * 2][h] * f, out[block * 2][2 + h] * f, out[block * 2 + 1][h] * f,
                             out[block * 2 + 1][2 + h] * f};
-        if constexpr (K::kBits == 16) {
+        if constexpr (K::kBits == 16) {  // parts are float32: known here, or every store asks for the type
 #pragma unroll
-          for (int i = 0; i < 4; ++i) store_float(to, type, row * kD + K::column_dim(block, i, g), y[i]);
+          for (int i = 0; i < 4; ++i) {
+            const int64_t at = row * kD + K::column_dim(block, i, g);
+            if (partial)
+              l.partial[at] = y[i];
+            else
+              store_float(l.out, s.out, at, y[i]);
+          }
         } else {
-          store_run<4>(to, type, row * kD + K::column_dim(block, 0, g), {y[0], y[1], y[2], y[3]});
+          store_run<4>(partial ? static_cast<void*>(l.partial) : l.out, partial ? DType::f32 : s.out,
+                       row * kD + K::column_dim(block, 0, g), {y[0], y[1], y[2], y[3]});
         }
       }
       float* lse = partial ? l.partial_lse : l.lse;

@@ -205,9 +205,16 @@ struct Kind {
   // Four bytes to two pairs, exactly.
   __device__ static void widen4(uint32_t w, uint32_t& first, uint32_t& second) {
     if constexpr (kNarrow == Narrow::f8) {
+#if __CUDA_ARCH__ >= 890
       asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.rn.f16x2.e4m3x2 %0, lo; cvt.rn.f16x2.e4m3x2 %1, hi; }"
           : "=r"(first), "=r"(second)
           : "r"(w));
+#else
+      const __half2_raw low = __nv_cvt_fp8x2_to_halfraw2(uint16_t(w), __NV_E4M3);
+      const __half2_raw high = __nv_cvt_fp8x2_to_halfraw2(uint16_t(w >> 16), __NV_E4M3);
+      first = low.x | uint32_t(low.y) << 16;
+      second = high.x | uint32_t(high.y) << 16;
+#endif
     } else if constexpr (__is_same(T, Half)) {
       w ^= 0x80808080u;  // 1024 + (x + 128), minus 1152
       first = pair_sub<T>(__byte_perm(w, 0x64646464u, 0x4140), Half::kMagic8);

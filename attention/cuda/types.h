@@ -66,10 +66,12 @@ struct Merge {
   int32_t token = 0, begin = 0, end = 0;
 };
 
-// 128 queries of one sequence for the prefill kernel.
-struct PrefillTile {
+// 128 queries of one sequence for the prefill kernels, with all they need to know of it.
+struct alignas(16) PrefillTile {
+  Sequence of;
   int32_t sequence = 0, row = 0;
 };
+static_assert(sizeof(PrefillTile) == 48);
 
 struct StepView {
   const Sequence* sequences = nullptr;
@@ -134,8 +136,9 @@ struct Layer {
   void* q = nullptr;      // [T, heads, D] of io: the rows attention reads (== query when nothing is done to it)
   void* k_new = nullptr;  // [T, kv_heads, D] of io: new tokens as the cache returns them
   void* v_new = nullptr;
-  int32_t given = 0;      // k_new, v_new are key and value themselves
-  void* k_old = nullptr;  // gathered prefixes, the same shape
+  int32_t given = 0;              // k_new, v_new are key and value themselves
+  int32_t stored_by_prefill = 0;  // which writes the new K/V of its own sequences into the cache
+  void* k_old = nullptr;          // gathered prefixes, the same shape
   void* v_old = nullptr;
   const void* mask = nullptr;
   int64_t mask_head = 0, mask_row = 0;

@@ -1,5 +1,7 @@
 // cuda against reference on random cases, by section 9; without a device: skipped.
 // KVASIR_ATTENTION_CASES says how many, KVASIR_ATTENTION_SEED starts elsewhere.
+#include <tuple>
+
 #include "tests/attention/cuda_testing.h"
 
 namespace kvasir::attention {
@@ -46,6 +48,34 @@ TEST_F(Cuda, LargerRandomCasesAgreeWithTheReference) {
 // Cases that read past the table of rank angles, which was sized for steps that append.
 TEST_F(Cuda, StreamingPositionsWithoutAppendAgreeWithTheReference) {
   for (int64_t seed : {308096, 309035, 310073}) expect_agreement(seed, 1, {});
+}
+
+// Prompts with nothing cached, whose K/V go into a cache of their own type as they are: prefill itself stores them,
+// in every layout and in pieces of a row, while decodes beside them are stored before.
+TEST_F(Cuda, PromptsStoredWhileTheyAreAttended) {
+  uint64_t seed = 1;
+  for (int layout = 0; layout < 4; ++layout)
+    for (auto [heads, kv_heads, dim] : {std::tuple{8, 2, 128}, {12, 12, 128}, {16, 16, 72}, {9, 3, 64}})
+      for (bool decodes : {false, true}) {
+        const DType type = seed / 2 % 2 ? DType::bf16 : DType::f16;
+        CaseShape shape;
+        Attributes& a = shape.attributes;
+        a.num_heads = heads, a.num_kv_heads = kv_heads, a.head_dim = dim;
+        a.io = a.out = type;
+        a.is_causal = true;
+        a.index_mode = kvcache::IndexMode::page_table;
+        a.page_size = 16;
+        shape.cache.dtype = type;
+        shape.layout = layout;
+        if (decodes) shape.sequences = {{100, 1}, {40, 1}}, shape.decoding_batches = 2;
+        for (int64_t n : {40, 140}) shape.sequences.push_back({0, n});
+        const Case before = make_case(shape, ++seed);
+        Case after = before;
+        CaseOutput got;
+        const Status status = run_on_device(after, &got);
+        ASSERT_TRUE(status.ok()) << status.to_string();
+        EXPECT_EQ(compare_with_reference(before, after, got, 1.0, row_tolerance(type)), "") << describe(before);
+      }
 }
 
 }  // namespace

@@ -1,0 +1,138 @@
+// What lies in shared memory while prefill runs, and who fills it: one thread sends for queries, keys and values ahead
+// of the warpgroups that multiply them; a few lanes carry new K/V into the cache meanwhile.
+#pragma once
+
+#include "attention/cuda/bulk.cuh"
+#include "attention/cuda/device.cuh"
+
+namespace kvasir::attention::cuda {
+
+constexpr int kTileQueries = 128, kTileKeys = 128, kHalfTile = 128 * 128;  // bytes of 128 columns of 128 bytes
+constexpr int kPieceBytes = 2048, kPieces = 8;  // of new K/V on their way into the cache, two sets in turn
+
+template <class M>
+struct PrefillShared {
+  // Results leave through the place of their queries, 16 bits an element.
+  static constexpr int kQueryBytes = kTileQueries * M::kD * 2, kKeyBytes = kTileKeys * M::kD * M::kBytes;
+  alignas(1024) uint8_t q[2][kQueryBytes];
+  uint8_t k[M::kStages][kKeyBytes], v[M::kStages][kKeyBytes];
+  uint8_t pieces[M::kStores ? 2 : 1][M::kStores ? kPieces : 1][M::kStores ? kPieceBytes : 16];
+  PrefillTile work[4];
+  uint64_t q_full[2], q_empty[2], k_full[M::kStages], k_empty[M::kStages], v_full[M::kStages], v_empty[M::kStages],
+      piece_full[2];
+};
+
+// Which tiles of keys a tile of queries reads: new ones [new_first, new_end), then old ones [old_first, old_end).
+// Never none: a query sees its own key.
+struct Walk {
+  int new_first, new_end, old_first, old_end;
+  __device__ int count() const { return new_end - new_first + old_end - old_first; }
+  // The i-th, from the last backwards: true if new.
+  __device__ bool at(int i, int* tile) const {
+    const int n = new_end - new_first;
+    *tile = i < n ? new_end - 1 - i : old_end - 1 - (i - n);
+    return i < n;
+  }
+};
+// `gathered`: new keys are read back with the old ones.
+template <bool kGathered>
+__device__ inline Walk walk_of(const Shape& s, const PrefillTile& tile) {
+  const Sequence& q = tile.of;
+  const int last = min(tile.row + kTileQueries, q.q_len) - 1;
+  const Range lo = visible(s, q, q.start_pos + tile.row), hi = visible(s, q, q.start_pos + last);
+  const int begin = s.sinks > 0 ? 0 : lo.begin, old = kGathered ? q.kv_len : q.start_pos;
+  Walk w;
+  w.old_first = begin / kTileKeys;
+  w.old_end = (min(old, hi.end) + kTileKeys - 1) / kTileKeys;
+  w.new_first = kGathered ? 0 : max(0, begin - old) / kTileKeys;
+  w.new_end = kGathered ? 0 : (max(0, hi.end - old) + kTileKeys - 1) / kTileKeys;
+  if (w.old_first >= w.old_end) w.old_first = w.old_end = 0;
+  if (w.new_first > w.new_end) w.new_first = w.new_end;
+  return w;
+}
+
+// One thread sends for queries and keys, as far ahead as there is room.
+template <class M>
+__device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& maps, const Shape& s,
+                                  const PrefillTile* tiles, int total) {
+  constexpr int kKeyBytes = PrefillShared<M>::kKeyBytes;
+  auto look = [&](int w, int n) {  // a tile's description, on its way while the one before is fed
+    const uint32_t to = shared_address(&sh.work[n & 3]);
+    const char* from = reinterpret_cast<const char*>(tiles + w / s.heads);
+    for (int i = 0; i < int(sizeof(PrefillTile)); i += 16) copy16(to + i, from + i, true);
+    copies_commit();
+  };
+  int fill = 0, phase = 1, n = 0;
+  look(blockIdx.x, 0);
+  for (int w = blockIdx.x; w < total; w += gridDim.x, ++n) {
+    copies_wait<0>();
+    const PrefillTile& tile = sh.work[n & 3];
+    const Sequence& seq = tile.of;
+    const int head = w % s.heads, kv_head = head / s.group, slot = n & 1;
+    const Walk walk = walk_of<M::kGathered>(s, tile);
+    const int count = walk.count();
+    if (w + gridDim.x < total) look(w + gridDim.x, n + 1);
+    for (int i = 0; i < count; ++i) {
+      int t;
+      const bool fresh = walk.at(i, &t);
+      const int row = (fresh ? seq.q_begin : seq.gathered) + t * kTileKeys;
+      barrier_wait(&sh.k_empty[fill], phase);
+      barrier_expect(&sh.k_full[fill], kKeyBytes);
+      M::load_keys(sh.k[fill], maps, fresh, kv_head, row, &sh.k_full[fill]);
+      if (i == 0) {
+        barrier_wait(&sh.q_empty[slot], ((n >> 1) & 1) ^ 1);
+        barrier_expect(&sh.q_full[slot], kTileQueries * M::kD * M::kBytes);
+        M::load_queries(sh.q[slot], maps, head, seq.q_begin + tile.row, &sh.q_full[slot]);
+      }
+      barrier_wait(&sh.v_empty[fill], phase);
+      barrier_expect(&sh.v_full[fill], kKeyBytes);
+      M::load_values(sh.v[fill], maps, fresh, kv_head, row, &sh.v_full[fill]);
+      if (++fill == M::kStages) fill = 0, phase ^= 1;
+    }
+  }
+}
+
+// New K/V that the cache keeps just as they came: copied by kPieces lanes while the others compute, a piece each.
+template <class M>
+__device__ inline void store_new(PrefillShared<M>& sh, const Shape& s, const StepView& v, const Layer& l, int lane) {
+  const int head_bytes = s.head_dim * 2, heads = min(s.kv_heads, kPieceBytes / head_bytes);
+  const int parts = (s.kv_heads + heads - 1) / heads, total = v.counts[kCountTokens] * 2 * parts;
+  const int step = gridDim.x * kPieces;
+  uint8_t* to = nullptr;  // of the piece before
+  int bytes = 0;
+  for (int p = blockIdx.x + lane * gridDim.x, b = 0; p - lane * int(gridDim.x) < total + step; p += step, ++b) {
+    bulk_stores_read<0>();  // what lay here two turns ago
+    uint8_t* next_to = nullptr;
+    int next_bytes = 0;
+    if (p < total) {  // some heads of a token's K or V
+      const int token = p / (2 * parts), part = p % parts;
+      const bool value = p / parts % 2;
+      const Token t = v.tokens[token];
+      if (t.flags & kContiguous && t.place >= 0) {
+        next_to = (value ? l.cache.value : l.cache.key) + t.place * l.cache.token + part * heads * l.cache.head;
+        next_bytes = min(heads, s.kv_heads - part * heads) * head_bytes;
+        barrier_expect(&sh.piece_full[b & 1], next_bytes);
+        load_bulk(sh.pieces[b & 1][lane],
+                  static_cast<const uint8_t*>(value ? l.value : l.key) + int64_t(token) * s.kv_heads * head_bytes +
+                      part * heads * head_bytes,
+                  next_bytes, &sh.piece_full[b & 1]);
+      }
+    }
+    if (next_bytes == 0) barrier_arrive(&sh.piece_full[b & 1]);
+    if (b > 0) {
+      const int last = b - 1;
+      barrier_wait(&sh.piece_full[last & 1], (last >> 1) & 1);
+      if (l.cache.head == head_bytes) {
+        if (bytes > 0) store_bulk(to, sh.pieces[last & 1][lane], bytes);
+      } else {
+        for (int h = 0; h * head_bytes < bytes; ++h)
+          store_bulk(to + h * l.cache.head, sh.pieces[last & 1][lane] + h * head_bytes, head_bytes);
+      }
+      bulk_stores_commit();
+    }
+    to = next_to, bytes = next_bytes;
+  }
+  bulk_stores_done();
+}
+
+}  // namespace kvasir::attention::cuda
