@@ -60,6 +60,11 @@ class Ops {
   virtual Status add_linear(Buffer in, Matrix weight, Buffer out) = 0;
   // out = activation(first half of in) * second half.
   virtual Status glu(Activation activation, Buffer in, Buffer out) = 0;
+  // glu() of linear(); `between` is room for linear()'s output on devices that need it.
+  virtual Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
+    KVASIR_TRY(linear(in, weight, between));
+    return glu(activation, between, out);
+  }
   // Append this step's keys and values to the cache, and attend. qkv rows are [q heads | k heads | v heads].
   virtual Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) = 0;
   // [first, first + count) of the rows whose logits are wanted, into a buffer of logit rows; what follows on

@@ -76,16 +76,17 @@ double decode_rate(Runner& runner, int batch, int steps) {
   return batch / median(times);
 }
 
-// Bytes a second that all threads together read from huge pages.
-double read_bandwidth(int threads) {
-  size_t bytes = size_t(256) << 20;
+// Bytes a second that all threads together read, again and again, from huge pages of the size of the weights: what a
+// machine's caches keep of them is no memory traffic in decoding either.
+double read_bandwidth(int threads, size_t bytes) {
+  bytes = std::max(bytes, size_t(64) << 20) & ~size_t(4095);
   auto* p = static_cast<uint8_t*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ::madvise(p, bytes, MADV_HUGEPAGE);
   std::memset(p, 1, bytes);
   ThreadPool pool(threads);
   std::vector<uint64_t> sums(size_t(threads) * 8);
   std::vector<double> times;
-  for (int i = 0; i < 7; ++i) {
+  for (int i = 0; i < 15; ++i) {
     double begin = now();
     pool.run([&](int worker) {
       size_t part = bytes / size_t(threads);
@@ -113,14 +114,14 @@ double kernel_rate(int threads) {
   std::vector<int8_t> q(size_t(2 * 64 * 512));
   std::vector<cpu::QuantBlock> blocks(64 * 512 / 32);
   const cpu::Kernels& k = cpu::best_kernels();
-  for (int i = 0; i < 64; ++i) k.quantize(x.data() + i * 512, 512, false, q.data() + i * 1024, blocks.data() + i * 16);
+  const cpu::QuantRows in{q.data(), blocks.data(), 512, 64};
+  for (int i = 0; i < 64; ++i) k.quantize(x.data() + i * 512, false, in, i);
   std::vector<double> times;
   for (int i = 0; i < 7; ++i) {
     double begin = now();
     pool.run([&](int worker) {
       for (int round = 0; round < 20; ++round)
-        for (int64_t g = 0; g < m.groups; ++g)
-          k.integer(m, g, {q.data(), blocks.data(), 512}, 0, 64, y.data() + worker * 64 * 256 + g * 16, 256, 16, false);
+        k.integer(m, 0, m.groups, in, 0, 64, y.data() + worker * 64 * 256, 256, false);
     });
     times.push_back((now() - begin) / 20);
   }
@@ -155,8 +156,8 @@ int run(int argc, char** argv) {
   double prefill = 512 / median(prefills), one = decode_rate(runner, 1, 24 * repeats);
   double sixteen = decode_rate(runner, 16, 8 * repeats);
   double peak = double(peak_resident_bytes()) / 1e6;  // before the limits' own buffers
-  double bandwidth = read_bandwidth(o.threads), macs = kernel_rate(o.threads);
   const ModelInfo& info = runner.info();
+  double bandwidth = read_bandwidth(o.threads, size_t(info.weight_bytes)), macs = kernel_rate(o.threads);
   double head = double(info.vocab_size) * info.hidden;  // prefill makes one row of logits
   std::printf(
       "{\"engine\": \"kvasir\", \"isa\": \"%s\", \"threads\": %d, \"prefill512\": %.1f, \"decode1\": %.1f, "

@@ -57,8 +57,7 @@ class Gemma3 final : public Network {
       KVASIR_TRY(ops_.linear(b_.attended, l.attn_out, b_.h));
       KVASIR_TRY(ops_.add_norm(b_.h, l.post_attn_norm, c_.norm_eps, b_.x));
       KVASIR_TRY(ops_.norm(b_.x, l.ffn_norm, c_.norm_eps, b_.h));
-      KVASIR_TRY(ops_.linear(b_.h, l.gate_up, b_.gate_up));
-      KVASIR_TRY(ops_.glu(c_.activation, b_.gate_up, b_.ffn));
+      KVASIR_TRY(ops_.linear_glu(b_.h, l.gate_up, c_.activation, b_.gate_up, b_.ffn));
       KVASIR_TRY(ops_.linear(b_.ffn, l.down, b_.h));
       KVASIR_TRY(ops_.add_norm(b_.h, l.post_ffn_norm, c_.norm_eps, b_.x));
     }

@@ -38,8 +38,7 @@ class Llama final : public Network {
       KVASIR_TRY(ops_.attend(attention_, i, b_.qkv, b_.attended));
       KVASIR_TRY(ops_.add_linear(b_.attended, l.attn_out, b_.x));
       KVASIR_TRY(ops_.norm(b_.x, l.ffn_norm, c_.norm_eps, b_.h));
-      KVASIR_TRY(ops_.linear(b_.h, l.gate_up, b_.gate_up));
-      KVASIR_TRY(ops_.glu(c_.activation, b_.gate_up, b_.ffn));
+      KVASIR_TRY(ops_.linear_glu(b_.h, l.gate_up, c_.activation, b_.gate_up, b_.ffn));
       KVASIR_TRY(ops_.add_linear(b_.ffn, l.down, b_.x));
     }
     return {};

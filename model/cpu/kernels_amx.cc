@@ -1,5 +1,6 @@
-// AMX: the integer products of 16 rows of activations by 16 of weights are one tile instruction a plane; the
-// scales are applied by AVX-512 in the order of the other kernels, so the bits are theirs.
+// AMX: with 4-bit weights a block of 32 inputs by 16 outputs, once times 16 and once as it is, is one tile, and its
+// product with both planes of 16 rows of activations one instruction. AVX-512 applies the block's scales in the order
+// of the other kernels; integers are exact, so the bits are theirs.
 #include "model/cpu/vector_avx512.h"
 
 // After the vectors it is written for.
@@ -9,208 +10,327 @@ namespace kvasir::model::cpu {
 namespace {
 
 constexpr int kTileRows = 16;
-// Fewer rows than this are not worth setting tiles up for.
-constexpr int kLeastRows = 8;
-// Blocks whose weights are unpacked at a time: they stay in the first-level cache.
-constexpr int kChunk = 48;
+// Fewer rows are not worth setting tiles up for.
+constexpr int kLeastRows = 5;
+// Rooms unpacked at a time: with the activations of a tile of rows they stay in the first-level cache.
+constexpr int kChunk = 18;
 // Rows whose sums wait between two chunks.
 constexpr int kSpan = 128;
+// Rooms unpacked ahead of the one that is multiplied, where there is one tile of rows.
+constexpr int kAhead = 10, kRing = 16;
+// A product's sums rest in memory while those of the next kLag are made: loads that find a tile's stores still under
+// way would wait for them.
+constexpr int kLag = 3, kSums = 4;
 
-// Tiles 0 and 1 hold the sums of one product, 2 and 3 of the next; 4 and 5 activations, 6 weights.
-void configure(int rows, int inputs) {
+template <Packing P>
+constexpr bool nibbles() {
+  return packing_info(P).quant_bytes == 256;
+}
+template <Packing P>
+constexpr int parts() {
+  return packing_info(P).halves ? 2 : 1;
+}
+
+// A block (or half of one, whose other half is zeros) as the tile instruction wants it: four inputs of 16 outputs in 64
+// bytes. 8-bit weights have no room for 16 times as much, so their planes are two products.
+template <Packing P>
+struct Room {
+  static constexpr int kRows = nibbles<P>() ? 16 : 8;
+  alignas(64) uint8_t tile[kRows][64];
+  float d[kGroup], m[kGroup];
+};
+
+inline void put(uint8_t* to, __m512i v, bool there) { _mm512_store_si512(to, there ? v : _mm512_setzero_si512()); }
+
+template <Packing P>
+[[gnu::always_inline]] inline void unpack(const uint8_t* quants, const uint8_t* scales, Room<P>* rooms) {
+  const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(int8_t(0xf0));
+  for (int h = 0; h < parts<P>(); ++h) {
+    auto(*to)[64] = rooms[h].tile;
+    const bool first = parts<P>() == 1 || h == 0, second = parts<P>() == 1 || h == 1;
+    if constexpr (nibbles<P>()) {
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) {
+        __m512i w = _mm512_loadu_si512(quants + 64 * c), v = _mm512_srli_epi16(w, 4);
+        put(to[c], _mm512_and_si512(_mm512_slli_epi16(w, 4), high), first);
+        put(to[c + 4], _mm512_and_si512(w, high), second);
+        put(to[c + 8], _mm512_and_si512(w, low), first);
+        put(to[c + 12], _mm512_and_si512(v, low), second);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int c = 0; c < 8; ++c) put(to[c], _mm512_loadu_si512(quants + 64 * c), c < 4 ? first : second);
+    }
+  }
+  Scales<P> s;
+  s.load(scales, 0);
+  for (int h = 0; h < parts<P>(); ++h) {
+    _mm512_store_ps(rooms[h].d, s.d[h]);
+    if constexpr (P != Packing::n8_zero) _mm512_store_ps(rooms[h].m, s.m[h]);
+  }
+}
+
+// The next block to unpack, of groups that follow each other.
+template <Packing P>
+struct Reader {
+  static constexpr PackingInfo kInfo = packing_info(P);
+  Reader(const PackedMatrix& m, int64_t group, int64_t block)
+      : blocks(m.blocks), group_bytes(m.group_bytes), group_at(m.quants(group)) {
+    ahead = (kFetchBytes / group_bytes + 1) * group_bytes;
+    seek(block);
+  }
+  void seek(int64_t block) {
+    b = block, quants = group_at + b * kInfo.quant_bytes;
+    scales = group_at + blocks * kInfo.quant_bytes + b * kInfo.scale_bytes;
+  }
+  [[gnu::always_inline]] void next(Room<P>* rooms) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kInfo.quant_bytes; i += 64) __builtin_prefetch(quants + ahead + i, 0, 2);
+#pragma GCC unroll 4
+    for (int i = 0; i < kInfo.scale_bytes; i += 64) __builtin_prefetch(scales + ahead + i, 0, 2);
+    unpack<P>(quants, scales, rooms);
+    quants += kInfo.quant_bytes, scales += kInfo.scale_bytes;
+    if (++b == blocks) group_at += group_bytes, seek(0);
+  }
+  static constexpr int64_t kFetchBytes = 8192;
+  int64_t blocks, group_bytes, ahead, b = 0;
+  const uint8_t *group_at, *quants = nullptr, *scales = nullptr;
+};
+
+// Tiles 0 and 1 hold the sums of one product (8 bits: of either plane), 2 and 3 of the next; 4 and 5 activations, 6 and
+// 7 weights.
+void configure(bool one_product) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes[16] = {};
     uint8_t rows[16] = {};
   } c;
-  for (int t = 0; t < 4; ++t) c.bytes[t] = 64, c.rows[t] = uint8_t(rows);
-  for (int t = 4; t < 6; ++t) c.bytes[t] = uint16_t(inputs), c.rows[t] = uint8_t(rows);
-  c.bytes[6] = 64, c.rows[6] = uint8_t(inputs / 4);
+  for (int t = 0; t < 8; ++t) c.bytes[t] = 64, c.rows[t] = kTileRows;
+  if (!one_product)
+    for (int t = 4; t < 6; ++t) c.bytes[t] = 32, c.rows[t + 2] = 8;
   asm volatile("" : "+m"(c));  // gcc 12 believes that only the first eight bytes are read
   _tile_loadconfig(&c);
 }
 
-// A block's weights as the tile instruction wants them, which is how 8 bits lie already.
-template <Packing P>
-const uint8_t* tile_weights(const uint8_t* quants, int64_t blocks, uint8_t* room) {
-  if constexpr (packing_info(P).quant_bytes == 512) return quants;
-  for (int64_t b = 0; b < blocks; ++b) {
-    V::W w = V::load4(quants + 256 * b);
-    for (int c = 0; c < 8; ++c) _mm512_store_si512(room + 512 * b + 64 * c, w.c[c]);
-  }
-  return room;
-}
-
 // gcc's tile instructions want the tile's number written out.
-#define KVASIR_TILE_PRODUCT(HIGH, LOW) \
-  _tile_loadd(6, w, 64);               \
-  _tile_loadd(4, x, stride);           \
-  _tile_zero(HIGH);                    \
-  _tile_dpbsud(HIGH, 4, 6);            \
-  _tile_loadd(5, x + 32, stride);      \
-  _tile_zero(LOW);                     \
-  _tile_dpbsud(LOW, 5, 6);
+#define KVASIR_ONE(SUM, X, W) \
+  _tile_loadd(X, x, 64);      \
+  _tile_loadd(W, w, 64);      \
+  _tile_zero(SUM);            \
+  _tile_dpbsud(SUM, X, W);
+#define KVASIR_TWO(HIGH, LOW, W) \
+  _tile_loadd(W, w, 64);         \
+  _tile_loadd(4, x, 64);         \
+  _tile_zero(HIGH);              \
+  _tile_dpbsud(HIGH, 4, W);      \
+  _tile_loadd(5, x + 32, 64);    \
+  _tile_zero(LOW);               \
+  _tile_dpbsud(LOW, 5, W);
 
-// Begins the product of both planes of a block, or of half of one, into the tiles of a pair.
-template <int Pair>
-inline void begin_product(const uint8_t* w, const int8_t* x, int64_t stride) {
+template <Packing P, int Turn>
+[[gnu::always_inline]] inline void begin_product(const Room<P>& room, const uint8_t* x) {
+  const uint8_t* w = room.tile[0];
   asm volatile("" ::: "memory");  // what is loaded has been stored
-  if constexpr (Pair == 0) {
-    KVASIR_TILE_PRODUCT(0, 1)
+  if constexpr (nibbles<P>() && Turn == 0) {
+    KVASIR_ONE(0, 4, 6)
+  } else if constexpr (nibbles<P>()) {
+    KVASIR_ONE(2, 5, 7)
+  } else if constexpr (Turn == 0) {
+    KVASIR_TWO(0, 1, 6)
   } else {
-    KVASIR_TILE_PRODUCT(2, 3)
+    KVASIR_TWO(2, 3, 7)
   }
 }
-#undef KVASIR_TILE_PRODUCT
+#undef KVASIR_ONE
+#undef KVASIR_TWO
 
-using Sums = int32_t[2][kTileRows][kGroup];  // of the high plane, and of the low one
+template <Packing P>
+using Sums = int32_t[nibbles<P>() ? 1 : 2][kTileRows][kGroup];
 
-template <int Pair>
-inline void end_product(Sums& to) {
-  if constexpr (Pair == 0) {
+template <Packing P, int Turn>
+[[gnu::always_inline]] inline void end_product(Sums<P>& to) {
+  if constexpr (Turn == 0) {
     _tile_stored(0, to[0], 64);
-    _tile_stored(1, to[1], 64);
+    if constexpr (!nibbles<P>()) _tile_stored(1, to[1], 64);
   } else {
     _tile_stored(2, to[0], 64);
-    _tile_stored(3, to[1], 64);
+    if constexpr (!nibbles<P>()) _tile_stored(3, to[1], 64);
   }
 }
 
-// A row's sum with those of one block.
-template <Packing P>
-inline V::F scaled(const Sums* sums, int t, const Scales<P>& s, const QuantBlock& k, V::F a) {
-  for (int h = 0; h <= packing_info(P).halves; ++h) {
-    __m512i v =
-        _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[h][0][t]), 8), _mm512_load_si512(sums[h][1][t]));
-    if constexpr (P == Packing::n8_zero) v = _mm512_add_epi32(v, _mm512_set1_epi32(k.minus128));
-    a = V::fma(V::mul(s.d[h], V::set_f(k.d)), V::to_float(v), a);
-    if constexpr (P != Packing::n8_zero) a = V::fma(s.m[h], V::set_f(k.sum[h]), a);
-  }
-  return a;
-}
+// What QuantBlock says, of a block of 16 rows.
+struct TileBlock {
+  float d[kTileRows], sum[2][kTileRows];
+  int32_t minus128[kTileRows];
+};
+static_assert(sizeof(TileBlock) == kTileRows * sizeof(QuantBlock));
 
-// Up to 16 rows of activations against blocks [first, last) of a group.
-struct TileWork {
-  const uint8_t *w, *quants, *scales;  // w: from block `first` on, as tiles
-  int64_t first, last;
-  const int8_t* x;
-  const QuantBlock* xb;
-  int64_t cols;
-  int rows;
-  float (*acc)[kGroup];
-  int64_t ahead;  // bytes to the same block of the next group, which is fetched meanwhile; 0: it has been
+// The activations of 16 rows: a block is 16 times 64 bytes.
+struct TileInput {
+  const uint8_t* x;
+  const TileBlock* blocks;
+  TileInput(const QuantRows& rows, int64_t row, int64_t block)
+      : x(reinterpret_cast<const uint8_t*>(rows.q) + 2 * row * rows.cols + 1024 * block),
+        blocks(reinterpret_cast<const TileBlock*>(rows.blocks + row * (rows.cols / 32)) + block) {}
 };
 
-template <bool halves, int Turn>
-[[gnu::always_inline]] inline void begin_block(const TileWork& k, int64_t b) {
-  const uint8_t* w = k.w + 512 * (b - k.first);
-  begin_product<halves ? 0 : Turn>(w, k.x + 64 * b, 2 * k.cols);
-  if constexpr (halves) begin_product<1>(w + 256, k.x + 64 * b + 16, 2 * k.cols);
-}
-
-template <bool halves, int Turn>
-[[gnu::always_inline]] inline void end_block(Sums (*sums)[halves + 1]) {
-  end_product<halves ? 0 : Turn>(sums[Turn][0]);
-  if constexpr (halves) end_product<1>(sums[Turn][halves]);
-}
-
-// Scales block b, while the products of the next are stored and those of the one after it are under way.
-template <Packing P, int T, int Turn>
-[[gnu::always_inline]] inline void step(const TileWork& k, int64_t b, Sums (*sums)[packing_info(P).halves + 1],
-                                        V::F* registers) {
-  constexpr PackingInfo info = packing_info(P);
-  if (b + 1 < k.last) end_block<info.halves, 1 - Turn>(sums);
-  if (b + 2 < k.last) begin_block<info.halves, Turn>(k, b + 2);
-  if (k.ahead) {
-#pragma GCC unroll 8
-    for (int i = 0; i < info.quant_bytes; i += 64)
-      __builtin_prefetch(k.quants + b * info.quant_bytes + k.ahead + i, 0, 2);
-#pragma GCC unroll 4
-    for (int i = 0; i < info.scale_bytes; i += 64)
-      __builtin_prefetch(k.scales + b * info.scale_bytes + k.ahead + i, 0, 2);
-  }
-  Scales<P> s;
-  s.load(k.scales + b * info.scale_bytes, 0);
-  const QuantBlock* xb = k.xb + b;
-  const int64_t stride = k.cols / 32;
+// Adds a product whose block's half is h to the sums of 16 rows.
+template <Packing P>
+[[gnu::always_inline]] inline void scale(const Sums<P>& sums, const Room<P>& room, const TileBlock& x, int h,
+                                         V::F* acc) {
+  const V::F d = V::load_f(room.d), m = P == Packing::n8_zero ? d : V::load_f(room.m);
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) registers[t] = scaled(sums[Turn], t, s, xb[t * stride], registers[t]);
-  if constexpr (T == 0)
-    for (int t = 0; t < k.rows; ++t) {
-      V::F a = b == 0 ? V::set_f(0.0f) : V::load_f(k.acc[t]);
-      V::store_f(k.acc[t], scaled(sums[Turn], t, s, xb[t * stride], a));
+  for (int t = 0; t < kTileRows; ++t) {
+    V::I v = _mm512_load_si512(sums[0][t]);
+    if constexpr (!nibbles<P>()) v = _mm512_add_epi32(_mm512_slli_epi32(v, 4), _mm512_load_si512(sums[1][t]));
+    if constexpr (P == Packing::n8_zero) v = _mm512_add_epi32(v, _mm512_set1_epi32(x.minus128[t]));
+    acc[t] = V::fma(V::mul(d, V::set_f(x.d[t])), V::to_float(v), acc[t]);
+    if constexpr (P != Packing::n8_zero) acc[t] = V::fma(m, V::set_f(x.sum[h][t]), acc[t]);
+  }
+}
+
+// Products 0 to n flow from begin to end to scale, which are several of them apart.
+template <Packing P, class Begin, class Scale>
+[[gnu::always_inline]] inline void flow(int64_t n, const Begin& begin, const Scale& scale_one) {
+  alignas(64) Sums<P> sums[kSums];
+  begin.template operator()<0>(0);
+  auto turn = [&]<int Turn>(int64_t i) __attribute__((always_inline)) {
+    if (i + kLag + 1 < n) begin.template operator()<1 - Turn>(i + kLag + 1);
+    if (i + kLag < n) end_product<P, Turn>(sums[(i + kLag) % kSums]);
+    if (i >= 0) scale_one(i, sums[i % kSums]);
+  };
+  for (int64_t i = -kLag; i < n; i += 2) {
+    turn.template operator()<0>(i);
+    if (i + 1 < n) turn.template operator()<1>(i + 1);
+  }
+}
+
+// Many tiles of rows: a chunk of a group's weights is unpacked once for as many of them as kSpan has.
+template <Packing P>
+void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
+                int64_t y_stride, bool add) {
+  alignas(64) Room<P> room[kChunk];
+  alignas(64) float acc[kSpan][kGroup];
+  constexpr int kBlocks = kChunk / parts<P>();
+  const int64_t chunks = (m.blocks + kBlocks - 1) / kBlocks, chunk = (m.blocks + chunks - 1) / chunks;
+  const int valid = m.valid(group);
+  for (int64_t span = 0; span < rows; span += kSpan) {
+    const int64_t n = rows - span < kSpan ? rows - span : kSpan;
+    for (int64_t b = 0; b < m.blocks; b += chunk) {
+      const int64_t count = (m.blocks - b < chunk ? m.blocks - b : chunk) * parts<P>();
+      Reader<P> reader(m, group, b);
+      for (int64_t i = 0; i < count; i += parts<P>()) reader.next(room + i);
+      const bool fresh = b == 0, done = b + chunk >= m.blocks;
+      int64_t begun = 0, scaled = 0;  // products within their tiles
+      TileInput in(x, first + span, b);
+      const uint8_t* x_at = in.x;
+      const TileBlock* block_at = in.blocks;
+      const int64_t next = x.cols / 32 - count / parts<P>();  // blocks between the end of a tile and the next
+      float(*acc_at)[kGroup] = acc;
+      float* y_at = y + span * y_stride;
+      int64_t left = n;
+      V::F sums[kTileRows];
+      flow<P>((n + kTileRows - 1) / kTileRows * count,
+              [&]<int Turn>(int64_t) __attribute__((always_inline)) {
+                begin_product<P, Turn>(room[begun], x_at);
+                if (++begun % parts<P>() == 0) x_at += 1024;
+                if (begun == count) begun = 0, x_at += 1024 * next;
+              },
+              [&](int64_t, const Sums<P>& made) __attribute__((always_inline)) {
+                if (scaled == 0) {
+#pragma GCC unroll 16
+                  for (int t = 0; t < kTileRows; ++t) sums[t] = fresh ? V::set_f(0.0f) : V::load_f(acc_at[t]);
+                  if (done)
+                    for (int t = 0; t < kTileRows && t < left; ++t) __builtin_prefetch(y_at + t * y_stride, 1);
+                }
+                scale<P>(made, room[scaled], *block_at, int(scaled % parts<P>()), sums);
+                if (++scaled % parts<P>() == 0) ++block_at;
+                if (scaled < count) return;
+                if (done) {
+#pragma GCC unroll 16
+                  for (int t = 0; t < kTileRows; ++t)
+                    if (t < left) store_lanes(sums[t], 0, y_at + t * y_stride, valid, add);
+                } else {
+#pragma GCC unroll 16
+                  for (int t = 0; t < kTileRows; ++t) V::store_f(acc_at[t], sums[t]);
+                }
+                scaled = 0, block_at += next, acc_at += kTileRows, y_at += kTileRows * y_stride, left -= kTileRows;
+              });
     }
+  }
 }
 
-// acc[t] takes the blocks of T rows; T = 0: of k.rows, whose sums stay in memory.
-template <Packing P, int T>
-void tile(const TileWork& k) {
-  constexpr bool halves = packing_info(P).halves;
-  alignas(64) Sums sums[2][halves + 1];  // by turns
-  V::F registers[T > 0 ? T : 1];
+// One tile of rows: weights flow through a ring, unpacked while earlier ones are multiplied.
+template <Packing P>
+void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
+              float* y, int64_t y_stride, bool add) {
+  alignas(64) Room<P> ring[kRing];
+  const TileInput in(x, first, 0);
+  Reader<P> reader(m, group, 0);
+  const int64_t count = m.blocks * parts<P>(), total = count * groups;
+  for (int64_t i = 0; i < kAhead && i < total; i += parts<P>()) reader.next(ring + i);
+  V::F sums[kTileRows];
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) registers[t] = k.first == 0 ? V::set_f(0.0f) : V::load_f(k.acc[t]);
-  begin_block<halves, 0>(k, k.first);
-  end_block<halves, 0>(sums);
-  if (k.first + 1 < k.last) begin_block<halves, 1>(k, k.first + 1);
-  for (int64_t b = k.first; b < k.last; b += 2) {
-    step<P, T, 0>(k, b, sums, registers);
-    if (b + 1 < k.last) step<P, T, 1>(k, b + 1, sums, registers);
-  }
+  for (int t = 0; t < kTileRows; ++t) sums[t] = V::set_f(0.0f);
+  int64_t begun = 0, scaled = 0;  // products within their groups
+  flow<P>(
+      total,
+      [&]<int Turn>(int64_t i) __attribute__((always_inline)) {
+        begin_product<P, Turn>(ring[i % kRing], in.x + 1024 * (begun / parts<P>()));
+        begun = begun + 1 == count ? 0 : begun + 1;
+      },
+      [&](int64_t i, const Sums<P>& made) __attribute__((always_inline)) {
+        if (i % parts<P>() == 0 && i + kAhead < total) reader.next(ring + (i + kAhead) % kRing);
+        scale<P>(made, ring[i % kRing], in.blocks[scaled / parts<P>()], int(scaled % parts<P>()), sums);
+        if (++scaled < count) return;
+        scaled = 0;
+        const int valid = m.valid(group);
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) V::store_f(k.acc[t], registers[t]);
+        for (int t = 0; t < kTileRows; ++t) {
+          if (t < rows) store_lanes(sums[t], 0, y + t * y_stride, valid, add);
+          sums[t] = V::set_f(0.0f);
+        }
+        ++group, y += kGroup;
+      });
 }
 
 template <Packing P>
-void tile_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
-               int64_t y_stride, int valid, bool add) {
-  constexpr PackingInfo info = packing_info(P);
-  alignas(64) uint8_t room[info.quant_bytes == 512 ? 64 : 512 * kChunk];
-  alignas(64) float acc[kSpan][kGroup];
-  int64_t whole = rows % kTileRows < kLeastRows ? rows - rows % kTileRows : rows;
-  int configured = 0;
-  for (int64_t span = 0; span < whole; span += kSpan) {
-    int64_t n = whole - span < kSpan ? whole - span : kSpan;
-    for (int64_t b = 0; b < m.blocks; b += kChunk) {
-      int64_t last = m.blocks - b < kChunk ? m.blocks : b + kChunk;
-      const uint8_t* w = tile_weights<P>(m.quants(group) + b * info.quant_bytes, last - b, room);
-      for (int64_t t = 0; t < n; t += kTileRows) {
-        int some = int(n - t < kTileRows ? n - t : kTileRows);
-        if (some != configured) configure(some, info.halves ? 16 : 32), configured = some;
-        float* to = y + (span + t) * y_stride;
-        if (last == m.blocks)
-          for (int i = 0; i < some; ++i) __builtin_prefetch(to + i * y_stride, 1);
-        int64_t row = first + span + t;
-        auto run = some == kTileRows ? tile<P, kTileRows> : tile<P, 0>;
-        run({w, m.quants(group), m.scales(group), b, last, x.q + 2 * row * x.cols, x.blocks + row * (x.cols / 32),
-             x.cols, some, acc + t, span + t == 0 ? m.group_bytes : 0});
-        if (last == m.blocks)
-          for (int i = 0; i < some; ++i) store_lanes(V::load_f(acc[t + i]), 0, to + i * y_stride, valid, add);
-      }
-    }
-  }
+void tiles(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
+           float* y, int64_t y_stride, bool add) {
+  configure(nibbles<P>());
+  if (rows <= kTileRows)
+    one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
+  else
+    for (int64_t g = 0; g < groups; ++g) many_tiles<P>(m, group + g, x, first, rows, y + g * kGroup, y_stride, add);
   _tile_release();
-  if (whole < rows)
-    integer_rows<P>(m, group, x, first + whole, rows - whole, y + whole * y_stride, y_stride, valid, add);
 }
 
-void tiled_integer(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
-                   int64_t y_stride, int valid, bool add) {
-  if (rows < kLeastRows) return integer(m, group, x, first, rows, y, y_stride, valid, add);
-  switch (m.packing) {
-    case Packing::n4_zero: return tile_rows<Packing::n4_zero>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n4_min: return tile_rows<Packing::n4_min>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n4_wide: return tile_rows<Packing::n4_wide>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n4_halves: return tile_rows<Packing::n4_halves>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n8_zero: return tile_rows<Packing::n8_zero>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n8_wide: return tile_rows<Packing::n8_wide>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n8_halves: return tile_rows<Packing::n8_halves>(m, group, x, first, rows, y, y_stride, valid, add);
-    default: return;
+void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
+                   int64_t rows, float* y, int64_t y_stride, bool add) {
+  if (x.rows < kLeastRows) return integer(m, group, groups, x, first, rows, y, y_stride, add);
+  with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (packing_info(P).quantized) tiles<P>(m, group, groups, x, first, rows, y, y_stride, add);
+  });
+}
+
+// As tiles want it: blocks of 16 rows, where there are enough.
+void quantize_for_tiles(const float* x, bool halves, const QuantRows& to, int64_t row) {
+  if (to.rows < kLeastRows) return quantize_row<V>(x, halves, to, row);
+  const int64_t t = row % kTileRows;
+  const TileInput in(to, row - t, 0);
+  auto* q = const_cast<uint8_t*>(in.x) + 64 * t;
+  auto* blocks = const_cast<TileBlock*>(in.blocks);
+  for (int64_t b = 0; b < to.cols / 32; ++b) {
+    QuantBlock k;
+    V::quantize(x + 32 * b, 32, halves, reinterpret_cast<int8_t*>(q + 1024 * b), &k);
+    blocks[b].d[t] = k.d, blocks[b].minus128[t] = k.minus128;
+    blocks[b].sum[0][t] = k.sum[0], blocks[b].sum[1][t] = k.sum[1];
   }
 }
 
 constexpr Kernels amx_kernels() {
   Kernels k = make_kernels("amx");
+  k.quantize = quantize_for_tiles;
   k.integer = tiled_integer;
   return k;
 }

@@ -66,7 +66,7 @@ struct V {
       for (int c = first; c < first + count; ++c)
         for (int j = 0; j < 4; ++j) {
           int byte = w.p[64 * (w.nibbles ? c % 4 : c) + 4 * r + j];
-          sum += (w.nibbles ? (c < 4 ? byte & 15 : byte >> 4) : byte) * (256 * x[4 * c + j] + x[32 + 4 * c + j]);
+          sum += (w.nibbles ? (c < 4 ? byte & 15 : byte >> 4) : byte) * (16 * x[4 * c + j] + x[32 + 4 * c + j]);
         }
       out.v[r] = sum;
     }

@@ -120,18 +120,33 @@ void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int6
   }
 }
 
-void integer(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
-             int64_t y_stride, int valid, bool add) {
-  switch (m.packing) {
-    case Packing::n4_zero: return integer_rows<Packing::n4_zero>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n4_min: return integer_rows<Packing::n4_min>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n4_wide: return integer_rows<Packing::n4_wide>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n4_halves: return integer_rows<Packing::n4_halves>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n8_zero: return integer_rows<Packing::n8_zero>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n8_wide: return integer_rows<Packing::n8_wide>(m, group, x, first, rows, y, y_stride, valid, add);
-    case Packing::n8_halves: return integer_rows<Packing::n8_halves>(m, group, x, first, rows, y, y_stride, valid, add);
-    default: return;
+// f.operator()<P>() for the packing of a matrix.
+template <class F>
+inline void with_packing(Packing packing, const F& f) {
+  switch (packing) {
+#define KVASIR_PACKING(P) \
+  case Packing::P: return f.template operator()<Packing::P>()
+    KVASIR_PACKING(n4_zero);
+    KVASIR_PACKING(n4_min);
+    KVASIR_PACKING(n4_wide);
+    KVASIR_PACKING(n4_halves);
+    KVASIR_PACKING(n8_zero);
+    KVASIR_PACKING(n8_wide);
+    KVASIR_PACKING(n8_halves);
+    KVASIR_PACKING(f32);
+    KVASIR_PACKING(f16);
+    KVASIR_PACKING(bf16);
+#undef KVASIR_PACKING
   }
+}
+
+void integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
+             float* y, int64_t y_stride, bool add) {
+  with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (packing_info(P).quantized)
+      for (int64_t g = 0; g < groups; ++g)
+        integer_rows<P>(m, group + g, x, first, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
+  });
 }
 
 // A block of 32 inputs x 16 rows as floats.
@@ -201,23 +216,12 @@ void float_rows(const PackedMatrix& m, int64_t group, const float* x, int64_t x_
   }
 }
 
-void floating(const PackedMatrix& m, int64_t group, const float* x, int64_t x_stride, int64_t rows, float* y,
-              int64_t y_stride, int valid, bool add) {
-  switch (m.packing) {
-#define KVASIR_PACKING(P) \
-  case Packing::P: return float_rows<Packing::P>(m, group, x, x_stride, rows, y, y_stride, valid, add)
-    KVASIR_PACKING(n4_zero);
-    KVASIR_PACKING(n4_min);
-    KVASIR_PACKING(n4_wide);
-    KVASIR_PACKING(n4_halves);
-    KVASIR_PACKING(n8_zero);
-    KVASIR_PACKING(n8_wide);
-    KVASIR_PACKING(n8_halves);
-    KVASIR_PACKING(f32);
-    KVASIR_PACKING(f16);
-    KVASIR_PACKING(bf16);
-#undef KVASIR_PACKING
-  }
+void floating(const PackedMatrix& m, int64_t group, int64_t groups, const float* x, int64_t x_stride, int64_t rows,
+              float* y, int64_t y_stride, bool add) {
+  with_packing(m.packing, [&]<Packing P>() {
+    for (int64_t g = 0; g < groups; ++g)
+      float_rows<P>(m, group + g, x, x_stride, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
+  });
 }
 
 inline uint32_t bits_of(float f) { return __builtin_bit_cast(uint32_t, f); }
@@ -231,16 +235,15 @@ void quantize(const float* x, int64_t cols, bool halves, int8_t* q, QuantBlock* 
       uint32_t a = bits_of(x[j]) & 0x7fffffffu;
       most = a > most ? a : most;
     }
-    constexpr float kRange = 32639.0f;  // 256 * 127 + 127
+    constexpr float kRange = 2039.0f;  // 16 * 127 + 7
     float max = float_of(most), d = max / kRange, inverse = max > 0.0f ? kRange / max : 0.0f;
     int32_t sums[2] = {0, 0};
     for (int h = 0; h < 2; ++h)
       for (int j = 0; j < 16; ++j) {  // adding 1.5 * 2^23 rounds half to even into the low bits
         int32_t v = int32_t(bits_of(x[16 * h + j] * inverse + 12582912.0f) - 0x4b400000u);
-        int32_t high = (v + 128) >> 8, low = v - 256 * high;
-        low = low < -127 ? -127 : low;  // AVX2 negates it
+        int32_t high = (v + 8) >> 4, low = v - 16 * high;
         q[16 * h + j] = int8_t(high), q[32 + 16 * h + j] = int8_t(low);
-        sums[h] += 256 * int32_t(int8_t(high)) + int32_t(int8_t(low));
+        sums[h] += 16 * int32_t(int8_t(high)) + int32_t(int8_t(low));
       }
     QuantBlock& out = blocks[b];
     out.d = d;
@@ -329,17 +332,18 @@ void exponentials(const float* x, int64_t n, float shift, float scale, float* ou
   }
 }
 
-// V may have a quantize of its own.
 template <class Own>
-constexpr auto quantize_of() {
+void quantize_row(const float* x, bool halves, const QuantRows& to, int64_t row) {
+  int8_t* q = to.q + 2 * row * to.cols;
+  QuantBlock* blocks = to.blocks + row * (to.cols / 32);
   if constexpr (requires { &Own::quantize; })
-    return &Own::quantize;
+    Own::quantize(x, to.cols, halves, q, blocks);
   else
-    return &quantize;
+    quantize(x, to.cols, halves, q, blocks);
 }
 
 constexpr Kernels make_kernels(const char* name) {
-  return {name, quantize_of<V>(), integer, floating, norm, silu, gelu, softmax_sums, exponentials};
+  return {name, quantize_row<V>, integer, floating, norm, silu, gelu, softmax_sums, exponentials};
 }
 
 }  // namespace

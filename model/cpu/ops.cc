@@ -123,14 +123,13 @@ Status CpuOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector wei
   return {};
 }
 
-void CpuOps::quantize_rows(const PackedMatrix& m, const float* x, int64_t rows) {
-  int64_t cols = m.padded_cols();
+QuantRows CpuOps::quantize_rows(const PackedMatrix& m, const float* x, int64_t rows) {
+  int64_t cols = m.padded_cols(), room = whole_tiles(rows) * cols;
   bool halves = packing_info(m.packing).halves;
-  if (int64_t(quants_.size()) < 2 * rows * cols)
-    quants_.resize(size_t(2 * rows * cols)), blocks_.resize(size_t(rows * cols / 32));
-  each_row(rows, cols, [&](int64_t t) {
-    kernels_.quantize(x + t * cols, cols, halves, quants_.data() + 2 * t * cols, blocks_.data() + t * cols / 32);
-  });
+  if (int64_t(quants_.size()) < room / 32) quants_.resize(size_t(room / 32)), blocks_.resize(size_t(room / 32));
+  QuantRows out{quants_.data()->bytes, blocks_.data(), cols, rows};
+  each_row(rows, cols, [&](int64_t t) { kernels_.quantize(x + t * cols, halves, out, t); });
+  return out;
 }
 
 const float* CpuOps::padded_rows(const PackedMatrix& m, const float* x, int64_t rows) {
@@ -141,30 +140,69 @@ const float* CpuOps::padded_rows(const PackedMatrix& m, const float* x, int64_t 
   return padded_.data();
 }
 
+CpuOps::Input CpuOps::input_of(Buffer in, const PackedMatrix& m) {
+  KVASIR_CHECK(in.cols == m.cols, "rows of ", in.cols, " by a matrix ", m.cols, " wide");
+  Input out{m, rows(in), padded_rows(m, data(in), rows(in)), {}};
+  if (packing_info(m.packing).quantized && !options_.precise) out.quants = quantize_rows(m, out.x, out.rows);
+  return out;
+}
+
+void CpuOps::Input::product(const Kernels& kernels, int64_t first, int64_t count, int64_t group, int64_t groups,
+                            bool add, float* y, int64_t y_stride) const {
+  if (quants.q)
+    kernels.integer(m, group, groups, quants, first, count, y, y_stride, add);
+  else
+    kernels.floating(m, group, groups, x + first * m.padded_cols(), m.padded_cols(), count, y, y_stride, add);
+}
+
+template <class F>
+void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f) {
+  int64_t row_bytes = in.m.padded_cols() * (in.quants.q ? 3 : 4);
+  int64_t span = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (in.rows + span - 1) / span;
+  int64_t grain = std::clamp<int64_t>(groups / (4 * pool_.threads()), 1, most_groups);
+  int64_t parts = (groups + grain - 1) / grain;
+  pool_.for_each(spans * parts, 1, [&](int64_t i, int worker) {
+    int64_t first = i / parts * span, group = i % parts * grain;
+    f(first, std::min(span, in.rows - first), group, std::min(grain, groups - group), worker);
+  });
+}
+
 Status CpuOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
   const PackedMatrix& m = matrices_[size_t(weight.id)];
-  KVASIR_CHECK(in.cols == m.cols && out.cols == m.rows, "a product of ", in.cols, " by ", m.rows, " x ", m.cols,
-               " into ", out.cols);
-  int64_t tokens = rows(in);
-  bool integers = packing_info(m.packing).quantized && !options_.precise;
-  const float* x = padded_rows(m, data(in), tokens);
-  if (integers) quantize_rows(m, x, tokens);
-  QuantRows q{quants_.data(), blocks_.data(), m.padded_cols()};
-  float* y = data(out);
-
-  int64_t row_bytes = m.padded_cols() * (integers ? 3 : 4);
-  int64_t span = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (tokens + span - 1) / span;
-  int64_t items = spans * m.groups;
-  int64_t grain = std::clamp<int64_t>(m.groups / (4 * pool_.threads()), 1, 16);
-  pool_.for_each(items, grain, [&](int64_t i, int) {
-    int64_t first = i / m.groups * span, group = i % m.groups, n = std::min(span, tokens - first);
-    int valid = int(std::min<int64_t>(kGroup, m.rows - group * kGroup));
-    float* to = y + first * out.cols + group * kGroup;
-    if (integers)
-      kernels_.integer(m, group, q, first, n, to, out.cols, valid, add);
-    else
-      kernels_.floating(m, group, x + first * m.padded_cols(), m.padded_cols(), n, to, out.cols, valid, add);
+  KVASIR_CHECK(out.cols == m.rows, m.rows, " columns into ", out.cols);
+  Input input = input_of(in, m);
+  each_piece(input, m.groups, 16, [&](int64_t first, int64_t count, int64_t group, int64_t groups, int) {
+    input.product(kernels_, first, count, group, groups, add, data(out) + first * out.cols + group * kGroup, out.cols);
   });
+  return {};
+}
+
+// A piece's gates, and what they are to open, stay in the second-level cache instead of going through the buffer.
+Status CpuOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
+  const PackedMatrix& m = matrices_[size_t(weight.id)];
+  KVASIR_CHECK(2 * out.cols == m.rows, m.rows, " columns in halves into ", out.cols);
+  if (out.cols % kGroup != 0) return Ops::linear_glu(in, weight, activation, between, out);
+  constexpr int64_t kRows = 128;
+  auto f = activation == Activation::silu ? kernels_.silu : kernels_.gelu;
+  Input input = input_of(in, m);
+  int64_t half = m.groups / 2;
+  gates_.resize(size_t(pool_.threads()));
+  each_piece(input, half, input.rows > 16 ? 4 : 16,
+             [&](int64_t first, int64_t count, int64_t group, int64_t groups, int worker) {
+               int64_t cols = groups * kGroup;
+               std::vector<float>& room = gates_[size_t(worker)];
+               room.resize(std::max(room.size(), size_t(std::min(count, kRows) * 2 * cols)));
+               for (int64_t end = first + count; first < end; first += kRows) {
+                 int64_t n = std::min(kRows, end - first);
+                 input.product(kernels_, first, n, group, groups, false, room.data(), 2 * cols);
+                 input.product(kernels_, first, n, half + group, groups, false, room.data() + cols, 2 * cols);
+                 float* to = data(out) + first * out.cols + group * kGroup;
+                 for (int64_t t = 0; t < n; ++t) {
+                   const float* gate = room.data() + t * 2 * cols;
+                   f(gate, gate + cols, cols, to + t * out.cols);
+                 }
+               }
+             });
   return {};
 }
 

@@ -1,5 +1,5 @@
-// The device operations on the host: float32 activations between them, weights packed for SIMD, int8
-// activations inside a product (float32 when `precise`).
+// The device operations on the host: float32 activations between them, weights packed for SIMD, integers
+// inside a product (float32 when `precise`).
 #pragma once
 
 #include <memory>
@@ -47,6 +47,7 @@ class CpuOps final : public Ops {
   Status linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, false, out); }
   Status add_linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, true, out); }
   Status glu(Activation activation, Buffer in, Buffer out) override;
+  Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
 
@@ -60,6 +61,15 @@ class CpuOps final : public Ops {
     int64_t cols;
     bool logit_rows;
   };
+  // The left side of a product.
+  struct Input {
+    const PackedMatrix& m;
+    int64_t rows;
+    const float* x;    // [rows, padded columns of m]
+    QuantRows quants;  // where the product is of integers
+    void product(const Kernels& kernels, int64_t first, int64_t count, int64_t group, int64_t groups, bool add,
+                 float* y, int64_t y_stride) const;
+  };
   Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
   Status linear(Buffer in, Matrix weight, bool add, Buffer out);
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
@@ -67,8 +77,12 @@ class CpuOps final : public Ops {
   // f(row) for every row, on the pool when there is enough to share.
   template <class F>
   void each_row(int64_t rows, int64_t work, const F& f);
+  Input input_of(Buffer in, const PackedMatrix& m);
+  // f(first row, rows, first group, groups, worker) on the pool until every row has met every group.
+  template <class F>
+  void each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f);
   // Inputs of `m`, padded to whole blocks; quantized when the product is of integers.
-  void quantize_rows(const PackedMatrix& m, const float* x, int64_t rows);
+  QuantRows quantize_rows(const PackedMatrix& m, const float* x, int64_t rows);
   const float* padded_rows(const PackedMatrix& m, const float* x, int64_t rows);
 
   CpuOptions options_;
@@ -80,9 +94,13 @@ class CpuOps final : public Ops {
   std::vector<Room> buffers_;
   std::vector<attention::Attributes> kinds_;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;  // one a kind
-  std::vector<int8_t> quants_;
+  struct alignas(64) Line {
+    int8_t bytes[64];
+  };
+  std::vector<Line> quants_;
   std::vector<QuantBlock> blocks_;
   std::vector<float> padded_;
+  std::vector<std::vector<float>> gates_;  // by worker
   std::vector<kvcache::CacheView> caches_;
   std::vector<int32_t> places_;
   const Batch* batch_ = nullptr;

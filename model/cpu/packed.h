@@ -66,6 +66,7 @@ struct PackedMatrix {
   const uint8_t* quants(int64_t group) const { return data + group * group_bytes; }
   const uint8_t* scales(int64_t group) const { return quants(group) + blocks * packing_info(packing).quant_bytes; }
   int64_t padded_cols() const { return blocks * 32; }
+  int valid(int64_t group) const { return rows - kGroup * group < kGroup ? int(rows - kGroup * group) : kGroup; }
 };
 
 // Memory on huge pages, where the system gives them; never given back before the end.

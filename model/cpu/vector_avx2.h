@@ -57,7 +57,7 @@ struct V {
     I sum = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm256_dpbusd_avx_epi32(sum, w.c[c], inputs(x + 4 * c));
-    sum = _mm256_slli_epi32(sum, 8);
+    sum = _mm256_slli_epi32(sum, 4);
     if constexpr (bits == 8) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(minus128));
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm256_dpbusd_avx_epi32(sum, w.c[c], inputs(x + 32 + 4 * c));
@@ -92,7 +92,7 @@ struct V {
   }
   template <int bits>
   static I dot(const W& w, const int8_t* x, int first, int count, int32_t) {
-    return _mm256_add_epi32(_mm256_slli_epi32(plane<bits>(w, x, first, count), 8),
+    return _mm256_add_epi32(_mm256_slli_epi32(plane<bits>(w, x, first, count), 4),
                             plane<bits>(w, x + 32, first, count));
   }
 #endif

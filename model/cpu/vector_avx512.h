@@ -57,7 +57,7 @@ struct V {
     I sum = _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm512_dpbusd_epi32(sum, w.c[c], inputs(x + 4 * c));
-    sum = _mm512_slli_epi32(sum, 8);
+    sum = _mm512_slli_epi32(sum, 4);
     if constexpr (bits == 8) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(minus128));
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm512_dpbusd_epi32(sum, w.c[c], inputs(x + 32 + 4 * c));
@@ -65,8 +65,8 @@ struct V {
   }
   // As kernels_impl.h has it for one element at a time.
   static void quantize(const float* x, int64_t cols, bool halves, int8_t* q, QuantBlock* blocks) {
-    constexpr float kRange = 32639.0f;
-    const I magnitude = _mm512_set1_epi32(0x7fffffff), half = _mm512_set1_epi32(128), least = _mm512_set1_epi32(-127);
+    constexpr float kRange = 2039.0f;
+    const I magnitude = _mm512_set1_epi32(0x7fffffff), half = _mm512_set1_epi32(8);
     for (int64_t b = 0; b < cols / 32; ++b, x += 32, q += 64) {
       F f[2] = {load_f(x), load_f(x + 16)};
       I most = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(f[0]), magnitude),
@@ -77,13 +77,13 @@ struct V {
       for (int h = 0; h < 2; ++h) {
         F shifted = add(mul(f[h], set_f(inverse)), set_f(12582912.0f));
         I v = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(0x4b400000));
-        I high = _mm512_srai_epi32(_mm512_add_epi32(v, half), 8);
-        I low = _mm512_max_epi32(_mm512_sub_epi32(v, _mm512_slli_epi32(high, 8)), least);
+        I high = _mm512_srai_epi32(_mm512_add_epi32(v, half), 4);
+        I low = _mm512_sub_epi32(v, _mm512_slli_epi32(high, 4));
         __m128i bytes_high = _mm512_cvtepi32_epi8(high), bytes_low = _mm512_cvtepi32_epi8(low);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16 * h), bytes_high);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 32 + 16 * h), bytes_low);
         sums[h] = _mm512_reduce_add_epi32(
-            _mm512_add_epi32(_mm512_slli_epi32(_mm512_cvtepi8_epi32(bytes_high), 8), _mm512_cvtepi8_epi32(bytes_low)));
+            _mm512_add_epi32(_mm512_slli_epi32(_mm512_cvtepi8_epi32(bytes_high), 4), _mm512_cvtepi8_epi32(bytes_low)));
       }
       int32_t sum = sums[0] + sums[1];
       blocks[b] = {d, {d * float(halves ? sums[0] : sum), halves ? d * float(sums[1]) : 0.0f}, -128 * sum};

@@ -17,6 +17,7 @@ struct Ran {
 struct Case {
   std::string model;
   EngineOptions options;
+  int threads = 1;
 
   explicit Case(std::string name) : model(std::move(name)) {
     options.page_size = 8;
@@ -29,7 +30,7 @@ struct Case {
     Ran out;
     model::RunnerOptions m;
     m.model = model;
-    m.threads = 1;
+    m.threads = threads;
     auto engine = Engine::start(m, options);
     Status ready = engine->wait_ready();
     EXPECT_TRUE(ready.ok()) << ready.message();
@@ -130,17 +131,60 @@ TEST(RealModel, WhicheverWayTheCacheIsIndexed) {
   }
 }
 
-TEST(RealModel, SmolLM2IsTheSameAfterItsPagesWereAway) {
+std::string smollm2() {
   const char* home = std::getenv("HOME");
-  const std::string path = std::string(home ? home : "") + "/.cache/kvasir/models/SmolLM2-135M-Instruct.Q4_1.gguf";
-  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no SmolLM2 on this machine";
-  Case c(path);
-  const Ran plenty = c.run(3, 40, 100);
-  c.options.kv_memory = plenty.bytes_per_token * 8 * 30;  // two go in, and want 18 each in the end
-  c.options.host_kv_memory = plenty.bytes_per_token * 8 * 100;
-  const Ran moved = c.run(3, 40, 100);
+  std::string path = std::string(home ? home : "") + "/.cache/kvasir/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  return std::filesystem::exists(path) ? path : "";
+}
+
+// 16 together; alone, with other threads, in chunks, preempted, and with a prefix found each answer is what it was.
+TEST(RealModel, SmolLM2IsTheSameHoweverItRuns) {
+  if (smollm2().empty()) GTEST_SKIP() << "no SmolLM2 on this machine";
+  Case c(smollm2());
+  const Ran sixteen = c.run(16, 40, 60);
+  EXPECT_EQ(sixteen.stats.preemptions, 0);
+  const auto some = [&](int32_t n) {
+    return std::vector<std::vector<int32_t>>(sixteen.tokens.begin(), sixteen.tokens.begin() + n);
+  };
+  EXPECT_EQ(c.run(1, 40, 60).tokens, some(1)) << "alone";
+  c.threads = 2;
+  EXPECT_EQ(c.run(3, 40, 60).tokens, some(3)) << "two threads";
+  c.options.max_tokens_per_step = 16;
+  EXPECT_EQ(c.run(16, 40, 60).tokens, sixteen.tokens) << "two threads, in chunks";
+  c.threads = 1;
+  c.options.max_tokens_per_step = 64;
+
+  c.options.kv_memory = sixteen.bytes_per_token * 8 * 20;  // two go in, and want 13 each in the end
+  c.options.prefix_cache = false;
+  const Ran again = c.run(3, 40, 60);
+  EXPECT_GT(again.stats.preemptions, 0);
+  EXPECT_EQ(again.tokens, some(3)) << "computed again";
+  c.options.host_kv_memory = sixteen.bytes_per_token * 8 * 100;
+  const Ran moved = c.run(3, 40, 60);
   EXPECT_GT(moved.stats.moved, 0);
-  EXPECT_EQ(moved.tokens, plenty.tokens);
+  EXPECT_EQ(moved.tokens, some(3)) << "moved away and back";
+}
+
+TEST(RealModel, SmolLM2IsTheSameWithAPrefixFound) {
+  if (smollm2().empty()) GTEST_SKIP() << "no SmolLM2 on this machine";
+  Case c(smollm2());
+  model::RunnerOptions m;
+  m.model = c.model;
+  m.threads = 1;
+  auto engine = Engine::start(m, c.options);
+  ASSERT_TRUE(engine->wait_ready().ok());
+  std::vector<int32_t> first;
+  for (int round = 0; round < 2; ++round) {
+    Request r = ask(50, 40);
+    for (int32_t& t : r.prompt) t = 4 + t % 250;
+    Answer a = engine::testing::run(*engine, std::move(r));
+    ASSERT_TRUE(a.complete()) << a.failed.message();
+    if (round == 0) first = a.tokens[0];
+    EXPECT_EQ(a.tokens[0], first);
+    if (round == 1) {
+      EXPECT_GE(a.started->cached_tokens, 48);
+    }
+  }
 }
 
 TEST(RealModel, BadOptionsOfTheCacheAreSaid) {

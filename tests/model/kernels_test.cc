@@ -51,23 +51,18 @@ struct Product {
   std::vector<float> x;
   int64_t tokens;
   std::vector<float> integer(const Kernels& k) const {
-    int64_t cols = m.padded_cols();
-    std::vector<int8_t> q(size_t(2 * tokens * cols));
-    std::vector<QuantBlock> blocks(size_t(tokens * cols / 32));
-    for (int64_t t = 0; t < tokens; ++t)
-      k.quantize(x.data() + t * cols, cols, packing_info(m.packing).halves, q.data() + 2 * t * cols,
-                 blocks.data() + t * cols / 32);
+    int64_t cols = m.padded_cols(), room = whole_tiles(tokens) * cols;
+    std::vector<int8_t> q(size_t(2 * room));
+    std::vector<QuantBlock> blocks(size_t(room / 32));
+    QuantRows in{q.data(), blocks.data(), cols, tokens};
+    for (int64_t t = 0; t < tokens; ++t) k.quantize(x.data() + t * cols, packing_info(m.packing).halves, in, t);
     std::vector<float> y(size_t(tokens * m.rows), 1.0f);
-    for (int64_t g = 0; g < m.groups; ++g)
-      k.integer(m, g, {q.data(), blocks.data(), cols}, 0, tokens, y.data() + g * 16, m.rows,
-                int(std::min<int64_t>(16, m.rows - 16 * g)), true);
+    k.integer(m, 0, m.groups, in, 0, tokens, y.data(), m.rows, true);
     return y;
   }
   std::vector<float> floating(const Kernels& k) const {
     std::vector<float> y(size_t(tokens * m.rows));
-    for (int64_t g = 0; g < m.groups; ++g)
-      k.floating(m, g, x.data(), m.padded_cols(), tokens, y.data() + g * 16, m.rows,
-                 int(std::min<int64_t>(16, m.rows - 16 * g)), false);
+    k.floating(m, 0, m.groups, x.data(), m.padded_cols(), tokens, y.data(), m.rows, false);
     return y;
   }
 };
@@ -106,7 +101,7 @@ TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
         }
         EXPECT_NEAR(base_f[size_t(i * rows + r)], sum, 1e-5 * size);
         if (!base_i.empty()) {
-          EXPECT_NEAR(base_i[size_t(i * rows + r)] - 1.0, sum, 1e-4 * size);
+          EXPECT_NEAR(base_i[size_t(i * rows + r)] - 1.0, sum, 3e-4 * size);
         }
       }
     }
@@ -125,7 +120,7 @@ TEST(Kernels, LongRowsInManyNumbersAreTheSameBits) {
     auto bytes = random_tensor(type, 20 * cols, random);
     HostTensor t{"w", type, 20, cols, bytes.data(), int64_t(bytes.size())};
     Product p{pack({&t, 1}, arena, pool), {}, 0};
-    for (int64_t tokens : {7, 8, 16, 24, 141}) {
+    for (int64_t tokens : {1, 7, 8, 9, 16, 24, 141}) {
       p.tokens = tokens;
       p.x.resize(size_t(tokens * cols));
       for (float& f : p.x) f = normal(random);
@@ -160,14 +155,16 @@ TEST(Kernels, RowsDoNotDependOnHowManyThereAre) {
 }
 
 TEST(Kernels, NotANumberIsNeverLost) {
+  std::mt19937 random(3);
+  ThreadPool pool(1);
+  Arena arena;
+  auto bytes = random_tensor(WeightType::q4_1, 64 * 64, random);
+  HostTensor w{"w", WeightType::q4_1, 64, 64, bytes.data(), int64_t(bytes.size())};
   for (const Kernels* k : runnable_kernels()) {
-    std::vector<float> x(64, 1.0f);
-    x[40] = NAN;
-    std::vector<int8_t> q(128);
-    std::vector<QuantBlock> blocks(2);
-    k->quantize(x.data(), 64, false, q.data(), blocks.data());
-    EXPECT_FALSE(std::isnan(blocks[0].d));
-    EXPECT_TRUE(std::isnan(blocks[1].d)) << k->name;
+    Product p{pack({&w, 1}, arena, pool), std::vector<float>(3 * 64, 1.0f), 3};
+    p.x[64 + 40] = NAN;
+    std::vector<float> y = p.integer(*k), x(64, 1.0f);
+    for (int64_t i = 0; i < int64_t(y.size()); ++i) EXPECT_EQ(std::isnan(y[size_t(i)]), i / 64 == 1) << k->name << i;
     float max, sum;
     for (float bad : {NAN, INFINITY, -INFINITY}) {
       x[40] = bad;

@@ -41,7 +41,7 @@ TEST(Outside, LogitsAreLlamaCpps) {
       worst = std::max(worst, off(precise[all["rows"][i]], one["logits"][i]));
       worst_integers = std::max(worst_integers, off(integers[all["rows"][i]], one["logits"][i]));
     }
-    printf("%-16s worst |difference| %.6f float32, %.6f 16-bit\n", one["name"].get<std::string>().c_str(), worst,
+    printf("%-16s worst |difference| %.6f float32, %.6f 12-bit\n", one["name"].get<std::string>().c_str(), worst,
            worst_integers);
     EXPECT_LT(worst, 1e-3) << one["name"];
     EXPECT_LT(worst_integers, 0.05) << one["name"];
