@@ -149,7 +149,7 @@ TEST(RealModel, SmolLM2IsTheSameHoweverItRuns) {
   EXPECT_EQ(c.run(1, 40, 60).tokens, some(1)) << "alone";
   c.threads = 2;
   EXPECT_EQ(c.run(3, 40, 60).tokens, some(3)) << "two threads";
-  c.options.max_tokens_per_step = 16;
+  c.options.max_tokens_per_step = 24;
   EXPECT_EQ(c.run(16, 40, 60).tokens, sixteen.tokens) << "two threads, in chunks";
   c.threads = 1;
   c.options.max_tokens_per_step = 64;
