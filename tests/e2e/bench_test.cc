@@ -75,5 +75,38 @@ INSTANTIATE_TEST_SUITE_P(Over, Killed, ::testing::Values("kvasir", "ppl", "vllm"
                            return name;
                          });
 
+// Ctrl-C: what was measured so far is told, and what was under way is counted as such.
+TEST(Interrupted, TheReportIsPartialAndSaysSo) {
+  const std::string folder = ::testing::TempDir() + "/kvasir-bench-interrupted";
+  std::filesystem::create_directories(folder);
+  ServerProcess server({"--model", kModel, "--kv-memory", "16MiB", "--threads", "1"});
+  ASSERT_TRUE(server.ready()) << server.log();
+  auto stub = connect(server.address());
+  int code = -1;
+  std::thread bench([&] {
+    const std::string command = "sh -c 'echo $$ > " + folder + "/pid; exec " + KVASIR_EXE + " bench " +
+                                server.address() +
+                                " --concurrency 4 --duration 10m --input-len 4 --output-len 20 --json " + folder +
+                                "/r.json' > " + folder + "/out 2>&1";
+    const int status = std::system(command.c_str());
+    code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  });
+  while (finished(*stub) < 10) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  pid_t pid = 0;
+  std::ifstream(folder + "/pid") >> pid;
+  ASSERT_GT(pid, 0);
+  kill(pid, SIGINT);
+  bench.join();
+  EXPECT_EQ(code, 1);
+  const auto report = nlohmann::json::parse(std::ifstream(folder + "/r.json"), nullptr, false);
+  ASSERT_TRUE(report.is_object()) << std::ifstream(folder + "/out").rdbuf();
+  const auto& f = report["figures"];
+  EXPECT_EQ(f["why_partial"], "interrupted");
+  EXPECT_GE(f["succeeded"].get<int>(), 5);
+  EXPECT_LE(f["failed"].get<int>(), 4);  // those that were under way
+  for (const auto& [cause, count] : f["errors"].items()) EXPECT_THAT(cause, HasSubstr("still under way"));
+  std::filesystem::remove_all(folder);
+}
+
 }  // namespace
 }  // namespace kvasir::e2e

@@ -176,6 +176,20 @@ TEST_F(Tools, EachOtherProtocolAndComparison) {
   EXPECT_THAT(r.out, HasSubstr("B / A"));
 }
 
+TEST_F(Tools, ATerminalShowsHowItGoes) {
+  if (std::system("command -v script > /dev/null") != 0) GTEST_SKIP() << "script (bsdutils) makes the terminal";
+  FILE* pipe = popen(("script -qec '" + std::string(KVASIR_EXE) + " bench " + server->address() +
+                      " --requests 4 --input-len 4 --output-len 4' /dev/null < /dev/null 2>&1")
+                         .c_str(),
+                     "r");
+  std::string out;
+  char buffer[4096];
+  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) out.append(buffer, n);
+  EXPECT_EQ(pclose(pipe), 0) << out;
+  EXPECT_THAT(out, HasSubstr("under way"));
+  EXPECT_THAT(out, HasSubstr("tokens a second"));
+}
+
 TEST_F(Tools, WhatIsAskedWronglySaysWhatToDo) {
   const auto refused = [](const std::string& arguments, int code = 2) {
     const Ran r = run("bench " + server->address() + " " + arguments);

@@ -223,6 +223,23 @@ TEST_F(Space, LeavesGoFirstAndWhatIsHeldStays) {
   expect_all_back();
 }
 
+// Of two that nobody holds the one used last stays; but a page far into a prompt is dear to compute again.
+TEST_F(Space, WhatIsDearToComputeAgainStaysALittleLonger) {
+  for (const double slope : {0.0, 0.2}) {
+    KvSpaceOptions o = space_of({{256, 0}});
+    o.recompute_slope = slope;
+    make(o);
+    serve(text(32));
+    serve(text(4, 500));  // used later
+    Lease other = kv->acquire("b", 1, Match{});
+    ASSERT_TRUE(kv->grow(other, (256 - 9 + 1) * kPage));  // one page more than is free
+    EXPECT_EQ(kv->match("a", text(33), 32).tokens, slope > 0 ? 32 : 28) << slope;
+    EXPECT_EQ(kv->match("a", text(5, 500), 4).tokens, slope > 0 ? 0 : 4) << slope;
+    kv->release(other);
+    expect_all_back();
+  }
+}
+
 TEST_F(Space, ATenantHasAShareAndCannotEvictAll) {
   KvSpaceOptions o = space_of({{10, 0}});
   o.tenant_share = 0.5;

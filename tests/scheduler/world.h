@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 
+#include "scheduler/cost_model.h"
 #include "tests/scheduler/fake_device.h"
 
 namespace kvasir::scheduler {
@@ -61,10 +62,15 @@ class World {
     scheduler->check_integrity();
     if (plan.empty()) return false;
     runs.push_back(device.launch(*scheduler, plan));
+    const std::chrono::duration<double> by_cost(step_seconds(work_of(plan), options.cost));
+    durations.push_back(by_work ? std::chrono::duration_cast<Duration>(by_cost) : Duration(milliseconds(10)));
     return true;
   }
   void retire() {
-    now += milliseconds(10);
+    if (!durations.empty()) {
+      now += durations.front();
+      durations.pop_front();
+    }
     runs.front().link();
     for (SeqResult& r : runs.front().results)
       if (stop_after.contains(r.seq) && outputs[r.seq].size() + 1 == size_t(stop_after[r.seq])) r.stop = true;
@@ -111,7 +117,9 @@ class World {
   std::unique_ptr<Scheduler> scheduler;
   Time now{};
   StepPlan plan;
+  bool by_work = false;  // a step takes what the cost model says, not always the same
   std::deque<FakeDevice::Run> runs;
+  std::deque<Duration> durations;
   std::map<RequestId, std::vector<int32_t>> prompts;
   std::map<SeqId, std::vector<int32_t>> outputs;
   std::map<SeqId, int> stop_after;
