@@ -55,6 +55,8 @@ void guard_connection(int fd) {
 
 }  // namespace kvasir::server::rpc
 
+// --wrap makes these names.
+// NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" {
 
 ssize_t __real_recvmsg(int fd, msghdr* message, int flags);
@@ -105,6 +107,7 @@ int __wrap_SSL_write(SSL* ssl, const void* from, int size) {
 }
 
 }  // extern "C"
+// NOLINTEND(bugprone-reserved-identifier)
 
 #else
 
