@@ -99,6 +99,10 @@ StreamEntry entry(const Shape& s, const CacheLayer& c, int list) {
       const int bytes = s.head_dim / c.quant_group * dtype_bits(c.scale_dtype) / 8;
       if (bytes != 2 && bytes % 4) return {};
       if (list == 0 && c.quant_group < 32) return {};  // smaller ones scale elements
+      if (list == 0 && s.head_dim == 128 && c.scale_dtype == DType::f16) {
+        if (c.dtype == DType::i8 && c.quant_group == 64) return stream_i8_group64();
+        if (c.dtype == DType::i4 && c.quant_group == 32) return stream_i4_group32();
+      }
       return c.dtype == DType::i8 ? stream_i8_group(s.head_dim, list) : stream_i4(s.head_dim, list);
     }
   }

@@ -89,5 +89,8 @@ StreamEntry stream_f8(int head_dim, int list);
 StreamEntry stream_i8(int head_dim, int list);
 StreamEntry stream_i8_group(int head_dim, int list);
 StreamEntry stream_i4(int head_dim, int list);
+// Heads of 128 with float16 scales: int8 in groups of 64, int4 in groups of 32.
+StreamEntry stream_i8_group64();
+StreamEntry stream_i4_group32();
 
 }  // namespace kvasir::attention::cuda

@@ -22,7 +22,7 @@ struct FewSize : StreamSize<K, kD> {
 template <class K, int kD>
 __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
     few_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
-                    const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int scale_bytes) {
+                    const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int given_scale_bytes) {
   using T = typename K::T;
   using Size = FewSize<K, kD>;
   constexpr int kTile = Size::kTile, kStages = Size::kStages, kRow = Size::kRow;
@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
   constexpr float kMostScale = 63.9f;                          // times 2^kShift, still a float16
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, tid = lane & 3;
+  const int scale_bytes = K::kShift > 0 ? (kD >> K::kShift) * 2 : given_scale_bytes;
   const int stage_bytes = Size::stage_bytes(scale_bytes);
   uint8_t* ring = shared + warp * kStages * stage_bytes;
 
@@ -99,7 +100,8 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
       feed.issue();
       const uint8_t* stage = ring + use * stage_bytes;
       use = use + 1 == kStages ? 0 : use + 1;
-      const TileScales scales{stage + Size::kTileBytes, scale_bytes, c.group_shift, c.scale_dtype == DType::f16};
+      const TileScales scales{stage + Size::kTileBytes, scale_bytes, K::kShift > 0 ? K::kShift : c.group_shift,
+                              K::kShift > 0 || c.scale_dtype == DType::f16};
 
       float score[kM][4] = {}, other[kM][4] = {};  // two chains of additions instead of one twice as long
 #pragma unroll
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
           T::mma(to, low, q[kk * 2][0], q[kk * 2][1]);
           T::mma(to, high, q[kk * 2 + 1][0], q[kk * 2 + 1][1]);
           if constexpr (K::kGroup) {
-            if ((((kk + 1) * 32) & ((1 << c.group_shift) - 1)) == 0) {
+            if ((((kk + 1) * 32) & ((1 << scales.group_shift) - 1)) == 0) {
               float by[2];
               scales.rows(m * 16 + g, kk * 32, by);
 #pragma unroll
@@ -189,7 +191,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
 #pragma unroll
       for (int block = 0; block < kD / 32; ++block) {
         if constexpr (K::kGroup) {
-          if (((block * 32) & ((1 << c.group_shift) - 1)) == 0) {
+          if (((block * 32) & ((1 << scales.group_shift) - 1)) == 0) {
             float by[kM * 2];
             scales.rows(kTile + g, block * 32, by);
 #pragma unroll

@@ -50,11 +50,13 @@ __device__ inline uint32_t scale_pair(const TileScales& scales, int row, int d) 
 
 enum class Narrow { none, i8, f8, i4 };
 
-template <class T_, Narrow kNarrow_, bool kGroup_>
+// kShift_ > 0: groups of 1 << kShift_ with float16 scales, known when compiled.
+template <class T_, Narrow kNarrow_, bool kGroup_, int kShift_ = 0>
 struct Kind {
   using T = T_;
   static constexpr Narrow kNarrow = kNarrow_;
   static constexpr bool kGroup = kGroup_;
+  static constexpr int kShift = kShift_;
   static constexpr int kBits = kNarrow == Narrow::none ? 16 : kNarrow == Narrow::i4 ? 4 : 8;
   static constexpr int kTile = kBits == 16 ? 16 : 32;
   // float16 cannot hold the smallest scales well: they are carried 8 times larger (and saturate where an

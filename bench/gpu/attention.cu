@@ -258,7 +258,7 @@ void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t token
   view.data = random_memory(max_tokens * 2 * 8 * dim * element, kind, 1, timer.stream);
   // Inputs in turn, so that none is found in L2.
   const int64_t one = T * 48 * dim * element;
-  const int copies = int(std::clamp<int64_t>((200ll << 20) / one + 1, 2, 40));
+  const int copies = int(std::clamp<int64_t>((100ll << 20) / one + 1, 2, 40));
   uint8_t* q = random_memory(copies * T * 32 * dim * element, kind, 2, timer.stream);
   uint8_t* k = random_memory(copies * T * 8 * dim * element, kind, 3, timer.stream);
   uint8_t* v = random_memory(copies * T * 8 * dim * element, kind, 4, timer.stream);

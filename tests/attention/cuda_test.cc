@@ -16,10 +16,12 @@ void expect_agreement(int64_t first, int64_t count, const CaseOptions& options) 
     CaseOutput got;
     Status status = run_on_device(after, &got);
     // A query with RoPE or a bias is rounded to the io type before the matrix units see it, and int8 groups under
-    // 32 are widened to float16 element by element: where scores are huge that alone is more than r.
+    // 32 are widened to float16 element by element: where scores are huge that alone is more than r. FP8 inputs are
+    // multiplied as bfloat16, times their scales.
     const Attributes& a = before.attributes;
-    const bool rounded = a.io != DType::f32 && (a.rope.style != RopeStyle::none || !before.qkv_bias.empty() ||
-                                                before.view.quant == kvcache::QuantKind::group);
+    const bool rounded =
+        a.io == DType::f8_e4m3 || (a.io != DType::f32 && (a.rope.style != RopeStyle::none || !before.qkv_bias.empty() ||
+                                                          before.view.quant == kvcache::QuantKind::group));
     // FP8 queries of many rows are multiplied in FP8, which has its own r.
     const bool fp8 = a.io == DType::f8_e4m3 && a.head_dim == 128;
     const double widen = fp8       ? row_tolerance(DType::f8_e4m3) / row_tolerance(a.out)
@@ -75,6 +77,31 @@ TEST_F(Cuda, PromptsStoredWhileTheyAreAttended) {
         const Status status = run_on_device(after, &got);
         ASSERT_TRUE(status.ok()) << status.to_string();
         EXPECT_EQ(compare_with_reference(before, after, got, 1.0, row_tolerance(type)), "") << describe(before);
+      }
+}
+
+// The caches whose groups the stream kernel knows when it is compiled: every length of a last tile, runs that are
+// merged.
+TEST_F(Cuda, DecodesOfTheUsualQuantizedCachesAgreeWithTheReference) {
+  for (auto [type, group] : {std::pair{DType::i8, 64}, {DType::i4, 32}})
+    for (DType scale : {DType::f16, DType::f32})
+      for (DType io : {DType::bf16, DType::f16}) {
+        CaseShape shape;
+        Attributes& a = shape.attributes;
+        a.num_heads = 8, a.num_kv_heads = 2, a.head_dim = 128;
+        a.io = a.out = io;
+        a.index_mode = kvcache::IndexMode::page_table;
+        a.page_size = 16;
+        shape.cache.dtype = type, shape.cache.scale_dtype = scale;
+        shape.cache.quant = kvcache::QuantKind::group, shape.cache.quant_group = group;
+        for (int64_t past : {0, 31, 32, 63, 100, 700, 1500}) shape.sequences.push_back({past, 1});
+        shape.sequences.push_back({90, 2});
+        const Case before = make_case(shape, uint64_t(group));
+        Case after = before;
+        CaseOutput got;
+        const Status status = run_on_device(after, &got);
+        ASSERT_TRUE(status.ok()) << status.to_string();
+        EXPECT_EQ(compare_with_reference(before, after, got, 4.0, 4.0 * row_tolerance(io)), "") << describe(before);
       }
 }
 
