@@ -53,10 +53,9 @@ Status GrammarWorker::first_masks(Job& job) {
     KVASIR_ASSIGN(compiler_, text::GrammarCompiler::create(tokenizer_));
   }
   KVASIR_ASSIGN(auto matcher, compiler_->compile(job.request.grammar));
-  for (Choice& choice : job.choices) {
-    choice.matcher = &choice == &job.choices.back() ? std::move(matcher) : matcher->clone();
-    KVASIR_TRY(fill(job, choice, 0));
-  }
+  for (size_t i = 1; i < job.choices.size(); ++i) job.choices[i].matcher = matcher->clone();
+  job.choices[0].matcher = std::move(matcher);
+  for (Choice& choice : job.choices) KVASIR_TRY(fill(job, choice, 0));
   return {};
 }
 

@@ -33,7 +33,7 @@ void Publisher::post(std::vector<Record>&& records, std::optional<StepSample> st
   if (records.empty() && !(step && trace_.on())) return;
   std::unique_lock lock(mutex_);
   less_.wait(lock, [&] { return queue_.size() < kMostBatches; });
-  queue_.push_back({std::move(records), std::move(step)});
+  queue_.push_back({std::move(records), step});
   more_.notify_one();
 }
 

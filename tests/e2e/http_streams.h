@@ -19,7 +19,7 @@ class HttpStreams {
     bool finished = false;  // the last event came
     std::string text;
     int64_t tokens = 0;        // as the usage says
-    std::vector<double> gaps;  // between reads that brought text
+    std::vector<double> gaps;  // between reads that brought tokens
   };
 
   // Connects and asks; the answers come with read().
@@ -74,9 +74,8 @@ class HttpStreams {
         auto json = nlohmann::json::parse(event, nullptr, false);
         if (json.is_discarded()) break;
         for (auto& choice : json["choices"]) {
-          std::string text = choice.value("text", "");
-          brought |= !text.empty();
-          stream.text += text;
+          brought |= choice["finish_reason"].is_null();
+          stream.text += choice.value("text", "");
         }
         if (json.contains("usage") && json["usage"].is_object()) stream.tokens = json["usage"]["completion_tokens"];
       }

@@ -49,8 +49,9 @@ class Many : public ::testing::Test {
   static constexpr int kStreams = 500, kTokens = 60, kPrompts = 3;
 
   static std::string prompt(int i) { return "stream " + std::to_string(i % kPrompts); }
+  // Log-probabilities are asked for so that a token whose bytes are no character yet is an event too.
   static std::string body(int i) {
-    return R"({"temperature":0,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true},"max_tokens":)" +
+    return R"({"logprobs":0,"temperature":0,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true},"max_tokens":)" +
            std::to_string(kTokens) + R"(,"prompt":")" + prompt(i) + "\"}";
   }
   void SetUp() override {
