@@ -33,10 +33,11 @@ void rotate_ranks(const Job& job, const Tile& tile, const Visible& v, float* key
 void load_queries(const Job& job, const Item& item, Scratch& s) {
   const Attributes& a = *job.a;
   const int group = a.num_heads / a.num_kv_heads;
-  const int64_t token0 = job.held->step.seqstarts[item.sequence];
+  const int64_t token0 = job.held->step.seqstarts[item.sequence], padded = padded_dim(a.head_dim);
   for (int64_t i = item.token_begin, r = 0; i < item.token_end; ++i)
     for (int g = 0; g < group; ++g, ++r) {
-      float* q = s.query + r * a.head_dim;
+      float* q = s.query + r * padded;
+      std::fill(q + a.head_dim, q + padded, 0.0f);
       read_part(job, 0, token0 + i, item.kv_head * group + g, q, s.row.get());
       if (a.rope.style == RopeStyle::none) continue;
       const Visible& v = s.visible[size_t(i - item.token_begin)];
@@ -99,22 +100,15 @@ void write_row(const Job& job, int64_t token, int64_t head, float m, float l, fl
   if (lse) lse[token * a.num_heads + head] = m > kNone ? top + std::log(sum) : kNone;
 }
 
-// Between how many pieces of work the kernels ask for lines, about.
-int pieces_of_work(const Kernels& k, int rows, int head_dim) {
-  const int blocks = (rows + 5) / 6;
-  auto columns = [&](int n) { return std::max(1, n / (4 * k.width)); };
-  const int turn = kTile / 4 * std::max(1, head_dim * k.width / 512);
-  return turn + blocks * (columns(kTile) * head_dim / 4 + columns(head_dim) * kTile / 8);
-}
-
-void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scratch& s) {
+void attend_tile(const Job& job, const Item& item, Tile& tile, int lines_ahead, Ahead& ahead, Scratch& s) {
   const Attributes& a = *job.a;
   const Kernels& k = *job.kernels;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
   const int rows = int(i1 - i0) * group;
   constexpr int kStrip = 24;  // rows whose scores stay in L1 between the three loops
-  ahead.each = ahead.left / pieces_of_work(k, rows, a.head_dim) + 1;
+  const int stops = k.stops(rows, a.head_dim);
+  ahead.each = (lines_ahead + stops - 1) / stops;
 
   const bool packed = rows > kFewRows, packed_keys = packed || a.streaming_positions;
   if (packed_keys) k.pack_keys(tile.keys, s.keys.get(), &ahead);
@@ -127,10 +121,10 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scr
     const int n = std::min(kStrip, rows - r);
     const int64_t at = r0 + r;
     if (packed_keys)
-      k.scores(s.query + at * a.head_dim, n, a.head_dim, a.head_dim, s.keys.get(), tile.begin, tile.end, s.scores.get(),
+      k.scores(s.query + at * padded, n, padded, a.head_dim, s.keys.get(), tile.begin, tile.end, s.scores.get(),
                &ahead);
     else
-      k.scores_rows(s.query + at * a.head_dim, n, a.head_dim, tile.keys, s.keys.get(), s.scores.get(), &ahead);
+      k.scores_rows(s.query + at * padded, n, padded, tile.keys, s.scores.get(), &ahead);
     k.softmax(s.scores.get(), n, s.params.data() + r, scale, a.softcap, s.m + at, s.l + at, s.fix.get());
     if (packed)
       k.accumulate(s.scores.get(), n, s.values.get(), padded, tile.begin, tile.end, s.fix.get(), s.split + at * padded,
@@ -163,9 +157,9 @@ void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, in
 }  // namespace
 
 Scratch::Scratch(const Attributes& a, int rows)
-    : keys((a.head_dim + 31) / 32 * 32 * kTile),
+    : keys(int64_t(a.head_dim) * kTile),
       values(kTile * padded_dim(a.head_dim)),
-      query(int64_t(rows) * a.head_dim),
+      query(rows * padded_dim(a.head_dim)),
       scores(int64_t(rows) * kTile),
       mask(int64_t(rows) * kTile),
       split(rows * padded_dim(a.head_dim)),
@@ -178,7 +172,7 @@ Scratch::Scratch(const Attributes& a, int rows)
       row(padded_dim(a.head_dim)),
       visible(size_t(rows)),
       params(size_t(rows)),
-      lines(2 * kTile * size_t(2 + a.head_dim * 4 / kLine + 2 + a.head_dim / 8 * 4 / kLine)) {
+      pieces(4 * kTile) {
   if (a.cyclic_capacity > 0)
     for (Floats& rows_of : old) rows_of = Floats(kTile * padded_dim(a.head_dim));
 }
@@ -227,12 +221,13 @@ void attend(const Job& job, const Item& item, Scratch& s) {
     Tile &tile = s.tiles[now], &after = s.tiles[1 - now];
     const bool reuses = job.fresh != nullptr;  // `old` holds the rows of one tile only
     have = !reuses && next_tile(job, item, tile.first + kTile, s, &after);
-    Ahead ahead{s.lines.data(), have ? after.lines : 0, 0};
+    Ahead ahead;
+    if (have) ahead.next = s.pieces.data(), ahead.last = ahead.next + after.pieces;
     for (; split < tile.first / kSplit; ++split) {
       end_split(job, item, split, rows, padded, s);
       begin_split(rows, padded, s);
     }
-    attend_tile(job, item, tile, ahead, s);
+    attend_tile(job, item, tile, have ? after.lines : 0, ahead, s);
     if (reuses) have = next_tile(job, item, tile.first + kTile, s, &after);
     now = 1 - now;
   }

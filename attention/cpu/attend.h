@@ -38,7 +38,7 @@ struct Tile {
   int begin = 0, end = 0;                  // wanted keys
   int sink_end = 0, lo = 0;                // of those, [begin, sink_end) and [lo, end)
   int64_t token_begin = 0, token_end = 0;  // new tokens that see any of it
-  int lines = 0;                           // of memory that they lie in: Scratch::lines
+  int lines = 0, pieces = 0;               // of memory that they lie in: Scratch::pieces
   KvRows keys, values;
   bool wanted(int j) const { return j < sink_end || j >= lo; }
 };
@@ -48,15 +48,15 @@ struct Scratch {
   Scratch(const Attributes& a, int rows);
   Floats keys, values;     // one tile
   Floats old[2];           // cyclic only: dequantized keys and values of a tile that holds new tokens too
-  Floats query, scores;    // [rows][head_dim], [rows][kTile]
+  Floats query, scores;    // [rows][padded_dim], [rows][kTile]
   Floats mask;             // [rows][kTile]
   Floats split, total;     // outputs of the current split, of all before it
   Floats m, l, M, L, fix;  // [rows]
   Floats row;              // one head's row, for the edges
   std::vector<Visible> visible;
   std::vector<SoftmaxRow> params;
-  Tile tiles[2];                      // the one at work and the one after it
-  std::vector<const uint8_t*> lines;  // cache lines of the latter
+  Tile tiles[2];              // the one at work and the one after it
+  std::vector<Piece> pieces;  // of the latter
 };
 
 // Everything an item reads that is the same for all of them.

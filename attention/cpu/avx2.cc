@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kName = "avx2";
 constexpr int W = 8;
 #define KVASIR_HALF_COLUMNS 1
-constexpr int kColumns = 2, kFewColumns = 4, kWideColumns = 1;
+constexpr int kColumns = 2, kFewColumns = 4, kWideColumns = 1, kRowSums = 8;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -47,6 +47,21 @@ inline float reduce_add(V a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+// Lane i is the sum of the 8 floats of row i, halves first.
+inline V sum_rows(const float* rows) {
+  constexpr int kRow[8] = {0, 2, 1, 3, 4, 6, 5, 7};  // lands where it belongs
+  V y[4], z[2];
+  for (int i = 0; i < 4; ++i) {
+    const V a = load(rows + kRow[i] * 8), b = load(rows + kRow[i + 4] * 8);
+    y[i] = add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m256d a = _mm256_castps_pd(y[i]), b = _mm256_castps_pd(y[i + 2]);
+    z[i] = add(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  }
+  return add(_mm256_shuffle_ps(z[0], z[1], 0x88), _mm256_shuffle_ps(z[0], z[1], 0xdd));
 }
 
 inline V load_f16(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
@@ -152,7 +167,6 @@ inline Words load_half_column(const uint16_t* p) {
 inline V half_column(Words w) { return _mm256_cvtph_ps(_mm256_castsi256_si128(w)); }
 
 // 8 rows of 16 float16 as 16 columns of 8.
-template <int kStride>
 inline void turn_halves_to(const Words r[8], uint16_t* out) {
   Words t[8], u[8];
   for (int i = 0; i < 8; i += 2) {
@@ -167,8 +181,8 @@ inline void turn_halves_to(const Words r[8], uint16_t* out) {
   for (int e = 0; e < 8; ++e) {  // lane l of it is element 8 l + e of the eight keys
     const Words two =
         e % 2 ? _mm256_unpackhi_epi64(u[e / 2], u[4 + e / 2]) : _mm256_unpacklo_epi64(u[e / 2], u[4 + e / 2]);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + e * kStride), _mm256_castsi256_si128(two));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + (e + 8) * kStride), _mm256_extracti128_si256(two, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + e * W), _mm256_castsi256_si128(two));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + (e + 8) * W), _mm256_extracti128_si256(two, 1));
   }
 }
 

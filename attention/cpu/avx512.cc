@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kName = "avx512";
 constexpr int W = 16;
 #define KVASIR_HALF_COLUMNS 1
-constexpr int kColumns = 4, kFewColumns = 8, kWideColumns = 2;
+constexpr int kColumns = 4, kFewColumns = 8, kWideColumns = 2, kRowSums = 16;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -44,6 +44,22 @@ inline V iota() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 inline float first(V a) { return _mm512_cvtss_f32(a); }
 inline float reduce_max(V a) { return _mm512_reduce_max_ps(a); }
 inline float reduce_add(V a) { return _mm512_reduce_add_ps(a); }
+// Lane i is the sum of the 16 floats of row i, halves first.
+inline V sum_rows(const float* rows) {
+  constexpr int kRow[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};  // lands where it belongs
+  V y[8], z[4], w[2];
+  for (int i = 0; i < 8; ++i) {
+    const V a = load(rows + kRow[i] * 16), b = load(rows + kRow[i + 8] * 16);
+    y[i] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+  for (int i = 0; i < 4; ++i)
+    z[i] = add(_mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd));
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(z[i]), b = _mm512_castps_pd(z[i + 2]);
+    w[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  return add(_mm512_shuffle_ps(w[0], w[1], 0x88), _mm512_shuffle_ps(w[0], w[1], 0xdd));
+}
 
 inline V load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline V load_bf16(const uint8_t* p) {
@@ -149,7 +165,6 @@ inline Words load_half_column(const uint16_t* p) {
 inline V half_column(Words w) { return _mm512_cvtph_ps(_mm512_castsi512_si256(w)); }
 
 // 16 rows of 32 float16 as 32 columns of 16.
-template <int kStride>
 inline void turn_halves_to(const Words r[16], uint16_t* out) {
   __m512i t[16], u[16];
   for (int i = 0; i < 16; i += 2) {
@@ -170,8 +185,8 @@ inline void turn_halves_to(const Words r[16], uint16_t* out) {
   for (int e = 0; e < 8; ++e)
     for (int h = 0; h < 2; ++h) {
       const __m512i two = _mm512_permutex2var_epi64(t[e], h ? high : low, t[8 + e]);
-      auto* to = reinterpret_cast<__m256i*>(out + (e + 16 * h) * kStride);
-      auto* next = reinterpret_cast<__m256i*>(out + (e + 16 * h + 8) * kStride);
+      auto* to = reinterpret_cast<__m256i*>(out + (e + 16 * h) * W);
+      auto* next = reinterpret_cast<__m256i*>(out + (e + 16 * h + 8) * W);
       _mm256_storeu_si256(to, _mm512_castsi512_si256(two));
       _mm256_storeu_si256(next, _mm512_extracti64x4_epi64(two, 1));
     }

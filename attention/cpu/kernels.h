@@ -3,7 +3,7 @@
 // code behind that the linker could hand to a processor without it.
 //
 // The arithmetic of one row is fixed, so that it cannot matter which rows share a call:
-//   score[j]  = fma over d = 0, 1, .. head_dim-1, from 0
+//   score[j]  = for each lane l of a vector, fma over d = l, l + width, .., from 0; then the tree of the lanes' sums
 //   tile      = kTile keys that start at a multiple of kTile: maximum, exp, sum in lane order
 //   out[d]    = out[d] * correction, then fma over the tile's keys in order
 #pragma once
@@ -32,12 +32,22 @@ struct KvRows {
   const uint8_t* scales[kTile];
 };
 
-// Cache lines of the next tile, asked for a few at a time between pieces of work on this one, so that memory
-// is never idle. (Pages lie anywhere: the processor cannot guess them.)
+// Memory of the next tile: `rows` pieces of `bytes`, one every `step`.
+struct Piece {
+  const uint8_t* at;
+  int64_t step;
+  int64_t rows, bytes;
+};
+
+// Its cache lines are asked for a few at a time between pieces of work on this one, evenly, so that memory is never
+// idle and never waited for. (Pages lie anywhere: the processor cannot guess them.)
 struct Ahead {
-  const uint8_t* const* line = nullptr;
-  int left = 0;
-  int each = 0;
+  const Piece* next = nullptr;
+  const Piece* last = nullptr;  // one past it
+  int each = 0;                 // lines at a time; 0: all asked for
+  Piece now = {};
+  const uint8_t* line = nullptr;
+  const uint8_t* end = nullptr;
 };
 
 struct SoftmaxRow {
@@ -58,9 +68,9 @@ struct Kernels {
   // s[r][j] for the tile's keys [begin, end) (rounded out to whole vectors).
   void (*scores)(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
                  Ahead* ahead);
-  // The same for at most kFewRows rows, straight from the cache: packing would not pay. `spare` has room for
-  // the turned tile, [round up(head_dim, 32)][kTile] floats.
-  void (*scores_rows)(const float* q, int rows, int q_stride, const KvRows& keys, void* spare, float* s, Ahead* ahead);
+  // The same for at most kFewRows rows, straight from the cache: packing would not pay. q is 0 from head_dim to
+  // q_stride.
+  void (*scores_rows)(const float* q, int rows, int q_stride, const KvRows& keys, float* s, Ahead* ahead);
   // In place from scores to weights; updates the row maxima m and sums l, gives the correction.
   void (*softmax)(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
                   float* correction);
@@ -70,6 +80,8 @@ struct Kernels {
   void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
                           Ahead* ahead);
 
+  // How often these loops ask for lines of the next tile while they work on one for so many rows.
+  int (*stops)(int rows, int head_dim);
   // (M, L, O) becomes its merge with (m, l, o), n a multiple of 16.
   void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);
   void (*to_f32)(const void* in, DType type, int64_t n, float* out);    // float32, float16, bfloat16

@@ -9,7 +9,7 @@ namespace {
 constexpr const char* kName = "neon";
 constexpr int W = 4;
 #define KVASIR_HALF_COLUMNS 0
-constexpr int kColumns = 4, kFewColumns = 8, kWideColumns = 2;
+constexpr int kColumns = 4, kFewColumns = 8, kWideColumns = 2, kRowSums = 16;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -44,6 +44,15 @@ inline V iota() {
 inline float first(V a) { return vgetq_lane_f32(a, 0); }
 inline float reduce_max(V a) { return vmaxvq_f32(a); }
 inline float reduce_add(V a) { return vaddvq_f32(a); }
+
+// Lane i is the sum of the 4 floats of row i, halves first.
+inline V sum_rows(const float* rows) {
+  auto halves = [&](int i) {
+    const V x = load(rows + i * 4);
+    return vadd_f32(vget_low_f32(x), vget_high_f32(x));
+  };
+  return vcombine_f32(vpadd_f32(halves(0), halves(1)), vpadd_f32(halves(2), halves(3)));
+}
 
 inline V from_half(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
 inline uint16x4_t four_u16(const uint8_t* p) { return vreinterpret_u16_u8(vld1_u8(p)); }

@@ -7,7 +7,7 @@ namespace {
 constexpr const char* kName = "portable";
 constexpr int W = 8;
 #define KVASIR_HALF_COLUMNS 0
-constexpr int kColumns = 2, kFewColumns = 2, kWideColumns = 1;
+constexpr int kColumns = 2, kFewColumns = 2, kWideColumns = 1, kRowSums = 8;
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -81,6 +81,11 @@ inline float reduce_max(V a) {
 }
 inline float reduce_add(V a) {
   return ((a.x[0] + a.x[4]) + (a.x[2] + a.x[6])) + ((a.x[1] + a.x[5]) + (a.x[3] + a.x[7]));
+}
+
+// Lane i is the sum of the 8 floats of row i, halves first.
+inline V sum_rows(const float* rows) {
+  return each([&](int i) { return reduce_add(load(rows + i * W)); });
 }
 
 inline float half_to_float(uint32_t h) {

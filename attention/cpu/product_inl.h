@@ -11,7 +11,7 @@ struct Packed {
 };
 
 // c[r][n..] = c * correction (or 0) + sum over k in [k0, k1) of a[r][k] * b.row(k)(n..), in order of k.
-template <int R, int C, class B>
+template <int R, int C, int kEvery, class B>
 inline void product(const float* a, int a_stride, const B b, int k0, int k1, const float* correction, float* c,
                     int c_stride, int n, Ahead& ahead) {
   V acc[R][C];
@@ -20,7 +20,7 @@ inline void product(const float* a, int a_stride, const B b, int k0, int k1, con
       acc[r][i] = correction ? mul(load(c + r * c_stride + n + i * W), set1(correction[r])) : zero();
   for (int k = k0; k < k1;) {
     fetch(ahead);
-    for (const int stop = k + kAheadEvery < k1 ? k + kAheadEvery : k1; k < stop; ++k) {
+    for (const int stop = k + kEvery < k1 ? k + kEvery : k1; k < stop; ++k) {
       V x[C];
       const auto row = b.row(k);
       for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
@@ -34,11 +34,11 @@ inline void product(const float* a, int a_stride, const B b, int k0, int k1, con
     for (int i = 0; i < C; ++i) store(c + r * c_stride + n + i * W, acc[r][i]);
 }
 
-template <int R, int C, class B>
+template <int R, int C, int kEvery, class B>
 inline void product_columns(const float* a, int a_stride, const B& b, int k0, int k1, const float* correction, float* c,
                             int c_stride, int n, int n1, Ahead& ahead) {
-  for (; n + C * W <= n1; n += C * W) product<R, C>(a, a_stride, b, k0, k1, correction, c, c_stride, n, ahead);
-  if constexpr (C > 1) product_columns<R, C / 2>(a, a_stride, b, k0, k1, correction, c, c_stride, n, n1, ahead);
+  for (; n + C * W <= n1; n += C * W) product<R, C, kEvery>(a, a_stride, b, k0, k1, correction, c, c_stride, n, ahead);
+  if constexpr (C > 1) product_columns<R, C / 2, kEvery>(a, a_stride, b, k0, k1, correction, c, c_stride, n, n1, ahead);
 }
 
 // kWideRows: reading b costs more than a load, so that up to eight rows share each read.
@@ -49,8 +49,9 @@ inline void product_all(const float* a, int rows, int a_stride, const B& b, int 
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value, kVectors = R <= 2 ? kFewColumns : kColumns;
     constexpr int C = kWideRows && R > 4 ? kWideColumns : kVectors;
-    product_columns<R, C>(a + r * a_stride, a_stride, b, k0, k1, correction ? correction + r : nullptr,
-                          c + r * c_stride, c_stride, n0, n1, ahead);
+    product_columns<R, C, kWideRows ? 1 : kAheadEvery>(a + r * a_stride, a_stride, b, k0, k1,
+                                                       correction ? correction + r : nullptr, c + r * c_stride,
+                                                       c_stride, n0, n1, ahead);
     r += R;
   };
   while (rows - r > 8) go(Count<6>{});
@@ -70,73 +71,138 @@ inline void product_all(const float* a, int rows, int a_stride, const B& b, int 
   }
 }
 
-void scores(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
-            Ahead* ahead) {
-  product_all<false>(q, rows, q_stride, Packed{kt, kTile}, 0, head_dim, nullptr, s, kTile, begin / W * W,
-                     (end + W - 1) / W * W, *ahead);
+// ---- scores ---------------------------------------------------------------------------------------
+// A score is W chains of FMAs, one for each lane d % W, and the tree of their sums that sum_rows takes: neighbours
+// W/2 apart first. Few rows read keys as they lie, one key's d along the lanes; many share turned keys.
+
+constexpr int reversed_bits(int i) {
+  int r = 0;
+  for (int bit = 1; bit < W; bit *= 2) r = 2 * r + (i & bit ? 1 : 0);
+  return r;
 }
 
-// The same straight from turned keys, converted where they are used: for few rows.
-template <int R, int C, class Turned>
-inline void turned_product(const float* q, int q_stride, const Turned keys, int head_dim, float* s, int j,
-                           Ahead& ahead) {
-  constexpr int kPer = Turned::kPer, kChunk = kPer > kAheadEvery ? kPer : kAheadEvery;
-  V acc[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int i = 0; i < C; ++i) acc[r][i] = zero();
-  for (int d = 0; d < head_dim;) {
+// Two lanes W/2 apart at once, so that their sum need not leave the registers.
+template <int R, int C>
+inline void turned_scores(const float* q, int q_stride, int head_dim, const float* kt, float* s, int n, Ahead& ahead) {
+  constexpr int kLevels = W == 16 ? 4 : W == 8 ? 3 : 2;
+  V waiting[kLevels][R][C];  // sums whose neighbour is still to come
+  int depth = 0;
+  for (int pair = 0; pair < W / 2; ++pair) {
     fetch(ahead);
-    for (const int stop = d + kChunk < head_dim ? d + kChunk : head_dim; d < stop; d += kPer) {
-      typename Turned::Word word[C];
-      for (int i = 0; i < C; ++i) word[i] = keys.word(d / kPer, d, j + i * W, j + i * W);
-      each_element<kPer>(stop - d, [&](auto element) {
-        constexpr int e = decltype(element)::value;
-        V x[C];
-        for (int i = 0; i < C; ++i) x[i] = word[i].template element<e>();
-        for (int r = 0; r < R; ++r) {
-          V w = set1(q[r * q_stride + d + e]);
-          for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
-        }
-      });
+    V low[R][C], high[R][C];
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) low[r][i] = high[r][i] = zero();
+    auto step = [&](int d, V(&acc)[R][C]) {
+      V x[C];
+      for (int i = 0; i < C; ++i) x[i] = load(kt + d * kTile + n + i * W);
+      for (int r = 0; r < R; ++r) {
+        const V w = set1(q[r * q_stride + d]);
+        for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
+      }
+    };
+    int d = reversed_bits(2 * pair);
+    for (; d + W / 2 < head_dim; d += W) {
+      step(d, low);
+      step(d + W / 2, high);
     }
+    if (d < head_dim) step(d, low);
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) low[r][i] = add(low[r][i], high[r][i]);
+    for (int done = pair; done & 1; done >>= 1) {
+      --depth;
+      for (int r = 0; r < R; ++r)
+        for (int i = 0; i < C; ++i) low[r][i] = add(waiting[depth][r][i], low[r][i]);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) waiting[depth][r][i] = low[r][i];
+    ++depth;
   }
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < C; ++i) store(s + r * kTile + j + i * W, acc[r][i]);
+    for (int i = 0; i < C; ++i) store(s + r * kTile + n + i * W, waiting[0][r][i]);
 }
 
-template <int R, int C, class Turned>
-inline void turned_columns(const float* q, int q_stride, const Turned& keys, int head_dim, float* s, int j, int end,
+void scores(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
+            Ahead* ahead) {
+  begin = begin / W * W, end = (end + W - 1) / W * W;
+  auto go = [&](auto count) {
+    constexpr int R = decltype(count)::value;
+    constexpr int C = kColumns / 2;
+    int n = begin;
+    for (; n + C * W <= end; n += C * W) turned_scores<R, C>(q, q_stride, head_dim, kt, s, n, *ahead);
+    for (; n < end; n += W) turned_scores<R, 1>(q, q_stride, head_dim, kt, s, n, *ahead);
+    q += R * q_stride, s += R * kTile, rows -= R;
+  };
+  while (rows >= 6) go(Count<6>{});
+  if (rows >= 4) go(Count<4>{});
+  if (rows >= 2) go(Count<2>{});
+  if (rows >= 1) go(Count<1>{});
+}
+
+// How many keys R rows look at in one go: their sums stay in registers.
+constexpr int keys_at_once(int rows) {
+  int keys = W < 8 ? W : 8;
+  while (keys > 1 && keys * rows > kRowSums) keys /= 2;
+  return keys;
+}
+
+template <int R, class Reader>
+inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int head_dim, int begin, int end, float* s,
                            Ahead& ahead) {
-  for (; j + C * W <= end; j += C * W) turned_product<R, C>(q, q_stride, keys, head_dim, s, j, ahead);
-  if constexpr (C > 1) turned_columns<R, C / 2>(q, q_stride, keys, head_dim, s, j, end, ahead);
+  constexpr int K = keys_at_once(R);
+  alignas(64) float lanes[R * W * W];
+  for (int j = begin; j < end; j += W) {
+    for (int k = 0; k < W; k += K) {
+      V acc[K][R];
+      for (int i = 0; i < K; ++i)
+        for (int r = 0; r < R; ++r) acc[i][r] = zero();
+      for (int d = 0; d < head_dim; d += W) {
+        fetch(ahead);
+        for (int i = 0; i < K; ++i) {
+          const V x = keys.row(j + k + i)(d);
+          for (int r = 0; r < R; ++r) acc[i][r] = fma_v(load(q + r * q_stride + d), x, acc[i][r]);
+        }
+      }
+      for (int i = 0; i < K; ++i)
+        for (int r = 0; r < R; ++r) store(lanes + (r * W + k + i) * W, acc[i][r]);
+    }
+    for (int r = 0; r < R; ++r) store(s + r * kTile + j, sum_rows(lanes + r * W * W));
+  }
 }
 
-void scores_rows(const float* q, int rows, int q_stride, const KvRows& k, void* spare, float* s, Ahead* ahead) {
-  by_type(k, [&]<DType kType, Scaling kScaling>(const float* table) {
-    using T = Columns<kType, kScaling, kTile>;
-    const int head_dim = k.head_dim, begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
-    constexpr int kElement = T::kHalves ? 2 : 4;
-    for (int d0 = 0; d0 < head_dim; d0 += T::kStep)
-      for (int j = begin; j < end; j += W) {
-        T::turn(k.row + j, d0, head_dim, static_cast<char*>(spare) + (d0 / T::kPer * kTile + j) * kElement, *ahead);
-      }
-    const T keys(spare, table, k);
-    auto go = [&](auto count) {
-      constexpr int R = decltype(count)::value, C = R > 4 ? kWideColumns : kColumns;
-      turned_columns<R, C>(q, q_stride, keys, head_dim, s, begin, end, *ahead);
-    };
-    switch (rows) {
-      case 1: return go(Count<1>{});
-      case 2: return go(Count<2>{});
-      case 3: return go(Count<3>{});
-      case 4: return go(Count<4>{});
-      case 5: return go(Count<5>{});
-      case 6: return go(Count<6>{});
-      case 7: return go(Count<7>{});
-      default: return go(Count<8>{});
-    }
+template <class F>
+inline void by_few_rows(int rows, const F& f) {
+  switch (rows) {
+    case 1: return f(Count<1>{});
+    case 2: return f(Count<2>{});
+    case 3: return f(Count<3>{});
+    case 4: return f(Count<4>{});
+    case 5: return f(Count<5>{});
+    case 6: return f(Count<6>{});
+    case 7: return f(Count<7>{});
+    default: return f(Count<8>{});
+  }
+}
+
+void scores_rows(const float* q, int rows, int q_stride, const KvRows& k, float* s, Ahead* ahead) {
+  const int head_dim = k.head_dim, begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
+  with_reader(k, [&](const auto& keys) {
+    by_few_rows(rows, [&](auto count) {
+      scores_of_rows<decltype(count)::value>(q, q_stride, keys, head_dim, begin, end, s, *ahead);
+    });
   });
 }
+
+// How often the loops of a tile ask for lines, about.
+int stops(int rows, int head_dim) {
+  const int blocks = (rows + 5) / 6, vectors = (head_dim + W - 1) / W;
+  auto passes = [](int n, int columns) { return n < columns * W ? 1 : n / (columns * W); };
+  if (rows > kFewRows)
+    return kTile + blocks * (kTile / (kColumns / 2) / 2 + passes(head_dim, kColumns) * kTile / kAheadEvery);
+  const int columns = rows <= 2 ? kFewColumns : rows <= 4 ? kColumns : kWideColumns;
+  return kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile;
+}
+
+// ---- values ---------------------------------------------------------------------------------------
 
 void accumulate(const float* p, int rows, const float* v, int v_stride, int begin, int end, const float* correction,
                 float* o, int o_stride, Ahead* ahead) {

@@ -1,13 +1,31 @@
 // Reading one head's K or V of a tile: as rows (lanes along head_dim) and as columns (lanes along keys).
 // Included by kernels_inl.h only.
 
-// Few lines at a time: a burst would fill the places where this tile's own loads wait.
 constexpr int kAheadEvery = 4;  // rows or steps
+// The next row of the pieces, but for a line that was asked for just now; false: there is none.
+inline bool next_row(Ahead& ahead) {
+  do {
+    if (ahead.now.rows == 0) {
+      if (ahead.next == ahead.last) {
+        ahead.each = 0;
+        return false;
+      }
+      ahead.now = *ahead.next++;
+    }
+    const uint8_t* line = ahead.now.at - reinterpret_cast<uintptr_t>(ahead.now.at) % 64;
+    ahead.line = line + 64 == ahead.line ? ahead.line : line;
+    ahead.end = ahead.now.at + ahead.now.bytes;
+    ahead.now.at += ahead.now.step;
+    --ahead.now.rows;
+  } while (ahead.line >= ahead.end);
+  return true;
+}
 inline void fetch(Ahead& ahead) {
-  const int n = ahead.left < ahead.each ? ahead.left : ahead.each;
-  for (int i = 0; i < n; ++i) __builtin_prefetch(ahead.line[i], 0, 2);  // as far as L2: L1 has too few waiting places
-  ahead.line += n;
-  ahead.left -= n;
+  for (int i = 0; i < ahead.each; ++i) {
+    if (__builtin_expect(ahead.line >= ahead.end, 0) && !next_row(ahead)) return;
+    __builtin_prefetch(ahead.line, 0, 2);  // as far as L2: L1 has too few waiting places
+    ahead.line += 64;
+  }
 }
 
 constexpr int bits_of(DType type) {
@@ -29,24 +47,45 @@ inline V read_vector(const uint8_t* p) {
 // half_vector: groups of eight where a vector holds two of them.
 enum class Scaling { none, tensor, group, half_vector };
 
-// The tile's scales as float32, [head_dim/group][kTile], so that a vector holds one group of many keys.
+// The tile's scales as float32: for columns [head_dim/group][kTile], so that a vector holds one group of many keys;
+// for rows [kTile][head_dim/group], as they lie.
+template <bool kByRow>
 struct ScaleTable {
   alignas(64) float at[kTile * (kMaxHeadDim / 8)];
 
   explicit ScaleTable(const KvRows& k) {
     const int groups = k.head_dim >> k.group_shift;
-    const int begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
     if (k.scale_dtype == DType::f32) {
-      for (int j = begin; j < end; ++j)
-        for (int g = 0; g < groups; ++g) __builtin_memcpy(at + g * kTile + j, k.scales[j] + 4 * g, 4);
+      collect<float>(k, groups, at);
       return;
     }
     alignas(64) uint16_t half[kTile * (kMaxHeadDim / 8)];
+    collect<uint16_t>(k, groups, half);
+    const int begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
+    auto convert = [&](int from, int to) {
+      for (int i = from; i < to; i += W) store(at + i, load_f16(reinterpret_cast<const uint8_t*>(half + i)));
+    };
+    if constexpr (kByRow)
+      convert(begin * groups, end * groups);
+    else
+      for (int g = 0; g < groups; ++g) convert(g * kTile + begin, g * kTile + end);
+  }
+
+ private:
+  template <class T>
+  static void collect(const KvRows& k, int groups, T* to) {
+    if (kByRow && groups == 1) return collect_rows<sizeof(T)>(k, to);
+    if (kByRow && groups == 2) return collect_rows<2 * sizeof(T)>(k, to);
+    const int each = kByRow ? 1 : kTile, row = kByRow ? groups : 1;
+    const int begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
     for (int j = begin; j < end; ++j)
-      for (int g = 0; g < groups; ++g) __builtin_memcpy(half + g * kTile + j, k.scales[j] + 2 * g, 2);
-    for (int g = 0; g < groups; ++g)
-      for (int j = begin; j < end; j += W)
-        store(at + g * kTile + j, load_f16(reinterpret_cast<const uint8_t*>(half + g * kTile + j)));
+      for (int g = 0; g < groups; ++g)
+        __builtin_memcpy(to + g * each + j * row, k.scales[j] + int(sizeof(T)) * g, sizeof(T));
+  }
+  template <int kBytes>
+  static void collect_rows(const KvRows& k, void* to) {
+    const int begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
+    for (int j = begin; j < end; ++j) __builtin_memcpy(static_cast<char*>(to) + j * kBytes, k.scales[j], kBytes);
   }
 };
 
@@ -59,10 +98,15 @@ struct RowReader {
   const uint8_t* const* rows;
   const float* table;
   V scale;
-  int head_dim, group_shift;
+  int head_dim, group_shift, groups;
 
   RowReader(const KvRows& k, const float* scales)
-      : rows(k.row), table(scales), scale(set1(k.scale)), head_dim(k.head_dim), group_shift(k.group_shift) {}
+      : rows(k.row),
+        table(scales),
+        scale(set1(k.scale)),
+        head_dim(k.head_dim),
+        group_shift(k.group_shift),
+        groups(k.grouped ? k.head_dim >> k.group_shift : 0) {}
 
   struct Row {
     const RowReader& of;
@@ -78,15 +122,15 @@ struct RowReader {
         x = read_vector<kType>(tail);
       }
       if constexpr (kScaling == Scaling::tensor) x = mul(x, of.scale);
-      if constexpr (kScaling == Scaling::group) x = mul(x, set1(scales[(d >> of.group_shift) * kTile]));
+      if constexpr (kScaling == Scaling::group) x = mul(x, set1(scales[d >> of.group_shift]));
       if constexpr (kScaling == Scaling::half_vector) {
-        const float low = scales[d / 8 * kTile];
-        x = mul(x, two_halves(low, kWhole || d + 8 < of.head_dim ? scales[(d / 8 + 1) * kTile] : low));
+        const float low = scales[d / 8];
+        x = mul(x, two_halves(low, kWhole || d + 8 < of.head_dim ? scales[d / 8 + 1] : low));
       }
       return x;
     }
   };
-  Row row(int r) const { return {*this, rows[r], table + r}; }
+  Row row(int r) const { return {*this, rows[r], table + r * groups}; }
 };
 
 template <DType kType, Scaling kScaling, class F>
@@ -100,10 +144,10 @@ inline void with_tail(const KvRows& k, const float* table, const F& f) {
 alignas(64) constexpr float kNoScales[kTile] = {};  // a table for those that have none: no null is added to
 
 // f.template operator()<type, scaling>(table) for what the cache holds.
-template <class F>
+template <bool kByRow, class F>
 inline void by_type(const KvRows& k, const F& f) {
   if (k.grouped) {
-    const ScaleTable scales(k);
+    const ScaleTable<kByRow> scales(k);
     return k.dtype == DType::i8 ? f.template operator()<DType::i8, Scaling::group>(scales.at)
                                 : f.template operator()<DType::i4, Scaling::group>(scales.at);
   }
@@ -118,7 +162,7 @@ inline void by_type(const KvRows& k, const F& f) {
 
 template <class F>
 inline void with_reader(const KvRows& k, const F& f) {
-  by_type(k, [&]<DType kType, Scaling kScaling>(const float* table) {
+  by_type<true>(k, [&]<DType kType, Scaling kScaling>(const float* table) {
     if constexpr (kScaling == Scaling::group && W > 8)
       if (k.group < W) return with_tail<kType, Scaling::half_vector>(k, table, f);
     with_tail<kType, kScaling>(k, table, f);
@@ -138,8 +182,8 @@ void pack_values(const KvRows& k, float* v, int stride, Ahead* ahead) {
 // ---- columns --------------------------------------------------------------------------------------
 
 // Keys are turned as they lie, in 32-bit words of one, two, four or eight elements: a narrow type costs that
-// much less than turning it once it is float32. Word w of key j comes to out[w * stride + j].
-template <DType kType, int kStride>
+// much less than turning it once it is float32. Word w of key j comes to out[w * W + j].
+template <DType kType>
 inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_t* out, Ahead& ahead) {
   constexpr int kBits = bits_of(kType), kStep = W * 32 / kBits;
   const int left = head_dim - d0, offset = d0 * kBits / 8;
@@ -150,21 +194,21 @@ inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_
       r[i] = load_words(rows[i] + offset);
     }
     transpose(r);
-    for (int i = 0; i < W; ++i) store_words(out + i * kStride, r[i]);
+    for (int i = 0; i < W; ++i) store_words(out + i * W, r[i]);
   } else {
     for (int i = 0; i < W; ++i) {
       if (i % kAheadEvery == 0) fetch(ahead);
       r[i] = load_some(rows[i] + offset, left * kBits / 8);
     }
     transpose(r);
-    for (int i = 0; i * 32 < left * kBits; ++i) store_words(out + i * kStride, r[i]);
+    for (int i = 0; i * 32 < left * kBits; ++i) store_words(out + i * W, r[i]);
   }
 }
 
 #if KVASIR_HALF_COLUMNS
 // Where the processor converts float16 only when it lies together: turned in 16-bit units, FP8 as float16.
-// Element d of key j comes to out[d * stride + j].
-template <DType kType, int kStride>
+// Element d of key j comes to out[d * W + j].
+template <DType kType>
 inline void turn_halves(const uint8_t* const* rows, int d0, int head_dim, uint16_t* out, Ahead& ahead) {
   const int left = head_dim - d0, offset = d0 * bits_of(kType) / 8;
   Words r[W];
@@ -176,11 +220,11 @@ inline void turn_halves(const uint8_t* const* rows, int d0, int head_dim, uint16
     else
       r[i] = halves_of_e4m3(left >= 2 * W ? load_half_words(at) : load_half_some(at, left));
   }
-  turn_halves_to<kStride>(r, out);
+  turn_halves_to(r, out);
 }
 constexpr bool in_halves(DType type) { return type == DType::f16 || type == DType::f8_e4m3; }
 #else
-template <DType kType, int kStride>
+template <DType kType>
 inline void turn_halves(const uint8_t* const*, int, int, uint16_t*, Ahead&) {}
 inline Words load_half_column(const uint16_t*) { return Words{}; }
 inline V half_column(Words) { return zero(); }
@@ -188,7 +232,7 @@ constexpr bool in_halves(DType) { return false; }
 #endif
 
 // W columns of keys as float32: f(d, vector) for each d in [0, left), from turned memory.
-template <DType kType, Scaling kScaling, int kStride>
+template <DType kType, Scaling kScaling>
 struct Columns {
   static constexpr bool kHalves = in_halves(kType);
   static constexpr int kPer = kHalves ? 1 : 32 / bits_of(kType);
@@ -207,9 +251,9 @@ struct Columns {
 
   static void turn(const uint8_t* const* rows, int d0, int head_dim, void* out, Ahead& ahead) {
     if constexpr (kHalves)
-      turn_halves<kType, kStride>(rows, d0, head_dim, static_cast<uint16_t*>(out), ahead);
+      turn_halves<kType>(rows, d0, head_dim, static_cast<uint16_t*>(out), ahead);
     else
-      turn_words<kType, kStride>(rows, d0, head_dim, static_cast<uint32_t*>(out), ahead);
+      turn_words<kType>(rows, d0, head_dim, static_cast<uint32_t*>(out), ahead);
   }
 
   // The kPer elements d, d+1, .. that lie together, of keys [j, j+W).
@@ -227,12 +271,12 @@ struct Columns {
     }
   };
   // `w` counts words from the memory's beginning; `d` is the element and `j` the key for its scale.
-  Word word(int w, int d, int j, int lane) const {
+  Word word(int w, int d, int j) const {
     Word x;
     if constexpr (kHalves)
-      x.raw = load_half_column(static_cast<const uint16_t*>(turned) + w * kStride + lane);
+      x.raw = load_half_column(static_cast<const uint16_t*>(turned) + w * W);
     else
-      x.raw = load_words(reinterpret_cast<const uint8_t*>(static_cast<const uint32_t*>(turned) + w * kStride + lane));
+      x.raw = load_words(reinterpret_cast<const uint8_t*>(static_cast<const uint32_t*>(turned) + w * W));
     x.by = scale;
     if constexpr (kScaling == Scaling::group) x.by = load(table + (d >> group_shift) * kTile + j);
     return x;
@@ -257,8 +301,8 @@ inline void each_element(int n, const F& f) {  // the first n of a word
 }
 
 void pack_keys(const KvRows& k, float* kt, Ahead* ahead) {
-  by_type(k, [&]<DType kType, Scaling kScaling>(const float* table) {
-    using C = Columns<kType, kScaling, W>;
+  by_type<false>(k, [&]<DType kType, Scaling kScaling>(const float* table) {
+    using C = Columns<kType, kScaling>;
     alignas(64) uint32_t block[W * W];
     const C columns(block, table, k);
     const int head_dim = k.head_dim, end = k.end;
@@ -267,7 +311,7 @@ void pack_keys(const KvRows& k, float* kt, Ahead* ahead) {
         C::turn(k.row + j, d0, head_dim, block, *ahead);
         const int stop = d0 + C::kStep < head_dim ? d0 + C::kStep : head_dim;
         for (int d = d0, w = 0; d < stop; d += C::kPer, ++w) {
-          const auto word = columns.word(w, d, j, 0);
+          const auto word = columns.word(w, d, j);
           each_element<C::kPer>(stop - d, [&](auto e) {
             store(kt + (d + decltype(e)::value) * kTile + j, word.template element<decltype(e)::value>());
           });

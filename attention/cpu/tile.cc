@@ -74,24 +74,19 @@ int find_runs(const Job& job, const Item& item, const Tile& tile, Run* runs) {
   return n;
 }
 
-// The cache lines of n rows of `bytes`, one every `step`, but for the one that ends the list already.
-const uint8_t** add_lines(const uint8_t* at, int64_t n, int64_t bytes, int64_t step, const uint8_t* const* first,
-                          const uint8_t** to) {
+// n rows of `bytes`, one every `step`, as a piece; returns its cache lines, about.
+int64_t add_piece(const uint8_t* at, int64_t n, int64_t bytes, int64_t step, Piece** to) {
   if (step == bytes) bytes *= n, n = 1;
-  for (; n > 0; --n, at += step) {
-    const uint8_t *line = at - reinterpret_cast<uintptr_t>(at) % kLine, *end = at + bytes;
-    if (to != first && to[-1] == line) line += kLine;
-    for (; line < end; line += kLine) *to++ = line;
-  }
-  return to;
+  *(*to)++ = {at, step, n, bytes};
+  return n * ((bytes + kLine - 1) / kLine);
 }
 
 void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
   const kvcache::CacheView& c = job.tensors->cache;
   Run runs[kTile];
   const int count = find_runs(job, item, *tile, runs);
-  const uint8_t** const first = s.lines.data();
-  const uint8_t** lines = first;
+  Piece* end = s.pieces.data();
+  int64_t lines = 0;
   for (bool value : {false, true}) {
     KvRows& rows = value ? tile->values : tile->keys;
     describe(job, value, &rows);
@@ -114,18 +109,19 @@ void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
       const int64_t scale_step = dtype_bytes(c.scale_dtype, c.scale_strides.token);
       for (const Run* r = runs; r < runs + count; ++r) {
         const uint8_t* at = scale + r->at * scale_step;
-        lines = add_lines(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step,
-                          first, lines);
+        lines +=
+            add_piece(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step, &end);
         for (int j = r->begin; j < r->end; ++j, at += scale_step) rows.scales[j] = at;
       }
     }
     for (const Run* r = runs; r < runs + count; ++r) {
       const uint8_t* at = data + r->at * step;
-      lines = add_lines(at, r->end - r->begin, row_bytes, step, first, lines);
+      lines += add_piece(at, r->end - r->begin, row_bytes, step, &end);
       for (int j = r->begin; j < r->end; ++j, at += step) rows.row[j] = at;
     }
   }
-  tile->lines = int(lines - first);
+  tile->lines = int(lines);
+  tile->pieces = int(end - s.pieces.data());
   if (job.fresh && tile->first + tile->end > job.held->step.start_pos[item.sequence]) {
     point_at_fresh(job, item, *tile, false, s.old[0].get(), &tile->keys);
     point_at_fresh(job, item, *tile, true, s.old[1].get(), &tile->values);
