@@ -77,11 +77,6 @@ inline V from_e4m3(uint16x4_t b) {
   return vmulq_n_f32(from_half(vorr_u16(vorr_u16(vshl_n_u16(low, 7), sign), nan)), 256.0f);
 }
 inline V load_e4m3(const uint8_t* p) { return from_e4m3(vget_low_u16(vmovl_u8(four_bytes(p)))); }
-inline float f16_scalar(const uint8_t* p) {
-  __fp16 h;
-  __builtin_memcpy(&h, p, 2);
-  return float(h);
-}
 inline void store_f16(uint8_t* p, V x) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(x))); }
 inline void store_bf16(uint8_t* p, V x) {
   uint32x4_t u = vreinterpretq_u32_f32(x), high = vshrq_n_u32(u, 16);
