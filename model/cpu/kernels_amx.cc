@@ -46,7 +46,7 @@ template <Packing P>
 [[gnu::always_inline]] inline void unpack(const uint8_t* quants, const uint8_t* scales, Room<P>* rooms) {
   const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(int8_t(0xf0));
   for (int h = 0; h < parts<P>(); ++h) {
-    auto(*to)[64] = rooms[h].tile;
+    uint8_t(*to)[64] = rooms[h].tile;
     const bool first = parts<P>() == 1 || h == 0, second = parts<P>() == 1 || h == 1;
     if constexpr (nibbles<P>()) {
 #pragma GCC unroll 4
