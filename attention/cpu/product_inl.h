@@ -52,14 +52,13 @@ inline void product_all(const float* a, int rows, int a_stride, const B& b, int 
     product_columns<R, C, kWideRows ? 1 : kAheadEvery>(a + r * a_stride, a_stride, b, k0, k1,
                                                        correction ? correction + r : nullptr, c + r * c_stride,
                                                        c_stride, n0, n1, ahead);
-    r += R;
   };
-  while (rows - r > 8) go(Count<6>{});
+  for (; rows - r > 8; r += 6) go(Count<6>{});
   if constexpr (kWideRows) {
     if (rows - r == 8) return go(Count<8>{});
     if (rows - r == 7) return go(Count<7>{});
   }
-  if (rows - r > 6) go(Count<4>{});
+  if (rows - r > 6) go(Count<4>{}), r += 4;
   switch (rows - r) {
     case 6: return go(Count<6>{});
     case 5: return go(Count<5>{});

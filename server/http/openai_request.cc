@@ -171,6 +171,8 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   call.shape.choices = call.shape.best_of = clamp32(in.n);
   int64_t best_of = in.n;
   if (f.integer("best_of", &best_of)) {
+    // Later the engine is asked for best_of, so nobody else looks at n.
+    if (in.n < 1) f.fail("n", cat("is ", in.n, "; it must be at least 1"));
     if (best_of < in.n) f.fail("best_of", cat("is ", best_of, "; it must be at least n, which is ", in.n));
     if (call.shape.stream && best_of > in.n) f.fail("best_of", "above n cannot be streamed");
     call.shape.best_of = clamp32(best_of);

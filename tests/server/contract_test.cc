@@ -185,6 +185,8 @@ TEST_F(Contract, ChoicesOverTheCap) {
   expect_bad(complete(R"("n":129)"), "n", "129");
   expect_bad(complete(R"("n":0)"), "n", "0");
   expect_bad(complete(R"("best_of":129)"), "n", "129");
+  expect_bad(complete(R"("n":-1,"best_of":3)"), "n", "-1");  // took the server down
+  expect_bad(complete(R"("n":0,"best_of":3)"), "n", "0");
   expect_bad(post("/v1/completions", R"({"prompt":["a","b"],"best_of":100})"), "choices", "200");
   expect_bad(chat(R"("n":129)"), "n", "129");
 }
