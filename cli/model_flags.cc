@@ -33,7 +33,7 @@ void ModelFlags::define(Options& o) {
       .value_name("FILE");
   o.add("kv_dtype", &model.kv_dtype, "Element type of the cache; auto is the model's")
       .one_of({"auto", "float32", "float16", "bfloat16"});
-  o.add("precise", &model.precise, "float32 activations instead of 16-bit integers: slower, closer to the reference");
+  o.add("precise", &model.precise, "float32 activations instead of 12-bit integers: slower, closer to the reference");
 
   o.section("Cache and steps");
   o.add(

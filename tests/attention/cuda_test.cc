@@ -16,12 +16,10 @@ void expect_agreement(int64_t first, int64_t count, const CaseOptions& options) 
     CaseOutput got;
     Status status = run_on_device(after, &got);
     // A query with RoPE or a bias is rounded to the io type before the matrix units see it, and int8 groups under
-    // 32 are widened to float16 element by element: where scores are huge that alone is more than r. FP8 inputs are
-    // multiplied as bfloat16, times their scales.
+    // 32 are widened to float16 element by element: where scores are huge that alone is more than r.
     const Attributes& a = before.attributes;
-    const bool rounded =
-        a.io == DType::f8_e4m3 || (a.io != DType::f32 && (a.rope.style != RopeStyle::none || !before.qkv_bias.empty() ||
-                                                          before.view.quant == kvcache::QuantKind::group));
+    const bool rounded = a.io != DType::f32 && (a.rope.style != RopeStyle::none || !before.qkv_bias.empty() ||
+                                                before.view.quant == kvcache::QuantKind::group);
     // FP8 queries of many rows are multiplied in FP8, which has its own r.
     const bool fp8 = a.io == DType::f8_e4m3 && a.head_dim == 128;
     const double widen = fp8       ? row_tolerance(DType::f8_e4m3) / row_tolerance(a.out)
