@@ -139,11 +139,15 @@ Result<TextAssets> load_text_assets(const std::string& model) {
 Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progress progress, void* context) {
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
+  RunnerOptions o = options;  // with the usual limits where the caller has none
+  if (o.max_batch <= 0) o.max_batch = 64;
+  if (o.max_tokens <= 0) o.max_tokens = 512;
+  if (o.max_kvlen <= 0) o.max_kvlen = files.config.context;
 #ifdef KVASIR_CUDA
-  if (gpu) return cuda::make_runner(files.config, std::move(files.weights), options, {progress, context});
+  if (gpu) return cuda::make_runner(files.config, std::move(files.weights), o, {progress, context});
 #endif
   KVASIR_CHECK(!gpu, "a GPU was chosen by a build that has none");
-  return cpu::make_runner(files.config, std::move(files.weights), options, {progress, context});
+  return cpu::make_runner(files.config, std::move(files.weights), o, {progress, context});
 }
 
 }  // namespace kvasir::model

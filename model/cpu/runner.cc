@@ -10,7 +10,7 @@
 #include "core/host.h"
 #include "model/cpu/cache.h"
 #include "model/cpu/ops.h"
-#include "model/sampler.h"
+#include "model/draws.h"
 
 namespace kvasir::model::cpu {
 namespace {
@@ -21,9 +21,13 @@ constexpr int64_t kLogitRows = 64;
 class CpuRunner final : public Runner {
  public:
   CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, DType kv)
-      : config_(config), options_(options), info_(config.info()), kv_(kv), pool_(threads) {
+      : config_(config),
+        options_(options),
+        info_(config.info()),
+        kv_(kv),
+        pool_(threads),
+        draws_(config.vocab, threads) {
     info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
-    for (int i = 0; i < threads; ++i) samplers_.emplace_back(config.vocab);
   }
 
   Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
@@ -52,14 +56,9 @@ class CpuRunner final : public Runner {
   int cache_groups() const override { return 2; }
   Status allocate_cache(const CachePages& pages) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
-  Result<std::vector<Sampled>> wait() override {
-    KVASIR_CHECK(launched_, "wait() without a launch()");
-    launched_ = false;
-    return std::move(samples_);
-  }
+  Result<std::vector<Sampled>> wait() override { return draws_.take(); }
 
  private:
-  Status resolve_tokens(const Batch& batch);
   Status run(const Batch& batch, std::span<const SampleRow> rows);
 
   ModelConfig config_;
@@ -69,12 +68,8 @@ class CpuRunner final : public Runner {
   ThreadPool pool_;
   std::optional<CpuOps> ops_;
   std::unique_ptr<Network> network_;
-  std::vector<Sampler> samplers_;
+  Draws draws_;
   std::vector<std::unique_ptr<Cache>> caches_;  // by layer group
-  std::vector<int32_t> tokens_;                 // the step's, all real
-  std::vector<int32_t> previous_;               // the last launch's samples, by row
-  std::vector<Sampled> samples_;
-  bool launched_ = false;
 };
 
 Status CpuRunner::allocate_cache(const CachePages& pages) {
@@ -93,25 +88,8 @@ Status CpuRunner::allocate_cache(const CachePages& pages) {
   return ops_->set_caches(std::move(views), std::move(places));
 }
 
-Status CpuRunner::resolve_tokens(const Batch& batch) {
-  tokens_ = batch.tokens;
-  for (int32_t& t : tokens_) {
-    if (t < 0) {
-      size_t row = size_t(-1 - t);
-      KVASIR_CHECK(row < previous_.size(), "the step names sample row ", row, " of ", previous_.size());
-      t = previous_[row];
-    }
-    if (t < 0 || t >= config_.vocab)
-      return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", config_.vocab))
-          .with_field("prompt");
-  }
-  return {};
-}
-
 Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
-  KVASIR_CHECK(!launched_, "a launch is in flight already");
   KVASIR_CHECK(!caches_.empty(), "the cache is not allocated");
-  KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
   KVASIR_CHECK(int64_t(batch.tokens.size()) <= options_.max_tokens, batch.tokens.size(), " tokens, the limit is ",
                options_.max_tokens);
   auto begun = std::chrono::steady_clock::now();
@@ -120,29 +98,23 @@ Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   pool_.end_step();
   if (config_.step_ms > 0)
     std::this_thread::sleep_until(begun + std::chrono::duration<double, std::milli>(config_.step_ms));
-  launched_ = status.ok();
   return status;
 }
 
 Status CpuRunner::run(const Batch& batch, std::span<const SampleRow> rows) {
-  KVASIR_TRY(resolve_tokens(batch));
+  KVASIR_TRY(draws_.begin(batch, rows));
   for (const PageMove& m : batch.moves) caches_[0]->move(m);
   for (const PageCopy& c : batch.copies) caches_[size_t(c.group)]->copy(c);
-  samples_.assign(rows.size(), {});
-  if (!tokens_.empty()) {
-    KVASIR_TRY(ops_->begin(batch, tokens_));
+  if (!batch.tokens.empty()) {
+    KVASIR_TRY(ops_->begin(batch, draws_.tokens()));
     KVASIR_TRY(network_->forward());
-    for (int64_t first = 0; first < int64_t(rows.size()); first += kLogitRows) {
-      int64_t count = std::min(kLogitRows, int64_t(rows.size()) - first);
-      KVASIR_ASSIGN(Buffer logits, network_->logits(first, count));
-      pool_.for_each(count, 1, [&](int64_t i, int worker) {
-        std::span<float> row(ops_->data(logits) + i * logits.cols, size_t(config_.vocab));
-        samples_[size_t(first + i)] = samplers_[size_t(worker)].sample(row, rows[size_t(first + i)]);
-      });
+    while (draws_.rows_left() > 0) {
+      const int64_t count = std::min(kLogitRows, draws_.rows_left());
+      KVASIR_ASSIGN(Buffer logits, network_->logits(draws_.rows_drawn(), count));
+      draws_.draw(pool_, ops_->data(logits), logits.cols, count);
     }
   }
-  previous_.clear();
-  for (const Sampled& s : samples_) previous_.push_back(s.token);
+  draws_.end();
   return {};
 }
 
@@ -163,12 +135,8 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cpu" : options.attention));
   KVASIR_TRY(attention->available());
-  RunnerOptions o = options;
-  int threads = o.threads > 0 ? o.threads : host_limits().cpus;
-  if (o.max_batch <= 0) o.max_batch = 64;
-  if (o.max_tokens <= 0) o.max_tokens = 512;
-  if (o.max_kvlen <= 0) o.max_kvlen = config.context;
-  auto runner = std::make_unique<CpuRunner>(config, o, threads, kv);
+  int threads = options.threads > 0 ? options.threads : host_limits().cpus;
+  auto runner = std::make_unique<CpuRunner>(config, options, threads, kv);
   KVASIR_TRY(runner->load(std::move(weights), attention, progress));
   return std::unique_ptr<Runner>(std::move(runner));
 }

@@ -8,7 +8,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "model/cuda/ops.h"
-#include "model/sampler.h"
+#include "model/draws.h"
 
 namespace kvasir::model::cuda {
 namespace {
@@ -21,9 +21,13 @@ constexpr int64_t kLogitRows = 256;
 class CudaRunner final : public Runner {
  public:
   CudaRunner(const ModelConfig& config, const RunnerOptions& options, DType kv)
-      : config_(config), options_(options), info_(config.info()), kv_(kv), pool_(std::min(8, host_limits().cpus)) {
+      : config_(config),
+        options_(options),
+        info_(config.info()),
+        kv_(kv),
+        pool_(std::min(8, host_limits().cpus)),
+        draws_(config.vocab, pool_.threads()) {
     info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
-    for (int i = 0; i < pool_.threads(); ++i) samplers_.emplace_back(config.vocab);
   }
   ~CudaRunner() override {
     if (stream_) cudaStreamSynchronize(stream_);
@@ -59,35 +63,27 @@ class CudaRunner final : public Runner {
   }
   Status allocate_cache(const CachePages& pages) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
-  Result<std::vector<Sampled>> wait() override {
-    KVASIR_CHECK(launched_, "wait() without a launch()");
-    launched_ = false;
-    return std::move(samples_);
-  }
+  Result<std::vector<Sampled>> wait() override { return draws_.take(); }
 
  private:
   Status copy_page(const PageCopy& c);
   Status move_page(const PageMove& m);
-  Status resolve_tokens(const Batch& batch);
-  Status sample(std::span<const SampleRow> rows);
+  Status sample();
 
   ModelConfig config_;
   RunnerOptions options_;
   ModelInfo info_;
   DType kv_;
-  ThreadPool pool_;  // samples
+  ThreadPool pool_;  // draws
+  Draws draws_;
   cudaStream_t stream_ = nullptr;
   std::optional<CudaOps> ops_;
   std::unique_ptr<Network> network_;
-  std::vector<Sampler> samplers_;
   DeviceMemory cache_memory_;
   PinnedMemory host_memory_;  // the second tier
   size_t page_bytes_ = 0;
   PinnedMemory logits_;
   kvcache::CacheView cache_;
-  std::vector<int32_t> tokens_, previous_;
-  std::vector<Sampled> samples_;
-  bool launched_ = false;
 };
 
 Status CudaRunner::allocate_cache(const CachePages& pages) {
@@ -131,56 +127,31 @@ Status CudaRunner::move_page(const PageMove& m) {
                "page move");
 }
 
-Status CudaRunner::resolve_tokens(const Batch& batch) {
-  tokens_ = batch.tokens;
-  for (int32_t& t : tokens_) {
-    if (t < 0) {
-      size_t row = size_t(-1 - t);
-      KVASIR_CHECK(row < previous_.size(), "the step names sample row ", row, " of ", previous_.size());
-      t = previous_[row];
-    }
-    if (t < 0 || t >= config_.vocab)
-      return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", config_.vocab))
-          .with_field("prompt");
-  }
-  return {};
-}
-
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
-  KVASIR_CHECK(!launched_, "a launch is in flight already");
-  KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
-  KVASIR_TRY(resolve_tokens(batch));
+  KVASIR_TRY(draws_.begin(batch, rows));
   for (const PageMove& m : batch.moves) KVASIR_TRY(move_page(m));
   for (const PageCopy& c : batch.copies) KVASIR_TRY(copy_page(c));
-  samples_.assign(rows.size(), {});
-  if (!tokens_.empty()) {
-    KVASIR_TRY(ops_->begin(batch, tokens_));
+  if (!batch.tokens.empty()) {
+    KVASIR_TRY(ops_->begin(batch, draws_.tokens()));
     KVASIR_TRY(network_->forward());
-    KVASIR_TRY(sample(rows));
-  } else {
-    KVASIR_TRY(check(cudaStreamSynchronize(stream_), "page moves"));
+    KVASIR_TRY(sample());
   }
-  previous_.clear();
-  for (const Sampled& s : samples_) previous_.push_back(s.token);
-  launched_ = true;
+  if (rows.empty()) KVASIR_TRY(check(cudaStreamSynchronize(stream_), "step"));
+  draws_.end();
   return {};
 }
 
-Status CudaRunner::sample(std::span<const SampleRow> rows) {
-  int64_t most = std::min(kLogitRows, options_.max_tokens);
-  for (int64_t first = 0; first < int64_t(rows.size()); first += most) {
-    int64_t count = std::min(most, int64_t(rows.size()) - first);
-    KVASIR_ASSIGN(Buffer logits, network_->logits(first, count));
+Status CudaRunner::sample() {
+  const int64_t most = std::min(kLogitRows, options_.max_tokens);
+  while (draws_.rows_left() > 0) {
+    const int64_t count = std::min(most, draws_.rows_left());
+    KVASIR_ASSIGN(Buffer logits, network_->logits(draws_.rows_drawn(), count));
     KVASIR_TRY(check(cudaMemcpyAsync(logits_.get(), ops_->data(logits), size_t(count * logits.cols) * sizeof(float),
                                      cudaMemcpyDeviceToHost, stream_),
                      "logits"));
     KVASIR_TRY(check(cudaStreamSynchronize(stream_), "step"));
-    pool_.for_each(count, 1, [&](int64_t i, int worker) {
-      std::span<float> row(logits_.as<float>() + i * logits.cols, size_t(config_.vocab));
-      samples_[size_t(first + i)] = samplers_[size_t(worker)].sample(row, rows[size_t(first + i)]);
-    });
+    draws_.draw(pool_, logits_.as<float>(), logits.cols, count);
   }
-  if (rows.empty()) return check(cudaStreamSynchronize(stream_), "step");
   return {};
 }
 
@@ -206,11 +177,7 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
     return invalid_argument(cat("attention is ", options.attention, "; on a GPU it is auto or cuda"))
         .with_field("attention");
   KVASIR_TRY(attention->available());
-  RunnerOptions o = options;
-  if (o.max_batch <= 0) o.max_batch = 64;
-  if (o.max_tokens <= 0) o.max_tokens = 512;
-  if (o.max_kvlen <= 0) o.max_kvlen = config.context;
-  auto runner = std::make_unique<CudaRunner>(config, o, kv);
+  auto runner = std::make_unique<CudaRunner>(config, options, kv);
   KVASIR_TRY(runner->load(std::move(weights), attention, progress));
   int device = 0;
   cudaDeviceProp p{};

@@ -1,0 +1,53 @@
+#include "model/draws.h"
+
+#include <utility>
+
+#include "core/cat.h"
+#include "core/check.h"
+
+namespace kvasir::model {
+
+Draws::Draws(int32_t vocab, int threads) : vocab_(vocab), samplers_(size_t(threads), Sampler(vocab)) {}
+
+Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows) {
+  KVASIR_CHECK(!in_flight_, "a launch is in flight already");
+  KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
+  tokens_ = batch.tokens;
+  for (int32_t& t : tokens_) {
+    if (t < 0) {
+      size_t row = size_t(-1 - t);
+      KVASIR_CHECK(row < previous_.size(), "the step names sample row ", row, " of ", previous_.size());
+      t = previous_[row];
+    }
+    if (t < 0 || t >= vocab_)
+      return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", vocab_)).with_field("prompt");
+  }
+  rows_ = rows;
+  drawn_ = 0;
+  samples_.assign(rows.size(), {});
+  return {};
+}
+
+void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count) {
+  KVASIR_CHECK(count <= rows_left(), count, " rows of logits for ", rows_left());
+  pool.for_each(count, 1, [&](int64_t i, int worker) {
+    const size_t row = size_t(drawn_ + i);
+    samples_[row] = samplers_[size_t(worker)].sample({logits + i * stride, size_t(vocab_)}, rows_[row]);
+  });
+  drawn_ += count;
+}
+
+void Draws::end() {
+  previous_.clear();
+  for (const Sampled& s : samples_) previous_.push_back(s.token);
+  rows_ = {};
+  in_flight_ = true;
+}
+
+std::vector<Sampled> Draws::take() {
+  KVASIR_CHECK(in_flight_, "wait() without a launch()");
+  in_flight_ = false;
+  return std::move(samples_);
+}
+
+}  // namespace kvasir::model

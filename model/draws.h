@@ -1,0 +1,41 @@
+// What every runner does on the host around a step, whatever its device: the tokens that go in, and from each row of
+// logits the token that comes out.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/status.h"
+#include "core/thread_pool.h"
+#include "model/batch.h"
+#include "model/sampler.h"
+
+namespace kvasir::model {
+
+class Draws {
+ public:
+  Draws(int32_t vocab, int threads);
+
+  // A launch begins: each token id that names a sample of the previous launch becomes that sample.
+  Status begin(const Batch& batch, std::span<const SampleRow> rows);
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  // The next rows that begin() was told of, in order and at most so many as the device has room for.
+  int64_t rows_left() const { return int64_t(rows_.size()) - drawn_; }
+  int64_t rows_drawn() const { return drawn_; }
+  // `logits`: `count` rows, `stride` apart, changed in place.
+  void draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count);
+  void end();
+  // The launch's results, once.
+  std::vector<Sampled> take();
+
+ private:
+  const int32_t vocab_;
+  std::vector<Sampler> samplers_;  // by worker
+  std::span<const SampleRow> rows_;
+  std::vector<int32_t> tokens_, previous_;
+  std::vector<Sampled> samples_;
+  int64_t drawn_ = 0;
+  bool in_flight_ = false;
+};
+
+}  // namespace kvasir::model
