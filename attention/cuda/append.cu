@@ -96,10 +96,11 @@ __device__ inline float group_scale(float absmax, DType type, DType scale_type) 
   return scale_type == DType::f16 ? __half2float(__float2half_rn(fminf(scale, 65504.0f))) : scale;
 }
 
-// Quantize 8 elements of a row; `v` becomes what the cache returns. Written where `row` and `scales` are given.
-// `as_is`: they are the cache's int8 already.
-__device__ inline void through_cache(const CacheLayer& c, bool as_is, bool value, int lane, int lanes_in_group, Vec8& v,
-                                     uint8_t* row, uint8_t* scales) {
+// Quantize 8 elements of a row; `v` becomes what the cache returns, but for the scale of a tensor, which no element
+// meets: it would round once more. Written where `row` and `scales` are given.
+// `as_is`: they are the cache's int8 already; `in_units`: in units of its scale.
+__device__ inline void through_cache(const CacheLayer& c, bool as_is, bool in_units, bool value, int lane,
+                                     int lanes_in_group, Vec8& v, uint8_t* row, uint8_t* scales) {
   if (c.quant == int(kvcache::QuantKind::group)) {
     float top = 0.0f;
     for (int k = 0; k < 8; ++k) top = fabsf(v.x[k]) > top ? fabsf(v.x[k]) : top;
@@ -117,14 +118,13 @@ __device__ inline void through_cache(const CacheLayer& c, bool as_is, bool value
   } else if (as_is) {
     if (row) store8(row, c.dtype, lane * 8, v);
   } else if (c.quant == int(kvcache::QuantKind::per_tensor)) {
-    float s = value ? c.v_scale : c.k_scale, inverse = __fdiv_rn(1.0f, s);
+    const float inverse = __fdiv_rn(1.0f, in_units ? 1.0f : value ? c.v_scale : c.k_scale);
     for (int k = 0; k < 8; ++k) {
       float x = v.x[k] * inverse;
       v.x[k] = c.dtype == DType::i8 ? float(round_clamp(x, 127.0f))
                                     : e4m3_float(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
     }
     if (row) store8(row, c.dtype, lane * 8, v);
-    for (int k = 0; k < 8; ++k) v.x[k] *= s;
   } else {
     if (row) store8(row, c.dtype, lane * 8, v);
     if (c.dtype == DType::f16)
@@ -201,16 +201,10 @@ __global__ void __launch_bounds__(256, 5)
     const void* base = s.packed || part == 0 ? l.query : part == 1 ? l.key : l.value;
     const int64_t row = s.packed ? (int64_t(token) * (s.heads + 2 * s.kv_heads) + packed_head) * s.head_dim
                                  : (int64_t(token) * (part == 0 ? s.heads : s.kv_heads) + head) * s.head_dim;
-    const float in_scale = s.io != DType::f8_e4m3 ? 1.0f
-                           : part == 0            ? s.q_scale
-                           : part == 1            ? l.cache.k_scale
-                                                  : l.cache.v_scale;
     const int d = lane * 8;
     Vec8 x{};
     auto load = [&](int at_d) {
       Vec8 y = load8(base, s.io, row + at_d);
-      if (in_scale != 1.0f)
-        for (int k = 0; k < 8; ++k) y.x[k] *= in_scale;
       if (l.bias) {
         Vec8 bias = load8(l.bias, s.io, int64_t(packed_head) * s.head_dim + at_d);
         for (int k = 0; k < 8; ++k) y.x[k] += bias.x[k];
@@ -218,7 +212,7 @@ __global__ void __launch_bounds__(256, 5)
       return y;
     };
     auto element = [&](int at_d) {
-      float y = load_float(base, s.io, row + at_d) * in_scale;
+      float y = load_float(base, s.io, row + at_d);
       return l.bias ? y + load_float(l.bias, s.io, int64_t(packed_head) * s.head_dim + at_d) : y;
     };
     if (wanted) {
@@ -265,7 +259,7 @@ __global__ void __launch_bounds__(256, 5)
                    head * l.cache.scale_head;
     }
     // Rows of one warp may mix q with k; the shuffles in here must still be met by all of it.
-    through_cache(l.cache, s.io == DType::i8, part == 2, lane, lanes_in_group, x, to, scale_to);
+    through_cache(l.cache, s.io == DType::i8, s.io == DType::f8_e4m3, part == 2, lane, lanes_in_group, x, to, scale_to);
     if (live && part != 0 && phase == 0 && !l.given && info.flags & (kContiguous | kDeferred)) {
       void* out = part == 2 ? l.v_new : l.k_new;
       store8(out, s.work, (int64_t(token) * s.kv_heads + head) * s.head_dim + d, x);
@@ -302,7 +296,7 @@ __global__ void __launch_bounds__(256) gather_kernel(Shape s, StepView v, CacheL
     if (c.quant == int(kvcache::QuantKind::group))
       scale = load_float((value ? c.value_scale : c.key_scale) + place * c.scale_token + head * c.scale_head,
                          c.scale_dtype, lane * 8 >> c.group_shift);
-    if (c.quant == int(kvcache::QuantKind::per_tensor)) scale = value ? c.v_scale : c.k_scale;
+    if (!old) scale *= value ? c.v_scale : c.k_scale;  // prefill multiplies its sums
     for (int k = 0; k < 8; ++k) x.x[k] *= scale;
     if (type == DType::f8_e4m3)
       for (int k = 0; k < 8; ++k) x.x[k] *= s.out_inv_scale;

@@ -45,12 +45,11 @@ class CudaAttention final : public Attention, public GraphKeyed {
     s.rope_style = int32_t(a_.rope.style);
     s.rotary_dim = a_.rope.rotary_dim;
     s.packed = a_.packed_qkv;
-    s.scale = 1.0f / (a_.q_scaling * std::sqrt(float(a_.head_dim)));
+    s.scale = (a_.io == DType::f8_e4m3 ? a_.q_scale : 1.0f) / (a_.q_scaling * std::sqrt(float(a_.head_dim)));
     s.softcap = a_.softcap;
     s.io = a_.io, s.out = a_.out;
     s.out_inv_scale = a_.out == DType::f8_e4m3 ? 1.0f / a_.out_scale : 1.0f;
     s.work = a_.io == DType::f8_e4m3 ? DType::bf16 : a_.io == DType::i8 ? DType::f32 : a_.io;
-    s.q_scale = a_.q_scale;
 
     if (a_.head_dim % 8 || a_.head_dim > 256)
       return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 256"))
@@ -172,7 +171,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
     out.head = bytes(c.dtype, c.strides.head);
     out.dtype = c.dtype, out.scale_dtype = c.scale_dtype;
     out.quant = int32_t(c.quant);
-    out.k_scale = c.k_scale, out.v_scale = c.v_scale;
+    if (c.quant == kvcache::QuantKind::per_tensor) out.k_scale = c.k_scale, out.v_scale = c.v_scale;
     if (c.quant == kvcache::QuantKind::group) {
       out.quant_group = c.quant_group;
       out.group_shift = std::countr_zero(uint32_t(c.quant_group));

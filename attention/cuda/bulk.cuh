@@ -31,6 +31,11 @@ __device__ inline void load_tile(void* to, const CUtensorMap* map, int column, i
       "l"(map), "r"(shared_address(full)), "r"(column), "r"(head), "r"(row)
       : "memory");
 }
+__device__ inline void store_tile(const CUtensorMap* map, const void* from, int column, int head, int row) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(map),
+               "r"(shared_address(from)), "r"(column), "r"(head), "r"(row)
+               : "memory");
+}
 // Bytes side by side, by the same engine: in, and out again.
 __device__ inline void load_bulk(void* to, const void* from, int bytes, uint64_t* full) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(

@@ -14,6 +14,16 @@ __device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvt
 __device__ inline void copy16(uint32_t to, const void* from, bool live) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(live ? 16 : 0));
 }
+// The same for what is read once: it leaves L2 before anything else does.
+__device__ inline uint64_t read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline void copy16_once(uint32_t to, const void* from, bool live, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(to), "l"(from),
+               "r"(live ? 16 : 0), "l"(policy));
+}
 __device__ inline void copy8(uint32_t to, const void* from, bool live) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(to), "l"(from), "r"(live ? 8 : 0));
 }
@@ -40,6 +50,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
+}
+
+// Four matrices of 8 x 8 on their way back (sm_90).
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
 // 8 x 8 pairs of a warp, turned over.

@@ -74,8 +74,18 @@ void Planner::partition(int list, std::byte* buffer) {
   }
   heads[part].end = count;
   while (++part < want) heads[part].begin = heads[part].end = count;
-  for (int64_t i = 0; i < want; ++i)
-    if (heads[i].begin < heads[i].end) heads[i].first = segments[heads[i].begin];
+  const bool paged = a_.index_mode == kvcache::IndexMode::page_table && a_.page_size >= kPlaceKeys &&
+                     a_.cyclic_capacity == 0 && beam_width_ == 0;
+  const int32_t* table = at<int32_t>(buffer, table_);
+  for (int64_t i = 0; i < want; ++i) {
+    PartHead& head = heads[i];
+    if (head.begin >= head.end) continue;
+    const Segment& s = head.first = segments[head.begin];
+    for (int32_t& place : head.places) {
+      const int32_t key = s.kv_begin + int32_t(&place - head.places) * kPlaceKeys;
+      place = paged && key < s.kv_end ? table[s.table + (key >> page_shift_)] + (key & (a_.page_size - 1)) : -1;
+    }
+  }
   launch_.parts[list] = items.empty() ? 0 : int32_t(want);
   if (items.empty()) return;
   used_.push_back({heads_[list], size_t(want) * sizeof(PartHead)});

@@ -18,8 +18,7 @@ struct KeyRow {
 __device__ inline float cached(const CacheLayer& c, const uint8_t* row, const uint8_t* scales, bool value, int d) {
   float x = load_float(row, c.dtype, d);
   if (c.quant == int(kvcache::QuantKind::group)) return x * load_float(scales, c.scale_dtype, d >> c.group_shift);
-  if (c.quant == int(kvcache::QuantKind::per_tensor)) return x * (value ? c.v_scale : c.k_scale);
-  return x;
+  return x * (value ? c.v_scale : c.k_scale);
 }
 
 __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v, Layer l, const Row* rows) {
@@ -80,7 +79,8 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v,
       if (e >= per_lane || d >= D) break;
       float x = rotated(
           [&](int at) {
-            return k.fresh ? load_float(l.k_new, s.work, k.row + at) : cached(l.cache, k.key, k.key_scale, false, at);
+            return k.fresh ? load_float(l.k_new, s.work, k.row + at) * l.cache.k_scale
+                           : cached(l.cache, k.key, k.key_scale, false, at);
           },
           d, n);
       dot += q[e] * x;
@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v,
     for (int e = 0; e < kPerLane; ++e) {
       int d = lane * per_lane + e;
       if (e >= per_lane || d >= D) break;
-      float x = k.fresh ? load_float(l.v_new, s.work, k.row + d) : cached(l.cache, k.value, k.value_scale, true, d);
+      float x = k.fresh ? load_float(l.v_new, s.work, k.row + d) * l.cache.v_scale
+                        : cached(l.cache, k.value, k.value_scale, true, d);
       acc[e] = acc[e] * shrink + p * x;
     }
   }

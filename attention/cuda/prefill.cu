@@ -12,10 +12,10 @@ struct Wide {
   static constexpr bool kTurns = true, kGathered = false, kStores = true;
   static constexpr float kShift = __is_same(T, Half) ? 8.0f : 0.0f;
   struct Maps {
-    CUtensorMap q, k_new, v_new, k_old, v_old;
+    CUtensorMap q, k_new, v_new, k_old, v_old, out;
   };
-  __device__ static float score_unit(const Shape& s, const Layer&) { return s.scale; }
-  __device__ static float value_unit(const Layer&) { return 1.0f; }
+  __device__ static float score_unit(const Shape& s, const Layer& l) { return s.scale * l.cache.k_scale; }
+  __device__ static float value_unit(const Layer& l) { return l.cache.v_scale; }
 
   __device__ static void load(uint8_t* to, const CUtensorMap* map, int head, int row, uint64_t* full) {
     for (int h = 0; h < kD / 64; ++h) load_tile(to + h * kHalfTile, map, h * 64, head, row, full);
@@ -48,27 +48,18 @@ struct Wide {
   }
 };
 
-// [rows, heads, D] as boxes of 128 rows and 64 columns of one head; columns past D read as zeros.
-bool encode(CUtensorMap* map, const void* base, const Shape& s, int heads, int64_t rows) {
-  const cuuint64_t sizes[3] = {cuuint64_t(s.head_dim), cuuint64_t(heads), cuuint64_t(rows)};
-  const cuuint64_t strides[2] = {cuuint64_t(s.head_dim) * 2, cuuint64_t(s.head_dim) * heads * 2};
-  const cuuint32_t box[3] = {64, 1, 128}, ones[3] = {1, 1, 1};
-  return encode_function()(map,
-                           s.work == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                           3, const_cast<void*>(base), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <class M>
 cudaError_t launch(const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles, int64_t count,
                    int64_t query_rows, int64_t new_rows, int64_t old_rows, int multiprocessors, cudaStream_t stream) {
-  typename M::Maps maps;
-  if (!encode(&maps.q, l.q, s, s.heads, query_rows) || !encode(&maps.k_new, l.k_new, s, s.kv_heads, new_rows) ||
-      !encode(&maps.v_new, l.v_new, s, s.kv_heads, new_rows) ||
-      !encode(&maps.k_old, l.k_old, s, s.kv_heads, old_rows) || !encode(&maps.v_old, l.v_old, s, s.kv_heads, old_rows))
+  typename M::Maps maps = {};
+  auto keys = [&](CUtensorMap* map, const void* base, int64_t rows) {
+    return encode_rows(map, base, s, s.kv_heads, rows, kTileKeys);
+  };
+  if (!encode_rows(&maps.q, l.q, s, s.heads, query_rows, kTileQueries) || !keys(&maps.k_new, l.k_new, new_rows) ||
+      !keys(&maps.v_new, l.v_new, new_rows) || !keys(&maps.k_old, l.k_old, old_rows) ||
+      !keys(&maps.v_old, l.v_old, old_rows))
     return cudaErrorInvalidValue;
-  return launch_tiles<M>(maps, s, v, l, tiles, count, multiprocessors, stream);
+  return launch_tiles<M>(maps, s, v, l, tiles, count, query_rows, multiprocessors, stream);
 }
 
 }  // namespace

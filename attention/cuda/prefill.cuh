@@ -114,10 +114,19 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
           }
         }
         if (!(base >= high.begin && base + kTileKeys <= min(limit, low.end))) {
+          // Bounds from this lane's first column: the columns themselves are constants then.
+          const int mine = base + tid * 2;
+          const int last[2] = {min(limit, row_end[0]) - mine, min(limit, row_end[1]) - mine};
+          if (s.window == 0) {
 #pragma unroll
-          for (int e = 0; e < kTileKeys / 2; ++e) {
-            const int j = base + (e / 4) * 8 + tid * 2 + e % 2, h = (e / 2) % 2;
-            if (!(j < min(limit, row_end[h]) && (j >= row_begin[h] || j < s.sinks))) score[e] = -INFINITY;
+            for (int e = 0; e < kTileKeys / 2; ++e)
+              if ((e / 4) * 8 + e % 2 >= last[(e / 2) % 2]) score[e] = -INFINITY;
+          } else {
+#pragma unroll
+            for (int e = 0; e < kTileKeys / 2; ++e) {
+              const int c = (e / 4) * 8 + e % 2, h = (e / 2) % 2;
+              if (!(c < last[h] && (c >= row_begin[h] - mine || c < s.sinks - mine))) score[e] = -INFINITY;
+            }
           }
         }
 #pragma unroll
@@ -152,6 +161,10 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       wgmma_wait<0>();
       hold(score);
       if (thread == 0) barrier_arrive(&sh.k_empty[use]);
+      if (n > 0 && lane == 0) {  // the results of the tile before have left: queries may come there
+        bulk_stores_read<0>();
+        barrier_arrive(&sh.q_empty[slot ^ 1]);
+      }
       softmax(0);
       M::pack(score, weights);
       int previous = use, previous_phase = phase;
@@ -203,37 +216,36 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
           l.lse[int64_t(seq.q_begin + r) * s.heads + head] = masked ? -INFINITY : base * kLn2 + logf(all);
       }
       if (s.out == s.work) {
-        // Through shared memory, so that rows leave in whole 16-byte pieces.
-        uint8_t* mine = sh.q[slot] + group * 64 * 128;
-        auto at = [&](int r, int chunk) {
-          return mine + chunk / 8 * kHalfTile + r * 128 + ((chunk % 8) ^ (r & 7)) * 16;
-        };
+        // Through the place of this warp's own queries, swizzled as they were.
+        uint8_t* mine = sh.q[slot] + (group * 64 + warp * 16) * 128;
+        const uint32_t to = shared_address(mine) + lane % 16 * 128, turned = (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
-        for (int i = 0; i < kD / 4; ++i)
-          *reinterpret_cast<uint32_t*>(at(warp * 16 + g + (i % 2) * 8, i / 2) + tid * 4) =
-              M::T::pack(out[i * 2] * factor[i % 2], out[i * 2 + 1] * factor[i % 2]);
-        __syncwarp();
-        constexpr int kTurns = 16 * kD / 8 / 32;  // 16 bytes a lane
-        uint4 x[kTurns];
+        for (int c = 0; c < kD / 8; c += 2) {  // pieces of 8 columns, of rows g and g + 8
+          uint32_t x[4];
 #pragma unroll
-        for (int i = 0; i < kTurns; ++i) {
-          const int n = i * 32 + lane;
-          x[i] = *reinterpret_cast<const uint4*>(at(warp * 16 + n / (kD / 8), n % (kD / 8)));
+          for (int i = 0; i < 4; ++i)
+            x[i] = M::T::pack(out[c * 4 + i * 2] * factor[i % 2], out[c * 4 + i * 2 + 1] * factor[i % 2]);
+          store_matrices(to + c / 8 * kHalfTile + (turned ^ c % 8 * 16), x);
         }
-        // Queries come here next, by another proxy; fenced before the stores, which it would wait for.
         asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
         __syncwarp();
-        if (lane == 0) barrier_arrive(&sh.q_empty[slot]);  // each warp by itself: it reads what it wrote alone
-#pragma unroll
-        for (int i = 0; i < kTurns; ++i) {
-          const int n = i * 32 + lane, chunk = n % (kD / 8), row = tile.row + group * 64 + warp * 16 + n / (kD / 8);
-          if (row < seq.q_len && chunk * 8 < s.head_dim)
-            *reinterpret_cast<uint4*>(static_cast<uint16_t*>(l.out) +
-                                      (int64_t(seq.q_begin + row) * s.heads + head) * s.head_dim + chunk * 8) = x[i];
+        const int row = tile.row + group * 64 + warp * 16, rows = seq.q_len - row;
+        if (rows >= 16) {
+          if (lane == 0)
+            for (int h = 0; h < kD / 64; ++h)
+              store_tile(&maps.out, mine + h * kHalfTile, h * 64, head, seq.q_begin + row);
+        } else {
+#pragma unroll 1
+          for (int n = lane; n < rows * (kD / 8); n += 32) {
+            const int r = n / (kD / 8), chunk = n % (kD / 8);
+            if (chunk * 8 < s.head_dim)
+              *reinterpret_cast<uint4*>(static_cast<uint16_t*>(l.out) +
+                                        (int64_t(seq.q_begin + row + r) * s.heads + head) * s.head_dim + chunk * 8) =
+                  *reinterpret_cast<const uint4*>(mine + chunk / 8 * kHalfTile + r * 128 + (chunk % 8 ^ r & 7) * 16);
+          }
+          asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
         }
       } else {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&sh.q_empty[slot]);
 #pragma unroll
         for (int e = 0; e < kD / 2; ++e) {
           const int h = (e / 2) % 2, r = tile.row + in_tile + h * 8, d = (e / 4) * 8 + tid * 2 + e % 2;
@@ -241,7 +253,10 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
             store_float(l.out, s.out, (int64_t(seq.q_begin + r) * s.heads + head) * s.head_dim + d, out[e] * factor[h]);
         }
       }
+      __syncwarp();
+      if (lane == 0) bulk_stores_commit();
     }
+    if (lane == 0) bulk_stores_done();
   }
 }
 
@@ -275,10 +290,25 @@ cudaError_t launch_tiles(const typename M::Maps& maps, const Shape& s, const Ste
   return cudaLaunchKernelEx(&config, kernel, maps, s, v, l, tiles);
 }
 
+// [rows, heads, D] of 16 bits as boxes of some rows and 64 columns of one head; columns past D read as zeros and are
+// not written.
+inline bool encode_rows(CUtensorMap* map, const void* base, const Shape& s, int heads, int64_t rows, int rows_in_box) {
+  const cuuint64_t sizes[3] = {cuuint64_t(s.head_dim), cuuint64_t(heads), cuuint64_t(rows)};
+  const cuuint64_t strides[2] = {cuuint64_t(s.head_dim) * 2, cuuint64_t(s.head_dim) * heads * 2};
+  const cuuint32_t box[3] = {64, 1, cuuint32_t(rows_in_box)}, ones[3] = {1, 1, 1};
+  return encode_function()(map,
+                           s.work == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                           3, const_cast<void*>(base), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 // With a kernel of its own where scores go through more than the scale.
 template <class M>
-cudaError_t launch_tiles(const typename M::Maps& maps, const Shape& s, const StepView& v, const Layer& l,
-                         const PrefillTile* tiles, int64_t count, int multiprocessors, cudaStream_t stream) {
+cudaError_t launch_tiles(typename M::Maps& maps, const Shape& s, const StepView& v, const Layer& l,
+                         const PrefillTile* tiles, int64_t count, int64_t query_rows, int multiprocessors,
+                         cudaStream_t stream) {
+  if (s.out == s.work && !encode_rows(&maps.out, l.out, s, s.heads, query_rows, 16)) return cudaErrorInvalidValue;
   return s.softcap > 0.0f || s.slopes || l.mask
              ? launch_tiles<M, true>(maps, s, v, l, tiles, count, multiprocessors, stream)
              : launch_tiles<M, false>(maps, s, v, l, tiles, count, multiprocessors, stream);

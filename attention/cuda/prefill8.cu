@@ -80,9 +80,9 @@ struct Eight {
   static constexpr bool kTurns = false, kGathered = true, kStores = false;
   static constexpr float kShift = 8.0f;  // weights up to 256, of E4M3's 448
   struct Maps {
-    CUtensorMap q, k, v;
+    CUtensorMap q, k, v, out;
   };
-  __device__ static float score_unit(const Shape& s, const Layer& l) { return s.scale * s.q_scale * l.cache.k_scale; }
+  __device__ static float score_unit(const Shape& s, const Layer& l) { return s.scale * l.cache.k_scale; }
   __device__ static float value_unit(const Layer& l) { return l.cache.v_scale; }
 
   __device__ static void load_queries(uint8_t* to, const Maps& maps, int head, int row, uint64_t* full) {
@@ -137,12 +137,12 @@ cudaError_t launch_prefill8(const Shape& s, const StepView& v, const Layer& l, c
   const int blocks = sequences >= 64 ? 8 : sequences >= 8 ? 32 : 256;
   gather8_kernel<<<dim3(blocks, int(sequences), s.kv_heads), 128, 0, stream>>>(
       s, v, l.cache, static_cast<uint8_t*>(l.k_old), static_cast<uint8_t*>(l.v_old), old_rows);
-  Eight::Maps maps;
+  Eight::Maps maps = {};
   if (!encode(&maps.q, l.query, kHeadDim, cuuint64_t(s.heads), cuuint64_t(query_rows), false) ||
       !encode(&maps.k, l.k_old, kHeadDim, cuuint64_t(s.kv_heads), cuuint64_t(old_rows), false) ||
       !encode(&maps.v, l.v_old, cuuint64_t(old_rows), kHeadDim, cuuint64_t(s.kv_heads), true))
     return cudaErrorInvalidValue;
-  return launch_tiles<Eight>(maps, s, v, l, tiles, count, multiprocessors, stream);
+  return launch_tiles<Eight>(maps, s, v, l, tiles, count, query_rows, multiprocessors, stream);
 }
 
 }  // namespace kvasir::attention::cuda

@@ -25,7 +25,8 @@ struct StreamSize {
   static int bytes(int scale_bytes) { return kStreamWarps * kStages * stage_bytes(scale_bytes); }
 };
 
-template <class K, int kD, class Size>
+// kOnce: nobody else reads these keys.
+template <class K, int kD, class Size, bool kOnce>
 class Feed {
  public:
   static constexpr int kTile = Size::kTile, kStages = Size::kStages, kRow = Size::kRow, kChunks = kRow / 16;
@@ -46,6 +47,10 @@ class Feed {
         lane_(lane),
         segment_(head.begin),
         last_(head.end) {
+    if constexpr (kOnce) policy_ = read_once();
+    if (head.places[0] >= 0) known_segment_ = segment_, known_begin_ = head.first.kv_begin;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) known_[i] = (lane < 16 ? head.places[i * 2] : head.places[i * 2 + 1]) + (lane & 15);
     if (segment_ < last_) {
       take(head.first);
       if (key_ >= end_) {
@@ -65,7 +70,7 @@ class Feed {
     for (int i = 0; i < Size::kAhead; i += 32) {
       const int t = key_ + i + lane_;
       if (i + lane_ >= Size::kAhead || t >= end_ || !(t >= seen_begin_ || t < s_.sinks)) continue;
-      const uint8_t* row = key_base_ + place_of(t) * c_.token;
+      const uint8_t* row = key_base_ + (segment_ == known_segment_ ? int64_t(known_[i / 32]) : place_of(t)) * c_.token;
       prefetch_l2<kRow>(row);
       prefetch_l2<kRow>(row + to_value_);
     }
@@ -117,9 +122,19 @@ class Feed {
   }
   // Of this lane's row of the tile at the cursor. Plans count tokens of a cache in 32 bits.
   __device__ __forceinline__ uint32_t place() const {
-    return segment_ < last_ ? uint32_t(place_of(min(key_ + (lane_ & (kTile - 1)), end_ - 1))) : 0;
+    if (segment_ >= last_) return 0;
+    const int t = min(key_ + (lane_ & (kTile - 1)), end_ - 1), ahead = key_ - known_begin_;
+    if (segment_ == known_segment_ && ahead < kHeadPlaces * kPlaceKeys)  // a tile never straddles 32 keys
+      return __shfl_sync(0xffffffffu, ahead < 32 ? known_[0] : known_[1], t - known_begin_);
+    return uint32_t(place_of(t));
   }
   // A tile's rows, 16 bytes a lane and turn. Where a turn is whole rows, a lane keeps to one column of chunks.
+  __device__ __forceinline__ void copy(uint32_t to, const uint8_t* from, bool live) const {
+    if constexpr (kOnce)
+      copy16_once(to, from, live, policy_);
+    else
+      copy16(to, from, live);
+  }
   template <bool kWhole>
   __device__ __forceinline__ void copy_rows(uint32_t stage, uint32_t rows_live) {
     constexpr bool kEven = 32 % kChunks == 0;
@@ -136,8 +151,8 @@ class Feed {
           uint64_t(__shfl_sync(0xffffffffu, next_place_, row & (kTile - 1))) * token + (kEven ? 0 : chunk * 16);
       if (kTile * kChunks % 32 == 0 || row < kTile) {
         const bool live = kWhole || (rows_live >> row & 1);
-        copy16(stage + row * kRow + K::template key_chunk<kD>(row, chunk) * 16, key + offset, live);
-        copy16(stage + (kTile + row) * kRow + K::template value_chunk<kD>(row, chunk) * 16, value + offset, live);
+        copy(stage + row * kRow + K::template key_chunk<kD>(row, chunk) * 16, key + offset, live);
+        copy(stage + (kTile + row) * kRow + K::template value_chunk<kD>(row, chunk) * 16, value + offset, live);
       }
     }
   }
@@ -173,6 +188,8 @@ class Feed {
   int key_ = 0, end_ = 0, sequence_ = 0, seen_begin_ = 0;
   int64_t table_ = 0;
   uint32_t next_place_ = 0;
+  int known_segment_ = -1, known_begin_ = 0, known_[2];  // where its first 64 keys are, one a lane, then the others
+  uint64_t policy_ = 0;
   int fill_ = 0;  // stage
   uint16_t held_scales_[2] = {};
   uint8_t* held_to_ = nullptr;

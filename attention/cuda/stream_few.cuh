@@ -39,25 +39,37 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
   // The plan lies in memory since before the kernel ahead of this one: it is read while that one still runs.
   const PartHead head = part < list.count ? list.heads[part] : PartHead{};
   const CacheLayer& c = l.cache;
-  Feed<K, kD, Size> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
+  Feed<K, kD, Size, true> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.ask_ahead();
+  // A lane holds q of row g, and scores, sums and results of rows 2 * tid and 2 * tid + 1.
+  Segment seg = head.first;
+  Row rows[2];
+  int q_token = 0;
+  auto look = [&] {
+    q_token = v.rows[seg.tokens + (seg.row_begin + (g < seg.row_count ? g : 0)) / s.group].token;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      rows[h] = v.rows[seg.tokens + (seg.row_begin + (tid * 2 + h < seg.row_count ? tid * 2 + h : 0)) / s.group];
+  };
+  if (head.begin < head.end) look();
   wait_for_kernel_ahead();
   let_next_kernel_start();
   if (head.begin == head.end) return;
-  for (int i = 0; i < kStages - 1; ++i) feed.issue();
 
   const bool extra = s.softcap > 0.0f || s.slopes || l.mask;
   int use = 0;
   for (int segment = head.begin; segment < head.end; ++segment) {
-    const Segment seg = segment == head.begin ? head.first : list.segments[segment];
-    // A lane holds q of row g, and scores, sums and results of rows 2 * tid and 2 * tid + 1.
+    if (segment > head.begin) {
+      seg = list.segments[segment];
+      look();
+    }
     uint32_t q[kD / 16][2];
     float unit = 1.0f;
     {
       const bool live = g < seg.row_count;
-      const int flat = seg.row_begin + (live ? g : 0), at = v.rows[seg.tokens + flat / s.group].token;
+      const int flat = seg.row_begin + (live ? g : 0);
       const uint16_t* from =
-          static_cast<const uint16_t*>(l.q) + (int64_t(at) * s.heads + kv_head * s.group + flat % s.group) * kD;
+          static_cast<const uint16_t*>(l.q) + (int64_t(q_token) * s.heads + kv_head * s.group + flat % s.group) * kD;
 #pragma unroll
       for (int k = 0; k < kD / 16; ++k)
 #pragma unroll
@@ -68,6 +80,8 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
           else
             q[k][reg] = live ? from[d0] | uint32_t(from[d1]) << 16 : 0;
         }
+      if (segment == head.begin)  // behind the queries on the way to memory, so that they do not wait for all keys
+        for (int i = 0; i < kStages - 1; ++i) feed.issue();
       if (__is_same(T, Half) && s.work == DType::bf16) unit = brain_to_half(q);
     }
     float row_scale[2], row_slope[2], top[2], sum[2];
@@ -77,15 +91,14 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int r = tid * 2 + h, flat = seg.row_begin + (r < seg.row_count ? r : 0);
-      const Row row = v.rows[seg.tokens + flat / s.group];
+      const Row& row = rows[h];
       const int query_head = kv_head * s.group + flat % s.group;
       row_begin[h] = row.begin, row_end[h] = row.end, row_own[h] = row.own;
       safe_begin = max(safe_begin, row.begin);
       safe_end = min(safe_end, row.end);
       row_slope[h] = s.slopes ? s.slopes[query_head] * kLog2e : 0.0f;
       row_mask[h] = query_head * l.mask_head + int64_t(row.token) * l.mask_row + row.column;
-      row_scale[h] = s.scale * __shfl_sync(0xffffffffu, unit, r * 4) * (s.softcap > 0.0f ? 1.0f : kLog2e) *
-                     (c.quant == int(kvcache::QuantKind::per_tensor) ? c.k_scale : 1.0f);
+      row_scale[h] = s.scale * __shfl_sync(0xffffffffu, unit, r * 4) * (s.softcap > 0.0f ? 1.0f : kLog2e) * c.k_scale;
       top[h] = -INFINITY, sum[h] = 0.0f;
     }
     for (int o = 1; o < 4; o <<= 1) {
@@ -214,8 +227,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
       }
     }
 
-    // ---- the run's result leaves, to the output or as a part to be merged ----
-    const float value_scale = c.quant == int(kvcache::QuantKind::per_tensor) ? c.v_scale : 1.0f;
+// ---- the run's result leaves, to the output or as a part to be merged ----
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float total = sum[h];
@@ -228,25 +240,21 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
       const bool partial = seg.slot >= 0;
       const int64_t row = int64_t(partial ? seg.slot + query : v.rows[seg.tokens + query].token) * s.heads + query_head;
       if (!partial && l.sink_logits && !masked) total += exp2f(l.sink_logits[query_head] * kLog2e - base);
-      const float f = masked ? 0.0f : value_scale / total * (partial ? 1.0f : s.out_inv_scale);
+      const float f = masked ? 0.0f : c.v_scale / total * (partial ? 1.0f : s.out_inv_scale);
+      with_type(partial ? DType::f32 : s.out, [&](auto type) {
+        void* to = type.value == DType::f32 && partial ? l.partial : l.out;
 #pragma unroll
-      for (int block = 0; block < kD / 32; ++block) {
-        const float y[4] = {out[block * 2][h] * f, out[block * 2][2 + h] * f, out[block * 2 + 1][h] * f,
-                            out[block * 2 + 1][2 + h] * f};
-        if constexpr (K::kBits == 16) {  // parts are float32: known here, or every store asks for the type
+        for (int block = 0; block < kD / 32; ++block) {
+          const float y[4] = {out[block * 2][h] * f, out[block * 2][2 + h] * f, out[block * 2 + 1][h] * f,
+                              out[block * 2 + 1][2 + h] * f};
+          if constexpr (K::kBits == 16) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int64_t at = row * kD + K::column_dim(block, i, g);
-            if (partial)
-              l.partial[at] = y[i];
-            else
-              store_float(l.out, s.out, at, y[i]);
+            for (int i = 0; i < 4; ++i) store_float(to, type.value, row * kD + K::column_dim(block, i, g), y[i]);
+          } else {
+            store_run<4>(to, type.value, row * kD + K::column_dim(block, 0, g), {y[0], y[1], y[2], y[3]});
           }
-        } else {
-          store_run<4>(partial ? static_cast<void*>(l.partial) : l.out, partial ? DType::f32 : s.out,
-                       row * kD + K::column_dim(block, 0, g), {y[0], y[1], y[2], y[3]});
         }
-      }
+      });
       float* lse = partial ? l.partial_lse : l.lse;
       if (lse && g == 0) lse[row] = masked ? -INFINITY : base * kLn2 + logf(total);
     }

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
   // The plan lies in memory since before the kernel ahead of this one: it is read while that one still runs.
   const PartHead head = part < list.count ? list.heads[part] : PartHead{};
   const CacheLayer& c = l.cache;
-  Feed<K, kD, Size> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
+  Feed<K, kD, Size, false> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.ask_ahead();
   wait_for_kernel_ahead();
   let_next_kernel_start();
@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
           }
         float unit = 1.0f;
         if (__is_same(T, Half) && s.work == DType::bf16) unit = brain_to_half(raw);
-        row_scale[m][h] = s.scale * unit * (s.softcap > 0.0f ? 1.0f : kLog2e) / K::kCarry *
-                          (c.quant == int(kvcache::QuantKind::per_tensor) ? c.k_scale : 1.0f);
+        row_scale[m][h] = s.scale * unit * (s.softcap > 0.0f ? 1.0f : kLog2e) / K::kCarry * c.k_scale;
 #pragma unroll
         for (int k = 0; k < kD / 16; ++k)
 #pragma unroll
@@ -224,7 +223,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
     }
 
     // ---- the run's result leaves, to the output or as a part to be merged ----
-    const float value_scale = (c.quant == int(kvcache::QuantKind::per_tensor) ? c.v_scale : 1.0f) / K::kCarry;
+    const float value_scale = c.v_scale / K::kCarry;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll

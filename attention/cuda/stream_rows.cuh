@@ -1,6 +1,8 @@
 // Rows of q on their way into the matrix units, and rows of results on their way out of them.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/cuda/device.cuh"
 #include "attention/cuda/mma.cuh"
 
@@ -53,12 +55,23 @@ __device__ inline void store_run(void* base, DType type, int64_t i, const Run<kN
   }
 }
 
+// `run` with the type known when compiled: one branch for all of a run's stores, not one for each.
+template <class F>
+__device__ __forceinline__ void with_type(DType type, F&& run) {
+  switch (type) {
+    case DType::f32: return run(std::integral_constant<DType, DType::f32>());
+    case DType::f16: return run(std::integral_constant<DType, DType::f16>());
+    case DType::bf16: return run(std::integral_constant<DType, DType::bf16>());
+    default: return run(std::integral_constant<DType, DType::f8_e4m3>());
+  }
+}
+
 // The runs of a tile as one, by the warp whose run was the last of them: eight lanes a row, four rows at once.
 // The order is that of the keys, whoever comes last.
 template <int kD>
 __device__ inline void merge_runs(const Shape& s, const StepView& v, const Layer& l, const Segment& seg, int kv_head,
                                   int lane) {
-  constexpr int kVec = kD / 32, kFlight = kD > 128 ? 2 : 4;
+  constexpr int kVec = kD / 32, kFlight = kD > 128 ? 4 : 8;
   const int queries = seg.row_count / s.group, sub = lane % 8;
   for (int first = 0; first < seg.row_count; first += 4) {
     const int r = first + lane / 8, flat = min(r, seg.row_count - 1), query = flat / s.group;
@@ -70,11 +83,12 @@ __device__ inline void merge_runs(const Shape& s, const StepView& v, const Layer
       float4 x[kFlight][kVec];
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) {
-        const int64_t row = int64_t(seg.first_slot + min(run + u, seg.merges - 1) * queries + query) * s.heads + head;
+        const int64_t row = int64_t(seg.first_slot + (run + u) * queries + query) * s.heads + head;
         lse[u] = run + u < seg.merges ? __ldcg(l.partial_lse + row) : -INFINITY;
         const float4* from = reinterpret_cast<const float4*>(l.partial + row * kD) + sub;
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) x[u][k] = __ldcg(from + k * 8);
+        for (int k = 0; k < kVec; ++k)
+          x[u][k] = run + u < seg.merges ? __ldcg(from + k * 8) : float4{0.0f, 0.0f, 0.0f, 0.0f};
       }
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) {  // one by one: a run that sees nothing leaves the bits as they are
@@ -94,10 +108,12 @@ __device__ inline void merge_runs(const Shape& s, const StepView& v, const Layer
     if (l.sink_logits && !masked) total += expf(l.sink_logits[head] - top);
     const float f = masked ? 0.0f : s.out_inv_scale / total;
     const int64_t row = int64_t(v.rows[seg.tokens + query].token) * s.heads + head;
+    with_type(s.out, [&](auto type) {
 #pragma unroll
-    for (int k = 0; k < kVec; ++k)
-      store_run<4>(l.out, s.out, row * kD + (sub + k * 8) * 4,
-                   {acc[k].x * f, acc[k].y * f, acc[k].z * f, acc[k].w * f});
+      for (int k = 0; k < kVec; ++k)
+        store_run<4>(l.out, type.value, row * kD + (sub + k * 8) * 4,
+                     {acc[k].x * f, acc[k].y * f, acc[k].z * f, acc[k].w * f});
+    });
     if (l.lse && sub == 0) l.lse[row] = masked ? -INFINITY : top + logf(total);
   }
 }
@@ -106,12 +122,12 @@ __device__ inline void merge_runs(const Shape& s, const StepView& v, const Layer
 template <int kD>
 __device__ inline void merge_if_last(const Shape& s, const StepView& v, const Layer& l, const Segment& seg, int kv_head,
                                      int lane) {
-  __threadfence();
-  __syncwarp();
   int* arrived = l.arrived + int64_t(seg.first_slot) * s.kv_heads + kv_head;
-  const int before = __shfl_sync(0xffffffffu, lane == 0 ? atomicAdd(arrived, 1) : 0, 0);
+  int before = 0;
+  __syncwarp();  // what all lanes wrote is what lane 0 gives away, and what it is given is theirs
+  if (lane == 0) asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+  before = __shfl_sync(0xffffffffu, before, 0);
   if (before + 1 < seg.merges) return;
-  __threadfence();
   merge_runs<kD>(s, v, l, seg, kv_head, lane);
   if (lane == 0) *arrived = 0;
 }

@@ -39,12 +39,15 @@ struct Segment {
   int32_t first_slot = 0, merges = 0;
 };
 
-// Where a part of the plan begins: its first run of keys, and which of the list are its own.
+// Where a part of the plan begins: its first run of keys, and which of the list are its own. With the places of its
+// first keys, sixteen apiece, the way to them is one read of the plan: behind everybody's keys another takes long.
+constexpr int kHeadPlaces = 4, kPlaceKeys = 16;
 struct alignas(16) PartHead {
   Segment first;
   int32_t begin = 0, end = 0;
+  int32_t places[kHeadPlaces] = {-1, -1, -1, -1};  // the first below zero: by the table
 };
-static_assert(sizeof(PartHead) == 64);
+static_assert(sizeof(PartHead) == 80);
 
 constexpr int32_t kTileRows[] = {8, 16, 32};  // query rows of a tile, by list of the stream kernels
 constexpr int kLists = 3;
@@ -108,7 +111,6 @@ struct Shape {
   float out_inv_scale = 1.0f;
   DType io = DType::f32, out = DType::f32;
   DType work = DType::f32;            // of q, k_new, v_new, k_old, v_old: io, or bfloat16 where io is FP8
-  float q_scale = 1.0f;               // io FP8 only
   const float* slopes = nullptr;      // [heads], ALiBi; null: none
   const float* rope = nullptr;        // [T, rotary_dim/2, 2] cosine, sine of the new tokens' positions
   const float* rope_ranks = nullptr;  // streaming: the same by rank

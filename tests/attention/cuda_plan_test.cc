@@ -17,13 +17,14 @@ constexpr Machine kMachine{{1056, 1056, 1056}, false};
 
 struct Planned {
   Planned(const Attributes& a, const Limits& limits, const Step& step, Machine machine = kMachine)
-      : planner(a, limits, machine), buffer(planner.bytes()) {
+      : planner(a, limits, machine), buffer(planner.bytes()), page_size(a.page_size) {
     planner.plan(step, buffer.data());
     view = planner.view(buffer.data());
   }
   Planner planner;
   std::vector<std::byte> buffer;
   StepView view;
+  int32_t page_size;
 };
 
 struct Steps {
@@ -66,7 +67,14 @@ int segment_count(const Planned& p, int list) {
     EXPECT_GE(heads[i].end, count);
     count = heads[i].end;
     if (heads[i].begin == count) continue;
-    EXPECT_EQ(std::memcmp(&heads[i].first, p.planner.segments(base, list) + heads[i].begin, sizeof(Segment)), 0);
+    const Segment& first = p.planner.segments(base, list)[heads[i].begin];
+    EXPECT_EQ(std::memcmp(&heads[i].first, &first, sizeof(Segment)), 0);
+    if (heads[i].places[0] < 0) continue;
+    const int32_t page = p.page_size;  // one of 16 keys and more, or they would not be there
+    for (int k = 0; k < kHeadPlaces; ++k) {
+      const int32_t key = first.kv_begin + k * kPlaceKeys;
+      EXPECT_EQ(heads[i].places[k], key < first.kv_end ? p.view.table[first.table + key / page] + key % page : -1);
+    }
   }
   return count;
 }

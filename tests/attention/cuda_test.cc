@@ -50,6 +50,9 @@ TEST_F(Cuda, StreamingPositionsWithoutAppendAgreeWithTheReference) {
   for (int64_t seed : {308096, 309035, 310073}) expect_agreement(seed, 1, {});
 }
 
+// Long prompts of FP8 inputs that are multiplied as bfloat16: with their scales in the operands it was past its bound.
+TEST_F(Cuda, Fp8InputsAgreeWithTheReferenceInBfloat16) { expect_agreement(2002064, 1, {}); }
+
 // Prompts with nothing cached, whose K/V go into a cache of their own type as they are: prefill itself stores them,
 // in every layout and in pieces of a row, while decodes beside them are stored before.
 TEST_F(Cuda, PromptsStoredWhileTheyAreAttended) {
