@@ -96,6 +96,46 @@ TEST_F(GrammarTest, LocalReferencesWorkRemoteOnesAreRefused) {
   EXPECT_THAT(refusal(Kind::json_schema, R"({"$ref":"file:///etc/hostname"})"), HasSubstr("INVALID_ARGUMENT"));
 }
 
+// What the library lets through and validators refuse.
+TEST_F(GrammarTest, ABoundThatIsExcludedIsNotReached) {
+  auto takes = [&](const std::string& schema, std::string_view text) {
+    return accepts(*matcher(Kind::json_schema, "{\"items\":" + schema + ",\"type\":\"array\"}"), text);
+  };
+  const char* below_one = R"({"type":"number","exclusiveMinimum":0,"maximum":0.75})";
+  EXPECT_FALSE(takes(below_one, "[0]"));
+  EXPECT_FALSE(takes(below_one, "[0.0]"));
+  EXPECT_TRUE(takes(below_one, "[0.000001]"));
+  EXPECT_TRUE(takes(below_one, "[0.75]"));
+  EXPECT_FALSE(takes(R"({"type":"number","minimum":-0.5,"exclusiveMaximum":0})", "[-0]"));
+  EXPECT_TRUE(takes(R"({"type":"number","minimum":-0.5,"exclusiveMaximum":0})", "[-0.25]"));
+  EXPECT_FALSE(takes(R"({"exclusiveMinimum":3,"exclusiveMaximum":3.5,"type":["number","null"]})", "[3]"));
+  EXPECT_FALSE(takes(R"({"allOf":[{"type":"number","exclusiveMinimum":0},{"maximum":0.5}]})", "[0]"));
+  EXPECT_TRUE(takes(R"({"type":"integer","exclusiveMinimum":0,"maximum":1})", "[1]"));
+  EXPECT_TRUE(takes(R"({"type":"number","exclusiveMinimum":0})", "[0.00000000001]"));
+  // Names and data that only look like keywords stay what they are.
+  EXPECT_TRUE(
+      takes(R"({"type":"object","properties":{"exclusiveMinimum":{"const":{"exclusiveMinimum":0,"maximum":0.5}}}})",
+            R"([{"exclusiveMinimum":{"exclusiveMinimum":0,"maximum":0.5}}])"));
+}
+
+TEST_F(GrammarTest, DatesAreOfTheCalendarAndTimesOfTheClock) {
+  auto takes = [&](const std::string& format, const std::string& text) {
+    return accepts(*matcher(Kind::json_schema, R"({"type":"string","format":")" + format + "\"}"), '"' + text + '"');
+  };
+  for (const char* day : {"2024-02-29", "2000-02-29", "1999-12-31", "0001-01-01", "2023-02-28"})
+    EXPECT_TRUE(takes("date", day)) << day;
+  for (const char* day : {"2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "2024-13-01"})
+    EXPECT_FALSE(takes("date", day)) << day;
+  EXPECT_TRUE(takes("date-time", "2024-02-29T23:59:59.123456789+01:00"));
+  EXPECT_FALSE(takes("date-time", "2023-02-29T00:00:00Z"));
+  EXPECT_FALSE(takes("time", "23:59:60Z"));
+  EXPECT_FALSE(takes("time", "12:00:00.0123456789Z"));  // fractions end
+  EXPECT_TRUE(
+      accepts(*matcher(Kind::json_schema, R"({"type":"string","format":"date","pattern":"^20"})"), "\"2024-01-01\""));
+  EXPECT_FALSE(
+      accepts(*matcher(Kind::json_schema, R"({"type":"string","format":"date","pattern":"^20"})"), "\"1999-01-01\""));
+}
+
 TEST_F(GrammarTest, BlanksDoNotGoOnForEver) {
   auto m = matcher(Kind::json_object, "");
   EXPECT_TRUE(accepts(*m, "{\n" + std::string(32, ' ')));

@@ -10,11 +10,11 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{json, Value};
 
 use crate::border::{give, guard, invalid, slice, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, INTERNAL};
+use crate::schema;
 use crate::tokenizer::{Tokenizer, NEVER_GENERATED, SPECIAL};
 
 const MAX_TEXT: usize = 256 << 10;
 const MAX_CHOICES: usize = 4096;
-const MAX_PROPERTIES: usize = 1000;
 const TRIAL_STEPS: usize = 6;
 const MAX_TOKEN_BYTES: usize = 900; // the trie's depth is bounded
 
@@ -80,16 +80,11 @@ impl Grammar {
             return Err(invalid(format!("the grammar has {size} bytes; at most {MAX_TEXT}")));
         }
         let grammar = match kind {
-            1 => TopLevelGrammar::from_json_schema(with_defaults(json!({"type": "object"}))),
+            1 => TopLevelGrammar::from_json_schema(schema::prepare(json!({"type": "object"}))?),
             2 => {
                 let schema: Value =
                     serde_json::from_str(text).map_err(|e| invalid(format!("the JSON schema is not JSON: {e}")))?;
-                check_width(&schema)?;
-                match schema {
-                    Value::Object(_) => TopLevelGrammar::from_json_schema(with_defaults(schema)),
-                    Value::Bool(true) => TopLevelGrammar::from_json_schema(with_defaults(json!({}))),
-                    _ => return Err(invalid("the JSON schema must be an object")),
-                }
+                TopLevelGrammar::from_json_schema(schema::prepare(schema)?)
             }
             3 => TopLevelGrammar::from_regex(text),
             4 => TopLevelGrammar::from_lark(text.to_string()),
@@ -124,25 +119,6 @@ impl Grammar {
     }
 }
 
-/// Compiling an object costs the square of its properties.
-fn check_width(schema: &Value) -> Result<()> {
-    match schema {
-        Value::Array(items) => items.iter().try_for_each(check_width),
-        Value::Object(items) => {
-            if let Some(properties) = items.get("properties").and_then(Value::as_object) {
-                if properties.len() > MAX_PROPERTIES {
-                    return Err(invalid(format!(
-                        "the JSON schema has an object of {} properties; at most {MAX_PROPERTIES}",
-                        properties.len()
-                    )));
-                }
-            }
-            items.values().try_for_each(check_width)
-        }
-        _ => Ok(()),
-    }
-}
-
 /// The library quotes the whole grammar back; a client knows what it sent.
 fn shorten(error: &str) -> String {
     let error = error.replace("\n<non-verbose/>", "");
@@ -150,16 +126,6 @@ fn shorten(error: &str) -> String {
         Some((at, _)) => format!("{} ...", &error[..at]),
         None => error,
     }
-}
-
-/// Between two JSON tokens a model may put one space or one line break with its indent, and not babble
-/// blanks for ever.
-fn with_defaults(mut schema: Value) -> Value {
-    if let Some(object) = schema.as_object_mut() {
-        object.remove("x-guidance"); // the library's own switches are not the client's to set
-    }
-    schema["x-guidance"] = json!({"whitespace_flexible": true, "whitespace_pattern": r"[ ]|\r?\n[ \t]{0,32}"});
-    schema
 }
 
 fn choice_grammar(choices: &[&str]) -> Result<String> {

@@ -5,6 +5,7 @@ mod gguf;
 mod grammar;
 mod json;
 mod pretok;
+mod schema;
 mod spm;
 mod template;
 mod tokenizer;
