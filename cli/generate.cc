@@ -49,6 +49,7 @@ struct GenerateConfig {
     o.add("stop", &stop, "Text that ends an answer");
     o.add("ignore_eos", &ignore_eos, "Go on to --max-tokens whatever the model says");
     o.add("json", &as_json, "Answers as JSON lines, in the order of the prompts");
+    model.engine.max_step_ms = 0;  // nobody waits for each token
     model.define(o);
     log.define(o);
     o.example("kvasir generate --model m.gguf 'Once upon a time'", "one prompt");

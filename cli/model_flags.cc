@@ -51,6 +51,11 @@ void ModelFlags::define(Options& o) {
   o.add("max_tokens_per_step", &engine.max_tokens_per_step,
         "Tokens a step computes at most: decodes first, then prompts")
       .range(16, 1 << 20);
+  o.add("max_step_ms", &engine.max_step_ms,
+        "Milliseconds a step is to take while somebody waits for the next token: prompts beside it are read in smaller "
+        "parts, of a page at least, or as long as the decodes themselves take. What steps take is learned from those "
+        "that ran; 0: no bound")
+      .range(0, 60000);
   o.add("record", &engine.record,
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
@@ -58,6 +63,9 @@ void ModelFlags::define(Options& o) {
   o.check([this]() -> Status {
     if (engine.page_size & (engine.page_size - 1))
       return invalid_argument(cat("page_size is ", engine.page_size, "; it must be a power of two"));
+    if (engine.max_step_ms > 0 && engine.max_step_ms < 1)
+      return invalid_argument(
+          cat("max_step_ms is ", engine.max_step_ms, "; it must be 0 (no bound), or from 1 to 60000"));
     return {};
   });
 }

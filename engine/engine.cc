@@ -178,6 +178,7 @@ Result<scheduler::Options> EngineImpl::scheduler_options(int64_t kv_memory) cons
   }
   o.max_context = info_.context_length;
   o.max_tokens_per_step = options_.max_tokens_per_step;
+  o.max_step_ms = options_.max_step_ms;
   o.max_running = options_.max_running;
   o.depth = loaded_.runner->depth();
   o.prefix_cache = options_.prefix_cache;

@@ -26,6 +26,7 @@ struct EngineOptions {
   std::string cost_model;  // JSON file as in configs/cost; empty: what is known of no machine
   int32_t page_size = 16;
   int64_t max_tokens_per_step = 512;
+  double max_step_ms = 80;  // of a step with decodes: prompts beside them are cut; 0: no bound
   int32_t max_running = 64;
   int64_t max_waiting = 1024;  // requests
   int64_t max_waiting_tokens = 1 << 20;
@@ -65,6 +66,7 @@ struct Stats {
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
+  int64_t steps_cut = 0;                  // that took up fewer prompt tokens, for max_step_ms
   int64_t moved = 0;                      // preemptions that moved their pages to the second tier
   std::map<std::string, int64_t> errors;  // by cause (code name)
   double step_seconds_p50 = 0, step_seconds_p99 = 0;

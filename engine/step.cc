@@ -180,6 +180,7 @@ void StepLoop::publish_stats() {
   out.preemptions = s.preemptions;
   out.moved = s.swaps;
   out.steps = s.steps;
+  out.steps_cut = s.steps_cut;
   out.tokens_per_second = s.tokens_per_second;
   out.step_time = step_time_;
   out.queued = queued_;

@@ -159,6 +159,7 @@ class KvSpace {
   void take_orders(std::vector<PageCopy>& copies, std::vector<PageMove>& moves);
   void abandon_orders();  // nobody is left who wants them, and no plan is in flight
   size_t orders() const { return copies_.size() + moves_.size(); }
+  size_t moves() const { return moves_.size(); }
   void retire_step(uint64_t step);
   void flush();  // forget every prefix that nobody holds
 

@@ -111,7 +111,11 @@ void Scheduler::State::plan_admissions(Time now, StepPlan& plan, const Sequence*
       end_request(s->request, Event::Kind::expired);
       continue;
     }
-    if (budget<options.page_size&& static_cast<int64_t>(s->tokens.size())> budget) return;
+    const int64_t room = prompt_room(0), size = static_cast<int64_t>(s->tokens.size());
+    if (room < options.page_size && size > room) {
+      cut |= room < std::min(budget, size);
+      return;
+    }
     if (s->request->beam && s->request->forked) {  // all of them or none: half a search only holds pages
       if (!admit_beams(*s->request, plan)) return;
     } else if (!admit_and_start(s, running.empty(), plan)) {

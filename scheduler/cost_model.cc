@@ -39,15 +39,25 @@ Row solve(const std::array<Row, kFactors>& ata, const Row& atb) {
 
 }  // namespace
 
+void add_work(StepTime& work, Phase phase, int64_t begin, int64_t count) {
+  const auto n = static_cast<double>(count);
+  const double context = n * (static_cast<double>(begin) + 0.5 * n);
+  (phase == Phase::decode ? work.decodes : work.prefill_tokens) += n;
+  (phase == Phase::decode ? work.decode_context : work.prefill_context) += context;
+}
+
 StepTime work_of(const StepPlan& plan) {
   StepTime w;
   w.moves = static_cast<double>(plan.moves.size());
-  for (const PlanItem& item : plan.items) {
-    const double n = item.count, context = n * (static_cast<double>(item.begin) + 0.5 * n);
-    (item.phase == Phase::decode ? w.decodes : w.prefill_tokens) += n;
-    (item.phase == Phase::decode ? w.decode_context : w.prefill_context) += context;
-  }
+  for (const PlanItem& item : plan.items) add_work(w, item.phase, item.begin, item.count);
   return w;
+}
+
+// The positive root of context/2 n^2 + (token + context begin) n = time, in the form that a context of 0 does not hurt.
+double prompt_tokens_in(double seconds, int64_t begin, const StepCost& cost) {
+  const double time = 1e6 * seconds, each = cost.token_us + cost.context_us * static_cast<double>(begin);
+  if (time <= 0) return 0;
+  return 2 * time / std::max(1e-9, each + std::sqrt(each * each + 2 * cost.context_us * time));
 }
 
 double step_seconds(const StepTime& work, const StepCost& cost) {

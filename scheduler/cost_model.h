@@ -17,8 +17,11 @@ struct StepTime {
   double decodes = 0, decode_context = 0;
   double moves = 0;
 };
+void add_work(StepTime& work, Phase phase, int64_t begin, int64_t count);
 StepTime work_of(const StepPlan& plan);
 double step_seconds(const StepTime& work, const StepCost& cost);
+// Prompt tokens from `begin` on that a step has time for in so many seconds.
+double prompt_tokens_in(double seconds, int64_t begin, const StepCost& cost);
 
 struct CostFit {
   StepCost cost;

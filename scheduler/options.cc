@@ -36,6 +36,8 @@ Status Options::validate() const {
     return wrong("max_tokens_per_step",
                  cat("is ", max_tokens_per_step, "; it must be at least max_running + page_size (",
                      int64_t(max_running) + page_size, "), or prefills would wait for ever"));
+  if (!(max_step_ms == 0 || (max_step_ms >= 1 && max_step_ms <= 60000)))
+    return wrong("max_step_ms", cat("is ", max_step_ms, "; it must be 0 (no bound), or from 1 to 60000"));
   if (depth < 1 || depth > 2) return wrong("depth", cat("is ", depth, "; 1 or 2 plans may be in flight"));
   if (lookahead_tokens < 0) return wrong("lookahead_tokens", cat("is ", lookahead_tokens, "; it must not be negative"));
   if (max_draft < 0) return wrong("max_draft", cat("is ", max_draft, "; it must not be negative"));

@@ -21,7 +21,7 @@ struct PageGroup {
   int32_t window = 0;  // 0: full attention; else pages wholly behind the window are given back
 };
 
-// What a step costs, for choosing between ways to the same result (never for being right).
+// What a step costs, for choosing between ways to the same result and for max_step_ms (never for being right).
 struct StepCost {
   double fixed_us = 500;            // a step of any size
   double token_us = 100;            // each new token
@@ -41,6 +41,7 @@ struct Options {
   int64_t max_context = 4096;
   int64_t max_tokens_per_step = 512;
   int32_t max_running = 64;
+  double max_step_ms = 0;         // of a step with decodes: prompts beside them are cut (plan_step.cc); 0: no bound
   int depth = 1;                  // plans in flight
   int32_t lookahead_tokens = 64;  // growth an admission leaves room for, each running sequence
   int32_t max_draft = 8;

@@ -20,6 +20,7 @@ void each_field(O& o, const V& v) {
   v("host_pages", o.host_pages);
   v("max_context", o.max_context);
   v("max_tokens_per_step", o.max_tokens_per_step);
+  v("max_step_ms", o.max_step_ms);
   v("max_running", o.max_running);
   v("depth", o.depth);
   v("lookahead_tokens", o.lookahead_tokens);

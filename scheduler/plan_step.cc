@@ -42,6 +42,9 @@ void Scheduler::State::make_plan(Time now, StepPlan& plan) {
   making.step = step;
   making.planned = now;
   making.tokens = plan.tokens;
+  making.work = work;
+  making.work.moves = static_cast<double>(plan.moves.size());
+  stats.steps_cut += cut;
   flights.push_back(std::move(making));
   ++stats.steps;
 }
@@ -50,9 +53,13 @@ void Scheduler::State::look(Time now, StepPlan& plan) {
   ++asked;
   moved = false;
   budget = options.max_tokens_per_step;
+  work = {};
+  most_seconds = 0;
+  cut = false;
   make_room(now);
   plan_decodes(plan);
   plan_verifications(plan);
+  if (somebody_decodes) most_seconds = std::max(1e-3 * options.max_step_ms, 2 * step_seconds(work, learned.cost()));
   plan_prefills(now, plan);
   plan_admissions(now, plan, nullptr);
   kv.take_orders(plan.copies, plan.moves);
@@ -96,6 +103,7 @@ void Scheduler::State::put(Sequence* s, Phase phase, int64_t count, bool samples
   making.named.push_back({s, s->planned, item.count, samples, phase == Phase::verify});
   plan.decoding_batches += phase == Phase::decode;
   budget -= count;
+  add_work(work, phase, s->planned, count);
   ++s->in_flight;
   s->last_step = step;
   s->planned += count;
@@ -104,6 +112,7 @@ void Scheduler::State::put(Sequence* s, Phase phase, int64_t count, bool samples
 
 void Scheduler::State::plan_decodes(StepPlan& plan) {
   growth_pages = 0;
+  somebody_decodes = false;
   verifications.clear();
   prefills.clear();
   // Drafts may have what plain decodes and a page of prefill leave.
@@ -120,6 +129,7 @@ void Scheduler::State::plan_decodes(StepPlan& plan) {
     const int64_t wanted = limit_of(*s) - s->outputs() - s->awaiting;
     if (wanted <= 0) continue;
     growth_pages += kv.pages_missing(d->kv, s->planned + std::min<int64_t>(wanted, options.lookahead_tokens));
+    somebody_decodes |= options.max_step_ms > 0 && !r.paused;
     if (r.paused || s->verifying || (r.needs_mask && (!s->mask_ready || s->awaiting > 0))) continue;
     if (r.beam && !secure_beams(*s->request)) continue;
     if (!s->running()) continue;
@@ -179,6 +189,20 @@ void Scheduler::State::become_decoding(Sequence* s) {
   s->state = Decoding{std::move(lease), {}};
 }
 
+// Prompt tokens from `begin` on that this step may still take up. With somebody who decodes they are as many as
+// max_step_ms has time for. But prompts may take as long as the decodes beside them, and one page goes in every step:
+// else they would crawl where decodes alone fill the time, and each page of them pay for a step of its own.
+int64_t Scheduler::State::prompt_room(int64_t begin) const {
+  if (!somebody_decodes) return budget;
+  StepTime so_far = work;
+  so_far.moves = static_cast<double>(kv.moves());
+  const double left = most_seconds - step_seconds(so_far, learned.cost());
+  const auto in_time =
+      static_cast<int64_t>(std::min(static_cast<double>(budget), prompt_tokens_in(left, begin, learned.cost())));
+  const int64_t to_page_end = options.page_size - begin % options.page_size;
+  return lead == nullptr ? std::max(in_time, std::min(budget, to_page_end)) : in_time;
+}
+
 // Whole pages, except the last chunk. False when the budget or the pages have room for none.
 bool Scheduler::State::plan_chunk(Sequence* s, StepPlan& plan) {
   Request& r = *s->request;
@@ -188,7 +212,9 @@ bool Scheduler::State::plan_chunk(Sequence* s, StepPlan& plan) {
     become_decoding(s);
     return false;
   }
-  int64_t end = std::min(target, s->planned + budget);
+  const int64_t room = prompt_room(s->planned), wanted = target - s->planned;
+  int64_t end = std::min(target, s->planned + room);
+  cut |= room < std::min(budget, wanted);
   const bool samples_at_end = limit_of(*s) > s->outputs() && target == static_cast<int64_t>(s->tokens.size());
   if (end == target && samples_at_end && r.needs_mask && !s->mask_ready) end = target - 1;
   if (end < target) end = end / size * size;

@@ -49,6 +49,11 @@ void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
   for (RequestId id : searches)
     if (auto it = requests.find(id); it != requests.end()) regroup_beams(it->second.get(), results);
 
+  if (options.max_step_ms > 0) {
+    flight.work.seconds = in_seconds(now - std::max(flight.planned, last_advance));
+    learned.learn(flight.work);
+  }
+  last_advance = now;
   const double took = std::chrono::duration<double>(now - flight.planned).count();
   if (took > 0 && flight.tokens > 0) {
     const double rate = static_cast<double>(flight.tokens) / took, keep = load.tokens_per_second > 0 ? 0.95 : 0.0;

@@ -309,6 +309,8 @@ Stats Scheduler::brief_stats() const {
   return s;
 }
 
+const StepCost& Scheduler::cost() const { return state_->learned.cost(); }
+
 void Scheduler::flush_prefix_cache() {
   if (auto& recorder = state_->options.recorder) recorder->flush_prefix_cache();
   state_->kv.flush();

@@ -74,7 +74,9 @@ struct Stats {
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;  // group 0; cached: kept for prefixes, unused
   int64_t host_pages_total = 0, host_pages_free = 0;
   int64_t requests = 0, refused = 0, finished = 0, cancelled = 0, expired = 0, preemptions = 0, swaps = 0;
-  int64_t steps = 0, prompt_tokens = 0, cached_tokens = 0, output_tokens = 0, recomputed_tokens = 0;
+  int64_t steps = 0;
+  int64_t steps_cut = 0;  // that took up fewer prompt tokens, for max_step_ms
+  int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0, recomputed_tokens = 0;
   double tokens_per_second = 0;  // computed tokens, a moving average
 };
 
@@ -120,9 +122,10 @@ class Scheduler {
   bool idle() const;                    // nothing is running, waiting, paused or in flight
   std::optional<Time> wake_at() const;  // the next deadline that next_step should see
   Stats stats() const;
-  Stats brief_stats() const;  // without counting sequences by state: the same in a few nanoseconds
-  void flush_recording();     // what is recorded reaches its file
-  void flush_prefix_cache();  // forgets what nobody is using
+  Stats brief_stats() const;     // without counting sequences by state: the same in a few nanoseconds
+  const StepCost& cost() const;  // what steps take, as far as it has learned
+  void flush_recording();        // what is recorded reaches its file
+  void flush_prefix_cache();     // forgets what nobody is using
   std::vector<RequestId> live_requests() const;
 
   // Every page is owned as often as it is counted, every request is in one place: a crash if not.

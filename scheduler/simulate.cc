@@ -185,6 +185,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w) {
   const Stats s = scheduler->stats();
   report.simulated_s = now;
   report.steps = s.steps;
+  report.steps_cut = s.steps_cut;
   report.preemptions = s.preemptions;
   report.swaps = s.swaps;
   report.prompt_tokens = s.prompt_tokens;

@@ -45,7 +45,7 @@ struct SimReport {
   std::string policy;
   double simulated_s = 0, wall_s = 0;
   int64_t requests = 0, finished = 0, refused = 0, expired = 0, cancelled = 0;
-  int64_t steps = 0, preemptions = 0, swaps = 0;
+  int64_t steps = 0, steps_cut = 0, preemptions = 0, swaps = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0, on_time_tokens = 0;
   double output_tokens_per_s = 0, goodput_tokens_per_s = 0;  // goodput: of requests that ended on time
   double hit_rate = 0, page_use_mean = 0, page_use_peak = 0;

@@ -121,6 +121,7 @@ std::string to_json(const std::vector<SimReport>& reports) {
                    {"expired", r.expired},
                    {"cancelled", r.cancelled},
                    {"steps", r.steps},
+                   {"steps_cut", r.steps_cut},
                    {"preemptions", r.preemptions},
                    {"swaps", r.swaps},
                    {"prompt_tokens", r.prompt_tokens},

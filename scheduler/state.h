@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvcache/kv_space.h"
+#include "scheduler/learned_cost.h"
 #include "scheduler/policy.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/sequence.h"
@@ -17,7 +18,7 @@ namespace kvasir::scheduler {
 
 struct Scheduler::State {
   State(const Options& o, const kvcache::KvSpaceOptions& k, std::unique_ptr<Policy> p)
-      : options(o), kv(k), policy(std::move(p)) {}
+      : options(o), kv(k), policy(std::move(p)), learned(o.cost) {}
 
   struct Named {  // a sequence in a plan in flight
     Sequence* seq = nullptr;
@@ -29,6 +30,7 @@ struct Scheduler::State {
     uint64_t step = 0;
     Time planned{};
     int64_t tokens = 0;
+    StepTime work;
     std::vector<Named> named;
   };
   struct TenantLoad {
@@ -73,6 +75,7 @@ struct Scheduler::State {
   void plan_verifications(StepPlan& plan);
   void plan_prefills(Time now, StepPlan& plan);
   bool plan_chunk(Sequence* s, StepPlan& plan);
+  int64_t prompt_room(int64_t begin) const;
   int64_t prefill_target(const Sequence& s) const;
   void become_decoding(Sequence* s);
   void fork_choices(Sequence* s);
@@ -124,8 +127,14 @@ struct Scheduler::State {
   bool dirty = false;  // `running` has entries that do not run
   uint64_t next_ordinal = 1;
   SeqId next_seq = 1;
-  uint64_t step = 0;               // the last plan made
-  uint64_t asked = 0;              // looks for something to run
+  uint64_t step = 0;              // the last plan made
+  uint64_t asked = 0;             // looks for something to run
+  LearnedCost learned;            // with max_step_ms only
+  StepTime work;                  // of the plan that is being made, so far
+  bool somebody_decodes = false;  // max_step_ms holds for it
+  double most_seconds = 0;        // that it is to take then
+  bool cut = false;               // max_step_ms kept prompts out of it
+  Time last_advance{};
   const Sequence* lead = nullptr;  // the first prefill of the plan that is being made
   bool moved = false;              // the last one admitted or preempted somebody
   int64_t budget = 0;              // tokens left in the plan that is being made

@@ -115,6 +115,10 @@ std::string metrics_text(const Services& services) {
   t.counter("kvasir_preemptions_total", "vllm:num_preemptions_total", "Requests that lost their pages for a while",
             s.preemptions);
   t.counter("kvasir_steps_total", nullptr, "Steps of the engine", s.steps);
+  t.counter(
+      "kvasir_steps_cut_total", nullptr,
+      "Steps that took up fewer prompt tokens, so that decodes beside them are not held up longer than max_step_ms",
+      s.steps_cut);
   t.family("counter", "kvasir_errors_total", "Requests that failed, by cause");
   for (const auto& [cause, count] : s.errors) t.row("kvasir_errors_total", "cause=" + json_string(cause), count);
   t.family("counter", "kvasir_calls_total", "Generation calls, by protocol and outcome");

@@ -46,6 +46,7 @@ class FakeRunner final : public model::Runner {
   struct Script {
     int depth = 1;
     std::chrono::microseconds step{0};          // how long a step takes
+    std::chrono::microseconds token{0};         // and each of its tokens
     std::function<void(uint64_t step)> before;  // called in launch(), may sleep
     std::atomic<int32_t> poison{-1};            // a sequence that holds this token gets logits that are no numbers
     std::atomic<bool> break_launch{false}, break_wait{false};
@@ -71,7 +72,8 @@ class FakeRunner final : public model::Runner {
   Status launch(const model::Batch& b, std::span<const model::SampleRow> rows) override {
     ++script_.launches;
     if (script_.before) script_.before(b.step);
-    if (script_.step.count()) std::this_thread::sleep_for(script_.step);
+    const auto takes = script_.step + script_.token * int64_t(b.tokens.size());
+    if (takes.count()) std::this_thread::sleep_for(takes);
     if (script_.break_launch.exchange(false)) return internal_error("launch broke");
     KVASIR_CHECK(rows.size() == b.logit_rows.size());
     script_.most_rows = std::max(script_.most_rows.load(), int64_t(rows.size()));

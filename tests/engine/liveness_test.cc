@@ -47,6 +47,28 @@ TEST(SlowReader, IsCutOffAfterTheLimit) {
   EXPECT_EQ(read(*s).failed.code(), Code::resource_exhausted);
 }
 
+// On a machine of which nothing was known: 400 tokens of a prompt would hold up the one who decodes for 400 ms.
+TEST(StepTime, IsBoundedForThoseWhoDecode) {
+  Harness h;
+  h.script.step = std::chrono::milliseconds(1);
+  h.script.token = std::chrono::milliseconds(1);
+  h.options.max_tokens_per_step = 512;
+  h.options.max_step_ms = 30;
+  Engine& e = h.start();
+  EXPECT_TRUE(run(e, ask(40, 20, 1)).complete());  // what it learns from
+  Request first = ask(8, 60, 2), second = ask(400, 4, 3);
+  auto decoding = std::move(*e.submit(first));
+  EXPECT_TRUE(eventually([&] { return e.stats().output_tokens > 22; }));
+  EXPECT_EQ(run(e, second).tokens[0], expected(second));
+  EXPECT_EQ(read(*decoding).tokens[0], expected(first));
+  int64_t most = 0;
+  for (const StepSample& s : e.recent_steps())
+    if (s.decodes > 0) most = std::max(most, s.tokens);
+  EXPECT_LE(most, 40);
+  EXPECT_GE(e.stats().steps_cut, 4);
+  expect_all_pages_back(e);
+}
+
 TEST(SlowReader, ThatAllAreSlowIsNotStuck) {
   Harness h;
   h.options.event_buffer = 8;

@@ -5,6 +5,7 @@
 #include <map>
 #include <random>
 
+#include "scheduler/cost_model.h"
 #include "scheduler/policy.h"
 #include "scheduler/recorder.h"
 #include "tests/scheduler/fake_device.h"
@@ -19,6 +20,7 @@ class RandomWorld {
     if (recording != nullptr)
       options_.recorder = std::make_shared<Recorder>([recording](std::string lines) { *recording += lines; }, seed,
                                                      "a random world", 0);
+    if (seed % 4 == 3) options_.max_step_ms = static_cast<double>(1 + seed / 4 % 40);
     auto made = Scheduler::create(options_);
     KVASIR_CHECK(made.ok(), made.status().to_string());
     scheduler_ = std::move(made).value();
@@ -165,9 +167,9 @@ class RandomWorld {
     const Stats s = scheduler_->stats();
     return cat(options_.policy, ", depth ", options_.depth, ", page ", options_.page_size, ", max_running ",
                options_.max_running, ", groups ", options_.groups.size(), ", mode ", int(options_.index_mode),
-               ", pages ", s.pages_total, " free ", s.pages_free, " cached ", s.pages_cached, ", share ",
-               options_.tenant_cache_share, ", host ", s.host_pages_total, ", running ", s.running, ", waiting ",
-               s.waiting, ", swapped ", s.swapped);
+               ", max_step_ms ", options_.max_step_ms, ", pages ", s.pages_total, " free ", s.pages_free, " cached ",
+               s.pages_cached, ", share ", options_.tenant_cache_share, ", host ", s.host_pages_total, ", running ",
+               s.running, ", waiting ", s.waiting, ", swapped ", s.swapped);
   }
   static void tolerate(const Status& s) { KVASIR_CHECK(s.ok() || !s.message().empty(), "an error without words"); }
 
@@ -197,12 +199,33 @@ class RandomWorld {
       note(static_cast<uint64_t>(item.begin) << 20 | static_cast<uint64_t>(item.count));
       for (int32_t p : item.pages) note(static_cast<uint64_t>(p));
     }
+    if (options_.max_step_ms > 0) check_time();
     KVASIR_CHECK(tokens == plan_.tokens && tokens <= options_.max_tokens_per_step, "the budget is passed");
     KVASIR_CHECK(decodes == plan_.decoding_batches, "decodes counted wrongly");
     for (const PageCopy& c : plan_.copies) note(static_cast<uint64_t>(c.from) << 32 | static_cast<uint64_t>(c.to));
     for (const PageMove& m : plan_.moves) note(static_cast<uint64_t>(m.device) << 32 | static_cast<uint64_t>(m.host));
     runs_.push_back(device_.launch(*scheduler_, plan_));
     return true;
+  }
+
+  // Beside those who decode, prompts have the time that is left, or as much as these take, and a page. (What moves may
+  // come after a chunk.)
+  void check_time() const {
+    StepTime work = work_of(plan_);
+    work.moves = 0;
+    StepTime decodes;
+    int64_t prompts = 0;
+    bool within_page = true;
+    for (const PlanItem& item : plan_.items) {
+      if (item.phase != Phase::prefill) add_work(decodes, item.phase, item.begin, item.count);
+      if (item.phase == Phase::prefill && ++prompts)
+        within_page = item.begin % options_.page_size + item.count <= options_.page_size;
+    }
+    if (prompts == static_cast<int64_t>(plan_.items.size()) || prompts == 0 || (prompts == 1 && within_page)) return;
+    const StepCost& cost = scheduler_->cost();
+    const double most = std::max(1e-3 * options_.max_step_ms, 2 * step_seconds(decodes, cost));
+    KVASIR_CHECK(step_seconds(work, cost) <= most * 1.000001, "a step of ", prompts, " prompts is to take ",
+                 1e3 * step_seconds(work, cost), " ms");
   }
 
   bool retire() {

@@ -169,12 +169,14 @@ TEST(OptionsJson, SayAllOfThemBothWays) {
   o.tenant_weights = {{"a", 0.1}, {"b \"c\"", 3}};
   o.policy = "fair";
   o.depth = 2;
+  o.max_step_ms = 12.5;
   o.cost.context_us = 1.0 / 3;
   Options back;
   ASSERT_TRUE(apply_json(options_to_json(o), &back, "it").ok());
   EXPECT_EQ(options_to_json(back), options_to_json(o));
   EXPECT_EQ(back.groups[1].window, 16);
   EXPECT_EQ(back.patience, o.patience);
+  EXPECT_EQ(back.max_step_ms, 12.5);
   EXPECT_EQ(back.cost.context_us, o.cost.context_us);
   auto field = [](const std::string& json) {
     Options none;
@@ -188,6 +190,7 @@ TEST(OptionsJson, SayAllOfThemBothWays) {
   EXPECT_EQ(field("{\"cost\":{\"token_us\":-1}}"), "token_us");
   EXPECT_EQ(field("{\"cost\":{\"tokn_us\":1}}"), "tokn_us");
   EXPECT_EQ(field("{\"groups\":[]}"), "groups");
+  EXPECT_EQ(field("{\"max_step_ms\":\"x\"}"), "max_step_ms");
   EXPECT_EQ(field("{\"groups\":[{\"size\":3}]}"), "size");
   EXPECT_EQ(field("{\"index_mode\":\"table\"}"), "index_mode");
   EXPECT_EQ(field("{\"tenant_weights\":{\"a\":true}}"), "a");

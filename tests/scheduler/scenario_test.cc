@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/scheduler/world.h"
 
 namespace kvasir::scheduler {
@@ -367,6 +369,8 @@ TEST(Refusals, BadOptions) {
   EXPECT_EQ(field([](Options& o) { o.page_size = 512; }), "page_size");
   EXPECT_EQ(field([](Options& o) { o.groups[0].pages = 0; }), "kv_memory");
   EXPECT_EQ(field([](Options& o) { o.max_tokens_per_step = 8; }), "max_tokens_per_step");
+  for (double ms : {-1.0, 0.5, 60001.0, std::nan("")})
+    EXPECT_EQ(field([ms](Options& o) { o.max_step_ms = ms; }), "max_step_ms");
   EXPECT_EQ(field([](Options& o) { o.policy = "best"; }), "policy");
   EXPECT_EQ(field([](Options& o) { o.depth = 9; }), "depth");
   EXPECT_EQ(field([](Options& o) { o.tenant_weights["x"] = 0; }), "tenant_weights");
