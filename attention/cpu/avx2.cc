@@ -19,6 +19,11 @@ struct Count {
 using V = __m256;
 inline V load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, V x) { _mm256_storeu_ps(p, x); }
+inline __m256i first_lanes(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline V load_first(int n, const float* p) { return _mm256_maskload_ps(p, first_lanes(n)); }
+inline void store_first(int n, float* p, V x) { _mm256_maskstore_ps(p, first_lanes(n), x); }
 inline V set1(float x) { return _mm256_set1_ps(x); }
 inline V zero() { return _mm256_setzero_ps(); }
 inline V add(V a, V b) { return _mm256_add_ps(a, b); }
@@ -38,30 +43,21 @@ inline V zero_below(V a, V limit, V x) { return _mm256_and_ps(_mm256_cmp_ps(a, l
 inline V select_ge(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
 inline V iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 inline float first(V a) { return _mm256_cvtss_f32(a); }
-inline float reduce_max(V a) {
-  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-  return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
-}
-inline float reduce_add(V a) {
-  __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-  return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
-}
 
-// Lane i is the sum of the 8 floats of row i, halves first.
-inline V sum_rows(const float* rows) {
+// Lane i is the 8 floats of row i taken together, halves first.
+template <class F>
+inline V fold_rows(const float* rows, const F& both) {
   constexpr int kRow[8] = {0, 2, 1, 3, 4, 6, 5, 7};  // lands where it belongs
   V y[4], z[2];
   for (int i = 0; i < 4; ++i) {
     const V a = load(rows + kRow[i] * 8), b = load(rows + kRow[i + 4] * 8);
-    y[i] = add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    y[i] = both(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   }
   for (int i = 0; i < 2; ++i) {
     const __m256d a = _mm256_castps_pd(y[i]), b = _mm256_castps_pd(y[i + 2]);
-    z[i] = add(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    z[i] = both(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
   }
-  return add(_mm256_shuffle_ps(z[0], z[1], 0x88), _mm256_shuffle_ps(z[0], z[1], 0xdd));
+  return both(_mm256_shuffle_ps(z[0], z[1], 0x88), _mm256_shuffle_ps(z[0], z[1], 0xdd));
 }
 
 inline V load_f16(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }

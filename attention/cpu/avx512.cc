@@ -19,6 +19,9 @@ struct Count {
 using V = __m512;
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
+inline __mmask16 first_lanes(int n) { return __mmask16((1u << n) - 1); }
+inline V load_first(int n, const float* p) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void store_first(int n, float* p, V x) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
 inline V set1(float x) { return _mm512_set1_ps(x); }
 inline V zero() { return _mm512_setzero_ps(); }
 inline V add(V a, V b) { return _mm512_add_ps(a, b); }
@@ -42,23 +45,22 @@ inline V select_ge(V a, V b, V yes, V no) {
 }
 inline V iota() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 inline float first(V a) { return _mm512_cvtss_f32(a); }
-inline float reduce_max(V a) { return _mm512_reduce_max_ps(a); }
-inline float reduce_add(V a) { return _mm512_reduce_add_ps(a); }
-// Lane i is the sum of the 16 floats of row i, halves first.
-inline V sum_rows(const float* rows) {
+// Lane i is the 16 floats of row i taken together, halves first.
+template <class F>
+inline V fold_rows(const float* rows, const F& both) {
   constexpr int kRow[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};  // lands where it belongs
   V y[8], z[4], w[2];
   for (int i = 0; i < 8; ++i) {
     const V a = load(rows + kRow[i] * 16), b = load(rows + kRow[i + 8] * 16);
-    y[i] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    y[i] = both(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
   }
   for (int i = 0; i < 4; ++i)
-    z[i] = add(_mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd));
+    z[i] = both(_mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd));
   for (int i = 0; i < 2; ++i) {
     const __m512d a = _mm512_castps_pd(z[i]), b = _mm512_castps_pd(z[i + 2]);
-    w[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    w[i] = both(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  return add(_mm512_shuffle_ps(w[0], w[1], 0x88), _mm512_shuffle_ps(w[0], w[1], 0xdd));
+  return both(_mm512_shuffle_ps(w[0], w[1], 0x88), _mm512_shuffle_ps(w[0], w[1], 0xdd));
 }
 
 inline V load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }

@@ -1,6 +1,9 @@
 // The loops of kernels.h, written once over a vector type V of W floats and Words of W 32-bit words. Included
 // by one translation unit an instruction set, inside an anonymous namespace, after its own operations.
 
+inline V sum_rows(const float* rows) { return fold_rows(rows, add); }
+inline V max_rows(const float* rows) { return fold_rows(rows, max_v); }
+
 #include "attention/cpu/read_inl.h"
 
 #include "attention/cpu/product_inl.h"

@@ -19,6 +19,16 @@ using V = float32x4_t;
 inline V load(const float* p) { return vld1q_f32(p); }
 inline void store(float* p, V x) { vst1q_f32(p, x); }
 inline V set1(float x) { return vdupq_n_f32(x); }
+inline V load_first(int n, const float* p) {
+  float lanes[W] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+inline void store_first(int n, float* p, V x) {
+  float lanes[W];
+  store(lanes, x);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
 inline V zero() { return vdupq_n_f32(0); }
 inline V add(V a, V b) { return vaddq_f32(a, b); }
 inline V sub(V a, V b) { return vsubq_f32(a, b); }
@@ -42,16 +52,16 @@ inline V iota() {
   return vld1q_f32(values);
 }
 inline float first(V a) { return vgetq_lane_f32(a, 0); }
-inline float reduce_max(V a) { return vmaxvq_f32(a); }
-inline float reduce_add(V a) { return vaddvq_f32(a); }
 
-// Lane i is the sum of the 4 floats of row i, halves first.
-inline V sum_rows(const float* rows) {
-  auto halves = [&](int i) {
-    const V x = load(rows + i * 4);
-    return vadd_f32(vget_low_f32(x), vget_high_f32(x));
+// Lane i is the 4 floats of row i taken together, halves first.
+template <class F>
+inline V fold_rows(const float* rows, const F& both) {
+  const V a = load(rows), b = load(rows + 4), c = load(rows + 8), d = load(rows + 12);
+  auto pairs = [](V x, V y, bool high) {  // two lanes of each
+    return high ? vcombine_f32(vget_high_f32(x), vget_high_f32(y)) : vcombine_f32(vget_low_f32(x), vget_low_f32(y));
   };
-  return vcombine_f32(vpadd_f32(halves(0), halves(1)), vpadd_f32(halves(2), halves(3)));
+  const V ab = both(pairs(a, b, false), pairs(a, b, true)), cd = both(pairs(c, d, false), pairs(c, d, true));
+  return both(vuzp1q_f32(ab, cd), vuzp2q_f32(ab, cd));
 }
 
 inline V from_half(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }

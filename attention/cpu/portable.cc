@@ -31,6 +31,16 @@ inline void store(float* p, V v) { __builtin_memcpy(p, v.x, sizeof v.x); }
 inline V set1(float x) {
   return each([=](int) { return x; });
 }
+inline V load_first(int n, const float* p) {
+  float lanes[W] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+inline void store_first(int n, float* p, V x) {
+  float lanes[W];
+  store(lanes, x);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
 inline V zero() { return set1(0); }
 inline V add(V a, V b) {
   return each([&](int i) { return a.x[i] + b.x[i]; });
@@ -74,18 +84,14 @@ inline V iota() {
   return each([](int i) { return float(i); });
 }
 inline float first(V a) { return a.x[0]; }
-inline float reduce_max(V a) {
-  float m = a.x[0];
-  for (int i = 1; i < W; ++i) m = a.x[i] > m ? a.x[i] : m;
-  return m;
-}
-inline float reduce_add(V a) {
-  return ((a.x[0] + a.x[4]) + (a.x[2] + a.x[6])) + ((a.x[1] + a.x[5]) + (a.x[3] + a.x[7]));
-}
-
-// Lane i is the sum of the 8 floats of row i, halves first.
-inline V sum_rows(const float* rows) {
-  return each([&](int i) { return reduce_add(load(rows + i * W)); });
+// Lane i is the 8 floats of row i taken together, halves first.
+template <class F>
+inline V fold_rows(const float* rows, const F& both) {
+  auto column = [rows](int lane) { return each([&](int i) { return rows[i * W + lane]; }); };
+  auto quarter = [&](int lane) {
+    return both(both(column(lane), column(lane + 4)), both(column(lane + 2), column(lane + 6)));
+  };
+  return both(quarter(0), quarter(1));
 }
 
 inline float half_to_float(uint32_t h) {

@@ -41,6 +41,9 @@ inline void product_columns(const float* a, int a_stride, const B& b, int k0, in
   if constexpr (C > 1) product_columns<R, C / 2, kEvery>(a, a_stride, b, k0, k1, correction, c, c_stride, n, n1, ahead);
 }
 
+// The more rows, the more work there is between two askings for lines.
+constexpr int few_ahead(int rows) { return rows <= 2 ? 1 : 2; }
+
 // kWideRows: reading b costs more than a load, so that up to eight rows share each read.
 template <bool kWideRows, class B>
 inline void product_all(const float* a, int rows, int a_stride, const B& b, int k0, int k1, const float* correction,
@@ -49,9 +52,9 @@ inline void product_all(const float* a, int rows, int a_stride, const B& b, int 
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value, kVectors = R <= 2 ? kFewColumns : kColumns;
     constexpr int C = kWideRows && R > 4 ? kWideColumns : kVectors;
-    product_columns<R, C, kWideRows ? 1 : kAheadEvery>(a + r * a_stride, a_stride, b, k0, k1,
-                                                       correction ? correction + r : nullptr, c + r * c_stride,
-                                                       c_stride, n0, n1, ahead);
+    product_columns<R, C, kWideRows ? few_ahead(R) : kAheadEvery>(a + r * a_stride, a_stride, b, k0, k1,
+                                                                  correction ? correction + r : nullptr,
+                                                                  c + r * c_stride, c_stride, n0, n1, ahead);
   };
   for (; rows - r > 8; r += 6) go(Count<6>{});
   if constexpr (kWideRows) {
@@ -154,12 +157,18 @@ inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int 
       V acc[K][R];
       for (int i = 0; i < K; ++i)
         for (int r = 0; r < R; ++r) acc[i][r] = zero();
+      auto step = [&](int d) {
+        V x[K];
+        for (int i = 0; i < K; ++i) x[i] = keys.row(j + k + i)(d);
+        for (int r = 0; r < R; ++r) {
+          const V w = load(q + r * q_stride + d);
+          for (int i = 0; i < K; ++i) acc[i][r] = fma_v(w, x[i], acc[i][r]);
+        }
+      };
       for (int d = 0; d < head_dim; d += W) {
         fetch(ahead);
-        for (int i = 0; i < K; ++i) {
-          const V x = keys.row(j + k + i)(d);
-          for (int r = 0; r < R; ++r) acc[i][r] = fma_v(load(q + r * q_stride + d), x, acc[i][r]);
-        }
+        step(d);
+        if (R > 2 && (d += W) < head_dim) step(d);
       }
       for (int i = 0; i < K; ++i)
         for (int r = 0; r < R; ++r) store(lanes + (r * W + k + i) * W, acc[i][r]);
@@ -198,7 +207,7 @@ int stops(int rows, int head_dim) {
   if (rows > kFewRows)
     return kTile + blocks * (kTile / (kColumns / 2) / 2 + passes(head_dim, kColumns) * kTile / kAheadEvery);
   const int columns = rows <= 2 ? kFewColumns : rows <= 4 ? kColumns : kWideColumns;
-  return kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile;
+  return (kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile) / few_ahead(rows);
 }
 
 // ---- values ---------------------------------------------------------------------------------------

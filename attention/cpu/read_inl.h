@@ -21,6 +21,12 @@ inline bool next_row(Ahead& ahead) {
   return true;
 }
 inline void fetch(Ahead& ahead) {
+  const uint8_t* line = ahead.line;
+  if (__builtin_expect(line + 64 * ahead.each <= ahead.end, 1)) {
+    ahead.line = line + 64 * ahead.each;
+    for (; line != ahead.line; line += 64) __builtin_prefetch(line, 0, 2);
+    return;
+  }
   for (int i = 0; i < ahead.each; ++i) {
     if (__builtin_expect(ahead.line >= ahead.end, 0) && !next_row(ahead)) return;
     __builtin_prefetch(ahead.line, 0, 2);  // as far as L2: L1 has too few waiting places

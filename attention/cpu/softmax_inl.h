@@ -4,16 +4,15 @@ constexpr float kNone = -__builtin_inff();
 constexpr float kLog2e = 1.44269504088896341f;
 
 // 2^t for t <= 0 (and a little above); below -125 it is 0. t = n + r with |r| <= 1/2: adding 1.5 * 2^23 rounds,
-// and leaves n in the low bits, from where it goes into the exponent.
+// and leaves n in the low bits, from where it goes into the exponent. Within 1.7e-7, and 2^0 is 1.
 inline V exp2_v(V t) {
   const V magic = set1(12582912.0f);
   V shifted = add(t, magic), r = sub(t, sub(shifted, magic));
-  V p = set1(1.535336188319500e-4f);
-  p = fma_v(p, r, set1(1.339887440266574e-3f));
-  p = fma_v(p, r, set1(9.618437357674640e-3f));
-  p = fma_v(p, r, set1(5.550332471162809e-2f));
-  p = fma_v(p, r, set1(2.402264791363012e-1f));
-  p = fma_v(p, r, set1(6.931472028550421e-1f));
+  V p = set1(1.326472731307149e-3f);
+  p = fma_v(p, r, set1(9.671512991189957e-3f));
+  p = fma_v(p, r, set1(5.550733581185341e-2f));
+  p = fma_v(p, r, set1(2.402224242687225e-1f));
+  p = fma_v(p, r, set1(6.931470036506653e-1f));
   p = fma_v(p, r, set1(1.0f));
   return zero_below(t, set1(-125.0f), add_exponent(p, shifted));
 }
@@ -40,37 +39,49 @@ inline V biased(V x, int j, const SoftmaxRow& p, float softcap, bool whole) {
   return select_ge(at, hi, none, select_ge(at, lo, x, select_ge(at, sinks, none, x)));
 }
 
-void softmax(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
-             float* correction) {
+// Up to W rows together: their maxima and sums are found across rows, and the corrections are one vector.
+inline void softmax_rows(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
+                         float* correction) {
   constexpr int kVectors = kTile / W;
-  for (int r = 0; r < rows; ++r, s += kTile) {
+  alignas(64) float lanes[W * W], of_row[W];
+  for (int r = rows; r < W; ++r) store(lanes + r * W, zero());
+  for (int r = 0; r < rows; ++r) {
     const SoftmaxRow& p = params[r];
     const bool whole = p.lo <= 0 && p.hi >= kTile, plain = whole && softcap <= 0 && p.slope == 0 && !p.mask;
     V x[kVectors], top = set1(kNone);
-    for (int i = 0; i < kVectors; ++i) x[i] = mul(load(s + i * W), set1(scale));
+    for (int i = 0; i < kVectors; ++i) x[i] = mul(load(s + r * kTile + i * W), set1(scale));
     if (!plain)
       for (int i = 0; i < kVectors; ++i) x[i] = biased(x[i], i * W, p, softcap, whole);
-    for (int i = 0; i < kVectors; ++i) top = max_v(top, x[i]);
-    const float before = m[r];
-    float high = reduce_max(top);
-    if (high < before) high = before;
-    if (high == kNone) {  // nothing visible yet
-      for (int i = 0; i < kVectors; ++i) store(s + i * W, zero());
-      correction[r] = 1.0f;
-      continue;
+    for (int i = 0; i < kVectors; ++i) {
+      top = max_v(top, x[i]);
+      store(s + r * kTile + i * W, x[i]);
     }
+    store(lanes + r * W, top);
+  }
+  const V lowest = set1(-3.402823466e38f);
+  const V before = load_first(rows, m), high = max_v(before, max_rows(lanes));
+  const V from = select_ge(high, lowest, high, zero());  // 0 while nothing is visible
+  const V fix = select_ge(high, lowest, exp_v(sub(before, from)), set1(1.0f));
+  store(of_row, from);
+  for (int r = 0; r < rows; ++r) {
+    const V down = set1(of_row[r]);
     V sum = zero();
     for (int i = 0; i < kVectors; ++i) {
-      x[i] = exp_v(sub(x[i], set1(high)));
-      store(s + i * W, x[i]);
-      sum = add(sum, x[i]);
+      const V x = exp_v(sub(load(s + r * kTile + i * W), down));
+      store(s + r * kTile + i * W, x);
+      sum = add(sum, x);
     }
-    float fix = 1.0f;  // what the exponential gives for an unchanged maximum
-    if (before < high) fix = before == kNone ? 0.0f : first(exp_v(set1(before - high)));
-    correction[r] = fix;
-    l[r] = l[r] * fix + reduce_add(sum);
-    m[r] = high;
+    store(lanes + r * W, sum);
   }
+  store_first(rows, l, fma_v(load_first(rows, l), fix, sum_rows(lanes)));
+  store_first(rows, m, high);
+  store_first(rows, correction, fix);
+}
+
+void softmax(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
+             float* correction) {
+  for (int r = 0; r < rows; r += W)
+    softmax_rows(s + r * kTile, rows - r < W ? rows - r : W, params + r, scale, softcap, m + r, l + r, correction + r);
 }
 
 void merge(float* M, float* L, float* O, float m, float l, const float* o, int n) {
