@@ -1,6 +1,7 @@
 // Longest prefix match: what is cached already goes first, while it is still cached. A fully cached prompt
-// is worth `patience` of waiting, one that is half cached half of it; so nobody waits for anyone who came
-// more than `patience` later.
+// is worth `patience` of waiting, one that is not cached nothing; so nobody waits for anyone who came
+// more than `patience` later. In between what is missing counts more than what is there: where all begin
+// with one long system prompt, that part sets nobody apart.
 //
 // The cache changes while requests wait. Each step looks again at a bounded number of them, in turn, and
 // at the one at the front.
@@ -36,6 +37,7 @@ class LongestPrefix final : public KeyedPolicy {
  private:
   static constexpr int kLooksAStep = 8, kLooksAtFront = 2;
   static constexpr int64_t kTokensAStep = 2048;
+  static constexpr double kMissingCounts = 8;
 
   // What looking cost, in tokens: a page that does not match ends it.
   int64_t look(Sequence* s) const {
@@ -53,7 +55,8 @@ class LongestPrefix final : public KeyedPolicy {
     return cost;
   }
   double key(const Sequence& s) const override {
-    const double part = static_cast<double>(s.matched) / static_cast<double>(s.tokens.size());
+    const double cached = s.matched, missing = static_cast<double>(s.tokens.size()) - cached;
+    const double part = cached / (cached + kMissingCounts * missing);
     return in_seconds(s.request->arrival) - part * patience_;
   }
 

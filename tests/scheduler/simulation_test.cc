@@ -51,14 +51,16 @@ TEST(Simulation, LongestPrefixMatchKeepsConversationsInTheCache) {
     }
   Options o = machine();
   o.groups[0].pages = (system + users * turns * (asked + answered)) / 16 / 2;
-  o.max_running = 16;
-  o.patience = std::chrono::seconds(600);
-  SimReport lpm = run(o, "lpm", w), fcfs = run(o, "fcfs", w);
-  std::printf("of %.1f million repeated tokens lpm found %.1f%%, fcfs %.1f%%\n", repeated / 1e6,
-              100.0 * lpm.cached_tokens / repeated, 100.0 * fcfs.cached_tokens / repeated);
-  EXPECT_EQ(lpm.finished, users * turns);
-  EXPECT_GE(lpm.cached_tokens, repeated * 9 / 10);
-  EXPECT_GT(lpm.cached_tokens, fcfs.cached_tokens);
+  for (int running : {16, 64}) {  // with the patience that is usual
+    o.max_running = running;
+    SimReport lpm = run(o, "lpm", w), fcfs = run(o, "fcfs", w);
+    std::printf("%d running: of %.1f million repeated tokens lpm found %.1f%%, fcfs %.1f%%; longest wait %.1f s\n",
+                running, repeated / 1e6, 100.0 * lpm.cached_tokens / repeated, 100.0 * fcfs.cached_tokens / repeated,
+                lpm.longest_wait_s);
+    EXPECT_EQ(lpm.finished, users * turns);
+    EXPECT_GE(lpm.cached_tokens, repeated * 9 / 10);
+    EXPECT_GT(lpm.cached_tokens, fcfs.cached_tokens);
+  }
 }
 
 Workload poisson(double seconds, double rate, int64_t prompt, int64_t output, const std::string& tenant, int seed) {

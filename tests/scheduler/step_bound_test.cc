@@ -173,7 +173,7 @@ TEST(StepBound, APausedReaderIsNobodyWhoWaits) {
 }
 
 TEST(StepBound, VerificationsTakeOfTheTime) {
-  int64_t with[2];
+  int64_t with[2] = {};
   for (bool drafted : {false, true}) {
     Options o = bounded(10);
     o.cost = {.fixed_us = 1000, .token_us = 200, .context_us = 0, .decode_token_us = 200, .decode_context_us = 0};
