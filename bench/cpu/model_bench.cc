@@ -111,11 +111,10 @@ double kernel_rate(int threads) {
   t.data = bytes.data();
   cpu::PackedMatrix m = cpu::pack({&t, 1}, arena, pool);
   std::vector<float> x(size_t(64 * 512), 0.5f), y(size_t(threads) * 64 * 256);
-  std::vector<int8_t> q(size_t(2 * 64 * 512));
-  std::vector<cpu::QuantBlock> blocks(64 * 512 / 32);
+  cpu::QuantRoom room;
   const cpu::Kernels& k = cpu::best_kernels();
-  const cpu::QuantRows in{q.data(), blocks.data(), 512, 64};
-  for (int i = 0; i < 64; ++i) k.quantize(x.data() + i * 512, false, in, i);
+  const cpu::QuantRows in = room.rows(64, 512);
+  for (int i = 0; i < 64; ++i) k.quantize(x.data() + i * 512, m.packing, in, i);
   std::vector<double> times;
   for (int i = 0; i < 7; ++i) {
     double begin = now();

@@ -10,28 +10,42 @@
 
 namespace kvasir::model::cpu {
 
-// Activations of 32 inputs as integers of 12 bits: x = d * v, v = 16 * high + low. Two int8 planes cost a second dot
-// product where one plane alone (llama.cpp's way) costs accuracy: 0.033 in mean |log-probability| on SmolLM2. With
-// 4-bit weights both planes fit one AMX product, because 16 times a weight fits its byte; 16 bits did not.
-struct QuantBlock {
-  float d;
-  float sum[2];      // d * sum of v: of the block in [0], or of its halves
-  int32_t minus128;  // -128 * sum of v
-};
-
-// Rows of activations as the kernels of quantized weights read them: a block is 32 high bytes, then 32 low ones. AMX
-// has its own order in the same room, which is that of whole tiles of rows.
+// Rows of activations as the kernels of quantized weights read them: integers of 12 bits, x = d * v, v = 16 * high +
+// low, with one d a row, so that a block's products are scaled by its weights' scale alone. Two int8 planes cost a
+// second dot product where one plane alone (llama.cpp's way) costs accuracy: 0.033 in mean |log-probability| on
+// SmolLM2. With 4-bit weights both planes fit one AMX product, because 16 times a weight fits its byte; 16 bits did
+// not. A block is 32 high bytes, then 32 low ones; AMX has its own order in the same room, that of whole tiles of rows.
 struct QuantRows {
-  int8_t* q;           // [rows, cols / 32, 2, 32]
-  QuantBlock* blocks;  // [rows, cols / 32]
-  int64_t cols;        // a multiple of 32
+  int8_t* q;         // [rows, cols / 32, 2, 32]
+  float* d;          // [rows]
+  float* sums;       // [rows, cols / 32] of v, or [rows, cols / 32, 2] of halves, where weights have minima
+  int32_t* offsets;  // [rows, cols / 32] -zero point * sum of v, where they have a zero point
+  int64_t cols;      // a multiple of 32
   int64_t rows;
 };
-constexpr int64_t whole_tiles(int64_t rows) { return (rows + 15) & ~int64_t(15); }
+
+// Memory for such rows, used again and again.
+class QuantRoom {
+ public:
+  QuantRows rows(int64_t rows, int64_t cols) {
+    const size_t tall = size_t(rows + 15) & ~size_t(15), blocks = tall * size_t(cols) / 32;
+    if (lines_.size() < blocks) lines_.resize(blocks), sums_.resize(2 * blocks), offsets_.resize(blocks);
+    if (d_.size() < tall) d_.resize(tall);
+    return {lines_.data()->bytes, d_.data(), sums_.data(), offsets_.data(), cols, rows};
+  }
+
+ private:
+  struct alignas(64) Line {
+    int8_t bytes[64];
+  };
+  std::vector<Line> lines_;
+  std::vector<float> d_, sums_;
+  std::vector<int32_t> offsets_;
+};
 
 struct Kernels {
   std::string_view name;
-  void (*quantize)(const float* x, bool halves, const QuantRows& to, int64_t row);
+  void (*quantize)(const float* x, Packing packing, const QuantRows& to, int64_t row);
   // y[t, 0..] of `groups` groups for `rows` rows from `first` on, a multiple of 16; adds when `add`.
   void (*integer)(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
                   float* y, int64_t y_stride, bool add);

@@ -58,11 +58,11 @@ struct V {
   }
   static W load4(const uint8_t* p) { return {p, true}; }
   static W load8(const uint8_t* p) { return {p, false}; }
-  template <int bits>
-  static I dot(const W& w, const int8_t* x, int first, int count, int32_t minus128) {
+  template <int bits, int zero>
+  static I dot(const W& w, const int8_t* x, int first, int count, int32_t offset) {
     I out;
     for (int r = 0; r < 16; ++r) {
-      int32_t sum = bits == 8 ? minus128 : 0;
+      int32_t sum = offset;
       for (int c = first; c < first + count; ++c)
         for (int j = 0; j < 4; ++j) {
           int byte = w.p[64 * (w.nibbles ? c % 4 : c) + 4 * r + j];

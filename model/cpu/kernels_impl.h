@@ -2,7 +2,8 @@
 // namespace: N lanes, F (floats), I (32-bit integers) and
 //   load_f, store_f, load_f16, load_bf16, set_f, fma, add, to_float
 //   W: the integers of a block of 32 inputs of N rows; load4 (nibbles), load8 (bytes)
-//   dot<bits>(W, x, first, count, minus128): the sum over chunks [first, first + count) of 4 inputs
+//   dot<bits, zero>(W, x, first, count, offset): the sum over chunks [first, first + count) of 4 inputs of weight less
+//     zero, given offset = -zero * the sum of the inputs
 // Nothing here may use a library function that another unit could share: the linker would keep one copy.
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
@@ -40,10 +41,14 @@ inline V::W load_block(const uint8_t* q, int part) {
 }
 
 template <Packing P, int T>
-inline void integer_tile(const uint8_t* quants, const uint8_t* scales, int64_t blocks, int part, const int8_t* x,
-                         int64_t x_stride, const QuantBlock* xb, V::F* sums) {
+inline void integer_tile(const uint8_t* quants, const uint8_t* scales, int64_t blocks, int part, const QuantRows& x,
+                         int64_t row, V::F* sums) {
   constexpr PackingInfo info = packing_info(P);
   constexpr int bits = info.quant_bytes == 256 ? 4 : P == Packing::n8_zero ? 8 : 6;
+  constexpr int parts = info.halves ? 2 : 1;
+  const int8_t* q = x.q + 2 * row * x.cols;
+  const float* s_at = x.sums + row * blocks * parts;
+  const int32_t* offset_at = x.offsets + row * blocks;
   V::F acc[T];
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) acc[t] = V::set_f(0.0f);
@@ -59,22 +64,20 @@ inline void integer_tile(const uint8_t* quants, const uint8_t* scales, int64_t b
     s.load(scales + b * info.scale_bytes, part);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
-      const int8_t* xt = x + 2 * (t * x_stride + 32 * b);
-      const QuantBlock& k = xb[t * (x_stride / 32) + b];
-      V::F d = V::set_f(k.d);
-      if constexpr (info.halves) {
-        acc[t] = V::fma(V::mul(s.d[0], d), V::to_float(V::template dot<bits>(w, xt, 0, 4, 0)), acc[t]);
-        acc[t] = V::fma(s.m[0], V::set_f(k.sum[0]), acc[t]);
-        acc[t] = V::fma(V::mul(s.d[1], d), V::to_float(V::template dot<bits>(w, xt, 4, 4, 0)), acc[t]);
-        acc[t] = V::fma(s.m[1], V::set_f(k.sum[1]), acc[t]);
-      } else {
-        acc[t] = V::fma(V::mul(s.d[0], d), V::to_float(V::template dot<bits>(w, xt, 0, 8, k.minus128)), acc[t]);
-        if constexpr (P != Packing::n8_zero) acc[t] = V::fma(s.m[0], V::set_f(k.sum[0]), acc[t]);
+      const int8_t* xt = q + 2 * (t * x.cols + 32 * b);
+      const int64_t at = t * blocks + b;
+#pragma GCC unroll 2
+      for (int h = 0; h < parts; ++h) {
+        constexpr int count = 8 / parts;
+        int32_t offset = 0;
+        if constexpr (info.zero != 0) offset = offset_at[at];
+        acc[t] = V::fma(s.d[h], V::to_float(V::template dot<bits, info.zero>(w, xt, h * count, count, offset)), acc[t]);
+        if constexpr (info.zero == 0) acc[t] = V::fma(s.m[h], V::set_f(s_at[at * parts + h]), acc[t]);
       }
     }
   }
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) sums[t] = acc[t];
+  for (int t = 0; t < T; ++t) sums[t] = V::mul(acc[t], V::set_f(x.d[row + t]));
 }
 
 inline void store_lanes(V::F value, int part, float* y, int valid, bool add) {
@@ -94,14 +97,12 @@ void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int6
                   int64_t y_stride, int valid, bool add) {
   const uint8_t *quants = m.quants(group), *scales = m.scales(group);
   for (int64_t t = 0; t < rows;) {
-    const int8_t* xt = x.q + 2 * (first + t) * x.cols;
-    const QuantBlock* xb = x.blocks + (first + t) * (x.cols / 32);
     int64_t left = rows - t;
     V::F sums[16];
     int done = 1;
     for (int part = 0; part < kParts; ++part) {
       auto run = [&]<int T>() {
-        integer_tile<P, T>(quants, scales, m.blocks, part, xt, x.cols, xb, sums);
+        integer_tile<P, T>(quants, scales, m.blocks, part, x, first + t, sums);
         done = T;
       };
       if (V::kTile >= 16 && left >= 16)
@@ -228,28 +229,25 @@ inline uint32_t bits_of(float f) { return __builtin_bit_cast(uint32_t, f); }
 inline float float_of(uint32_t u) { return __builtin_bit_cast(float, u); }
 inline float fma1(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
-void quantize(const float* x, int64_t cols, bool halves, int8_t* q, QuantBlock* blocks) {
-  for (int64_t b = 0; b < cols / 32; ++b, x += 32, q += 64) {
-    uint32_t most = 0;  // as integers, magnitudes compare the same and NaN is the greatest
-    for (int j = 0; j < 32; ++j) {
-      uint32_t a = bits_of(x[j]) & 0x7fffffffu;
-      most = a > most ? a : most;
+// The greatest magnitude of a row; as integers, magnitudes compare the same and NaN is the greatest.
+inline float magnitude(const float* x, int64_t cols) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < cols; ++i) {
+    uint32_t a = bits_of(x[i]) & 0x7fffffffu;
+    most = a > most ? a : most;
+  }
+  return float_of(most);
+}
+
+// 12 bits of 32 inputs, and what each half sums to. Adding 1.5 * 2^23 rounds half to even into the low bits.
+inline void quantize_block(const float* x, float inverse, int8_t* q, int32_t* sums) {
+  for (int h = 0; h < 2; ++h) {
+    sums[h] = 0;
+    for (int j = 16 * h; j < 16 * h + 16; ++j) {
+      int32_t v = int32_t(bits_of(fma1(x[j], inverse, 12582912.0f)) - 0x4b400000u), high = (v + 8) >> 4;
+      q[j] = int8_t(high), q[32 + j] = int8_t(v - 16 * high);
+      sums[h] += v;
     }
-    constexpr float kRange = 2039.0f;  // 16 * 127 + 7
-    float max = float_of(most), d = max / kRange, inverse = max > 0.0f ? kRange / max : 0.0f;
-    int32_t sums[2] = {0, 0};
-    for (int h = 0; h < 2; ++h)
-      for (int j = 0; j < 16; ++j) {  // adding 1.5 * 2^23 rounds half to even into the low bits
-        int32_t v = int32_t(bits_of(x[16 * h + j] * inverse + 12582912.0f) - 0x4b400000u);
-        int32_t high = (v + 8) >> 4, low = v - 16 * high;
-        q[16 * h + j] = int8_t(high), q[32 + 16 * h + j] = int8_t(low);
-        sums[h] += 16 * int32_t(int8_t(high)) + int32_t(int8_t(low));
-      }
-    QuantBlock& out = blocks[b];
-    out.d = d;
-    out.minus128 = -128 * (sums[0] + sums[1]);
-    out.sum[0] = halves ? d * float(sums[0]) : d * float(sums[0] + sums[1]);
-    out.sum[1] = halves ? d * float(sums[1]) : 0.0f;
   }
 }
 
@@ -332,18 +330,49 @@ void exponentials(const float* x, int64_t n, float shift, float scale, float* ou
   }
 }
 
-template <class Own>
-void quantize_row(const float* x, bool halves, const QuantRows& to, int64_t row) {
-  int8_t* q = to.q + 2 * row * to.cols;
-  QuantBlock* blocks = to.blocks + row * (to.cols / 32);
-  if constexpr (requires { &Own::quantize; })
-    Own::quantize(x, to.cols, halves, q, blocks);
+// Where a row's block goes: its bytes, and its sums `stride` apart from those of the next row or half.
+struct BlockPlace {
+  int8_t* q;
+  int64_t sum, stride;
+};
+
+// place(b) for each block of a row.
+template <class Own, class Place>
+inline void quantize_to(const float* x, Packing packing, const QuantRows& to, int64_t row, const Place& place) {
+  const PackingInfo info = packing_info(packing);
+  constexpr float kRange = 2039.0f;  // 16 * 127 + 7
+  float max, inverse;
+  if constexpr (requires { &Own::magnitude; })
+    max = Own::magnitude(x, to.cols);
   else
-    quantize(x, to.cols, halves, q, blocks);
+    max = magnitude(x, to.cols);
+  inverse = max > 1e-30f ? kRange / max : 0.0f;
+  to.d[row] = max / kRange;
+  for (int64_t b = 0; b < to.cols / 32; ++b) {
+    const BlockPlace at = place(b);
+    int32_t sums[2];
+    if constexpr (requires { &Own::quantize_block; })
+      Own::quantize_block(x + 32 * b, inverse, at.q, sums);
+    else
+      quantize_block(x + 32 * b, inverse, at.q, sums);
+    if (info.zero != 0)
+      to.offsets[at.sum] = -info.zero * (sums[0] + sums[1]);
+    else if (info.halves)
+      to.sums[at.sum] = float(sums[0]), to.sums[at.sum + at.stride] = float(sums[1]);
+    else
+      to.sums[at.sum] = float(sums[0] + sums[1]);
+  }
+}
+
+void quantize(const float* x, Packing packing, const QuantRows& to, int64_t row) {
+  const int64_t blocks = to.cols / 32, parts = packing_info(packing).halves ? 2 : 1;
+  quantize_to<V>(x, packing, to, row, [&](int64_t b) {
+    return BlockPlace{to.q + 2 * row * to.cols + 64 * b, (row * blocks + b) * parts, 1};
+  });
 }
 
 constexpr Kernels make_kernels(const char* name) {
-  return {name, quantize_row<V>, integer, floating, norm, silu, gelu, softmax_sums, exponentials};
+  return {name, quantize, integer, floating, norm, silu, gelu, softmax_sums, exponentials};
 }
 
 }  // namespace

@@ -124,11 +124,9 @@ Status CpuOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector wei
 }
 
 QuantRows CpuOps::quantize_rows(const PackedMatrix& m, const float* x, int64_t rows) {
-  int64_t cols = m.padded_cols(), room = whole_tiles(rows) * cols;
-  bool halves = packing_info(m.packing).halves;
-  if (int64_t(quants_.size()) < room / 32) quants_.resize(size_t(room / 32)), blocks_.resize(size_t(room / 32));
-  QuantRows out{quants_.data()->bytes, blocks_.data(), cols, rows};
-  each_row(rows, cols, [&](int64_t t) { kernels_.quantize(x + t * cols, halves, out, t); });
+  const int64_t cols = m.padded_cols();
+  QuantRows out = quants_.rows(rows, cols);
+  each_row(rows, cols, [&](int64_t t) { kernels_.quantize(x + t * cols, m.packing, out, t); });
   return out;
 }
 

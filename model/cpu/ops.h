@@ -94,11 +94,7 @@ class CpuOps final : public Ops {
   std::vector<Room> buffers_;
   std::vector<attention::Attributes> kinds_;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;  // one a kind
-  struct alignas(64) Line {
-    int8_t bytes[64];
-  };
-  std::vector<Line> quants_;
-  std::vector<QuantBlock> blocks_;
+  QuantRoom quants_;
   std::vector<float> padded_;
   std::vector<std::vector<float>> gates_;  // by worker
   std::vector<kvcache::CacheView> caches_;

@@ -37,19 +37,20 @@ struct PackingInfo {
   int quant_bytes;  // of 16 rows x 32 inputs
   int scale_bytes;  // likewise
   bool quantized, halves;
+  int zero;  // the integer that stands for 0, where there are no minima
 };
 constexpr PackingInfo packing_info(Packing p) {
   switch (p) {
-    case Packing::n4_zero: return {256, 32, true, false};
-    case Packing::n4_min: return {256, 64, true, false};
-    case Packing::n4_wide: return {256, 128, true, false};
-    case Packing::n4_halves: return {256, 256, true, true};
-    case Packing::n8_zero: return {512, 32, true, false};
-    case Packing::n8_wide: return {512, 128, true, false};
-    case Packing::n8_halves: return {512, 256, true, true};
-    case Packing::f32: return {2048, 0, false, false};
+    case Packing::n4_zero: return {256, 32, true, false, 8};
+    case Packing::n4_min: return {256, 64, true, false, 0};
+    case Packing::n4_wide: return {256, 128, true, false, 0};
+    case Packing::n4_halves: return {256, 256, true, true, 0};
+    case Packing::n8_zero: return {512, 32, true, false, 128};
+    case Packing::n8_wide: return {512, 128, true, false, 0};
+    case Packing::n8_halves: return {512, 256, true, true, 0};
+    case Packing::f32: return {2048, 0, false, false, 0};
     case Packing::f16:
-    case Packing::bf16: return {1024, 0, false, false};
+    case Packing::bf16: return {1024, 0, false, false, 0};
   }
   return {};
 }

@@ -52,13 +52,13 @@ struct V {
     return _mm256_set1_epi32(four);
   }
 #if defined(__AVXVNNI__)
-  template <int bits>
-  static I dot(const W& w, const int8_t* x, int first, int count, int32_t minus128) {
+  template <int bits, int zero>
+  static I dot(const W& w, const int8_t* x, int first, int count, int32_t offset) {
     I sum = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm256_dpbusd_avx_epi32(sum, w.c[c], inputs(x + 4 * c));
     sum = _mm256_slli_epi32(sum, 4);
-    if constexpr (bits == 8) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(minus128));
+    if constexpr (zero != 0) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(offset));
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm256_dpbusd_avx_epi32(sum, w.c[c], inputs(x + 32 + 4 * c));
     return sum;
@@ -90,10 +90,12 @@ struct V {
       return sum;
     }
   }
-  template <int bits>
-  static I dot(const W& w, const int8_t* x, int first, int count, int32_t) {
-    return _mm256_add_epi32(_mm256_slli_epi32(plane<bits>(w, x, first, count), 4),
-                            plane<bits>(w, x + 32, first, count));
+  template <int bits, int zero>
+  static I dot(const W& w, const int8_t* x, int first, int count, int32_t offset) {
+    I sum =
+        _mm256_add_epi32(_mm256_slli_epi32(plane<bits>(w, x, first, count), 4), plane<bits>(w, x + 32, first, count));
+    if constexpr (zero != 0 && bits == 4) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(offset));
+    return sum;
   }
 #endif
 };

@@ -52,42 +52,43 @@ struct V {
     __builtin_memcpy(&four, x, 4);
     return _mm512_set1_epi32(four);
   }
-  template <int bits>
-  static I dot(const W& w, const int8_t* x, int first, int count, int32_t minus128) {
+  template <int bits, int zero>
+  static I dot(const W& w, const int8_t* x, int first, int count, int32_t offset) {
     I sum = _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm512_dpbusd_epi32(sum, w.c[c], inputs(x + 4 * c));
     sum = _mm512_slli_epi32(sum, 4);
-    if constexpr (bits == 8) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(minus128));
+    if constexpr (zero != 0) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(offset));
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm512_dpbusd_epi32(sum, w.c[c], inputs(x + 32 + 4 * c));
     return sum;
   }
-  // As kernels_impl.h has it for one element at a time.
-  static void quantize(const float* x, int64_t cols, bool halves, int8_t* q, QuantBlock* blocks) {
-    constexpr float kRange = 2039.0f;
-    const I magnitude = _mm512_set1_epi32(0x7fffffff), half = _mm512_set1_epi32(8);
-    for (int64_t b = 0; b < cols / 32; ++b, x += 32, q += 64) {
-      F f[2] = {load_f(x), load_f(x + 16)};
-      I most = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(f[0]), magnitude),
-                                _mm512_and_si512(_mm512_castps_si512(f[1]), magnitude));
-      float max = __builtin_bit_cast(float, _mm512_reduce_max_epu32(most));
-      float d = max / kRange, inverse = max > 0.0f ? kRange / max : 0.0f;
-      int32_t sums[2];
-      for (int h = 0; h < 2; ++h) {
-        F shifted = add(mul(f[h], set_f(inverse)), set_f(12582912.0f));
-        I v = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(0x4b400000));
-        I high = _mm512_srai_epi32(_mm512_add_epi32(v, half), 4);
-        I low = _mm512_sub_epi32(v, _mm512_slli_epi32(high, 4));
-        __m128i bytes_high = _mm512_cvtepi32_epi8(high), bytes_low = _mm512_cvtepi32_epi8(low);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16 * h), bytes_high);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 32 + 16 * h), bytes_low);
-        sums[h] = _mm512_reduce_add_epi32(
-            _mm512_add_epi32(_mm512_slli_epi32(_mm512_cvtepi8_epi32(bytes_high), 4), _mm512_cvtepi8_epi32(bytes_low)));
-      }
-      int32_t sum = sums[0] + sums[1];
-      blocks[b] = {d, {d * float(halves ? sums[0] : sum), halves ? d * float(sums[1]) : 0.0f}, -128 * sum};
-    }
+  // As kernels_impl.h has them for one element at a time.
+  static float magnitude(const float* x, int64_t cols) {
+    const I mask = _mm512_set1_epi32(0x7fffffff);
+    I most[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (int64_t i = 0; i < cols; i += 32)
+      for (int h = 0; h < 2; ++h)
+        most[h] = _mm512_max_epu32(most[h], _mm512_and_si512(_mm512_loadu_si512(x + i + 16 * h), mask));
+    return __builtin_bit_cast(float, _mm512_reduce_max_epu32(_mm512_max_epu32(most[0], most[1])));
+  }
+  static int32_t total(__m256i v) {
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+  }
+  static void quantize_block(const float* x, float inverse, int8_t* q, int32_t* sums) {
+    const F magic = set_f(12582912.0f), by = set_f(inverse);
+    const I bias = _mm512_castps_si512(magic), in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    I a = _mm512_sub_epi32(_mm512_castps_si512(fma(load_f(x), by, magic)), bias);
+    I b = _mm512_sub_epi32(_mm512_castps_si512(fma(load_f(x + 16), by, magic)), bias);
+    I v = _mm512_permutexvar_epi64(in_order, _mm512_packs_epi32(a, b));  // 32 of 16 bits
+    I up = _mm512_add_epi16(v, _mm512_set1_epi16(8));
+    I low = _mm512_sub_epi16(_mm512_and_si512(up, _mm512_set1_epi16(15)), _mm512_set1_epi16(8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm512_cvtepi16_epi8(_mm512_srai_epi16(up, 4)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + 32), _mm512_cvtepi16_epi8(low));
+    I pairs = _mm512_madd_epi16(v, _mm512_set1_epi16(1));
+    sums[0] = total(_mm512_castsi512_si256(pairs)), sums[1] = total(_mm512_extracti64x4_epi64(pairs, 1));
   }
 };
 

@@ -51,11 +51,9 @@ struct Product {
   std::vector<float> x;
   int64_t tokens;
   std::vector<float> integer(const Kernels& k) const {
-    int64_t cols = m.padded_cols(), room = whole_tiles(tokens) * cols;
-    std::vector<int8_t> q(size_t(2 * room));
-    std::vector<QuantBlock> blocks(size_t(room / 32));
-    QuantRows in{q.data(), blocks.data(), cols, tokens};
-    for (int64_t t = 0; t < tokens; ++t) k.quantize(x.data() + t * cols, packing_info(m.packing).halves, in, t);
+    QuantRoom room;
+    QuantRows in = room.rows(tokens, m.padded_cols());
+    for (int64_t t = 0; t < tokens; ++t) k.quantize(x.data() + t * in.cols, m.packing, in, t);
     std::vector<float> y(size_t(tokens * m.rows), 1.0f);
     k.integer(m, 0, m.groups, in, 0, tokens, y.data(), m.rows, true);
     return y;
