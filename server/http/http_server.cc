@@ -96,8 +96,8 @@ class HttpServerImpl final : public HttpServer {
     asio::io_context io{1};
   };
   static std::vector<std::unique_ptr<Loop>> make_loops(int count) {
-    std::vector<std::unique_ptr<Loop>> loops;
-    for (int i = 0; i < count; ++i) loops.push_back(std::make_unique<Loop>());
+    std::vector<std::unique_ptr<Loop>> loops(static_cast<size_t>(count));
+    for (auto& loop : loops) loop = std::make_unique<Loop>();
     return loops;
   }
 
