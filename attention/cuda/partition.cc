@@ -27,7 +27,8 @@ void Planner::partition(int list, std::byte* buffer) {
     }
   };
   auto emit = [&](Item& item, int64_t begin, int64_t end, bool whole) {
-    Segment s = item.tile;
+    Segment& s = segments[count++];
+    s = item.tile;
     s.kv_begin = int32_t(begin);
     s.kv_end = int32_t(end);
     if (!whole) {
@@ -36,7 +37,6 @@ void Planner::partition(int list, std::byte* buffer) {
       cuts_.push_back({s.slot});
       ++item.cuts;
     }
-    segments[count++] = s;
     const int64_t cost = blocks_of(end - begin);
     room -= cost;
     left -= cost;
@@ -101,13 +101,13 @@ void Planner::write_merges(std::byte* buffer) {
     for (const Item& item : list) {
       if (item.shared || item.merged || item.cuts == 0) continue;
       for (int32_t q = 0; q < item.queries; ++q) {
-        Merge m{stream_rows_[size_t(item.tile.tokens + q)].token, used, 0};
+        Merge m{stream_rows_[size_t(item.tile.tokens) + size_t(q)].token, used, 0};
         if (item.prefix >= 0) {
           const Item& p = shared_list[size_t(item.prefix)];
           for (int32_t i = 0; i < p.cuts; ++i)
-            slots[used++] = cuts_[size_t(p.first_cut + i)].slot + item.prefix_offset + q;
+            slots[used++] = cuts_[size_t(p.first_cut) + size_t(i)].slot + item.prefix_offset + q;
         }
-        for (int32_t i = 0; i < item.cuts; ++i) slots[used++] = cuts_[size_t(item.first_cut + i)].slot + q;
+        for (int32_t i = 0; i < item.cuts; ++i) slots[used++] = cuts_[size_t(item.first_cut) + size_t(i)].slot + q;
         m.end = used;
         merges[count++] = m;
       }

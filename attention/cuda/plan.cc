@@ -59,6 +59,8 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   table_ = take(table_cap_, 4);
   bytes_ = offset;
   for (auto& list : items_) list.reserve(size_t(items_cap_));
+  single_list_ = list_for(group_);
+  for (int i = 0; i < kLists; ++i) per_tile_[i] = kTileRows[i] / group_;
   stream_rows_.reserve(size_t(rows_cap_));
 }
 
@@ -77,15 +79,6 @@ StepView Planner::view(std::byte* base) const {
   return v;
 }
 
-void Planner::visible(const Sequence& s, int32_t own, int64_t* sink_end, int64_t* begin, int64_t* end) const {
-  const bool cut = s.flags & kCausal || a_.window > 0 || a_.is_alibi;
-  *end = cut ? std::clamp<int64_t>(own + 1, 0, s.kv_len) : s.kv_len;
-  *begin = *sink_end = 0;
-  if (a_.window == 0) return;
-  *begin = std::clamp<int64_t>(std::max<int64_t>(a_.sinks, own - (a_.window - a_.sinks) + 1), 0, *end);
-  *sink_end = std::min<int64_t>(a_.sinks, *begin);
-}
-
 int32_t Planner::place_of(const Sequence& s, int32_t t, const int32_t* table) const {
   int32_t slot = t;
   if (a_.cyclic_capacity > 0 && t >= a_.sinks) {
@@ -100,17 +93,15 @@ int32_t Planner::place_of(const Sequence& s, int32_t t, const int32_t* table) co
   }
 }
 
-Row Planner::row_of(const Sequence& s, int32_t index, int32_t i) const {
-  Row r;
+// Written where it lies: copies of what was just stored in pieces wait for the store.
+void Planner::set_row(const Sequence& s, int32_t index, int32_t i, Row& r) const {
   r.token = s.q_begin + i;
   r.sequence = index;
   r.own = s.kv_len - s.q_len + i;
   r.column = s.kv_begin;
-  int64_t sink_end, begin, end;
-  visible(s, r.own, &sink_end, &begin, &end);
-  r.begin = int32_t(begin);
-  r.end = int32_t(end);
-  return r;
+  const bool cut = s.flags & kCausal || a_.window > 0 || a_.is_alibi;
+  r.end = cut ? std::clamp(r.own + 1, 0, s.kv_len) : s.kv_len;
+  r.begin = a_.window > 0 ? std::clamp(std::max(a_.sinks, r.own - (a_.window - a_.sinks) + 1), 0, r.end) : 0;
 }
 
 // The smallest tile that holds so many rows, else the largest there is.
@@ -126,19 +117,22 @@ int Planner::list_for(int64_t rows) const {
 
 // Queries of one sequence as tiles; keys before `skip` are read by the sequence's shared item.
 void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
-  const int list = list_for(int64_t(s.q_len) * group_);
-  const int32_t per_tile = kTileRows[list] / group_;
+  const int list = s.q_len == 1 ? single_list_ : list_for(int64_t(s.q_len) * group_);
+  const int32_t per_tile = per_tile_[list];
   for (int32_t first = 0; first < s.q_len; first += per_tile) {
-    Item item;
-    item.queries = std::min(per_tile, s.q_len - first);
+    const size_t first_row = stream_rows_.size();
+    const int32_t queries = std::min(per_tile, s.q_len - first);
+    for (int32_t i = 0; i < queries; ++i) set_row(s, index, first + i, stream_rows_.emplace_back());
+    Item& item = items_[list].emplace_back();
+    item.queries = queries;
     item.tile.sequence = index;
     item.tile.table = s.table;
-    item.tile.tokens = int32_t(stream_rows_.size());
-    item.tile.row_count = item.queries * group_;
-    int64_t sink_end, begin, end, unused;
-    const int32_t own = s.kv_len - s.q_len + first;
-    visible(s, own, &sink_end, &begin, &unused);
-    visible(s, own + item.queries - 1, &unused, &unused, &end);
+    item.tile.tokens = int32_t(first_row);
+    item.tile.row_count = queries * group_;
+    // Together they see what begins with the first and ends with the last.
+    int64_t begin = stream_rows_[first_row].begin;
+    const int64_t end = stream_rows_.back().end;
+    int64_t sink_end = a_.window > 0 ? std::min<int64_t>(a_.sinks, begin) : 0;
     item.tile.seen_begin = int32_t(begin);
     begin = std::max(down(begin), skip);
     if (sink_end > begin) sink_end = begin;  // the runs meet
@@ -152,8 +146,6 @@ void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
       item.prefix_offset = prefix_offset_[size_t(index)];
       item.partial = true;
     }
-    for (int32_t i = 0; i < item.queries; ++i) stream_rows_.push_back(row_of(s, index, first + i));
-    items_[list].push_back(item);
   }
 }
 
@@ -221,7 +213,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
                        !a_.batch_invariant && a_.cyclic_capacity == 0;
   if (cascade) {
     const int list = list_for(kTileRows[kLists - 1]);
-    const int32_t per_tile = kTileRows[list] / group_;
+    const int32_t per_tile = per_tile_[list];
     std::vector<int32_t> open;  // by group: item with room
     for (int64_t b = 0; b < B; ++b) {
       const int32_t g = step.shared_group[b];
@@ -245,7 +237,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       prefix_item_[size_t(b)] = slot;
       prefix_offset_[size_t(b)] = item.queries;
       for (int32_t i = 0; i < s.q_len; ++i)
-        stream_rows_[size_t(item.tile.tokens + item.queries++)] = row_of(s, int32_t(b), i);
+        set_row(s, int32_t(b), i, stream_rows_[size_t(item.tile.tokens) + size_t(item.queries++)]);
       item.tile.row_count = item.queries * group_;
     }
   }
@@ -275,7 +267,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       const int64_t skip = prefix_item_[size_t(b)] >= 0 ? down(step.shared_len[step.shared_group[b]]) : 0;
       add_stream(s, int32_t(b), skip);
     } else {
-      for (int32_t i = 0; i < s.q_len; ++i) plain[plain_count++] = row_of(s, int32_t(b), i);
+      for (int32_t i = 0; i < s.q_len; ++i) set_row(s, int32_t(b), i, plain[plain_count++]);
     }
   }
   for (int64_t b = 0; b < B; ++b) {

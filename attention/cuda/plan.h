@@ -79,13 +79,14 @@ class Planner {
   void partition(int list, std::byte* buffer);
   void write_merges(std::byte* buffer);
   int32_t place_of(const Sequence&, int32_t t, const int32_t* table) const;
-  Row row_of(const Sequence&, int32_t index, int32_t i) const;
-  void visible(const Sequence&, int32_t own, int64_t* sink_end, int64_t* begin, int64_t* end) const;
+  void set_row(const Sequence&, int32_t index, int32_t i, Row&) const;
 
   Attributes a_;
   Limits limits_;
   Machine machine_;
   int32_t group_, page_shift_;
+  int single_list_;           // of one query a sequence
+  int32_t per_tile_[kLists];  // queries
   int64_t table_cap_, rows_cap_, items_cap_, slots_cap_, gather_cap_, beam_cap_, merges_cap_;
   size_t counts_, sequences_, segments_[kLists], heads_[kLists], merges_, merge_slots_, tiles_, plain_, rows_, tokens_,
       beam_, table_, bytes_;

@@ -81,6 +81,32 @@ TEST_F(Cuda, PromptsStoredWhileTheyAreAttended) {
       }
 }
 
+// Every kernel of a mixed step at once.
+TEST_F(Cuda, PromptsBesideManyDecodes) {
+  for (DType cache : {DType::bf16, DType::i8}) {
+    CaseShape shape;
+    Attributes& a = shape.attributes;
+    a.num_heads = 8, a.num_kv_heads = 2, a.head_dim = 128;
+    a.io = a.out = DType::bf16;
+    a.is_causal = true;
+    a.index_mode = kvcache::IndexMode::page_table;
+    a.page_size = 16;
+    shape.cache.dtype = cache;
+    if (cache == DType::i8)
+      shape.cache.quant = kvcache::QuantKind::per_tensor, shape.cache.k_scale = 0.03f, shape.cache.v_scale = 0.025f;
+    shape.sequences.assign(80, {1500, 1});
+    shape.decoding_batches = 80;
+    shape.sequences.push_back({700, 5});
+    for (int64_t n : {300, 777}) shape.sequences.push_back({0, n});
+    const Case before = make_case(shape, 77);
+    Case after = before;
+    CaseOutput got;
+    const Status status = run_on_device(after, &got);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(compare_with_reference(before, after, got, 1.0, row_tolerance(a.io)), "") << describe(before);
+  }
+}
+
 // The caches whose groups the stream kernel knows when it is compiled: every length of a last tile, runs that are
 // merged.
 TEST_F(Cuda, DecodesOfTheUsualQuantizedCachesAgreeWithTheReference) {
