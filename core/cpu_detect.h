@@ -32,6 +32,7 @@ static inline CpuFeatures detect_cpu() {
   f.fma = ymm && fma;
   f.f16c = ymm && f16c;
   f.avx512 = zmm && ((b >> 16) & 1) && ((b >> 17) & 1) && ((b >> 30) & 1) && ((b >> 31) & 1);
+  f.avx512_vbmi = f.avx512 && ((c >> 1) & 1);
   f.avx512_vnni = f.avx512 && ((c >> 11) & 1);
   f.amx_bf16 = tiles && ((d >> 22) & 1);
   f.amx_int8 = tiles && ((d >> 25) & 1);

@@ -19,6 +19,11 @@ struct Count {
 using V = __m256;
 inline V load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, V x) { _mm256_storeu_ps(p, x); }
+// Kept in a register: the compiler would rather read it again for each use.
+inline V hold(V x) {
+  asm("" : "+x"(x));
+  return x;
+}
 inline __m256i first_lanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

@@ -7,7 +7,11 @@
 namespace kvasir::attention::cpu {
 namespace {
 
+#if KVASIR_VBMI
+constexpr const char* kName = "avx512_vbmi";
+#else
 constexpr const char* kName = "avx512";
+#endif
 constexpr int W = 16;
 #define KVASIR_HALF_COLUMNS 1
 constexpr int kColumns = 4, kFewColumns = 8, kWideColumns = 2, kRowSums = 16;
@@ -19,6 +23,11 @@ struct Count {
 using V = __m512;
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
+// Kept in a register: the compiler would rather read it again for each use.
+inline V hold(V x) {
+  asm("" : "+v"(x));
+  return x;
+}
 inline __mmask16 first_lanes(int n) { return __mmask16((1u << n) - 1); }
 inline V load_first(int n, const float* p) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 inline void store_first(int n, float* p, V x) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
@@ -73,12 +82,22 @@ inline V load_i8(const uint8_t* p) {
 }
 const V kNibbles = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
 // A table of sixteen floats looks at the low four bits of each lane only.
-inline V load_i4(const uint8_t* p) {
+inline V look_up_i4(const uint8_t* p, V table) {
+#if KVASIR_VBMI
+  int64_t word;
+  __builtin_memcpy(&word, p, 8);
+  const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+  const __m512i q = _mm512_multishift_epi64_epi8(shifts, _mm512_set1_epi64(word));
+#else
   __m512i q = _mm512_broadcastd_epi32(_mm_loadu_si32(p));
   q = _mm512_mask_broadcastd_epi32(q, 0xff00, _mm_loadu_si32(p + 4));
   q = _mm512_srlv_epi32(q, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
-  return _mm512_permutexvar_ps(q, kNibbles);
+#endif
+  return _mm512_permutexvar_ps(q, table);
 }
+inline V load_i4(const uint8_t* p) { return look_up_i4(p, kNibbles); }
+#define KVASIR_READS_FOUR 1
+inline V nibbles_times(V scale) { return mul(kNibbles, scale); }
 // E4M3 as float16 bits: exponent and mantissa move up by 7, the sign to the top; that is the value
 // times 2^-8, exactly, subnormals included. NaN (0x7f) is put back.
 inline V load_e4m3(const uint8_t* p) {
@@ -193,11 +212,19 @@ inline void turn_halves_to(const Words r[16], uint16_t* out) {
 
 }  // namespace
 
+#if KVASIR_VBMI
+const Kernels* kernels_avx512_vbmi() { return kvasir::cpu().avx512 && kvasir::cpu().avx512_vbmi ? &kTable : nullptr; }
+#else
 const Kernels* kernels_avx512() { return kvasir::cpu().avx512 ? &kTable : nullptr; }
+#endif
 
 }  // namespace kvasir::attention::cpu
 #else
 namespace kvasir::attention::cpu {
+#if KVASIR_VBMI
+const Kernels* kernels_avx512_vbmi() { return nullptr; }
+#else
 const Kernels* kernels_avx512() { return nullptr; }
+#endif
 }  // namespace kvasir::attention::cpu
 #endif

@@ -89,6 +89,7 @@ struct Kernels {
 };
 
 // Null when the processor or the build lacks it.
+const Kernels* kernels_avx512_vbmi();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx2();
 const Kernels* kernels_neon();

@@ -19,6 +19,7 @@ using V = float32x4_t;
 inline V load(const float* p) { return vld1q_f32(p); }
 inline void store(float* p, V x) { vst1q_f32(p, x); }
 inline V set1(float x) { return vdupq_n_f32(x); }
+inline V hold(V x) { return x; }
 inline V load_first(int n, const float* p) {
   float lanes[W] = {};
   for (int i = 0; i < n; ++i) lanes[i] = p[i];

@@ -31,6 +31,7 @@ inline void store(float* p, V v) { __builtin_memcpy(p, v.x, sizeof v.x); }
 inline V set1(float x) {
   return each([=](int) { return x; });
 }
+inline V hold(V x) { return x; }
 inline V load_first(int n, const float* p) {
   float lanes[W] = {};
   for (int i = 0; i < n; ++i) lanes[i] = p[i];

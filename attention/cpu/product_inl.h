@@ -1,6 +1,7 @@
 // Small matrix products whose every element is one chain of FMAs in order. Included by kernels_inl.h only.
 
 struct Packed {
+  static constexpr bool kFour = false;
   const float* b;
   int stride;
   struct Row {
@@ -19,11 +20,19 @@ inline void product(const float* a, int a_stride, const B b, int k0, int k1, con
     for (int i = 0; i < C; ++i)
       acc[r][i] = correction ? mul(load(c + r * c_stride + n + i * W), set1(correction[r])) : zero();
   for (int k = k0; k < k1;) {
-    fetch(ahead);
+    fetch_apart(ahead);
     for (const int stop = k + kEvery < k1 ? k + kEvery : k1; k < stop; ++k) {
       V x[C];
       const auto row = b.row(k);
-      for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
+      if constexpr (B::kFour && C % 4 == 0) {
+        for (int i = 0; i < C; i += 4) {
+          V some[4];
+          row.four(n + i * W, some);
+          for (int v = 0; v < 4; ++v) x[i + v] = some[v];
+        }
+      } else {
+        for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
+      }
       for (int r = 0; r < R; ++r) {
         V w = set1(a[r * a_stride + k]);
         for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
@@ -52,9 +61,9 @@ inline void product_all(const float* a, int rows, int a_stride, const B& b, int 
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value, kVectors = R <= 2 ? kFewColumns : kColumns;
     constexpr int C = kWideRows && R > 4 ? kWideColumns : kVectors;
-    product_columns<R, C, kWideRows ? few_ahead(R) : kAheadEvery>(a + r * a_stride, a_stride, b, k0, k1,
-                                                                  correction ? correction + r : nullptr,
-                                                                  c + r * c_stride, c_stride, n0, n1, ahead);
+    product_columns<R, C, kWideRows ? few_ahead(R) : kPackedEvery>(a + r * a_stride, a_stride, b, k0, k1,
+                                                                   correction ? correction + r : nullptr,
+                                                                   c + r * c_stride, c_stride, n0, n1, ahead);
   };
   for (; rows - r > 8; r += 6) go(Count<6>{});
   if constexpr (kWideRows) {
@@ -157,18 +166,49 @@ inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int 
       V acc[K][R];
       for (int i = 0; i < K; ++i)
         for (int r = 0; r < R; ++r) acc[i][r] = zero();
-      auto step = [&](int d) {
-        V x[K];
-        for (int i = 0; i < K; ++i) x[i] = keys.row(j + k + i)(d);
-        for (int r = 0; r < R; ++r) {
-          const V w = load(q + r * q_stride + d);
-          for (int i = 0; i < K; ++i) acc[i][r] = fma_v(w, x[i], acc[i][r]);
+      if constexpr (Reader::kFour && R <= 2) {
+        for (int d = 0; d < head_dim; d += 4 * W) {
+          V w[4][R];
+          for (int v = 0; v < 4; ++v)
+            for (int r = 0; r < R; ++r) w[v][r] = hold(load(q + r * q_stride + d + v * W));
+          for (int i = 0; i < K; ++i) {
+            if (i % 2 == 0) fetch(ahead);
+            V x[4];
+            keys.row(j + k + i).four(d, x);
+            for (int v = 0; v < 4; ++v)
+              for (int r = 0; r < R; ++r) acc[i][r] = fma_v(w[v][r], x[v], acc[i][r]);
+          }
         }
-      };
-      for (int d = 0; d < head_dim; d += W) {
-        fetch(ahead);
-        step(d);
-        if (R > 2 && (d += W) < head_dim) step(d);
+      } else {
+        const uint8_t* at[K];  // read once: the compiler cannot know that fetch() leaves them alone
+        for (int i = 0; i < K; ++i) at[i] = keys.row(j + k + i).at;
+        auto row = [&](int i, int d) {
+          auto it = keys.row(j + k + i);
+          it.at = at[i];
+          return it(d);
+        };
+        auto step = [&](int d) {
+          if constexpr (K >= R) {
+            V w[R];
+            for (int r = 0; r < R; ++r) w[r] = hold(load(q + r * q_stride + d));
+            for (int i = 0; i < K; ++i) {
+              const V x = row(i, d);
+              for (int r = 0; r < R; ++r) acc[i][r] = fma_v(w[r], x, acc[i][r]);
+            }
+          } else {
+            V x[K];
+            for (int i = 0; i < K; ++i) x[i] = row(i, d);
+            for (int r = 0; r < R; ++r) {
+              const V w = hold(load(q + r * q_stride + d));
+              for (int i = 0; i < K; ++i) acc[i][r] = fma_v(w, x[i], acc[i][r]);
+            }
+          }
+        };
+        for (int d = 0; d < head_dim; d += W) {
+          fetch(ahead);
+          step(d);
+          if (R > 2 && (d += W) < head_dim) step(d);
+        }
       }
       for (int i = 0; i < K; ++i)
         for (int r = 0; r < R; ++r) store(lanes + (r * W + k + i) * W, acc[i][r]);
@@ -205,7 +245,7 @@ int stops(int rows, int head_dim) {
   const int blocks = (rows + 5) / 6, vectors = (head_dim + W - 1) / W;
   auto passes = [](int n, int columns) { return n < columns * W ? 1 : n / (columns * W); };
   if (rows > kFewRows)
-    return kTile + blocks * (kTile / (kColumns / 2) / 2 + passes(head_dim, kColumns) * kTile / kAheadEvery);
+    return kTile + blocks * (kTile / (kColumns / 2) / 2 + passes(head_dim, kColumns) * kTile / kPackedEvery);
   const int columns = rows <= 2 ? kFewColumns : rows <= 4 ? kColumns : kWideColumns;
   return (kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile) / few_ahead(rows);
 }

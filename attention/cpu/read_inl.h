@@ -1,7 +1,8 @@
 // Reading one head's K or V of a tile: as rows (lanes along head_dim) and as columns (lanes along keys).
 // Included by kernels_inl.h only.
 
-constexpr int kAheadEvery = 4;  // rows or steps
+constexpr int kAheadEvery = 4;    // rows or steps
+constexpr int kPackedEvery = 16;  // keys
 // The next row of the pieces, but for a line that was asked for just now; false: there is none.
 inline bool next_row(Ahead& ahead) {
   do {
@@ -20,18 +21,26 @@ inline bool next_row(Ahead& ahead) {
   } while (ahead.line >= ahead.end);
   return true;
 }
-inline void fetch(Ahead& ahead) {
+// Calls nothing, so that a loop that calls it keeps its vectors in registers.
+__attribute__((noinline)) void fetch_apart(Ahead& ahead) {
   const uint8_t* line = ahead.line;
   if (__builtin_expect(line + 64 * ahead.each <= ahead.end, 1)) {
     ahead.line = line + 64 * ahead.each;
-    for (; line != ahead.line; line += 64) __builtin_prefetch(line, 0, 2);
+    for (; line != ahead.line; line += 64)
+      __builtin_prefetch(line, 0, 2);  // as far as L2: L1 has too few waiting places
     return;
   }
   for (int i = 0; i < ahead.each; ++i) {
-    if (__builtin_expect(ahead.line >= ahead.end, 0) && !next_row(ahead)) return;
-    __builtin_prefetch(ahead.line, 0, 2);  // as far as L2: L1 has too few waiting places
+    if (ahead.line >= ahead.end && !next_row(ahead)) return;
+    __builtin_prefetch(ahead.line, 0, 2);
     ahead.line += 64;
   }
+}
+__attribute__((always_inline)) inline void fetch(Ahead& ahead) {
+  const uint8_t* line = ahead.line;
+  if (__builtin_expect(line + 64 * ahead.each > ahead.end, 0)) return fetch_apart(ahead);
+  ahead.line = line + 64 * ahead.each;
+  for (; line != ahead.line; line += 64) __builtin_prefetch(line, 0, 2);
 }
 
 constexpr int bits_of(DType type) {
@@ -48,10 +57,28 @@ inline V read_vector(const uint8_t* p) {
   if constexpr (kType == DType::f8_e4m3) return load_e4m3(p);
 }
 
+#if !KVASIR_READS_FOUR
+template <DType kType>
+inline void read_four(const uint8_t* p, V scale, V (&x)[4]) {
+  for (int v = 0; v < 4; ++v) x[v] = mul(read_vector<kType>(p + v * W * bits_of(kType) / 8), scale);
+}
+#else
+template <DType kType>
+inline void read_four(const uint8_t* p, V scale, V (&x)[4]) {
+  if constexpr (kType == DType::i4) {
+    const V table = nibbles_times(scale);
+    for (int v = 0; v < 4; ++v) x[v] = look_up_i4(p + v * W / 2, table);
+  } else {
+    for (int v = 0; v < 4; ++v) x[v] = mul(read_vector<kType>(p + v * W * bits_of(kType) / 8), scale);
+  }
+}
+#endif
+
 // ---- scales ---------------------------------------------------------------------------------------
 
-// half_vector: groups of eight where a vector holds two of them.
-enum class Scaling { none, tensor, group, half_vector };
+// half_vector: groups of eight where a vector holds two of them. four_vectors: each four of them, counted from the
+// row's beginning, share a scale.
+enum class Scaling { none, tensor, group, half_vector, four_vectors };
 
 // The tile's scales as float32: for columns [head_dim/group][kTile], so that a vector holds one group of many keys;
 // for rows [kTile][head_dim/group], as they lie.
@@ -114,10 +141,16 @@ struct RowReader {
         group_shift(k.group_shift),
         groups(k.grouped ? k.head_dim >> k.group_shift : 0) {}
 
+  static constexpr bool kFour = kScaling == Scaling::four_vectors;
+
   struct Row {
     const RowReader& of;
     const uint8_t* at;
     const float* scales;
+    // The vectors of d, d + W, .. that share a scale.
+    void four(int d, V (&x)[4]) const {
+      read_four<kType>(at + d * bits_of(kType) / 8, set1(scales[d >> of.group_shift]), x);
+    }
     V operator()(int d) const {
       V x;
       if (kWhole || __builtin_expect(d + W <= of.head_dim, 1)) {
@@ -128,7 +161,7 @@ struct RowReader {
         x = read_vector<kType>(tail);
       }
       if constexpr (kScaling == Scaling::tensor) x = mul(x, of.scale);
-      if constexpr (kScaling == Scaling::group) x = mul(x, set1(scales[d >> of.group_shift]));
+      if constexpr (kScaling == Scaling::group || kFour) x = mul(x, set1(scales[d >> of.group_shift]));
       if constexpr (kScaling == Scaling::half_vector) {
         const float low = scales[d / 8];
         x = mul(x, two_halves(low, kWhole || d + 8 < of.head_dim ? scales[d / 8 + 1] : low));
@@ -171,6 +204,9 @@ inline void with_reader(const KvRows& k, const F& f) {
   by_type<true>(k, [&]<DType kType, Scaling kScaling>(const float* table) {
     if constexpr (kScaling == Scaling::group && W > 8)
       if (k.group < W) return with_tail<kType, Scaling::half_vector>(k, table, f);
+    if constexpr (kScaling == Scaling::group)
+      if (k.group >= 4 * W && k.head_dim % (4 * W) == 0)
+        return f(RowReader<kType, Scaling::four_vectors, true>(k, table));
     with_tail<kType, kScaling>(k, table, f);
   });
 }

@@ -102,6 +102,7 @@ TEST(Cpu, AgreesWithTheCompilersOwnDetection) {
   EXPECT_EQ(cpu().avx512, bool(__builtin_cpu_supports("avx512f")) && bool(__builtin_cpu_supports("avx512bw")) &&
                               bool(__builtin_cpu_supports("avx512dq")) && bool(__builtin_cpu_supports("avx512vl")));
   EXPECT_EQ(cpu().avx512_vnni, bool(__builtin_cpu_supports("avx512vnni")));
+  EXPECT_EQ(cpu().avx512_vbmi, bool(__builtin_cpu_supports("avx512vbmi")));
   EXPECT_EQ(cpu().avx512_bf16, bool(__builtin_cpu_supports("avx512bf16")));
 #else
   EXPECT_TRUE(cpu().neon);
