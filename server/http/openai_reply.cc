@@ -230,6 +230,7 @@ class OpenAiReply final : public Producer {
   // The `choices` of a prompt's best_of with the highest log-probability a token, best first.
   std::vector<Choice*> best(size_t s) {
     std::vector<Choice*> all;
+    all.reserve(static_cast<size_t>(shape_.best_of));
     for (int k = 0; k < shape_.best_of; ++k) all.push_back(&choice(s, k));
     if (shape_.best_of > shape_.choices) {
       auto mean = [](const Choice* c) { return c->sum_logprob / static_cast<double>(std::max<int64_t>(1, c->count)); };
