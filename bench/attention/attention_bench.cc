@@ -11,9 +11,9 @@
 #include <string>
 #include <thread>
 
-#include "bench/attention/limits.h"
 #include "bench/attention/plot.h"
 #include "bench/attention/workload.h"
+#include "bench/limits.h"
 #include "core/cat.h"
 #include "core/cpu.h"
 

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/limits.h"
 #include "core/host.h"
 #include "core/thread_pool.h"
 #include "model/cpu/kernels.h"
@@ -84,17 +86,13 @@ double read_bandwidth(int threads, size_t bytes) {
   ::madvise(p, bytes, MADV_HUGEPAGE);
   std::memset(p, 1, bytes);
   ThreadPool pool(threads);
-  std::vector<uint64_t> sums(size_t(threads) * 8);
+  std::atomic<uint64_t> sum = 0;
   std::vector<double> times;
-  for (int i = 0; i < 15; ++i) {
+  for (int i = 0; i < 25; ++i) {
     double begin = now();
     pool.run([&](int worker) {
-      size_t part = bytes / size_t(threads);
-      const auto* q = reinterpret_cast<const uint64_t*>(p + part * size_t(worker));
-      uint64_t s[8] = {};
-      for (size_t j = 0; j < part / 8; j += 8)
-        for (int k = 0; k < 8; ++k) s[k] += q[j + size_t(k)];
-      for (uint64_t v : s) sums[size_t(worker) * 8] += v;
+      const size_t part = bytes / size_t(threads);
+      sum += bench::read_all(p + part * size_t(worker), part);
     });
     times.push_back(now() - begin);
   }

@@ -1,4 +1,4 @@
-#include "bench/attention/limits.h"
+#include "bench/limits.h"
 
 #include <time.h>
 
