@@ -44,6 +44,7 @@ std::string CpuFeatures::to_string() const {
   add(avx512_vbmi, "avx512_vbmi"), add(avx512_vnni, "avx512_vnni"), add(avx512_bf16, "avx512_bf16"),
       add(amx_int8, "amx_int8");
   add(amx_bf16, "amx_bf16"), add(neon, "neon");
+  add(neon_dot, "neon_dot");
   return out.empty() ? "none" : out;
 }
 

@@ -13,7 +13,7 @@ struct CpuFeatures {
   bool avx512 = false;  // F, BW, DQ, VL: what every AVX-512 server processor has
   bool avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
   bool amx_int8 = false, amx_bf16 = false;  // present; enable_amx() before the first use
-  bool neon = false;
+  bool neon = false, neon_dot = false;
 
   std::string to_string() const;  // "avx2 fma f16c avx512 avx512_vnni"
 };

@@ -6,6 +6,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace kvasir {
@@ -42,6 +45,7 @@ static inline CpuFeatures detect_cpu() {
   }
 #elif defined(__aarch64__)
   f.neon = true;
+  f.neon_dot = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 #endif
   return f;
 }

@@ -13,6 +13,9 @@ std::vector<const Kernels*> runnable_kernels() {
   if (wide) out.push_back(&kKernelsAvx512);
   if (f.avx2 && f.avx_vnni && f.fma && f.f16c) out.push_back(&kKernelsAvxVnni);
   if (f.avx2 && f.fma && f.f16c) out.push_back(&kKernelsAvx2);
+#elif defined(__aarch64__)
+  if (::kvasir::cpu().neon_dot) out.push_back(&kKernelsNeonDot);
+  out.push_back(&kKernelsNeon);
 #endif
   out.push_back(&kKernelsBase);
   return out;

@@ -63,6 +63,8 @@ struct Kernels {
 extern const Kernels kKernelsBase;
 #if defined(__x86_64__)
 extern const Kernels kKernelsAvx2, kKernelsAvxVnni, kKernelsAvx512, kKernelsAmx;
+#elif defined(__aarch64__)
+extern const Kernels kKernelsNeon, kKernelsNeonDot;
 #endif
 
 std::vector<const Kernels*> runnable_kernels();  // best first

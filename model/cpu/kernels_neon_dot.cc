@@ -1,0 +1,8 @@
+#include "model/cpu/vector_neon.h"
+
+// After the vectors it is written for.
+#include "model/cpu/kernels_impl.h"
+
+namespace kvasir::model::cpu {
+const Kernels kKernelsNeonDot = make_kernels("neon_dot");
+}

@@ -1,0 +1,80 @@
+// Four lanes of NEON; with the dot product extension four products and their sum are one instruction.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "model/cpu/kernels.h"
+
+namespace kvasir::model::cpu {
+namespace {
+
+struct V {
+  static constexpr int N = 4, kTile = 4;
+  using F = float32x4_t;
+  using I = int32x4_t;
+  struct W {
+    int8x16_t c[8];
+  };
+  static F load_f(const float* p) { return vld1q_f32(p); }
+  static void store_f(float* p, F f) { vst1q_f32(p, f); }
+  static F load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+  static F load_bf16(const uint8_t* p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+  }
+  static F set_f(float f) { return vdupq_n_f32(f); }
+  static F mul(F a, F b) { return vmulq_f32(a, b); }
+  static F add(F a, F b) { return vaddq_f32(a, b); }
+  static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static I load_i(const int32_t* p) { return vld1q_s32(p); }
+  static F to_float(I a) { return vcvtq_f32_s32(a); }
+  static W load4(const uint8_t* p) {
+    W w;
+    for (int c = 0; c < 4; ++c) {
+      uint8x16_t v = vld1q_u8(p + 64 * c);
+      w.c[c] = vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)));
+      w.c[c + 4] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+    }
+    return w;
+  }
+  static W load8(const uint8_t* p) {
+    W w;
+    for (int c = 0; c < 8; ++c) w.c[c] = vreinterpretq_s8_u8(vld1q_u8(p + 64 * c));
+    return w;
+  }
+  static int8x16_t inputs(const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+  }
+  // Eight bits have a zero point of 128 taken from them here; other weights are below 64.
+  template <int bits>
+  static int8x16_t weights(const W& w, int c) {
+    return bits == 8 ? veorq_s8(w.c[c], vdupq_n_s8(-128)) : w.c[c];
+  }
+  template <int bits>
+  static I plane(const W& w, const int8_t* x, int first, int count) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    I sum = vdupq_n_s32(0);
+#pragma GCC unroll 8
+    for (int c = first; c < first + count; ++c) sum = vdotq_s32(sum, weights<bits>(w, c), inputs(x + 4 * c));
+    return sum;
+#else
+    I rows01 = vdupq_n_s32(0), rows23 = rows01;
+#pragma GCC unroll 8
+    for (int c = first; c < first + count; ++c) {
+      int8x16_t v = weights<bits>(w, c), in = inputs(x + 4 * c);
+      rows01 = vpadalq_s16(rows01, vmull_s8(vget_low_s8(v), vget_low_s8(in)));
+      rows23 = vpadalq_s16(rows23, vmull_s8(vget_high_s8(v), vget_high_s8(in)));
+    }
+    return vpaddq_s32(rows01, rows23);
+#endif
+  }
+  template <int bits, int zero>
+  static I dot(const W& w, const int8_t* x, int first, int count, int32_t offset) {
+    I sum = vaddq_s32(vshlq_n_s32(plane<bits>(w, x, first, count), 4), plane<bits>(w, x + 32, first, count));
+    return zero != 0 && bits == 4 ? vaddq_s32(sum, vdupq_n_s32(offset)) : sum;
+  }
+};
+
+}  // namespace
+}  // namespace kvasir::model::cpu
