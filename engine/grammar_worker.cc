@@ -2,23 +2,30 @@
 
 #include <algorithm>
 
+#include "core/host.h"
 #include "engine/mailbox.h"
 
 namespace kvasir::engine {
+namespace {
+
+// A step waits for its masks, so its own threads are idle then.
+constexpr int kMostMaskThreads = 4;
+
+}  // namespace
 
 GrammarWorker::Lane::~Lane() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
-    more_.notify_one();
+    more_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  for (std::thread& t : threads_) t.join();
 }
 
 void GrammarWorker::Lane::post(std::function<void()> task) {
   std::lock_guard lock(mutex_);
   tasks_.push_back(std::move(task));
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  while (int(threads_.size()) < wanted_) threads_.emplace_back([this] { run(); });
   more_.notify_one();
 }
 
@@ -37,7 +44,10 @@ void GrammarWorker::Lane::run() {
 }
 
 GrammarWorker::GrammarWorker(text::TokenizerPtr tokenizer, int32_t vocab_size)
-    : tokenizer_(std::move(tokenizer)), vocab_size_(vocab_size) {}
+    : tokenizer_(std::move(tokenizer)),
+      vocab_size_(vocab_size),
+      compiling_(1),
+      masking_(std::clamp(host_limits().cpus, 1, kMostMaskThreads)) {}
 
 GrammarWorker::~GrammarWorker() = default;
 
@@ -67,6 +77,7 @@ Status GrammarWorker::fill(Job& job, Choice& choice, int64_t tokens_so_far) cons
 }
 
 void GrammarWorker::advance(JobPtr job, int32_t c, int32_t token, int64_t tokens_so_far) {
+  masks_left_.fetch_add(1, std::memory_order_relaxed);
   masking_.post([this, job = std::move(job), c, token, tokens_so_far] {
     Choice& choice = job->choices[c];
     Status status = choice.matcher->consume(token);
@@ -76,7 +87,9 @@ void GrammarWorker::advance(JobPtr job, int32_t c, int32_t token, int64_t tokens
       job->mask_failed.store(true, std::memory_order_release);
     }
     choice.mask_done.store(true, std::memory_order_release);
-    job->touch();
+    const bool last = masks_left_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+    job->touch(!last);
+    if (last) job->mailbox->wake();  // its job may have been touched before, quietly
   });
 }
 

@@ -1,14 +1,16 @@
 // Grammars off the step thread: compiling on one thread (it may take long, within the compiler's
-// limits), masks on another, so that a heavy schema never holds up somebody else's next token.
-// Neither thread, nor the compiler (some 100 ms and a trie of the vocabulary), exists until the first request
+// limits), masks on a few others, so that a heavy schema never holds up somebody else's next token.
+// No thread, nor the compiler (some 100 ms and a trie of the vocabulary), exists until the first request
 // with a grammar.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "engine/job.h"
 
@@ -25,8 +27,9 @@ class GrammarWorker {
   void advance(JobPtr job, int32_t choice, int32_t token, int64_t tokens_so_far);
 
  private:
-  class Lane {  // a thread and what it has to do
+  class Lane {  // threads and what they have to do, first come first served
    public:
+    explicit Lane(int threads) : wanted_(threads) {}
     ~Lane();
     void post(std::function<void()> task);
 
@@ -36,7 +39,8 @@ class GrammarWorker {
     std::condition_variable more_;
     std::deque<std::function<void()>> tasks_;
     bool stop_ = false;
-    std::thread thread_;
+    const int wanted_;
+    std::vector<std::thread> threads_;
   };
   Status first_masks(Job& job);
   Status fill(Job& job, Choice& choice, int64_t tokens_so_far) const;
@@ -44,6 +48,7 @@ class GrammarWorker {
   const text::TokenizerPtr tokenizer_;
   std::shared_ptr<text::GrammarCompiler> compiler_;  // the compiling thread's
   const int32_t vocab_size_;
+  std::atomic<int64_t> masks_left_{0};
   Lane compiling_, masking_;
 };
 

@@ -52,7 +52,7 @@ struct Job : std::enable_shared_from_this<Job> {
   std::atomic<bool> touched{false};
   std::atomic<bool> mask_failed{false};
   Status mask_status;  // written before mask_failed is set
-  void touch();
+  void touch(bool more_soon = false);
 
   // Step thread.
   std::vector<Choice> choices;

@@ -174,10 +174,10 @@ void StepLoop::end_slow_readers(Time at) {
 
 // A mask takes some 100 us and a step many milliseconds: better a short wait than a step sat out.
 void StepLoop::wait_for_masks() {
-  Duration most = std::min<Duration>(std::max<Duration>(last_step_ / 20, microseconds(300)), microseconds(5000));
+  Duration most = std::min<Duration>(std::max<Duration>(last_step_ / 8, microseconds(500)), microseconds(5000));
   Time until = now() + most;
   while (masks_outstanding_ > 0 && now() < until) {
-    mailbox_.wait(mail_, until);
+    mailbox_.wait(mail_, until, true);
     handle(mail_, now());
   }
 }

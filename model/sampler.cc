@@ -11,33 +11,12 @@
 namespace kvasir::model {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
+// A token the mask forbids: finite, so that only a broken row has NaN or Inf.
+constexpr float kNever = std::numeric_limits<float>::lowest();
 
 Status range(const char* field, double value, double low, double high, const char* hint) {
   if (value >= low && value <= high) return {};
   return invalid_argument(cat(field, " is ", value, "; it must be from ", low, " to ", high, hint)).with_field(field);
-}
-
-// The k best, best first; equal values by id.
-std::vector<TokenLogprob> best(std::span<const float> logits, int32_t k, float normalizer) {
-  std::vector<TokenLogprob> heap;  // the worst of the best in front
-  auto better = [](const TokenLogprob& a, const TokenLogprob& b) {
-    return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
-  };
-  k = std::min<int32_t>(k, int32_t(logits.size()));
-  for (int32_t i = 0; i < int32_t(logits.size()) && k > 0; ++i) {
-    if (int32_t(heap.size()) < k) {
-      heap.push_back({i, logits[size_t(i)]});
-      std::push_heap(heap.begin(), heap.end(), better);
-    } else if (logits[size_t(i)] > heap.front().logprob) {
-      std::pop_heap(heap.begin(), heap.end(), better);
-      heap.back() = {i, logits[size_t(i)]};
-      std::push_heap(heap.begin(), heap.end(), better);
-    }
-  }
-  std::sort_heap(heap.begin(), heap.end(), better);
-  for (TokenLogprob& t : heap) t.logprob -= normalizer;
-  return heap;
 }
 
 }  // namespace
@@ -70,163 +49,223 @@ Status SamplingParams::validate(int32_t vocab_size) const {
 
 Sampled Sampler::sample(std::span<float> logits, const SampleRow& row) {
   const SamplingParams& p = *row.params;
-  const cpu::Kernels& kernels = cpu::best_kernels();
   Sampled out;
   for (auto& [token, bias] : p.logit_bias) logits[size_t(token)] += bias;
-  float max = 0, sum = 0;
-  kernels.softmax_sums(logits.data(), vocab_, &max, &sum);
-  if (std::isnan(sum)) {
+  float max = kernels_.greatest(logits.data(), vocab_);
+  if (std::isnan(max)) {
     out.bad_logits = true;
     return out;
   }
-  float normalizer = max + std::log(sum);
-  if (p.logprobs > 0) out.top = best(logits, p.logprobs, normalizer);
-
+  const double sum = sum_exponentials(logits, max, 1);
+  const float normalizer = max + float(std::log(sum));
+  if (p.logprobs > 0) {
+    select(logits, max, size_t(p.logprobs));
+    for (int32_t t : found_) out.top.push_back({t, logits[size_t(t)] - normalizer});
+  }
   if (row.score_only) {
     out.token = row.target;
     out.logprob = row.target >= 0 && row.target < vocab_ ? logits[size_t(row.target)] - normalizer : 0;
     return out;
   }
-  // What the row was, where the steps below change it.
-  bool penalties = p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
-  std::vector<float> raw;
-  if (penalties) {
-    raw.assign(logits.begin(), logits.end());
-    penalize(logits, row);
+  changed_.clear();
+  if (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0) penalize(logits, row);
+  if (row.mask) apply(row.mask, logits);
+  const bool same = changed_.empty() && !row.mask;
+  if (!same) max = kernels_.greatest(logits.data(), vocab_);
+  if (max == kNever) {  // a grammar that allows nothing is a dead end for this request alone
+    out.bad_logits = true;
+    return out;
   }
-  if (row.mask) {
-    bool any = false;
-    for (int32_t i = 0; i < vocab_; ++i) {
-      bool allowed = (row.mask[i / 32] >> (i % 32)) & 1;
-      any |= allowed;
-      if (!allowed) logits[size_t(i)] = kNever;
-    }
-    if (!any) {  // a grammar that allows nothing is a dead end for this request alone
-      out.bad_logits = true;
-      return out;
-    }
-  }
-  out.token = p.temperature == 0 ? greedy(logits) : draw(logits, row);
-  out.logprob = (penalties ? raw[size_t(out.token)] : logits[size_t(out.token)]) - normalizer;
+  if (p.temperature == 0)
+    out.token = int32_t(kernels_.find(logits.data(), vocab_, max));
+  else
+    out.token = draw(logits, row, max, same && p.temperature == 1 ? sum : 0);
+  out.logprob = logits[size_t(out.token)] - normalizer;
+  for (auto& [token, raw] : changed_)
+    if (token == out.token) out.logprob = raw - normalizer;
   return out;
 }
 
 void Sampler::penalize(std::span<float> logits, const SampleRow& row) {
   const SamplingParams& p = *row.params;
   counts_.resize(size_t(vocab_), 0);
-  seen_.clear();
-  auto count = [&](std::span<const int32_t> tokens) {
-    for (int32_t t : tokens)
-      if (t >= 0 && t < vocab_ && counts_[size_t(t)]++ == 0) seen_.push_back(t);
+  auto known = [&](int32_t t) { return t >= 0 && t < vocab_; };
+  for (int32_t t : row.output)
+    if (known(t) && counts_[size_t(t)]++ == 0) changed_.push_back({t, logits[size_t(t)]});
+  const size_t in_output = changed_.size();
+  if (p.repetition_penalty != 1)
+    for (int32_t t : row.prompt)
+      if (known(t) && counts_[size_t(t)] == 0) counts_[size_t(t)] = 1, changed_.push_back({t, logits[size_t(t)]});
+  for (size_t i = 0; i < changed_.size(); ++i) {
+    float& l = logits[size_t(changed_[i].first)];
+    int32_t& n = counts_[size_t(changed_[i].first)];
+    if (p.repetition_penalty != 1) l = l > 0 ? l / p.repetition_penalty : l * p.repetition_penalty;
+    if (i < in_output) l -= p.presence_penalty + p.frequency_penalty * float(n);
+    n = 0;
+  }
+}
+
+void Sampler::apply(const uint32_t* mask, std::span<float> logits) const {
+  for (int32_t first = 0; first < vocab_; first += 32) {
+    const uint32_t word = mask[first / 32];
+    if (word == ~0u) continue;
+    float* l = logits.data() + first;
+    const int32_t n = std::min(32, vocab_ - first);
+    if (word == 0)
+      std::fill_n(l, n, kNever);
+    else
+      for (int32_t i = 0; i < n; ++i) l[i] = (word >> i) & 1 ? l[i] : kNever;
+  }
+}
+
+double Sampler::sum_exponentials(std::span<const float> logits, float max, float scale) {
+  sums_.resize((size_t(vocab_) + cpu::kSumBlock - 1) / cpu::kSumBlock);
+  kernels_.exponential_sums(logits.data(), vocab_, max, scale, sums_.data());
+  double sum = 0;
+  for (float s : sums_) sum += s;
+  return sum;
+}
+
+// All tokens within `reach` of the greatest logit, ascending.
+void Sampler::find_within(std::span<const float> logits, float max, float reach) {
+  ids_.resize(size_t(vocab_));
+  const float least = std::max(max - reach, std::nextafter(kNever, 0.0f));
+  found_.assign(ids_.data(), ids_.data() + kernels_.at_least(logits.data(), vocab_, least, ids_.data()));
+}
+
+// The k greatest, greatest first; equal ones by id. Sorting all would be a waste: few are near the greatest.
+void Sampler::select(std::span<const float> logits, float max, size_t k) {
+  for (float reach : {8.0f, 64.0f, 512.0f, std::numeric_limits<float>::max()}) {
+    find_within(logits, max, reach);
+    if (found_.size() >= k) break;
+  }
+  k = std::min(k, found_.size());
+  auto greater = [&](int32_t a, int32_t b) {
+    return logits[size_t(a)] != logits[size_t(b)] ? logits[size_t(a)] > logits[size_t(b)] : a < b;
   };
-  count(row.output);
-  size_t in_output = seen_.size();
-  if (p.repetition_penalty != 1) {
-    std::vector<int32_t> times;
-    for (int32_t t : seen_) times.push_back(counts_[size_t(t)]);
-    count(row.prompt);
-    for (size_t i = 0; i < in_output; ++i) counts_[size_t(seen_[i])] = times[i];
-    for (int32_t t : seen_) {
-      float& l = logits[size_t(t)];
-      l = l > 0 ? l / p.repetition_penalty : l * p.repetition_penalty;
-    }
-  }
-  for (size_t i = 0; i < in_output; ++i)
-    logits[size_t(seen_[i])] -= p.presence_penalty + p.frequency_penalty * float(counts_[size_t(seen_[i])]);
-  for (int32_t t : seen_) counts_[size_t(t)] = 0;
+  if (k < found_.size()) std::nth_element(found_.begin(), found_.begin() + int64_t(k), found_.end(), greater);
+  found_.resize(k);
+  std::sort(found_.begin(), found_.end(), greater);
 }
 
-int32_t Sampler::greedy(std::span<const float> logits) const {  // the first of equals
-  constexpr size_t kBlock = 64;
-  float most = kNever;
-  size_t found = 0;  // where the block of the greatest begins
-  size_t whole = logits.size() / kBlock * kBlock;
-  for (size_t i = 0; i < whole; i += kBlock) {
-    float lanes[8] = {kNever, kNever, kNever, kNever, kNever, kNever, kNever, kNever};
-    for (size_t j = 0; j < kBlock; j += 8)
-      for (size_t k = 0; k < 8; ++k) lanes[k] = logits[i + j + k] > lanes[k] ? logits[i + j + k] : lanes[k];
-    float best = *std::max_element(lanes, lanes + 8);
-    if (best > most) most = best, found = i;
-  }
-  auto rest = std::max_element(logits.begin() + int64_t(whole), logits.end());
-  if (rest != logits.end() && *rest > most) return int32_t(rest - logits.begin());
-  return int32_t(std::find(logits.begin() + int64_t(found), logits.end(), most) - logits.begin());
-}
-
-int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row) {
-  const SamplingParams& p = *row.params;
-  float max = logits[size_t(greedy(logits))];
-  weights_.resize(size_t(vocab_));
-  cpu::best_kernels().exponentials(logits.data(), vocab_, max, 1.0f / p.temperature, weights_.data());
-  double u = uniform(row.params->seed, row.choice, row.position, 0);
-  auto weight = [&](int32_t t) { return double(weights_[size_t(t)]); };
-
-  bool all = p.top_k == 0 && p.top_p >= 1 && p.min_p <= 0 && p.typical_p >= 1;
-  order_.clear();
-  // The greatest weight is 1, so min-p is a threshold; what it drops nothing later would bring back.
-  float least = p.min_p > 0 ? p.min_p : 0.0f;
+// Makes candidates_ of found_, with their weights, and says what these add up to.
+double Sampler::weigh(std::span<const float> logits, float max, float scale) {
+  weights_.clear();
+  for (int32_t t : found_) weights_.push_back(logits[size_t(t)]);
+  kernels_.exponentials(weights_.data(), int64_t(weights_.size()), max, scale, weights_.data());
+  candidates_.clear();
   double total = 0;
-  for (int32_t i = 0; i < vocab_; ++i) {
-    float w = weights_[size_t(i)];
-    total += w;
-    if (w > 0 && (all || (p.typical_p < 1 || p.top_p < 1) || w >= least)) order_.push_back(i);
+  for (size_t i = 0; i < found_.size(); ++i) {
+    if (weights_[i] == 0) continue;
+    candidates_.push_back({weights_[i], found_[i]});
+    total += weights_[i];
   }
-  if (!all) {
-    auto heavier = [&](int32_t a, int32_t b) {
-      return weights_[size_t(a)] != weights_[size_t(b)] ? weights_[size_t(a)] > weights_[size_t(b)] : a < b;
-    };
-    auto keep = [&](size_t n) {  // the n heaviest, sorted
-      n = std::min(n, order_.size());
-      std::partial_sort(order_.begin(), order_.begin() + int64_t(n), order_.end(), heavier);
-      order_.resize(n);
-      total = 0;
-      for (int32_t t : order_) total += weight(t);
-    };
-    if (p.top_k > 0 && size_t(p.top_k) < order_.size()) keep(size_t(p.top_k));
-    if (p.typical_p < 1) {
-      // Tokens whose surprise is nearest the distribution's entropy, until they hold typical_p of it.
-      double entropy = 0;
-      for (int32_t t : order_) entropy -= weight(t) / total * std::log(weight(t) / total);
-      auto oddness = [&](int32_t t) { return std::fabs(-std::log(weight(t) / total) - entropy); };
-      std::vector<std::pair<double, int32_t>> by;
-      for (int32_t t : order_) by.emplace_back(oddness(t), t);
-      std::sort(by.begin(), by.end());
-      double mass = 0, kept = 0;
-      order_.clear();
-      for (auto& [odd, t] : by) {
-        order_.push_back(t);
-        kept += weight(t);
-        if ((mass = kept / total) >= p.typical_p) break;
-      }
-      total = kept;
-    }
-    if (p.top_p < 1) {
-      // A heap gives the heaviest one by one: few are needed, sorting all would be a waste.
-      auto lighter = [&](int32_t a, int32_t b) { return heavier(b, a); };
-      std::make_heap(order_.begin(), order_.end(), lighter);
-      std::vector<int32_t> kept;
-      double mass = 0;
-      for (auto end = order_.end(); end != order_.begin() && mass < double(p.top_p) * total; --end) {
-        kept.push_back(order_.front());
-        mass += weight(order_.front());
-        std::pop_heap(order_.begin(), end, lighter);
-      }
-      order_ = std::move(kept);
-    }
-    if (p.min_p > 0) {
-      float heaviest = 0;
-      for (int32_t t : order_) heaviest = std::max(heaviest, weights_[size_t(t)]);
-      std::erase_if(order_, [&](int32_t t) { return weights_[size_t(t)] < p.min_p * heaviest; });
-    }
-    total = 0;
-    for (int32_t t : order_) total += weight(t);
+  return total;
+}
+
+int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float max, double sum) {
+  const SamplingParams& p = *row.params;
+  const float scale = std::min(1.0f / p.temperature, 1e8f);  // logits that differ at all differ by more than 1e-8
+  const double u = uniform(p.seed, row.choice, row.position, 0);
+  const bool some = p.top_k > 0 && p.top_k < vocab_;
+  if (!some && p.top_p >= 1 && p.min_p <= 0 && p.typical_p >= 1) {
+    if (sum == 0) sum = sum_exponentials(logits, max, scale);
+    return draw_of_all(logits, max, scale, u * sum);
   }
-  double target = u * total, below = 0;
-  for (int32_t t : order_) {
-    below += weight(t);
-    if (below > target) return t;
+  // The greatest weight is 1. What is too light for any of the filters is not even looked at.
+  double total = 0;
+  if (some) {
+    select(logits, max, size_t(p.top_k));
+    total = weigh(logits, max, scale);
+  } else if (p.typical_p < 1) {
+    find_within(logits, max, 88 / scale);
+    total = weigh(logits, max, scale);
+  } else if (p.top_p < 1) {
+    const double all = sum == 0 ? sum_exponentials(logits, max, scale) : sum;
+    for (float reach = 6; total < double(p.top_p) * all && reach < 200; reach *= 2) {
+      find_within(logits, max, reach / scale);
+      total = weigh(logits, max, scale);
+    }
+    total = all;
+  } else {
+    find_within(logits, max, (0.01f - std::log(p.min_p)) / scale);  // a little more than those of min_p
+    total = weigh(logits, max, scale);
   }
-  return order_.back();
+  if (p.typical_p < 1) keep_typical(p.typical_p, total);
+  if (p.top_p < 1) keep_heaviest(p.top_p, total);
+  if (p.min_p > 0) {
+    float heaviest = 0;
+    for (const Candidate& c : candidates_) heaviest = std::max(heaviest, c.weight);
+    std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < p.min_p * heaviest; });
+  }
+  total = 0;
+  for (const Candidate& c : candidates_) total += c.weight;
+  const double target = u * total;
+  double below = 0;
+  for (const Candidate& c : candidates_)
+    if ((below += c.weight) > target) return c.token;
+  return candidates_.back().token;
+}
+
+// Among all tokens, by the sums of their blocks; only the block that is hit is looked into.
+int32_t Sampler::draw_of_all(std::span<const float> logits, float max, float scale, double target) {
+  size_t block = 0, last = 0;  // rounding may leave the target past the end: then it is the last that weighs anything
+  double below = 0;
+  for (; block < sums_.size(); ++block) {
+    if (sums_[block] > 0) last = block;
+    if (below + sums_[block] > target) break;
+    below += sums_[block];
+  }
+  if (block == sums_.size()) block = last, below = target - sums_[last];
+  const int64_t first = int64_t(block) * cpu::kSumBlock, n = std::min(cpu::kSumBlock, vocab_ - first);
+  weights_.resize(size_t(n));
+  kernels_.exponentials(logits.data() + first, n, max, scale, weights_.data());
+  int64_t found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (weights_[size_t(i)] == 0) continue;
+    found = i;
+    if ((below += weights_[size_t(i)]) > target) break;
+  }
+  return int32_t(first + found);
+}
+
+// Tokens whose surprise is nearest the distribution's entropy, until they hold `share` of it.
+void Sampler::keep_typical(float share, double& total) {
+  double entropy = 0;
+  for (const Candidate& c : candidates_) entropy -= c.weight / total * std::log(c.weight / total);
+  std::vector<std::pair<double, Candidate>> by;
+  for (const Candidate& c : candidates_) by.push_back({std::fabs(-std::log(c.weight / total) - entropy), c});
+  std::sort(by.begin(), by.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first < b.first : a.second.token < b.second.token;
+  });
+  candidates_.clear();
+  double kept = 0;
+  for (auto& [odd, c] : by) {
+    candidates_.push_back(c);
+    kept += c.weight;
+    if (kept / total >= share) break;
+  }
+  total = kept;
+}
+
+// The heaviest until they hold `share` of `total`, by halving: sorting would cost more where many are needed.
+void Sampler::keep_heaviest(float share, double total) {
+  auto heavier = [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  };
+  parted_ = candidates_;
+  auto first = parted_.begin(), last = parted_.end();
+  for (double wanted = double(share) * total; last - first > 1;) {
+    auto middle = first + (last - first) / 2;
+    std::nth_element(first, middle, last, heavier);
+    double mass = 0;
+    for (auto c = first; c != middle; ++c) mass += c->weight;
+    if (mass >= wanted)
+      last = middle;
+    else
+      wanted -= mass, first = middle;
+  }
+  std::erase_if(candidates_, [&](const Candidate& c) { return heavier(*first, c); });
 }
 
 }  // namespace kvasir::model

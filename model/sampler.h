@@ -3,8 +3,10 @@
 #pragma once
 
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "model/cpu/kernels.h"
 #include "model/sampling.h"
 
 namespace kvasir::model {
@@ -16,14 +18,28 @@ class Sampler {  // one a thread: it keeps scratch memory
   Sampled sample(std::span<float> logits, const SampleRow& row);
 
  private:
+  struct Candidate {
+    float weight;  // of the most likely token: 1
+    int32_t token;
+  };
   void penalize(std::span<float> logits, const SampleRow& row);
-  int32_t greedy(std::span<const float> logits) const;
-  int32_t draw(std::span<const float> logits, const SampleRow& row);
+  void apply(const uint32_t* mask, std::span<float> logits) const;
+  double sum_exponentials(std::span<const float> logits, float max, float scale);  // by block in sums_
+  void find_within(std::span<const float> logits, float max, float reach);
+  void select(std::span<const float> logits, float max, size_t k);
+  double weigh(std::span<const float> logits, float max, float scale);
+  int32_t draw(std::span<const float> logits, const SampleRow& row, float max, double sum);
+  int32_t draw_of_all(std::span<const float> logits, float max, float scale, double target);
+  void keep_typical(float share, double& total);
+  void keep_heaviest(float share, double total);
 
   int32_t vocab_;
-  std::vector<int32_t> counts_, seen_;
-  std::vector<float> weights_;
-  std::vector<int32_t> order_;
+  const cpu::Kernels& kernels_ = cpu::best_kernels();
+  std::vector<int32_t> counts_;                     // by token, zero between rows
+  std::vector<std::pair<int32_t, float>> changed_;  // by penalties: the token and what its logit was
+  std::vector<int32_t> ids_, found_;
+  std::vector<float> sums_, weights_;
+  std::vector<Candidate> candidates_, parted_;
 };
 
 }  // namespace kvasir::model

@@ -43,6 +43,8 @@ class QuantRoom {
   std::vector<int32_t> offsets_;
 };
 
+constexpr int64_t kSumBlock = 1024;
+
 struct Kernels {
   std::string_view name;
   void (*quantize)(const float* x, Packing packing, const QuantRows& to, int64_t row);
@@ -54,8 +56,13 @@ struct Kernels {
   void (*norm)(const float* x, const float* weight, int64_t cols, float eps, bool add, float* out);
   void (*silu)(const float* gate, const float* up, int64_t n, float* out);
   void (*gelu)(const float* gate, const float* up, int64_t n, float* out);
-  // The greatest value, and the sum of exp(x - it). NaN or Inf anywhere makes the sum NaN.
-  void (*softmax_sums)(const float* x, int64_t n, float* max, float* sum);
+  // The greatest value; NaN when there is NaN or Inf anywhere.
+  float (*greatest)(const float* x, int64_t n);
+  // The first index that holds `value`, n where none does; those of at least `least`, ascending, and how many.
+  int64_t (*find)(const float* x, int64_t n, float value);
+  int64_t (*at_least)(const float* x, int64_t n, float least, int32_t* out);
+  // exp((x - shift) * scale) summed over each kSumBlock values, 0 below 1e-38.
+  void (*exponential_sums)(const float* x, int64_t n, float shift, float scale, float* sums);
   // exp((x - shift) * scale), 0 below 1e-38.
   void (*exponentials)(const float* x, int64_t n, float shift, float scale, float* out);
 };

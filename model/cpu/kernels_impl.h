@@ -296,8 +296,8 @@ void gelu(const float* gate, const float* up, int64_t n, float* out) {
   }
 }
 
-void softmax_sums(const float* x, int64_t n, float* max, float* sum) {
-  float most[16], lanes[16] = {};
+float greatest(const float* x, int64_t n) {
+  float most[16];
   uint32_t bad[16] = {};
   for (int j = 0; j < 16; ++j) most[j] = -__builtin_inff();
   int64_t whole = n & ~int64_t(15);
@@ -314,20 +314,67 @@ void softmax_sums(const float* x, int64_t n, float* max, float* sum) {
   float m = most[0];
   uint32_t any = 0;
   for (int j = 0; j < 16; ++j) m = most[j] > m ? most[j] : m, any |= bad[j];
-  for (int64_t i = 0; i < whole; i += 16)
-    for (int j = 0; j < 16; ++j) lanes[j] += exp1(x[i + j] - m);
-  for (int64_t i = whole; i < n; ++i) lanes[i - whole] += exp1(x[i] - m);
-  for (int step = 8; step > 0; step /= 2)
-    for (int j = 0; j < step; ++j) lanes[j] += lanes[j + step];
-  *max = m;
-  *sum = any ? __builtin_nanf("") : lanes[0];
+  return any ? __builtin_nanf("") : m;
+}
+
+// Whole blocks are passed over together: what is looked for is rare.
+template <class Hit, class Take>
+void scan(const float* x, int64_t n, const Hit& hit, const Take& take) {
+  constexpr int64_t kBlock = 64;
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    uint32_t any = 0;
+    for (int64_t j = 0; j < kBlock; ++j) any |= uint32_t(hit(x[i + j]));
+    if (!any) continue;
+    for (int64_t j = i; j < i + kBlock; ++j)
+      if (hit(x[j]) && !take(j)) return;
+  }
+  for (; i < n; ++i)
+    if (hit(x[i]) && !take(i)) return;
+}
+
+int64_t find(const float* x, int64_t n, float value) {
+  int64_t found = n;
+  scan(
+      x, n, [value](float v) { return v == value; },
+      [&](int64_t i) {
+        found = i;
+        return false;
+      });
+  return found;
+}
+
+int64_t at_least(const float* x, int64_t n, float least, int32_t* out) {
+  int64_t count = 0;
+  scan(
+      x, n, [least](float v) { return v >= least; },
+      [&](int64_t i) {
+        out[count++] = int32_t(i);
+        return true;
+      });
+  return count;
+}
+
+inline float scaled_exp(float x, float shift, float scale) {
+  float v = (x - shift) * scale, e = exp1(v);
+  return v < -87.0f ? 0.0f : e;
+}
+
+void exponential_sums(const float* x, int64_t n, float shift, float scale, float* sums) {
+  for (int64_t begin = 0; begin < n; begin += kSumBlock, ++sums) {
+    int64_t end = begin + kSumBlock < n ? begin + kSumBlock : n, whole = begin + ((end - begin) & ~int64_t(15));
+    float lanes[16] = {};
+    for (int64_t i = begin; i < whole; i += 16)
+      for (int j = 0; j < 16; ++j) lanes[j] += scaled_exp(x[i + j], shift, scale);
+    for (int64_t i = whole; i < end; ++i) lanes[i - whole] += scaled_exp(x[i], shift, scale);
+    for (int step = 8; step > 0; step /= 2)
+      for (int j = 0; j < step; ++j) lanes[j] += lanes[j + step];
+    *sums = lanes[0];
+  }
 }
 
 void exponentials(const float* x, int64_t n, float shift, float scale, float* out) {
-  for (int64_t i = 0; i < n; ++i) {
-    float v = (x[i] - shift) * scale, e = exp1(v);
-    out[i] = v < -87.0f ? 0.0f : e;
-  }
+  for (int64_t i = 0; i < n; ++i) out[i] = scaled_exp(x[i], shift, scale);
 }
 
 // Where a row's block goes: its bytes, and its sums `stride` apart from those of the next row or half.
@@ -372,7 +419,8 @@ void quantize(const float* x, Packing packing, const QuantRows& to, int64_t row)
 }
 
 constexpr Kernels make_kernels(const char* name) {
-  return {name, quantize, integer, floating, norm, silu, gelu, softmax_sums, exponentials};
+  return {name,     quantize, integer,  floating,         norm,        silu, gelu,
+          greatest, find,     at_least, exponential_sums, exponentials};
 }
 
 }  // namespace

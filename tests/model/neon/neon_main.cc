@@ -48,13 +48,14 @@ std::vector<float> product(const Kernels& k, const PackedMatrix& m, const std::v
 
 std::vector<float> rows_of(const Kernels& k, const std::vector<float>& x) {
   const int64_t n = int64_t(x.size()) / 2;
-  std::vector<float> out(size_t(6 * n + 2));
+  std::vector<float> out(size_t(6 * n + 1 + (2 * n + kSumBlock - 1) / kSumBlock));
   k.norm(x.data(), x.data() + n, n, 1e-5f, false, out.data());
   k.norm(x.data(), x.data() + n, n, 1e-5f, true, out.data());
   k.silu(x.data(), x.data() + n, n, out.data() + n);
   k.gelu(x.data(), x.data() + n, n, out.data() + 2 * n);
   k.exponentials(x.data(), 2 * n, 1.0f, 3.0f, out.data() + 3 * n);
-  k.softmax_sums(x.data(), 2 * n, &out[size_t(6 * n)], &out[size_t(6 * n + 1)]);
+  out[size_t(6 * n)] = k.greatest(x.data(), 2 * n);
+  k.exponential_sums(x.data(), 2 * n, 1.0f, 3.0f, &out[size_t(6 * n + 1)]);
   return out;
 }
 

@@ -164,15 +164,12 @@ impl OneMatcher {
             }
             return Err(invalid(format!("token {token} follows the end of the grammar's text")));
         }
-        // A refused token must leave the matcher usable, so look before consuming.
-        match self.matcher.validate_tokens(&[token]) {
-            Ok(1) => {}
-            Ok(_) => return Err(invalid(format!("token {token} is not one the grammar allows here"))),
-            Err(e) => return Err(Error { code: INTERNAL, message: format!("the grammar stopped: {e}") }),
+        // A refused token leaves the matcher usable.
+        match self.matcher.try_consume_tokens(&[token]) {
+            Ok(1) => Ok(()),
+            Ok(_) => Err(invalid(format!("token {token} is not one the grammar allows here"))),
+            Err(e) => Err(Error { code: INTERNAL, message: format!("the grammar stopped: {e}") }),
         }
-        self.matcher
-            .consume_token(token)
-            .map_err(|e| Error { code: INTERNAL, message: format!("the grammar stopped: {e}") })
     }
 }
 
