@@ -103,7 +103,7 @@ void Scheduler::State::put(Sequence* s, Phase phase, int64_t count, bool samples
   making.named.push_back({s, s->planned, item.count, samples, phase == Phase::verify});
   plan.decoding_batches += phase == Phase::decode;
   budget -= count;
-  add_work(work, phase, s->planned, count);
+  if (options.max_step_ms > 0) add_work(work, phase, s->planned, count);
   ++s->in_flight;
   s->last_step = step;
   s->planned += count;
