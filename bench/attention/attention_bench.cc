@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <map>
 #include <string>
 #include <thread>
 
@@ -45,7 +44,7 @@ constexpr CacheKind kPrefillKinds[] = {kF32, kF16, kInt8};
 
 // Of one thread, while all are at it.
 struct Seconds {
-  double read = 0, work = 0, fma = 0;
+  double read = 0, work = 0, f16 = 0, fma = 0;
 };
 
 double median(std::vector<double> x) {
@@ -56,7 +55,8 @@ double median(std::vector<double> x) {
 struct Row {
   std::string name;
   double gbs = 0, read_gbs = 0, gflops = 0, peak_gflops = 0;  // all threads together
-  double tokens = 0, of_f16 = 0;                              // decode: keys a second, and against float16's
+  double f16_tokens = 0;
+  double tokens = 0, of_f16 = 0;  // decode: keys a second, and against float16's
 
   double of_read() const { return gbs / read_gbs; }
   double of_fma() const { return gflops / peak_gflops; }
@@ -68,14 +68,16 @@ struct Row {
 class Bench {
  public:
   explicit Bench(Options o) : o_(std::move(o)) {
-    for (int t = 0; t < o_.threads; ++t) caches_.push_back(std::make_unique<HugeMemory>(o_.cache_mb << 20));
+    for (int t = 0; t < o_.threads; ++t) {
+      caches_.push_back(std::make_unique<HugeMemory>(o_.cache_mb << 20));
+      f16_caches_.push_back(std::make_unique<HugeMemory>(o_.cache_mb << 20));
+    }
   }
 
   void decode(int dim) {
     std::printf("\ndecode, head %d, 8 kv heads, one query token, %zu MB of cache a thread\n", dim, o_.cache_mb);
     std::printf("%-9s %3s %9s %8s %9s %7s %11s %7s  %s\n", "cache", "G", "GB/s", "of read", "GFLOP/s", "of FMA",
                 "Mkeys/s", "x f16", "the lower of 80% of read and 70% of FMA");
-    std::map<int, double> f16;
     for (const CacheKind& kind : kDecodeKinds)
       for (int group : {1, 2, 4, 8}) {
         Row row;
@@ -86,10 +88,12 @@ class Bench {
         const int64_t data = 2 * s.kv_heads * dtype_bytes(kind.type, dim);
         const int64_t keys = int64_t(caches_[0]->size()) / data / 64 * 64;
         s.past = keys - 1;
-        measure(s, 4.0 * double(keys) * dim * s.heads, double(keys * token_bytes(s)), &row);
+        CallShape f16 = s;
+        f16.kind = kF16;
+        f16.past = int64_t(caches_[0]->size()) / (4 * s.kv_heads * dim) / 64 * 64 - 1;
+        measure(s, 4.0 * double(keys) * dim * s.heads, double(keys * token_bytes(s)), &row, &f16);
         row.tokens *= double(keys);
-        if (kind.type == DType::f16) f16[group] = row.tokens;
-        if (f16.count(group)) row.of_f16 = row.tokens / f16[group];
+        row.of_f16 = row.tokens / row.f16_tokens;
         std::printf("%-9s %3d %9.1f %7.0f%% %9.1f %6.0f%% %11.2f %7.2f  %s\n", kind.name, group, row.gbs,
                     100 * row.of_read(), row.gflops, 100 * row.of_fma(), row.tokens / 1e6, row.of_f16,
                     row.decode_reaches() ? "reached" : "missed");
@@ -130,8 +134,9 @@ class Bench {
 
   bool wanted(const std::string& name) const { return name.find(o_.only) != std::string::npos; }
 
-  // Read, work, FMA; read, work, FMA: what the neighbours do to one of them they do to the others.
-  void measure(const CallShape& shape, double flops, double bytes, Row* row) {
+  // Read, work, FMA; read, work, FMA: what the neighbours do to one of them they do to the others. Decode works on a
+  // float16 cache too, in turn, to be compared with.
+  void measure(const CallShape& shape, double flops, double bytes, Row* row, const CallShape* f16 = nullptr) {
     const bool decode = bytes > 0;
     double fma_flops = 0;
     std::vector<Seconds> took(static_cast<size_t>(o_.threads));
@@ -143,7 +148,13 @@ class Bench {
         fill(cache, shape.kind);
         Workload work(shape, cache);
         work.run();
-        std::vector<double> read, run, fma;
+        std::unique_ptr<Workload> beside;
+        if (f16) {
+          fill(*f16_caches_[size_t(t)], f16->kind);
+          beside = std::make_unique<Workload>(*f16, *f16_caches_[size_t(t)]);
+          beside->run();
+        }
+        std::vector<double> read, run, run_f16, fma;
         auto timed = [&](std::vector<double>* to, const auto& f) {
           together.arrive_and_wait();
           const double start = thread_seconds();
@@ -155,12 +166,13 @@ class Bench {
         for (int i = 0; i < o_.rounds; ++i) {
           if (decode) timed(&read, [&] { keep = read_all(cache.data(), cache.size()); });
           timed(&run, [&] { work.run(); });
+          if (beside) timed(&run_f16, [&] { beside->run(); });
           timed(&fma, [&] {
             const double f = fma_rounds(1'000'000, &sink[t]);
             if (t == 0) fma_flops = f;
           });
         }
-        took[size_t(t)] = {decode ? median(read) : 1, median(run), median(fma)};
+        took[size_t(t)] = {decode ? median(read) : 1, median(run), decode ? median(run_f16) : 1, median(fma)};
       });
     for (auto& t : threads) t.join();
     for (const Seconds& s : took) {
@@ -169,6 +181,7 @@ class Bench {
       row->gflops += flops / 1e9 / s.work;
       row->peak_gflops += fma_flops / 1e9 / s.fma;
       row->tokens += 1 / s.work;
+      if (f16) row->f16_tokens += double(f16->past + 1) / s.f16;
     }
   }
 
@@ -200,7 +213,7 @@ class Bench {
   }
 
   Options o_;
-  std::vector<std::unique_ptr<HugeMemory>> caches_;
+  std::vector<std::unique_ptr<HugeMemory>> caches_, f16_caches_;
   std::vector<Row> rows_;
 };
 
