@@ -20,7 +20,7 @@ constexpr int parts() {
 
 constexpr int kTileRows = 16;
 // Fewer rows are not worth setting tiles up for.
-constexpr int kLeastRows = 5;
+constexpr int kLeastRows = 3;
 // Rooms unpacked at a time: with the activations of a tile of rows they stay in the first-level cache.
 constexpr int kChunk = 18;
 // Rows whose sums wait between two chunks.
@@ -116,13 +116,13 @@ struct Reader {
 };
 
 // Tiles 0 to 3 hold the sums of four products (8 bits: of either plane of two), 4 and 5 activations, 6 and 7 weights.
-void configure(bool one_product) {
+void configure(bool one_product, int rows) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes[16] = {};
     uint8_t rows[16] = {};
   } c;
-  for (int t = 0; t < 8; ++t) c.bytes[t] = 64, c.rows[t] = kTileRows;
+  for (int t = 0; t < 8; ++t) c.bytes[t] = 64, c.rows[t] = uint8_t(t < 6 ? rows : kTileRows);
   if (!one_product)
     for (int t = 4; t < 6; ++t) c.bytes[t] = 32, c.rows[t + 2] = 8;
   asm volatile("" : "+m"(c));  // gcc 12 believes that only the first eight bytes are read
@@ -206,12 +206,12 @@ struct TileInput {
         sums(rows.sums + (row * (rows.cols / 32) + kTileRows * block) * parts) {}
 };
 
-// Adds a product to the sums of 16 rows.
-template <Packing P>
+// Adds a product to the sums of R rows.
+template <Packing P, int R = kTileRows>
 [[gnu::always_inline]] inline void scale(const Sums<P>& sums, const Room<P>& room, const float* x_sums, V::F* acc) {
   const V::F d = V::load_f(room.d), m = packing_info(P).zero ? d : V::load_f(room.m);
 #pragma GCC unroll 16
-  for (int t = 0; t < kTileRows; ++t) {
+  for (int t = 0; t < R; ++t) {
     V::I v = _mm512_load_si512(sums[0][t]);
     if constexpr (!nibbles<P>()) v = _mm512_add_epi32(_mm512_slli_epi32(v, 4), _mm512_load_si512(sums[1][t]));
     acc[t] = V::fma(d, V::to_float(v), acc[t]);
@@ -285,8 +285,8 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   }
 }
 
-// One tile of rows: weights flow through a ring, unpacked while earlier ones are multiplied.
-template <Packing P>
+// One tile of at most R rows: weights flow through a ring, unpacked while earlier ones are multiplied.
+template <Packing P, int R>
 void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
               float* y, int64_t y_stride, bool add) {
   alignas(64) Room<P> ring[kRing];
@@ -294,10 +294,10 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
   Reader<P> reader(m, group, 0);
   const int64_t count = m.blocks * parts<P>(), total = count * groups;
   for (int64_t i = 0; i < kAhead && i < total; i += parts<P>()) reader.next(ring + i);
-  alignas(64) float made_rows[kTileRows][kGroup];
-  V::F sums[kTileRows];
+  alignas(64) float made_rows[R][kGroup];
+  V::F sums[R];
 #pragma GCC unroll 16
-  for (int t = 0; t < kTileRows; ++t) sums[t] = V::set_f(0.0f);
+  for (int t = 0; t < R; ++t) sums[t] = V::set_f(0.0f);
   int64_t begun = 0, scaled = 0;  // products within their groups
   flow<P>(
       total,
@@ -307,11 +307,11 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
       },
       [&](int64_t i, const Sums<P>& made) __attribute__((always_inline)) {
         if (i % parts<P>() == 0 && i + kAhead < total) reader.next(ring + (i + kAhead) % kRing);
-        scale<P>(made, ring[i % kRing], in.sums + scaled * kTileRows, sums);
+        scale<P, R>(made, ring[i % kRing], in.sums + scaled * kTileRows, sums);
         if (++scaled < count) return;
         scaled = 0;
 #pragma GCC unroll 16
-        for (int t = 0; t < kTileRows; ++t) V::store_f(made_rows[t], sums[t]), sums[t] = V::set_f(0.0f);
+        for (int t = 0; t < R; ++t) V::store_f(made_rows[t], sums[t]), sums[t] = V::set_f(0.0f);
         finish(made_rows, x.d + first, rows, m.valid(group), add, y, y_stride);
         ++group, y += kGroup;
       });
@@ -320,11 +320,18 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
 template <Packing P>
 void tiles(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
            float* y, int64_t y_stride, bool add) {
-  configure(nibbles<P>());
-  if (rows <= kTileRows)
-    one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
-  else
+  auto one = [&]<int R>() {
+    configure(nibbles<P>(), R);
+    one_tile<P, R>(m, group, groups, x, first, rows, y, y_stride, add);
+  };
+  if (rows <= 4) {
+    one.template operator()<4>();
+  } else if (rows <= kTileRows) {
+    one.template operator()<kTileRows>();
+  } else {
+    configure(nibbles<P>(), kTileRows);
     for (int64_t g = 0; g < groups; ++g) many_tiles<P>(m, group + g, x, first, rows, y + g * kGroup, y_stride, add);
+  }
   _tile_release();
 }
 

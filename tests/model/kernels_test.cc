@@ -118,7 +118,7 @@ TEST(Kernels, LongRowsInManyNumbersAreTheSameBits) {
     auto bytes = random_tensor(type, 20 * cols, random);
     HostTensor t{"w", type, 20, cols, bytes.data(), int64_t(bytes.size())};
     Product p{pack({&t, 1}, arena, pool), {}, 0};
-    for (int64_t tokens : {1, 7, 8, 9, 16, 24, 141}) {
+    for (int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 16, 24, 141}) {
       p.tokens = tokens;
       p.x.resize(size_t(tokens * cols));
       for (float& f : p.x) f = normal(random);
