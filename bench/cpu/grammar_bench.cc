@@ -105,11 +105,12 @@ Status run(const char* model, int threads, int rounds) {
   }
   std::printf(
       "{\"sequences\": %d, \"threads\": %d, \"step_ms\": %.3f, \"step_with_masks_ms\": %.3f, \"step_p99_ms\": %.3f, "
-      "\"step_with_masks_p99_ms\": %.3f, \"share_of_masks\": %.4f, \"bar\": 0.10, \"first_grammar_ms\": %.1f, "
+      "\"step_with_masks_p99_ms\": %.3f, \"share_of_masks\": %.4f, \"sequences_a_step\": %.2f, \"bar\": 0.10, "
+      "\"first_grammar_ms\": %.1f, "
       "\"compile_p50_ms\": %.2f, \"compile_p99_ms\": %.2f, \"compile_again_ms\": %.3f}\n",
       kSequences, threads, 1e3 * without.step(), 1e3 * with.step(), 1e3 * quantile(without.steps, 0.99),
-      1e3 * quantile(with.steps, 0.99), 1 - without.step() / with.step(), 1e3 * first, 1e3 * quantile(compile, 0.5),
-      1e3 * quantile(compile, 0.99), 1e3 * quantile(again, 0.5));
+      1e3 * quantile(with.steps, 0.99), 1 - without.step() / with.step(), with.drawn / double(with.steps.size()),
+      1e3 * first, 1e3 * quantile(compile, 0.5), 1e3 * quantile(compile, 0.99), 1e3 * quantile(again, 0.5));
   return {};
 }
 

@@ -170,13 +170,28 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
     }
     if (Status s = inner.finish(); !s.ok()) f.fail("response_format", "is wrong: " + s.message());
   }
-  if (const Json* schema = f.raw("guided_json")) {
-    set("guided_json", Kind::json_schema);
-    grammar.text = schema->is_string() ? schema->get<std::string>() : schema->dump();
+  // vLLM's older names, then its newer object of the same.
+  auto read = [&](Fields& from, const std::string& prefix) {
+    auto name = [&](const char* kind) { return prefix + kind; };
+    if (const Json* schema = from.raw(name("json"))) {
+      set(name("json"), Kind::json_schema);
+      grammar.text = schema->is_string() ? schema->get<std::string>() : schema->dump();
+    }
+    if (from.string(name("regex"), &grammar.text)) set(name("regex"), Kind::regex);
+    if (from.string(name("grammar"), &grammar.text)) set(name("grammar"), Kind::lark);
+    if (from.strings(name("choice"), &grammar.choices, 1024)) set(name("choice"), Kind::choice);
+  };
+  read(f, "guided_");
+  if (const Json* outputs = f.raw("structured_outputs")) {
+    Fields inner(*outputs, "structured_outputs");
+    read(inner, "");
+    bool any_object = false;
+    if (inner.boolean("json_object", &any_object) && any_object)
+      set("structured_outputs.json_object", Kind::json_object);
+    if (Status s = inner.finish(); !s.ok()) f.fail("structured_outputs", "is wrong: " + s.message());
+    if (grammar.kind == Kind::none)
+      f.fail("structured_outputs", "is empty; give one of json, regex, choice, grammar, json_object");
   }
-  if (f.string("guided_regex", &grammar.text)) set("guided_regex", Kind::regex);
-  if (f.string("guided_grammar", &grammar.text)) set("guided_grammar", Kind::lark);
-  if (f.strings("guided_choice", &grammar.choices, 1024)) set("guided_choice", Kind::choice);
 }
 
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {

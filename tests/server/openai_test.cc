@@ -173,11 +173,48 @@ TEST_F(OpenAi, EachWrongFieldIsNamed) {
            {R"({"prompt":"a","metadata":{"k":1}})", "metadata", "'k'"},
            {R"({"prompt":"a","tempratur":1})", "\"tempratur\"", "not a field"},
            {R"({"prompt":"a","response_format":{"type":"xml"}})", "response_format", "json_schema"},
+           {R"({"prompt":"a","guided_regex":"a","guided_choice":["b"]})", "guided_choice", "second constraint"},
+           {R"({"prompt":"a","structured_outputs":{"json":{},"regex":"b"}})", "regex", "second constraint"},
+           {R"({"prompt":"a","structured_outputs":{"regex":7}})", "structured_outputs", "string"},
+           {R"({"prompt":"a","structured_outputs":{"jsn":{}}})", "structured_outputs", "jsn"},
+           {R"({"prompt":"a","structured_outputs":{}})", "structured_outputs", "give one of"},
        }) {
     SCOPED_TRACE(c.body);
     expect_error(post("/v1/completions", c.body), 400, c.param, c.says);
   }
   EXPECT_EQ(engine_.requests.size(), 0u);
+}
+
+TEST_F(OpenAi, AConstraintUnderEachOfItsNames) {
+  using Kind = text::GrammarSpec::Kind;
+  struct Case {
+    const char* field;
+    Kind kind;
+    const char* text;
+  };
+  for (
+      const Case& c : std::initializer_list<Case>{
+          {R"("response_format":{"type":"json_object"})", Kind::json_object, ""},
+          {R"("response_format":{"type":"json_schema","json_schema":{"name":"x","strict":true,"schema":{"type":"null"}}})",
+           Kind::json_schema, R"({"type":"null"})"},
+          {R"("guided_json":{"type":"null"})", Kind::json_schema, R"({"type":"null"})"},
+          {R"("guided_json":"{\"type\":\"null\"}")", Kind::json_schema, R"({"type":"null"})"},
+          {R"("guided_regex":"a+")", Kind::regex, "a+"},
+          {R"("guided_grammar":"start: \"a\"")", Kind::lark, "start: \"a\""},
+          {R"("guided_choice":["a","b"])", Kind::choice, ""},
+          {R"("structured_outputs":{"json":{"type":"null"}})", Kind::json_schema, R"({"type":"null"})"},
+          {R"("structured_outputs":{"regex":"a+"})", Kind::regex, "a+"},
+          {R"("structured_outputs":{"grammar":"start: \"a\""})", Kind::lark, "start: \"a\""},
+          {R"("structured_outputs":{"choice":["a","b"]})", Kind::choice, ""},
+          {R"("structured_outputs":{"json_object":true})", Kind::json_object, ""},
+      }) {
+    SCOPED_TRACE(c.field);
+    whole("/v1/completions", cat(R"({"prompt":"a",)", c.field, "}"));
+    const text::GrammarSpec grammar = engine_.last().grammar;
+    EXPECT_EQ(grammar.kind, c.kind);
+    EXPECT_EQ(grammar.text, c.text);
+    EXPECT_EQ(grammar.choices.size(), c.kind == Kind::choice ? 2u : 0u);
+  }
 }
 
 TEST_F(OpenAi, EachWrongMessageIsNamed) {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
-use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{json, Value};
@@ -62,7 +61,7 @@ impl Grammar {
         let trie = TokTrie::from(&info, &words).with_eos_tokens(&eos);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory =
-            ParserFactory::new(&env, InferenceCapabilities::default(), &SlicedBiasComputer::json_slices())
+            ParserFactory::new(&env, InferenceCapabilities::default(), &slices())
                 .map_err(|e| Error { code: INTERNAL, message: format!("grammars: {e}") })?;
         factory.quiet();
         let limits = factory.limits_mut();
@@ -117,6 +116,17 @@ impl Grammar {
         }
         Ok(())
     }
+}
+
+/// Tokens that a state of the grammar takes or refuses together, so that it need not walk through them: white space, and
+/// pieces of JSON strings by length. The library's own have 10 and 30 characters; what is left of a short string's
+/// maxLength is mostly less, and then each mask walks the whole vocabulary.
+fn slices() -> Vec<String> {
+    const TEXT: &str = r#"[^"\\\x00-\x1F\x7F]"#;
+    let mut out = vec![r"[\x20\x0A\x0D\x09]+".to_string()];
+    out.extend([1, 2, 3, 4, 5, 6, 8, 10, 15, 30].map(|most| format!("{TEXT}{{1,{most}}}")));
+    out.push(format!("{TEXT}+"));
+    out
 }
 
 /// The library quotes the whole grammar back; a client knows what it sent.
