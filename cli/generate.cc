@@ -33,7 +33,8 @@ struct GenerateConfig {
   void define(Options& o) {
     o.positional("prompt", &prompts, "Each is a prompt; without any, standard input is one");
     o.section("Prompts");
-    o.add("file", &file, "JSON lines with a \"prompt\" (and \"max_tokens\", \"seed\") each; - is standard input")
+    o.add("file", &file,
+          "JSON lines with a \"prompt\" (and \"max_tokens\", \"seed\", \"id\") each; - is standard input")
         .value_name("FILE");
     o.add("chat", &chat, "Put each prompt into the model's chat template, as a user's message");
     o.add("rounds", &rounds,
@@ -67,6 +68,7 @@ struct GenerateConfig {
 
 struct Item {
   std::string prompt;
+  json id;  // of a line that has one; given back with its answer
   int64_t max_tokens = 0;
   uint64_t seed = 0;
 };
@@ -80,7 +82,7 @@ Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) 
     json j = json::parse(line, nullptr, false);
     if (!j.is_object() || !j.contains("prompt") || !j["prompt"].is_string())
       return invalid_argument(cat("line ", number, " is not a JSON object with a \"prompt\" string"));
-    Item item{j["prompt"], c.max_tokens, uint64_t(c.seed)};
+    Item item{j["prompt"], j.value("id", json()), c.max_tokens, uint64_t(c.seed)};
     for (auto& [key, value] : j.items()) {
       if (key == "prompt" || key == "id") continue;
       if (!value.is_number_unsigned() || (key != "max_tokens" && key != "seed"))
@@ -95,7 +97,7 @@ Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) 
 
 Result<std::vector<Item>> read_prompts(const GenerateConfig& c) {
   std::vector<Item> out;
-  for (const std::string& p : c.prompts) out.push_back({p, c.max_tokens, uint64_t(c.seed)});
+  for (const std::string& p : c.prompts) out.push_back({p, {}, c.max_tokens, uint64_t(c.seed)});
   if (!c.file.empty() && c.file != "-") {
     std::ifstream in(c.file);
     if (!in) return not_found(cat("the prompt file ", c.file, " cannot be read"));
@@ -104,7 +106,7 @@ Result<std::vector<Item>> read_prompts(const GenerateConfig& c) {
   } else if (c.file == "-") {
     KVASIR_ASSIGN(out, read_lines(std::cin, c));
   } else if (out.empty()) {
-    out.push_back({std::string(std::istreambuf_iterator<char>(std::cin), {}), c.max_tokens, uint64_t(c.seed)});
+    out.push_back({std::string(std::istreambuf_iterator<char>(std::cin), {}), {}, c.max_tokens, uint64_t(c.seed)});
   }
   if (out.empty()) return invalid_argument("there is no prompt");
   return out;
@@ -133,6 +135,7 @@ Result<engine::Request> make_request(const GenerateConfig& c, const engine::Engi
 }
 
 struct Answer {
+  Status failed;
   std::string text;
   std::optional<Clock::time_point> first;  // token
   engine::Usage usage;
@@ -148,9 +151,8 @@ const char* reason_name(engine::FinishReason reason) {
 }
 
 // Reads one answer to its end; with `live`, writes it as it comes.
-Result<Answer> finish(engine::Stream& stream, bool live) {
+Answer finish(engine::Stream& stream, bool live) {
   Answer out;
-  Status failed;
   while (auto event = stream.next()) {
     if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
       if (!out.first) out.first = Clock::now();
@@ -160,14 +162,20 @@ Result<Answer> finish(engine::Stream& stream, bool live) {
       out.usage = finished->usage;
       out.reason = reason_name(finished->reason);
     } else if (auto* f = std::get_if<engine::Failed>(&*event)) {
-      failed = f->status;
+      out.failed = f->status;
     }
   }
-  if (!failed.ok()) return failed;
   return out;
 }
 
 void print_answer(const GenerateConfig& c, const Item& item, const Answer& answer) {
+  if (!answer.failed.ok() && c.as_json) {
+    json j{{"prompt", item.prompt}, {"error", answer.failed.message()}};
+    if (!item.id.is_null()) j["id"] = item.id;
+    std::printf("%s\n", j.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    return;
+  }
+  if (!answer.failed.ok()) return;  // one_round has said why
   if (!c.as_json) {
     std::printf("%s%s\n", item.prompt.c_str(), answer.text.c_str());
     return;
@@ -177,25 +185,47 @@ void print_answer(const GenerateConfig& c, const Item& item, const Answer& answe
          {"finish_reason", answer.reason},
          {"prompt_tokens", answer.usage.prompt_tokens},
          {"completion_tokens", answer.usage.completion_tokens}};
+  if (!item.id.is_null()) j["id"] = item.id;
   std::printf("%s\n", j.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+}
+
+// A prompt that cannot be asked fails alone.
+std::unique_ptr<engine::Stream> ask(const GenerateConfig& c, engine::Engine& engine, const Item& item, Status& failed) {
+  auto request = make_request(c, engine, item);
+  failed = request.status();
+  if (!failed.ok()) return nullptr;
+  auto stream = engine.submit(std::move(*request));
+  failed = stream.status();
+  return failed.ok() ? std::move(*stream) : nullptr;
 }
 
 // Asks everything once, so many at a time as the engine runs and as many waiting; `show` writes the answers.
 Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vector<Item>& items, size_t window,
                  bool show) {
   const bool one = items.size() == 1 && !c.as_json, progress = !one && isatty(STDERR_FILENO);
-  std::deque<std::unique_ptr<engine::Stream>> open;
+  std::deque<std::pair<std::unique_ptr<engine::Stream>, Status>> open;
+  size_t failures = 0;
   engine::Usage sum;
   std::optional<Clock::time_point> first;
   auto began = Clock::now();
   for (size_t sent = 0, done = 0; done < items.size(); ++done) {
     for (; sent < items.size() && open.size() < window; ++sent) {
-      KVASIR_ASSIGN(auto request, make_request(c, engine, items[sent]));
-      KVASIR_ASSIGN(auto stream, engine.submit(std::move(request)));
-      open.push_back(std::move(stream));
+      Status failed;
+      auto stream = ask(c, engine, items[sent], failed);
+      open.emplace_back(std::move(stream), std::move(failed));
     }
-    KVASIR_ASSIGN(const Answer answer, finish(*open.front(), one && show));
+    auto [stream, refused] = std::move(open.front());
     open.pop_front();
+    Answer answer;
+    if (stream)
+      answer = finish(*stream, one && show);
+    else
+      answer.failed = std::move(refused);
+    if (!answer.failed.ok()) {
+      if (items.size() == 1) return answer.failed;
+      ++failures;
+      std::fprintf(stderr, "kvasir generate: prompt %zu: %s\n", done + 1, answer.failed.message().c_str());
+    }
     if (!first) first = answer.first;
     sum.prompt_tokens += answer.usage.prompt_tokens;
     sum.cached_tokens += answer.usage.cached_tokens;
@@ -214,6 +244,7 @@ Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vec
     std::fprintf(stderr, "  %lld of the prompt tokens were cached; the first token came after %.1f ms\n",
                  static_cast<long long>(sum.cached_tokens), first ? seconds(*first) * 1e3 : 0);
   }
+  if (failures > 0) return invalid_argument(cat(failures, " of ", items.size(), " prompts have no answer"));
   return {};
 }
 

@@ -127,6 +127,17 @@ TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
   f = fopen(file.c_str(), "w");
   fputs("{\"prompt\":\"a\"}\n{\"promt\":1}\n", f);
   fclose(f);
+  // One that cannot be asked fails alone, under its own name.
+  FILE* some = fopen((file + "2").c_str(), "w");
+  fputs("{\"prompt\":\"a\",\"id\":\"first\"}\n{\"prompt\":\"\",\"id\":2}\n{\"prompt\":\"b\"}\n", some);
+  fclose(some);
+  Ran partly = shell("generate " + dummy + "--max-tokens 3 --ignore-eos --json --file " + file + "2");
+  EXPECT_EQ(partly.code, 1);
+  EXPECT_THAT(partly.out, HasSubstr("\"id\":\"first\",\"prompt\":\"a\""));
+  EXPECT_THAT(partly.out, HasSubstr("\"id\":2"));
+  EXPECT_THAT(partly.out, HasSubstr("\"prompt\":\"b\""));
+  EXPECT_THAT(partly.out, HasSubstr("prompt 2: "));
+  EXPECT_THAT(partly.out, HasSubstr("1 of 3 prompts have no answer"));
   Ran bad = shell("generate " + dummy + "--file " + file);
   EXPECT_EQ(bad.code, 1);
   EXPECT_THAT(bad.out, HasSubstr("line 2"));
