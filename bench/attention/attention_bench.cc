@@ -142,6 +142,7 @@ class Bench {
     std::vector<Seconds> took(static_cast<size_t>(o_.threads));
     std::barrier together(o_.threads);
     std::vector<std::thread> threads;
+    threads.reserve(size_t(o_.threads));
     for (int t = 0; t < o_.threads; ++t)
       threads.emplace_back([&, t] {
         HugeMemory& cache = *caches_[size_t(t)];
