@@ -34,10 +34,11 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
   __syncthreads();
   wait_for_kernel_ahead();
   const int total = v.counts[kCountTiles] * s.heads;
+  const bool turning = 2 * v.counts[kCountSequences] * s.heads <= int(gridDim.x);
 
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
-    if (threadIdx.x == 0 && int(blockIdx.x) < total) feed_tiles<M>(sh, maps, s, tiles, total);
+    if (threadIdx.x == 0 && int(blockIdx.x) < total) feed_tiles<M>(sh, maps, s, tiles, total, turning);
     if constexpr (M::kStores)
       if (threadIdx.x >= 32 && threadIdx.x < 32 + kPieces && l.stored_by_prefill)
         store_new<M>(sh, s, v, l, threadIdx.x - 32);
@@ -66,7 +67,7 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       wgmma_commit();
     };
 
-    for (int w = blockIdx.x, n = 0; w < total; w += gridDim.x, ++n) {
+    for (int w = tile_of_turn(0, turning), n = 0; w < total; w = tile_of_turn(++n, turning)) {
       barrier_wait(&sh.q_full[n & 1], (n >> 1) & 1);
       barrier_wait(&sh.k_full[use], phase);
       wgmma_fence();

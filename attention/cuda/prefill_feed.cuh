@@ -51,10 +51,16 @@ __device__ inline Walk walk_of(const Shape& s, const PrefillTile& tile) {
   return w;
 }
 
+// Which tile a block takes as its n-th. They come longest first. Where a round has tiles of many lengths every other
+// one goes backwards: whoever had the longest of one has the shortest of the next.
+__device__ inline int tile_of_turn(int n, bool turning) {
+  return n * gridDim.x + (turning && n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
 // One thread sends for queries and keys, as far ahead as there is room.
 template <class M>
 __device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& maps, const Shape& s,
-                                  const PrefillTile* tiles, int total) {
+                                  const PrefillTile* tiles, int total, bool turning) {
   constexpr int kKeyBytes = PrefillShared<M>::kKeyBytes;
   auto look = [&](int w, int n) {  // a tile's description, on its way while the one before is fed
     const uint32_t to = shared_address(&sh.work[n & 3]);
@@ -63,15 +69,15 @@ __device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& 
     copies_commit();
   };
   int fill = 0, phase = 1, n = 0;
-  look(blockIdx.x, 0);
-  for (int w = blockIdx.x; w < total; w += gridDim.x, ++n) {
+  look(tile_of_turn(0, turning), 0);
+  for (int w = tile_of_turn(0, turning); w < total; w = tile_of_turn(++n, turning)) {
     copies_wait<0>();
     const PrefillTile& tile = sh.work[n & 3];
     const Sequence& seq = tile.of;
     const int head = w % s.heads, kv_head = head / s.group, slot = n & 1;
     const Walk walk = walk_of<M::kGathered>(s, tile);
     const int count = walk.count();
-    if (w + gridDim.x < total) look(w + gridDim.x, n + 1);
+    if (tile_of_turn(n + 1, turning) < total) look(tile_of_turn(n + 1, turning), n + 1);
     for (int i = 0; i < count; ++i) {
       int t;
       const bool fresh = walk.at(i, &t);
