@@ -108,6 +108,10 @@ TEST_F(GrammarTest, ABoundThatIsExcludedIsNotReached) {
   EXPECT_TRUE(takes(below_one, "[0.75]"));
   EXPECT_FALSE(takes(R"({"type":"number","minimum":-0.5,"exclusiveMaximum":0})", "[-0]"));
   EXPECT_TRUE(takes(R"({"type":"number","minimum":-0.5,"exclusiveMaximum":0})", "[-0.25]"));
+  const char* below = R"({"type":"number","exclusiveMaximum":-374.875})";
+  EXPECT_FALSE(takes(below, "[-374.8750000000000002]"));  // the bound itself, in 64 bits
+  EXPECT_TRUE(takes(below, "[-374.9]"));
+  EXPECT_TRUE(takes(below, "[-400]"));
   EXPECT_FALSE(takes(R"({"exclusiveMinimum":3,"exclusiveMaximum":3.5,"type":["number","null"]})", "[3]"));
   EXPECT_FALSE(takes(R"({"allOf":[{"type":"number","exclusiveMinimum":0},{"maximum":0.5}]})", "[0]"));
   EXPECT_TRUE(takes(R"({"type":"integer","exclusiveMinimum":0,"maximum":1})", "[1]"));

@@ -65,7 +65,8 @@ fn narrow(schema: &mut Value, joined: bool) {
 }
 
 /// The library lets a number be the whole number it must exceed when both bounds have the same integer part: 0 for
-/// more than 0 and at most 0.75. The nearest billionth is the bound then.
+/// more than 0 and at most 0.75. The nearest billionth is the bound then, and where the bound has a fraction:
+/// -374.8750000000000002 is less than -374.875, but not to readers that keep numbers in 64 bits.
 fn narrow_bounds(object: &mut Map<String, Value>, joined: bool) {
     if object.get("type").is_some_and(|t| t == "integer") {
         return;
@@ -77,7 +78,7 @@ fn narrow_bounds(object: &mut Map<String, Value>, joined: bool) {
         let Some(bound) = object.get(own).and_then(Value::as_f64) else { continue };
         let near = |other: f64| side * (other - bound) < 1.0;
         let meets = others.iter().filter_map(|o| object.get(*o)?.as_f64()).any(near);
-        if bound.fract() != 0.0 || side * bound < 0.0 || !(meets || joined) {
+        if bound.fract() == 0.0 && (side * bound < 0.0 || !(meets || joined)) {
             continue;
         }
         let inside = bound + side * f64::max(1e-9, bound.abs() * 2.0 * f64::EPSILON);
