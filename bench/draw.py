@@ -101,9 +101,10 @@ def cpu_rows():
         result = json.loads(path.read_text())
         threads = result["runs"][0]["threads"]
         name = result["model"].removesuffix(".gguf").split(".")[-1]
+        held = f", both held to {result['held_to'].upper()}" if result.get("held_to") else ""
         for key, word in words.items():
             rate = {e: statistics.median(r[key] for r in result["runs"] if r["engine"] == e) for e in ("kvasir", "llama.cpp")}
-            yield f"{name}, {threads} thread{'s' * (threads > 1)}: {word}, tokens/s", rate["kvasir"], rate["llama.cpp"]
+            yield f"{name}, {threads} thread{'s' * (threads > 1)}{held}: {word}, tokens/s", rate["kvasir"], rate["llama.cpp"]
 
 
 def cpu_load():

@@ -1,6 +1,8 @@
 // What kernels do with one row of floats: norms, activations, and what drawing a token looks for. Part of
 // kernels_impl.h: built once for each instruction set, written in plain loops over 16 lanes that every compiler turns
-// into vectors. NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
+// into vectors.
+
+// NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
 namespace {
 

@@ -1,16 +1,9 @@
 #!/usr/bin/env bash
 # Builds the model's kernels for 64-bit ARM and runs them beside the plain ones under qemu: run.sh BUILD_DIR
-# Exit status 77, which ctest shows as skipped, where there is no cross compiler or no emulator.
+# Skipped (77) where there is no cross compiler or no emulator.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-out=$1
-compiler=${KVASIR_AARCH64_CXX:-aarch64-linux-gnu-g++}
-emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64 || true)
-command -v "$compiler" >/dev/null || { echo "skipped: no cross compiler (apt-get install g++-aarch64-linux-gnu)"; exit 77; }
-[ -n "$emulator" ] || { echo "skipped: no emulator (apt-get install qemu-user-static)"; exit 77; }
-
-mkdir -p "$out"
-cd "$root"
+# shellcheck source=tests/neon_tools.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../neon_tools.sh"
 sources=(core/{dtype,status,check,thread_pool,cpu}.cc model/formats/weight_type.cc
   model/cpu/{packed,kernels,kernels_base,kernels_neon,kernels_neon_dot}.cc tests/model/neon/neon_main.cc)
 objects=()
