@@ -113,9 +113,10 @@ void Scheduler::State::preempt_one(Sequence* s) {
 
 bool Scheduler::State::cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const {
   if (options.host_pages == 0 || s.planned == 0 || !kv.can_move_out(lease)) return false;
+  const StepCost& cost = learned.cost();
   const double tokens = static_cast<double>(s.planned);
-  const double again = tokens * options.cost.token_us + 0.5 * tokens * tokens * options.cost.context_us;
-  return 2.0 * static_cast<double>(kv.pages_for(s.planned)) * options.cost.page_move_us < again;
+  const double again = tokens * cost.token_us + 0.5 * tokens * tokens * cost.context_us;
+  return 2.0 * static_cast<double>(kv.pages_for(s.planned)) * cost.page_move_us < again;
 }
 
 }  // namespace kvasir::scheduler

@@ -129,7 +129,7 @@ struct Scheduler::State {
   SeqId next_seq = 1;
   uint64_t step = 0;              // the last plan made
   uint64_t asked = 0;             // looks for something to run
-  LearnedCost learned;            // with max_step_ms only
+  LearnedCost learned;            // as options.cost says, and learned with max_step_ms only
   StepTime work;                  // of the plan that is being made, so far
   bool somebody_decodes = false;  // max_step_ms holds for it
   double most_seconds = 0;        // that it is to take then

@@ -224,5 +224,27 @@ TEST(Preemption, PagesAreMovedOrComputedAgainWhicheverIsCheaper) {
   }
 }
 
+TEST(Preemption, WhatIsCheaperIsJudgedByWhatStepsWereSeenToTake) {
+  for (bool learns : {true, false}) {
+    Options o = small();
+    o.groups = {{14, 0}};
+    o.max_context = 50;
+    o.host_pages = 40;
+    o.lookahead_tokens = 0;
+    o.max_step_ms = learns ? 60000 : 0;
+    o.cost = {.fixed_us = 1, .token_us = 10, .context_us = 0, .decode_token_us = 10, .page_move_us = 100};
+    World w(o);
+    w.by_work = true;
+    // The device is far slower than it was said to be.
+    w.options.cost.token_us = w.options.cost.decode_token_us = 5000;
+    for (int r = 0; r < 8; ++r) w.submit(r, prompt_of(10, 100 * r), 30);
+    w.run();
+    const Stats s = w.scheduler->stats();
+    EXPECT_GT(s.preemptions, 0);
+    EXPECT_EQ(s.swaps > 0, learns);
+    w.expect_all_back();
+  }
+}
+
 }  // namespace
 }  // namespace kvasir::scheduler
