@@ -19,13 +19,14 @@ void clear(PackedStep& s) {
   s.batch.kvstarts.assign(1, 0);
   s.batch.start_pos.clear();
   s.batch.logit_rows.clear();
+  s.batch.wait_for_masks = nullptr;
   s.batch.max_pages = s.batch.max_seqlen = s.batch.max_kvlen = 0;
   s.rows.clear();
   s.owners.clear();
   s.histories.clear();
   s.row_of.clear();
   s.jobs.clear();
-  s.failed = false;
+  s.failed = s.constrained = false;
   s.decodes = s.prefills = 0;
 }
 
@@ -126,8 +127,8 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
       row.output = out.histories.back();
     }
   }
-  if (!job.choices[size_t(choice)].mask.empty()) {
-    row.mask = job.choices[size_t(choice)].mask.data();
+  if (row.constraint = job.choices[size_t(choice)].grammar.get(); row.constraint) {
+    out.constrained = true;
   } else if (drawn < request.min_tokens && !job.min_tokens_mask.empty()) {
     row.mask = job.min_tokens_mask.data();
   }

@@ -29,6 +29,7 @@ struct PackedStep {
   std::unordered_map<scheduler::SeqId, int32_t> row_of;  // the draw of a sequence
   std::vector<JobPtr> jobs;                              // of each sequence
   int32_t decodes = 0, prefills = 0;
+  bool constrained = false;                  // some row has a grammar
   std::vector<kvcache::CacheStarts> starts;  // of the batch's tables, by layer group
   bool failed = false;
   Time began{}, planned{};

@@ -49,8 +49,6 @@ void StepLoop::on_event(const scheduler::Event& event) {
     case Kind::released:
       job->ended = true;
       if (job->paused) std::erase(paused_, job);
-      for (Choice& choice : job->choices)
-        if (choice.mask_pending) --masks_outstanding_, choice.mask_pending = false;
       jobs_.erase(event.request);
       return;
   }

@@ -146,8 +146,15 @@ Status EngineImpl::load(const Loader& loader) {
 
   if (loaded_.tokenizer) end_of_generation_ = loaded_.tokenizer->end_of_generation();
   publisher_.set_tokenizer(loaded_.tokenizer);
-  limits_ = {info_.vocab_size, info_.context_length, options_.max_running, loaded_.tokenizer != nullptr};
-  if (loaded_.tokenizer) grammars_ = std::make_unique<GrammarWorker>(loaded_.tokenizer, info_.vocab_size);
+  const bool has_grammars = loaded_.tokenizer || loaded_.grammars;
+  limits_ = {info_.vocab_size, info_.context_length, options_.max_running, loaded_.tokenizer != nullptr, has_grammars};
+  if (has_grammars) {
+    auto compiler = [this]() -> Result<std::shared_ptr<text::GrammarCompiler>> {
+      if (loaded_.grammars) return loaded_.grammars;
+      return text::GrammarCompiler::create(loaded_.tokenizer);
+    };
+    grammars_ = std::make_unique<GrammarWorker>(std::move(compiler), info_.vocab_size);
+  }
   loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
                                      grammars_.get(), publisher_, watchdog_, shared_);
   log_info("cache ready", {{"pages", pages[0]},

@@ -50,6 +50,7 @@ struct Loaded {
   std::unique_ptr<model::Runner> runner;
   text::TokenizerPtr tokenizer;                             // null: token ids only
   std::shared_ptr<const text::ChatTemplate> chat_template;  // null: the model has none
+  std::shared_ptr<text::GrammarCompiler> grammars;          // null: made of the tokenizer by the first that needs it
 };
 using LoadProgress = std::function<void(const char* phase, double fraction)>;
 using Loader = std::function<Result<Loaded>(const LoadProgress&)>;

@@ -8,8 +8,9 @@
 namespace kvasir::engine {
 namespace {
 
-// A step waits for its masks, so its own threads are idle then.
+// A step that waits for masks leaves its own threads idle.
 constexpr int kMostMaskThreads = 4;
+constexpr int kSlowMaskThreads = 2;
 
 }  // namespace
 
@@ -43,11 +44,12 @@ void GrammarWorker::Lane::run() {
   }
 }
 
-GrammarWorker::GrammarWorker(text::TokenizerPtr tokenizer, int32_t vocab_size)
-    : tokenizer_(std::move(tokenizer)),
+GrammarWorker::GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size)
+    : make_compiler_(std::move(make_compiler)),
       vocab_size_(vocab_size),
       compiling_(1),
-      masking_(std::clamp(host_limits().cpus, 1, kMostMaskThreads)) {}
+      masking_(std::clamp(host_limits().cpus, 1, kMostMaskThreads)),
+      slowly_(kSlowMaskThreads) {}
 
 GrammarWorker::~GrammarWorker() = default;
 
@@ -60,43 +62,41 @@ void GrammarWorker::compile(JobPtr job, std::function<void(JobPtr, Status)> read
 
 Status GrammarWorker::first_masks(Job& job) {
   if (!compiler_) {
-    KVASIR_ASSIGN(compiler_, text::GrammarCompiler::create(tokenizer_));
+    KVASIR_ASSIGN(compiler_, make_compiler_());
   }
   KVASIR_ASSIGN(auto matcher, compiler_->compile(job.request.grammar));
-  for (size_t i = 1; i < job.choices.size(); ++i) job.choices[i].matcher = matcher->clone();
-  job.choices[0].matcher = std::move(matcher);
-  for (Choice& choice : job.choices) KVASIR_TRY(fill(job, choice, 0));
+  for (size_t i = 1; i < job.choices.size(); ++i)
+    job.choices[i].grammar = std::make_unique<ChoiceGrammar>(job, *this, matcher->clone());
+  job.choices[0].grammar = std::make_unique<ChoiceGrammar>(job, *this, std::move(matcher));
+  for (Choice& choice : job.choices) KVASIR_TRY(choice.grammar->compute_first());
   return {};
 }
 
-Status GrammarWorker::fill(Job& job, Choice& choice, int64_t tokens_so_far) const {
-  choice.mask.assign((size_t(vocab_size_) + 31) / 32, 0);
-  KVASIR_TRY(choice.matcher->mask(choice.mask));
-  if (tokens_so_far < job.request.min_tokens) forbid_stops(choice.mask, job.stop_set);
-  return {};
+void GrammarWorker::begin_step() {
+  std::lock_guard lock(step_mutex_);
+  ++step_;
+  left_ = 0;
 }
 
-void GrammarWorker::advance(JobPtr job, int32_t c, int32_t token, int64_t tokens_so_far) {
-  masks_left_.fetch_add(1, std::memory_order_relaxed);
-  masking_.post([this, job = std::move(job), c, token, tokens_so_far] {
-    Choice& choice = job->choices[c];
-    Status status = choice.matcher->consume(token);
-    if (status.ok()) status = fill(*job, choice, tokens_so_far);
-    if (!status.ok() && !job->mask_failed.load()) {
-      job->mask_status = std::move(status);
-      job->mask_failed.store(true, std::memory_order_release);
-    }
-    choice.mask_done.store(true, std::memory_order_release);
-    const bool last = masks_left_.fetch_sub(1, std::memory_order_acq_rel) == 1;
-    job->touch(!last);
-    if (last) job->mailbox->wake();  // its job may have been touched before, quietly
+void GrammarWorker::wait(Time until) {
+  std::unique_lock lock(step_mutex_);
+  step_complete_.wait_until(lock, until, [&] { return left_ == 0; });
+}
+
+void GrammarWorker::compute(JobPtr job, ChoiceGrammar& grammar, bool slow) {
+  uint64_t step = 0;
+  if (!slow) {
+    std::lock_guard lock(step_mutex_);
+    step = step_;
+    ++left_;
+  }
+  (slow ? slowly_ : masking_).post([this, job = std::move(job), &grammar, step] {
+    if (Status status = grammar.compute(); !status.ok()) job->fail_mask(std::move(status));
+    grammar.computed();
+    job->touch();
+    std::lock_guard lock(step_mutex_);
+    if (step == step_ && --left_ == 0) step_complete_.notify_one();
   });
-}
-
-void forbid_stops(std::vector<uint32_t>& mask, const std::vector<int32_t>& stops) {
-  std::vector<uint32_t> without = mask;
-  for (int32_t t : stops) without[size_t(t) / 32] &= ~(1u << (t % 32));
-  if (std::any_of(without.begin(), without.end(), [](uint32_t word) { return word != 0; })) mask = std::move(without);
 }
 
 }  // namespace kvasir::engine

@@ -1,10 +1,10 @@
 // Grammars off the step thread: compiling on one thread (it may take long, within the compiler's
-// limits), masks on a few others, so that a heavy schema never holds up somebody else's next token.
+// limits), masks on a few others, and those that are known to be slow on others again, so that a heavy schema never
+// holds up somebody else's next token.
 // No thread, nor the compiler (some 100 ms and a trie of the vocabulary), exists until the first request
 // with a grammar.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -18,13 +18,19 @@ namespace kvasir::engine {
 
 class GrammarWorker {
  public:
-  GrammarWorker(text::TokenizerPtr tokenizer, int32_t vocab_size);
+  using MakeCompiler = std::function<Result<std::shared_ptr<text::GrammarCompiler>>()>;
+  GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size);
   ~GrammarWorker();
 
   // Compiles the request's grammar and its first masks, then calls `ready`, whose status says how it went.
   void compile(JobPtr job, std::function<void(JobPtr, Status)> ready);
-  // The next mask of a choice: consumes `token`, then computes. The job is touched when it is done.
-  void advance(JobPtr job, int32_t choice, int32_t token, int64_t tokens_so_far);
+  // Masks asked for from here on are another step's: wait() is for these alone.
+  void begin_step();
+  // The next mask of a choice of the job's, which is touched when it is done.
+  void compute(JobPtr job, ChoiceGrammar& grammar, bool slow);
+  // Until those of this step that are not slow are there, or until `until`.
+  void wait(Time until);
+  int32_t vocab_size() const { return vocab_size_; }
 
  private:
   class Lane {  // threads and what they have to do, first come first served
@@ -43,16 +49,15 @@ class GrammarWorker {
     std::vector<std::thread> threads_;
   };
   Status first_masks(Job& job);
-  Status fill(Job& job, Choice& choice, int64_t tokens_so_far) const;
 
-  const text::TokenizerPtr tokenizer_;
+  const MakeCompiler make_compiler_;
   std::shared_ptr<text::GrammarCompiler> compiler_;  // the compiling thread's
   const int32_t vocab_size_;
-  std::atomic<int64_t> masks_left_{0};
-  Lane compiling_, masking_;
+  std::mutex step_mutex_;
+  std::condition_variable step_complete_;
+  uint64_t step_ = 0;  // counts begin_step()
+  int64_t left_ = 0;   // of this step's, those that are not slow
+  Lane compiling_, masking_, slowly_;
 };
-
-// Clears the bits of `stops`, unless nothing else is left: a grammar that is over may end.
-void forbid_stops(std::vector<uint32_t>& mask, const std::vector<int32_t>& stops);
 
 }  // namespace kvasir::engine

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/channel.h"
+#include "engine/choice_grammar.h"
 #include "engine/request.h"
 #include "scheduler/plan.h"
 
@@ -17,16 +18,11 @@ class Mailbox;
 
 // One of a request's n answers.
 struct Choice {
-  // Grammar: the worker owns matcher and mask while `mask_pending`, the step thread otherwise.
-  std::unique_ptr<text::Matcher> matcher;
-  std::vector<uint32_t> mask;
-  bool mask_pending = false;           // step thread: asked for, not yet told to the scheduler
-  std::atomic<bool> mask_done{false};  // the worker has answered
-  std::atomic<int64_t> stop_at{-1};    // publisher: the text ended after this many tokens
-  bool stop_told = false;              // step thread: the scheduler knows
-  int32_t stop_token = -1;             // step thread: the token that ended it
-  int64_t drawn = 0;                   // step thread: tokens so far
-  bool ended = false;                  // step thread
+  std::unique_ptr<ChoiceGrammar> grammar;
+  std::atomic<int64_t> stop_at{-1};  // publisher: the text ended after this many tokens
+  bool stop_told = false;            // step thread: the scheduler knows
+  int32_t stop_token = -1;           // step thread: the token that ended it
+  bool ended = false;                // step thread
 };
 
 // The publisher's view of a choice.
@@ -50,9 +46,10 @@ struct Job : std::enable_shared_from_this<Job> {
   // Any thread: raise a flag, then touch(), and the step thread looks.
   std::atomic<bool> cancel_requested{false};
   std::atomic<bool> touched{false};
-  std::atomic<bool> mask_failed{false};
-  Status mask_status;  // written before mask_failed is set
-  void touch(bool more_soon = false);
+  std::atomic<bool> mask_failing{false}, mask_failed{false};
+  Status mask_status;  // written between the two
+  void touch();
+  void fail_mask(Status why);  // the first to say so is heard
 
   // Step thread.
   std::vector<Choice> choices;
@@ -76,5 +73,11 @@ struct Job : std::enable_shared_from_this<Job> {
 };
 
 using JobPtr = std::shared_ptr<Job>;
+
+inline void Job::fail_mask(Status why) {
+  if (mask_failing.exchange(true)) return;
+  mask_status = std::move(why);
+  mask_failed.store(true, std::memory_order_release);
+}
 
 }  // namespace kvasir::engine

@@ -28,12 +28,11 @@ class Mailbox {
     ready_.notify_one();
     return true;
   }
-  // `more_soon`: a step thread that waits for all of several need not wake for this one.
-  void touch(JobPtr job, bool more_soon) {
+  void touch(JobPtr job) {
     std::lock_guard lock(mutex_);
     if (closed_) return;
     mail_.touched.push_back(std::move(job));
-    if (!(more_soon && patient_)) ready_.notify_one();
+    ready_.notify_one();
   }
   void wake() {
     std::lock_guard lock(mutex_);
@@ -47,11 +46,10 @@ class Mailbox {
     std::lock_guard lock(mutex_);
     std::swap(out, mail_);
   }
-  // Sleeps until something comes in or `until`; patiently, what has more to follow waits for that.
-  void wait(Mail& out, std::optional<Time> until, bool patient = false) {
+  // Sleeps until something comes in or `until`.
+  void wait(Mail& out, std::optional<Time> until) {
     clear(out);
     std::unique_lock lock(mutex_);
-    patient_ = patient;
     auto something = [&] { return !mail_.empty(); };
     if (until) {
       ready_.wait_until(lock, *until, something);
@@ -78,11 +76,11 @@ class Mailbox {
   std::mutex mutex_;
   std::condition_variable ready_;
   Mail mail_;
-  bool closed_ = false, patient_ = false;
+  bool closed_ = false;
 };
 
-inline void Job::touch(bool more_soon) {
-  if (!touched.exchange(true, std::memory_order_acq_rel)) mailbox->touch(shared_from_this(), more_soon);
+inline void Job::touch() {
+  if (!touched.exchange(true, std::memory_order_acq_rel)) mailbox->touch(shared_from_this());
 }
 
 }  // namespace kvasir::engine

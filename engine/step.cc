@@ -13,10 +13,11 @@ double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 constexpr size_t kRecentSteps = 256;
 
+using std::chrono::microseconds;
+
 }  // namespace
 
 bool StepLoop::step() {
-  if (masks_outstanding_ > 0 && in_flight_.empty()) wait_for_masks();
   if (!paused_.empty()) end_slow_readers(now());
   while (int(in_flight_.size()) < runner_.depth() && launch_next()) {
   }
@@ -47,6 +48,12 @@ bool StepLoop::launch_next() {
         return it->second;
       },
       in_flight_.empty() ? nullptr : in_flight_.back().get(), *packed);
+  if (packed->constrained) {
+    grammars_->begin_step();
+    packed->batch.wait_for_masks = [this] {
+      grammars_->wait(now() + std::clamp<Duration>(last_step_ / 8, microseconds(500), microseconds(5000)));
+    };
+  }
   packed->began = began;
   packed->planned = now();
   flush_records();  // endings and starts need not wait for the step
@@ -89,6 +96,7 @@ void StepLoop::finish_oldest() {
                     stats.running,      stats.waiting,     stats.pages_free,
                     stats.pages_cached, stats.pages_total, us(step->planned - step->began),
                     us(last_step_),     us(done - ran)};
+  for (const Draw& draw : draws_) sample.late += draw.sampled->late;
   step_time_.add(seconds(last_step_));
   batch_size_.add(double(step->batch.size()));
   step_tokens_.add(double(sample.tokens));
@@ -109,9 +117,19 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
     RowOwner& owner = step.owners[i];
     Job& job = *owner.job;
     if (job.ended) continue;
+    if (job.mask_failed.load(std::memory_order_acquire)) {
+      fail(job, job.mask_status);
+      continue;
+    }
     if (sampled[i].bad_logits) {
       fail(job, internal_error("the model gave logits that are not numbers for this request (NaN or Inf); its "
                                "weights or this prompt are at fault"));
+      continue;
+    }
+    if (sampled[i].nothing_allowed) {
+      fail(job,
+           internal_error("no token may follow what this request has drawn: its grammar, its allowed_token_ids and "
+                          "what else holds for it leave none"));
       continue;
     }
     if (owner.prompt_position >= 0) {
@@ -130,7 +148,7 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
   for (const Draw& d : draws_) {
     scheduler::SeqResult r;
     r.seq = d.owner->seq;
-    r.tokens = {&d.sampled->token, 1};
+    r.tokens = {&d.sampled->token, d.sampled->late ? 0u : 1u};
     r.stop = d.stop;
     results_.push_back(r);
   }
@@ -138,26 +156,29 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
 
 void StepLoop::publish_draws() {
   for (size_t i = 0; i < draws_.size(); ++i) {
-    if (results_[i].accepted == 0) continue;  // past its end
+    if (results_[i].accepted == 0) continue;  // past its end, or without its mask
     const RowOwner& owner = *draws_[i].owner;
     model::Sampled& sampled = *draws_[i].sampled;
     Choice& choice = owner.job->choices[size_t(owner.choice)];
-    ++choice.drawn;
     if (draws_[i].stop) choice.stop_token = sampled.token;
     Record record{Record::Kind::token, draws_[i].stop, owner.choice, FinishReason::length, owner.job};
     record.token = {sampled.token, sampled.logprob, std::move(sampled.top)};
     records_.push_back(std::move(record));
   }
-  size_t draws = draws_.size();
   drain_events();  // a choice that just ended needs no mask
-  for (size_t i = 0; i < draws; ++i) {
-    const RowOwner& owner = *draws_[i].owner;
-    Choice& choice = owner.job->choices[size_t(owner.choice)];
-    if (!choice.matcher || choice.ended || owner.job->ended || results_[i].accepted == 0) continue;
-    choice.mask_pending = true;
-    ++masks_outstanding_;
-    grammars_->advance(owner.job, owner.choice, draws_[i].sampled->token, choice.drawn);
-  }
+  for (size_t i = 0; i < draws_.size(); ++i)
+    if (results_[i].accepted > 0) plan_mask(*draws_[i].owner);
+}
+
+// The next draw is tried without a mask, and most often right. Only where a mask takes longer than a step it is
+// computed before, and the sequence sits out until it is there.
+void StepLoop::plan_mask(const RowOwner& owner) {
+  Choice& choice = owner.job->choices[size_t(owner.choice)];
+  if (!choice.grammar || choice.ended || owner.job->ended) return;
+  if (choice.grammar->mask_took() > std::max<Duration>(last_step_, microseconds(5000)))
+    choice.grammar->ask(true);
+  else
+    (void)scheduler_->mask_ready(owner.seq);
 }
 
 void StepLoop::fail_step(const PackedStep& step, const Status& why) {

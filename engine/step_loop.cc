@@ -9,8 +9,6 @@
 
 namespace kvasir::engine {
 
-using std::chrono::microseconds;
-
 StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::unique_ptr<scheduler::Scheduler> scheduler,
                    const std::vector<int32_t>& end_of_generation, Mailbox& mailbox, GrammarWorker* grammars,
                    Publisher& publisher, Watchdog& watchdog, Shared& shared)
@@ -52,7 +50,7 @@ void StepLoop::run() {
 // Nothing can run now. Either there is nothing at all, or what there is waits for a reader, a mask or a time.
 void StepLoop::sleep() {
   auto stats = scheduler_->stats();
-  bool waits_for_others = masks_outstanding_ > 0 || !paused_.empty();
+  bool waits_for_others = !paused_.empty() || waits_for_masks();
   watchdog_.working(!scheduler_->idle() && !waits_for_others);
   if (scheduler_->idle()) {
     scheduler_->check_integrity();
@@ -137,11 +135,7 @@ void StepLoop::look_at(Job& job, Time at) {
   for (int32_t c = 0; c < job.request.n; ++c) {
     Choice& choice = job.choices[size_t(c)];
     scheduler::SeqId seq = job.first_seq + scheduler::SeqId(c);
-    if (choice.mask_pending && choice.mask_done.exchange(false, std::memory_order_acq_rel)) {
-      choice.mask_pending = false;
-      --masks_outstanding_;
-      if (!choice.ended) (void)scheduler_->mask_ready(seq);
-    }
+    if (choice.grammar && choice.grammar->came() && !choice.ended) (void)scheduler_->mask_ready(seq);
     int64_t stop = choice.stop_at.load(std::memory_order_acquire);
     if (stop >= 0 && !choice.stop_told) {
       choice.stop_told = true;
@@ -172,14 +166,11 @@ void StepLoop::end_slow_readers(Time at) {
   }
 }
 
-// A mask takes some 100 us and a step many milliseconds: better a short wait than a step sat out.
-void StepLoop::wait_for_masks() {
-  Duration most = std::min<Duration>(std::max<Duration>(last_step_ / 8, microseconds(500)), microseconds(5000));
-  Time until = now() + most;
-  while (masks_outstanding_ > 0 && now() < until) {
-    mailbox_.wait(mail_, until, true);
-    handle(mail_, now());
-  }
+bool StepLoop::waits_for_masks() const {
+  for (const auto& [number, job] : jobs_)
+    for (const Choice& choice : job->choices)
+      if (choice.grammar && choice.grammar->pending()) return true;
+  return false;
 }
 
 }  // namespace kvasir::engine

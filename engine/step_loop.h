@@ -31,7 +31,7 @@ class StepLoop {
   void handle(Mailbox::Mail& mail, Time now);
   void submit(const JobPtr& job, Time now);
   void look_at(Job& job, Time now);
-  void wait_for_masks();
+  bool waits_for_masks() const;
   void end_slow_readers(Time now);
   void sleep();
 
@@ -41,6 +41,7 @@ class StepLoop {
   void finish_oldest();
   void take_results(PackedStep& step, std::vector<model::Sampled>& sampled);
   void publish_draws();
+  void plan_mask(const RowOwner& owner);
   void fail_step(const PackedStep& step, const Status& why);
   void publish_stats();
 
@@ -66,7 +67,6 @@ class StepLoop {
 
   std::unordered_map<uint64_t, JobPtr> jobs_;  // known to the scheduler
   std::vector<JobPtr> paused_;
-  int64_t masks_outstanding_ = 0;
   Mailbox::Mail mail_;
 
   scheduler::StepPlan plan_;

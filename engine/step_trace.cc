@@ -41,9 +41,10 @@ void StepTrace::write(const StepSample& s) {
   std::fprintf(
       file_,
       ",\n{\"name\":\"step\",\"ph\":\"X\",\"pid\":1,\"tid\":1,\"ts\":%.1f,\"dur\":%.1f,\"args\":{\"step\":%llu,"
-      "\"decodes\":%d,\"prefills\":%d,\"tokens\":%lld,\"plan_us\":%.1f,\"run_us\":%.1f,\"advance_us\":%.1f}}",
+      "\"decodes\":%d,\"prefills\":%d,\"tokens\":%lld,\"plan_us\":%.1f,\"run_us\":%.1f,\"advance_us\":%.1f,\"late\":%d}"
+      "}",
       at, took, static_cast<unsigned long long>(s.step), s.decodes, s.prefills, static_cast<long long>(s.tokens),
-      s.plan_us, s.run_us, s.advance_us);
+      s.plan_us, s.run_us, s.advance_us, s.late);
   std::fprintf(
       file_,
       ",\n{\"name\":\"requests\",\"ph\":\"C\",\"pid\":1,\"ts\":%.1f,\"args\":{\"running\":%lld,\"waiting\":%lld}}"

@@ -18,6 +18,7 @@ struct StepSample {
   int64_t running = 0, waiting = 0;
   int64_t pages_free = 0, pages_cached = 0, pages_total = 0;
   float plan_us = 0, run_us = 0, advance_us = 0;
+  int32_t late = 0;  // decodes that drew nothing, because their masks were not there
 };
 
 class StepTrace {

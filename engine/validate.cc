@@ -47,7 +47,7 @@ Status validate(const Request& r, const RequestLimits& limits) {
                "this model has no tokenizer: ask for token ids, without text or stop strings");
   if (!r.stop_strings.empty() && !r.detokenize)
     return bad("stop", "stop strings need text; they cannot be used with token ids only");
-  if (r.grammar.kind != text::GrammarSpec::Kind::none && !limits.has_text)
+  if (r.grammar.kind != text::GrammarSpec::Kind::none && !limits.has_grammars)
     return bad("grammar", "this model has no tokenizer, which a grammar needs");
   return {};
 }

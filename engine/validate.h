@@ -9,7 +9,8 @@ struct RequestLimits {
   int32_t vocab_size = 0;
   int32_t context_length = 0;
   int32_t max_choices = 0;
-  bool has_text = false;  // a tokenizer, which text, stop strings and grammars need
+  bool has_text = false;  // a tokenizer, which text and stop strings need
+  bool has_grammars = false;
 };
 
 Status validate(const Request& request, const RequestLimits& limits);

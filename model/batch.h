@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kvcache/orders.h"
@@ -33,6 +34,9 @@ struct Batch {
   // Rows of `tokens` whose logits are wanted, ascending. A row repeats when n choices draw from it (the end
   // of a prompt that forks); each then has its own SampleRow.
   std::vector<int32_t> logit_rows;
+  // Called when constraints have refused what was drawn and their masks are still being computed: what is there when it
+  // returns is drawn from. Empty: there are no constraints.
+  std::function<void()> wait_for_masks;
 
   int64_t size() const { return static_cast<int64_t>(start_pos.size()); }
 };

@@ -23,6 +23,7 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows) {
       return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", vocab_)).with_field("prompt");
   }
   rows_ = rows;
+  wait_for_masks_ = &batch.wait_for_masks;
   drawn_ = 0;
   samples_.assign(rows.size(), {});
   return {};
@@ -30,10 +31,24 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows) {
 
 void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count) {
   KVASIR_CHECK(count <= rows_left(), count, " rows of logits for ", rows_left());
+  const auto first = size_t(drawn_);
+  auto row = [&](int64_t i) { return std::span(logits + i * stride, size_t(vocab_)); };
+  refused_.clear();
   pool.for_each(count, 1, [&](int64_t i, int worker) {
-    const size_t row = size_t(drawn_ + i);
-    samples_[row] = samplers_[size_t(worker)].sample({logits + i * stride, size_t(vocab_)}, rows_[row]);
+    const size_t r = first + size_t(i);
+    Sampler::Refused refused{.row = i};
+    if (samplers_[size_t(worker)].sample(row(i), rows_[r], samples_[r], refused)) return;
+    std::lock_guard lock(refused_mutex_);
+    refused_.push_back(std::move(refused));
   });
+  if (!refused_.empty()) {
+    if (*wait_for_masks_) (*wait_for_masks_)();
+    pool.for_each(int64_t(refused_.size()), 1, [&](int64_t k, int worker) {
+      const Sampler::Refused& again = refused_[size_t(k)];
+      const size_t r = first + size_t(again.row);
+      samplers_[size_t(worker)].sample_again(row(again.row), rows_[r], again, samples_[r]);
+    });
+  }
   drawn_ += count;
 }
 

@@ -2,6 +2,8 @@
 // logits the token that comes out.
 #pragma once
 
+#include <functional>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -34,6 +36,9 @@ class Draws {
   std::span<const SampleRow> rows_;
   std::vector<int32_t> tokens_, previous_;
   std::vector<Sampled> samples_;
+  std::function<void()> const* wait_for_masks_ = nullptr;  // the batch's
+  std::mutex refused_mutex_;
+  std::vector<Sampler::Refused> refused_;
   int64_t drawn_ = 0;
   bool in_flight_ = false;
 };

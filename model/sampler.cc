@@ -47,14 +47,24 @@ Status SamplingParams::validate(int32_t vocab_size) const {
   return {};
 }
 
-Sampled Sampler::sample(std::span<float> logits, const SampleRow& row) {
+namespace {
+
+float logprob_of(int32_t token, std::span<const float> logits, float normalizer,
+                 const std::vector<std::pair<int32_t, float>>& changed) {
+  for (auto& [t, raw] : changed)
+    if (t == token) return raw - normalizer;
+  return logits[size_t(token)] - normalizer;
+}
+
+}  // namespace
+
+bool Sampler::sample(std::span<float> logits, const SampleRow& row, Sampled& out, Refused& refused) {
   const SamplingParams& p = *row.params;
-  Sampled out;
   for (auto& [token, bias] : p.logit_bias) logits[size_t(token)] += bias;
   float max = kernels_.greatest(logits.data(), vocab_);
   if (std::isnan(max)) {
     out.bad_logits = true;
-    return out;
+    return true;
   }
   const double sum = sum_exponentials(logits, max, 1);
   const float normalizer = max + float(std::log(sum));
@@ -65,25 +75,51 @@ Sampled Sampler::sample(std::span<float> logits, const SampleRow& row) {
   if (row.score_only) {
     out.token = row.target;
     out.logprob = row.target >= 0 && row.target < vocab_ ? logits[size_t(row.target)] - normalizer : 0;
-    return out;
+    return true;
   }
   changed_.clear();
   if (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0) penalize(logits, row);
   if (row.mask) apply(row.mask, logits);
   const bool same = changed_.empty() && !row.mask;
   if (!same) max = kernels_.greatest(logits.data(), vocab_);
-  if (max == kNever) {  // a grammar that allows nothing is a dead end for this request alone
-    out.bad_logits = true;
-    return out;
+  if (max == kNever) {
+    out.nothing_allowed = true;
+    return true;
   }
-  if (p.temperature == 0)
-    out.token = int32_t(kernels_.find(logits.data(), vocab_, max));
-  else
-    out.token = draw(logits, row, max, same && p.temperature == 1 ? sum : 0);
-  out.logprob = logits[size_t(out.token)] - normalizer;
-  for (auto& [token, raw] : changed_)
-    if (token == out.token) out.logprob = raw - normalizer;
-  return out;
+  out.token = choose(logits, row, max, same && p.temperature == 1 ? sum : 0, 0);
+  if (row.constraint && !row.constraint->take(out.token, false) && !draw_allowed(logits, row, out)) {
+    refused.normalizer = normalizer;
+    refused.changed = changed_;
+    return false;
+  }
+  if (out.token >= 0) out.logprob = logprob_of(out.token, logits, normalizer, changed_);
+  return true;
+}
+
+void Sampler::sample_again(std::span<float> logits, const SampleRow& row, const Refused& refused, Sampled& out) {
+  if (draw_allowed(logits, row, out)) {
+    if (out.token >= 0) out.logprob = logprob_of(out.token, logits, refused.normalizer, refused.changed);
+  } else {
+    out.token = -1;
+    out.late = true;
+  }
+}
+
+// Among what the constraint allows. False: it does not know yet.
+bool Sampler::draw_allowed(std::span<float> logits, const SampleRow& row, Sampled& out) {
+  const uint32_t* mask = row.constraint->mask();
+  if (mask == nullptr) return false;
+  apply(mask, logits);
+  const float max = kernels_.greatest(logits.data(), vocab_);
+  out.nothing_allowed = max == kNever;  // a dead end for this request alone
+  out.token = out.nothing_allowed ? -1 : choose(logits, row, max, 0, 1);
+  if (!out.nothing_allowed && !row.constraint->take(out.token, true)) out.nothing_allowed = true, out.token = -1;
+  return true;
+}
+
+int32_t Sampler::choose(std::span<const float> logits, const SampleRow& row, float max, double sum, uint32_t nth) {
+  if (row.params->temperature == 0) return int32_t(kernels_.find(logits.data(), vocab_, max));
+  return draw(logits, row, max, sum, nth);
 }
 
 void Sampler::penalize(std::span<float> logits, const SampleRow& row) {
@@ -163,10 +199,10 @@ double Sampler::weigh(std::span<const float> logits, float max, float scale) {
   return total;
 }
 
-int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float max, double sum) {
+int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float max, double sum, uint32_t nth) {
   const SamplingParams& p = *row.params;
   const float scale = std::min(1.0f / p.temperature, 1e8f);  // logits that differ at all differ by more than 1e-8
-  const double u = uniform(p.seed, row.choice, row.position, 0);
+  const double u = uniform(p.seed, row.choice, row.position, nth);
   const bool some = p.top_k > 0 && p.top_k < vocab_;
   if (!some && p.top_p >= 1 && p.min_p <= 0 && p.typical_p >= 1) {
     if (sum == 0) sum = sum_exponentials(logits, max, scale);

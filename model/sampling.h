@@ -33,15 +33,27 @@ struct TokenLogprob {
   float logprob = 0;
 };
 
-// What one row of logits is to become.
+// A grammar that follows a sequence. Called by the thread that draws the sequence's row, one at a time.
+class Constraint {
+ public:
+  virtual ~Constraint() = default;
+  // Whether the text may go on with `token`; if so, it has. `masked`: it was drawn from mask().
+  virtual bool take(int32_t token, bool masked) = 0;
+  // What it may go on with: bit t set = token t. Null: not known yet, and being computed from now on.
+  virtual const uint32_t* mask() = 0;
+};
+
+// What one row of logits is to become. With a constraint the first draw is as without one, which is most often right;
+// one that is refused is repeated among what is allowed, so that together they draw from the allowed distribution.
 struct SampleRow {
   const SamplingParams* params = nullptr;
   int32_t choice = 0;               // which of n
   int64_t position = 0;             // of the token being drawn
   std::span<const int32_t> prompt;  // for the penalties
   std::span<const int32_t> output;
-  const uint32_t* mask = nullptr;  // grammar: bit t set = token t allowed; null: all
-  bool score_only = false;         // prompt log-probabilities: no draw, score `target`
+  const uint32_t* mask = nullptr;  // bit t set = token t allowed; null: all
+  Constraint* constraint = nullptr;
+  bool score_only = false;  // prompt log-probabilities: no draw, score `target`
   int32_t target = -1;
 };
 
@@ -50,6 +62,8 @@ struct Sampled {
   float logprob = 0;              // of the raw distribution (after bias and mask-free softmax)
   std::vector<TokenLogprob> top;  // params->logprobs of them, best first
   bool bad_logits = false;        // NaN or Inf in the row: this request fails, its batch-mates do not
+  bool nothing_allowed = false;   // no token: mask and constraint leave none
+  bool late = false;              // no token: the constraint's mask did not come in time
 };
 
 }  // namespace kvasir::model

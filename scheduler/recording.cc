@@ -84,11 +84,16 @@ class Player {
     SeqId first = 0;
     int32_t n = 1;
     Time arrival{};
+    bool may_be_late = false;  // its masks
+  };
+  struct Sampling {  // of a sequence, in one plan
+    SeqId seq = 0;
+    int64_t least = 1, most = 1;  // tokens it may give
   };
   struct Flight {
     Time planned{};
     StepTime work;
-    std::vector<std::pair<SeqId, int32_t>> sampled;  // and how many tokens it may give
+    std::vector<Sampling> sampled;
   };
 
   Status wrong(const std::string& what) const { return invalid_argument(cat("line ", line_, ": ", what)); }
@@ -171,7 +176,7 @@ class Player {
       return differ(cat("request ", s.id, " was ", refused.empty() ? "taken" : refused, " and is now ",
                         verdict.empty() ? "taken" : verdict));
     if (!first.ok()) return;
-    live_[s.id] = {workload.items.size(), *first, s.n, now};
+    live_[s.id] = {workload.items.size(), *first, s.n, now, s.needs_mask && !s.beam};
     first_of_[*first] = s.n;
     for (int32_t c = 0; c < s.n; ++c) {
       item_of_[*first + static_cast<SeqId>(c)] = workload.items.size();
@@ -213,7 +218,8 @@ class Player {
     f.work = work_of(plan_);
     for (const PlanItem& i : plan_.items)
       for (int32_t d = 0; i.samples && d < i.draws; ++d)
-        f.sampled.emplace_back(i.seq + static_cast<SeqId>(d), i.phase == Phase::verify ? i.count : 1);
+        f.sampled.push_back(
+            {i.seq + static_cast<SeqId>(d), may_give_none(i) ? 0 : 1, i.phase == Phase::verify ? i.count : 1});
     return {};
   }
 
@@ -246,6 +252,14 @@ class Player {
     return {};
   }
 
+  // A mask may come late, but for the first token.
+  bool may_give_none(const PlanItem& item) const {
+    auto it = live_.find(item.request);
+    if (it == live_.end() || !it->second.may_be_late) return false;
+    const int64_t prompt = workload.items[it->second.first_item].prompt_tokens;
+    return static_cast<int64_t>(scheduler_->tokens(item.seq).size()) > prompt;
+  }
+
   // A scheduler trusts its engine; a file is nobody's word.
   Status check_results(const Flight& flight) const {
     std::unordered_map<SeqId, const SeqResult*> by_seq;
@@ -254,12 +268,12 @@ class Player {
       if (r.parent >= 0 && scheduler_->alive(r.seq) && !scheduler_->alive(first_of(r.seq) + SeqId(r.parent)))
         return wrong(cat("sequence ", r.seq, " goes on from choice ", r.parent, ", which is not there"));
     }
-    for (const auto& [seq, most] : flight.sampled) {
+    for (const auto& [seq, least, most] : flight.sampled) {
       if (!scheduler_->alive(seq)) continue;
       auto it = by_seq.find(seq);
       if (it == by_seq.end()) return wrong(cat("sequence ", seq, " sampled and has no result"));
       const auto given = static_cast<int64_t>(it->second->tokens.size());
-      if (given < 1 || given > most) return wrong(cat("sequence ", seq, " has ", given, " tokens, at most ", most));
+      if (given < least || given > most) return wrong(cat("sequence ", seq, " has ", given, " tokens, at most ", most));
     }
     return {};
   }

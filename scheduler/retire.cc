@@ -36,7 +36,8 @@ void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
       }
       continue;
     }
-    if (!n.verify) s->computed = std::max(s->computed, n.begin + n.count);
+    const bool late = r != nullptr && r->tokens.empty();  // its last position is computed again
+    if (!n.verify) s->computed = std::max(s->computed, n.begin + n.count - late);
     if (n.samples) {
       KVASIR_CHECK(r != nullptr, "sequence ", s->id, " sampled in step ", flight.step, " and has no result");
       if (s->request->beam && s->outputs() > 0 &&
@@ -66,15 +67,21 @@ void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
 
 void Scheduler::State::take_tokens(Sequence* s, SeqResult& r, const Named& n) {
   --s->awaiting;
-  KVASIR_CHECK(!r.tokens.empty() && (n.verify ? int64_t(r.tokens.size()) <= n.count : r.tokens.size() == 1),
-               "sequence ", s->id, " was given ", r.tokens.size(), " tokens for ", n.count);
+  const bool late = r.tokens.empty();
+  KVASIR_CHECK(int64_t(r.tokens.size()) <= (n.verify ? n.count : 1), "sequence ", s->id, " was given ", r.tokens.size(),
+               " tokens for ", n.count);
+  KVASIR_CHECK(!late || (s->request->needs_mask && !s->request->beam && s->outputs() > 0), "sequence ", s->id,
+               " was given no token");
   const int64_t room = limit_of(*s) - s->outputs();
   r.accepted = static_cast<int32_t>(std::min<int64_t>(room, static_cast<int64_t>(r.tokens.size())));
   s->tokens.insert(s->tokens.end(), r.tokens.begin(), r.tokens.begin() + r.accepted);
   stats.output_tokens += r.accepted;
+  stats.recomputed_tokens += late;
   if (n.verify) {
     s->verifying = false;
     s->computed = std::max(s->computed, n.begin + r.accepted);
+  }
+  if (n.verify || late) {
     if (auto* d = std::get_if<Decoding>(&s->state)) {
       d->draft.clear();
       s->planned = s->computed;

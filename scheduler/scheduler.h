@@ -33,7 +33,9 @@ struct Submission {
   std::string cache_salt;  // requests share cached pages only with equal tenant, salt and adapter
   std::string adapter;
   bool no_prefix_read = false;  // every prompt position is to be computed (prompt log-probabilities)
-  bool needs_mask = false;      // sits out of a step that samples until mask_ready(seq), each token anew
+  // Sits out of a step that samples until mask_ready(seq), each token anew. If the mask is missing at the draw all the
+  // same, the result has no token, and the sequence runs that position again after the next mask_ready.
+  bool needs_mask = false;
 };
 
 // What one item of a plan gave. Filled by the engine but for `accepted`.
@@ -41,6 +43,7 @@ struct SeqResult {
   SeqId seq = 0;
   // The sampled token; for a verification the accepted draft tokens and the one after them; empty
   // for a prefill chunk that did not sample. Results of chunks that sample nothing may be left out.
+  // Empty also where a mask came late, which the first token's and those of beams must not.
   std::span<const int32_t> tokens;
   bool stop = false;    // its last token ends the sequence (stop token, end of sequence, grammar's end)
   int32_t parent = -1;  // beams only: the choice this one continues from now on
@@ -95,7 +98,7 @@ class Scheduler {
   Status resume(RequestId request);
   // The text ended after this many output tokens; later ones are discarded.
   Status stop_at(SeqId seq, int64_t output_tokens);
-  // The grammar's mask for the next token is there.
+  // The grammar's mask for the next token is there, or will be before it is drawn.
   Status mask_ready(SeqId seq);
   // Proposed next tokens, verified in the next step this sequence runs in.
   Status propose(SeqId seq, std::vector<int32_t> draft);

@@ -57,7 +57,7 @@ Status decode(Engine& engine, bool masked, Figures& figures) {
   for (auto& stream : streams)
     while (auto event = stream->next())
       if (auto* failed = std::get_if<Failed>(&*event)) return failed->status;
-  // A sequence whose mask is late sits a step out, so steps are weighed by what they drew.
+  // A sequence whose mask is late draws nothing in a step, so steps are weighed by what they drew.
   double spent = 0, drawn = 0;
   std::vector<double> out;
   const auto samples = engine.recent_steps();
@@ -65,7 +65,7 @@ Status decode(Engine& engine, bool masked, Figures& figures) {
     if (samples[i - 1].step < before || samples[i - 1].prefills > 0 || samples[i].prefills > 0) continue;
     const double took = std::chrono::duration<double>(samples[i].began - samples[i - 1].began).count();
     spent += took;
-    drawn += samples[i - 1].decodes;
+    drawn += samples[i - 1].decodes - samples[i - 1].late;
     out.push_back(took);
   }
   if (drawn < kSequences * kTokens / 2) return internal_error("too few steps were seen");

@@ -140,6 +140,13 @@ class FakeRunner final : public model::Runner {
     int32_t poison = script_.poison;
     for (int32_t t : seen) out.bad_logits |= t == poison;
     out.token = r.score_only ? r.target : draw_from(seen, *r.params, r.choice, r.mask);
+    if (r.constraint && !r.constraint->take(out.token, false)) {
+      const uint32_t* mask = r.constraint->mask();
+      if (!mask && b.wait_for_masks) b.wait_for_masks(), mask = r.constraint->mask();
+      out.late = mask == nullptr;
+      out.token = out.late ? -1 : draw_from(seen, *r.params, r.choice, mask);
+      if (!out.late) KVASIR_CHECK(r.constraint->take(out.token, true));
+    }
     out.logprob = -float(length);
     for (int32_t k = 0; k < r.params->logprobs; ++k) out.top.push_back({k, -float(k)});
     return out;

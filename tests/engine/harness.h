@@ -14,6 +14,7 @@ inline constexpr int32_t kPage = 4;
 struct Harness {
   FakeRunner::Script script;
   EngineOptions options;
+  std::shared_ptr<text::GrammarCompiler> grammars;  // null: none
   std::unique_ptr<Engine> engine;
 
   Harness() {
@@ -30,6 +31,7 @@ struct Harness {
           progress("making it up", 0.5);
           Loaded loaded;
           loaded.runner = std::make_unique<FakeRunner>(script, kPage, options.kv_index);
+          loaded.grammars = grammars;
           return loaded;
         },
         options);

@@ -79,7 +79,7 @@ class RandomWorld {
   struct Live {
     RequestId request = 0;
     int32_t choice = 0;
-    bool beam = false, stopped = false;
+    bool beam = false, stopped = false, masked = false;
     std::vector<int32_t> prompt, output;
   };
 
@@ -139,7 +139,7 @@ class RandomWorld {
       return;
     }
     const int64_t outputs = s.max_new.value_or(1);
-    for (int32_t c = 0; c < s.n; ++c) live_[*first + c] = {s.id, c, s.beam, outputs == 0, s.prompt, {}};
+    for (int32_t c = 0; c < s.n; ++c) live_[*first + c] = {s.id, c, s.beam, outputs == 0, s.needs_mask, s.prompt, {}};
   }
 
   RequestId some_request() { return rng_() % 42; }
@@ -241,6 +241,8 @@ class RandomWorld {
       if (it == live_.end()) continue;
       if (it->second.beam) {
         if (!scheduler_->tokens(r.seq).empty()) beams[it->second.request].push_back(i);
+      } else if (it->second.masked && !it->second.output.empty() && rng_() % 4 == 0) {
+        r.tokens = {};  // its mask came late
       } else {
         r.stop = rng_() % 32 == 0;
       }

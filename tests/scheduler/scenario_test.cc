@@ -283,6 +283,35 @@ TEST(Scenario, ARequestWithoutItsMaskSitsOut) {
   w.expect_all_back();
 }
 
+TEST(Scenario, AMaskThatIsMissingAtTheDrawMeansTheSamePositionAgain) {
+  for (int depth : {1, 2}) {
+    Options o = small();
+    o.depth = depth;
+    World w(o);
+    Submission s = w.make(1, prompt_of(7), 6);  // its second token opens a page
+    s.needs_mask = true;
+    SeqId a = w.submit(s), mate = w.submit(2, prompt_of(9, 20), 6);
+    for (int i = 0; i < 6; ++i) {
+      ASSERT_TRUE(w.scheduler->mask_ready(a).ok());
+      ASSERT_TRUE(w.launch());
+      w.retire();
+      ASSERT_EQ(w.outputs[a].size(), size_t(i + 1));
+      if (i == 5) break;
+      ASSERT_TRUE(w.scheduler->mask_ready(a).ok());
+      ASSERT_TRUE(w.launch());
+      for (size_t r = 0; r < w.runs[0].results.size(); ++r)
+        if (w.runs[0].results[r].seq == a) w.runs[0].storage[r].clear();  // late
+      w.retire();
+      ASSERT_EQ(w.outputs[a].size(), size_t(i + 1));
+      EXPECT_EQ(w.scheduler->in_flight(), 0);
+    }
+    EXPECT_EQ(w.outputs[mate].size(), 6u);  // it never waited
+    w.expect_output(1, a, 0, 6);
+    w.expect_output(2, mate, 0, 6);
+    w.expect_all_back();
+  }
+}
+
 TEST(Scenario, ATextStopComesLate) {
   for (int depth : {1, 2}) {
     Options o = small();

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <random>
 #include <thread>
 
 #include "tests/text/small_vocab.h"
@@ -205,6 +206,30 @@ TEST_F(GrammarTest, HostileGrammarsAreBounded) {
     }
     const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     EXPECT_LT(s, 5.0) << text.substr(0, 60);
+  }
+}
+
+// Draws are tried before masks are computed: both must say the same of every token, those that end a text too.
+TEST_F(GrammarTest, AMaskAllowsWhatWouldBeConsumed) {
+  const std::string schema = R"({"type":"object","required":["a","b"],"properties":{"a":{"type":"string","maxLength":3},
+    "b":{"type":"array","items":{"type":"number","minimum":0,"maximum":20},"maxItems":2},"c":{"enum":["x","yy"]}}})";
+  std::mt19937 random(5);
+  for (const auto& [kind, text] : std::vector<std::pair<Kind, std::string>>{
+           {Kind::json_schema, schema}, {Kind::json_object, ""}, {Kind::regex, "[a-c]{2,5}(x|yz)?"}}) {
+    for (int walk = 0; walk < 6; ++walk) {
+      auto m = matcher(kind, text);
+      for (int step = 0; step < 25; ++step) {
+        const std::vector<int32_t> ids = allowed(*m);
+        ASSERT_FALSE(ids.empty());
+        for (int32_t id = 0; id < t->vocab_size(); ++id) {
+          const bool in_mask = std::binary_search(ids.begin(), ids.end(), id);
+          ASSERT_EQ(m->clone()->consume(id).ok(), in_mask) << t->token_text(id) << " in walk " << walk << '.' << step;
+        }
+        const bool over = m->finished();
+        ASSERT_TRUE(m->consume(ids[random() % ids.size()]).ok());
+        if (over || m->finished()) break;
+      }
+    }
   }
 }
 

@@ -1,0 +1,222 @@
+// Grammars in the flow of steps, with one made up here whose masks come when the test says so.
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "tests/engine/harness.h"
+
+namespace kvasir::engine::testing {
+namespace {
+
+// Masks wait while it is closed.
+class Gate {
+ public:
+  void close() { set(false); }
+  void open() { set(true); }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_; });
+    --waiting_;
+    ++passed_;
+  }
+  void wait_for_somebody() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_ > 0; });
+  }
+  int passed() {
+    std::lock_guard lock(mutex_);
+    return passed_;
+  }
+
+ private:
+  void set(bool open) {
+    std::lock_guard lock(mutex_);
+    open_ = open;
+    changed_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+  int waiting_ = 0, passed_ = 0;
+};
+
+// The k-th token must be k more than a multiple of five. "broken": no mask after the first.
+class EveryFifth final : public text::Matcher {
+ public:
+  EveryFifth(Gate& gate, bool broken) : gate_(gate), broken_(broken) {}
+  static bool allows(int64_t k, int32_t token) { return token % 5 == k % 5; }
+  Status mask(std::span<uint32_t> bits) override {
+    if (taken_ > 0) gate_.pass();
+    if (taken_ > 0 && broken_) return internal_error("the grammar stopped: made up");
+    for (int32_t t = 0; t < kVocab; ++t)
+      if (allows(taken_, t)) bits[size_t(t) / 32] |= 1u << (t % 32);
+    return {};
+  }
+  Status consume(int32_t token) override {
+    if (!allows(taken_, token)) return invalid_argument("not this one");
+    ++taken_;
+    return {};
+  }
+  bool finished() const override { return false; }
+  std::unique_ptr<text::Matcher> clone() const override { return std::make_unique<EveryFifth>(*this); }
+
+ private:
+  Gate& gate_;
+  const bool broken_;
+  int64_t taken_ = 0;
+};
+
+class Compiler final : public text::GrammarCompiler {
+ public:
+  Result<std::unique_ptr<text::Matcher>> compile(const text::GrammarSpec& spec) override {
+    return std::unique_ptr<text::Matcher>(new EveryFifth(gate_of(spec.text), spec.text == "broken"));
+  }
+  Gate& gate_of(const std::string& name) {
+    std::lock_guard lock(mutex_);
+    return gates_[name];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Gate> gates_;
+};
+
+std::vector<int32_t> expected_under_grammar(const Request& r, int32_t choice = 0) {
+  std::vector<int32_t> tokens = r.prompt;
+  for (int64_t k = 0; k < *r.max_tokens; ++k) {
+    std::vector<uint32_t> bits((kVocab + 31) / 32, 0);
+    for (int32_t t = 0; t < kVocab; ++t)
+      if (EveryFifth::allows(k, t)) bits[size_t(t) / 32] |= 1u << (t % 32);
+    tokens.push_back(draw_from(tokens, r.sampling, choice, bits.data()));
+  }
+  return {tokens.begin() + int64_t(r.prompt.size()), tokens.end()};
+}
+
+class GrammarFlow : public ::testing::TestWithParam<int> {
+ protected:
+  GrammarFlow() {
+    h.script.depth = GetParam();
+    h.grammars = compiler;
+  }
+  static Request under(const char* grammar, int32_t length, int64_t max_tokens, int32_t salt = 0) {
+    Request r = ask(length, max_tokens, salt);
+    r.grammar = {text::GrammarSpec::Kind::regex, grammar, {}};
+    return r;
+  }
+  std::shared_ptr<Compiler> compiler = std::make_shared<Compiler>();
+  Harness h;
+};
+
+TEST_P(GrammarFlow, ManyWithAndWithoutInOneBatch) {
+  Engine& e = h.start();
+  std::vector<Request> requests;
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int32_t i = 0; i < 24; ++i) {
+    requests.push_back(i % 3 ? under("quick", 3 + i, 20, i) : ask(3 + i, 20, i));
+    if (i % 4 == 1) requests.back().n = 3, requests.back().sampling.temperature = 1;
+    auto stream = e.submit(requests.back());
+    ASSERT_TRUE(stream.ok()) << stream.status().message();
+    streams.push_back(std::move(*stream));
+  }
+  for (size_t i = 0; i < streams.size(); ++i) {
+    Answer a = read(*streams[i]);
+    ASSERT_TRUE(a.complete()) << a.failed.message();
+    for (int32_t c = 0; c < requests[i].n; ++c) {
+      const auto want = i % 3 ? expected_under_grammar(requests[i], c) : expected(requests[i], c);
+      EXPECT_EQ(a.tokens[size_t(c)], want) << i << '.' << c;
+    }
+  }
+  EXPECT_GT(compiler->gate_of("quick").passed(), 100);
+  expect_all_pages_back(e);
+}
+
+TEST_P(GrammarFlow, OneWhoseMaskDoesNotComeHoldsUpNobodyAndIsRightInTheEnd) {
+  Engine& e = h.start();
+  Gate& gate = compiler->gate_of("slow");
+  gate.close();
+  Request slow = under("slow", 7, 12), quick = under("quick", 5, 40, 1), plain = ask(9, 40, 2);
+  auto waits = std::move(*e.submit(slow));
+  gate.wait_for_somebody();
+  auto other = std::move(*e.submit(quick));
+  EXPECT_EQ(run(e, plain).tokens.at(0), expected(plain));  // whole answers while the mask is awaited
+  EXPECT_EQ(read(*other).tokens.at(0), expected_under_grammar(quick));
+  EXPECT_LT(e.stats().steps, 120);  // who waits is not tried again and again
+  gate.open();
+  EXPECT_EQ(read(*waits).tokens.at(0), expected_under_grammar(slow));
+  expect_all_pages_back(e);
+}
+
+TEST_P(GrammarFlow, CancelledPreemptedAndStoppedWhileAMaskIsAwaited) {
+  h.pages(24);
+  h.script.step = std::chrono::microseconds(200);
+  Engine& e = h.start();
+  Gate& gate = compiler->gate_of("slow");
+  gate.close();
+  Request big = ask(30, 60, 3);  // comes to need the pages of those that wait
+  Request kept = under("slow", 20, 30), stopped = under("slow", 8, 30, 2);
+  stopped.stop_tokens = {expected_under_grammar(stopped)[1]};
+  auto first = std::move(*e.submit(big)), a = std::move(*e.submit(kept)), b = std::move(*e.submit(under("slow", 5, 9))),
+       c = std::move(*e.submit(stopped));
+  gate.wait_for_somebody();
+  b->cancel();
+  EXPECT_EQ(read(*first).tokens.at(0), expected(big));
+  gate.open();
+  EXPECT_EQ(read(*a).tokens.at(0), expected_under_grammar(kept));
+  const Answer cancelled = read(*b), short_one = read(*c);
+  ASSERT_EQ(cancelled.finished.size(), 1u);
+  EXPECT_EQ(cancelled.finished[0].reason, FinishReason::cancelled);
+  EXPECT_EQ(short_one.finished.at(0).reason, FinishReason::stop_token);
+  EXPECT_EQ(short_one.tokens.at(0).size(), 1u);
+  expect_all_pages_back(e);
+}
+
+TEST_P(GrammarFlow, PreemptedOnesGoOnAsIfNothingHadBeen) {
+  h.pages(30);
+  Engine& e = h.start();
+  std::vector<Request> requests;
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int32_t i = 0; i < 6; ++i) {
+    requests.push_back(under("quick", 4, 80, i));
+    streams.push_back(std::move(*e.submit(requests.back())));
+  }
+  for (size_t i = 0; i < streams.size(); ++i)
+    EXPECT_EQ(read(*streams[i]).tokens.at(0), expected_under_grammar(requests[i])) << i;
+  EXPECT_GT(e.stats().preemptions, 0);
+  expect_all_pages_back(e);
+}
+
+TEST_P(GrammarFlow, OneThatBreaksFailsAlone) {
+  Engine& e = h.start();
+  Request mate = under("quick", 5, 30, 1);
+  auto other = std::move(*e.submit(mate));
+  Answer a = run(e, under("broken", 6, 30));
+  EXPECT_EQ(a.failed.code(), Code::internal);
+  EXPECT_THAT(a.failed.message(), ::testing::HasSubstr("made up"));
+  EXPECT_EQ(read(*other).tokens.at(0), expected_under_grammar(mate));
+  expect_all_pages_back(e);
+}
+
+TEST_P(GrammarFlow, NoStopBeforeMinTokens) {
+  Engine& e = h.start();
+  Request r = under("quick", 5, 12);
+  const std::vector<int32_t> free = expected_under_grammar(r);
+  r.stop_tokens = {free[3], free[8]};
+  r.min_tokens = 6;
+  Answer a = run(e, r);
+  ASSERT_EQ(a.finished.size(), 1u) << a.failed.message();
+  std::vector<int32_t> tokens = r.prompt;
+  for (int64_t k = 0; k < 6; ++k) {
+    std::vector<uint32_t> bits((kVocab + 31) / 32, 0);
+    for (int32_t t = 0; t < kVocab; ++t)
+      if (EveryFifth::allows(k, t) && t != free[3] && t != free[8]) bits[size_t(t) / 32] |= 1u << (t % 32);
+    tokens.push_back(draw_from(tokens, r.sampling, 0, bits.data()));
+    EXPECT_EQ(a.tokens[0][size_t(k)], tokens.back()) << k;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Depth, GrammarFlow, ::testing::Values(1, 2));
+
+}  // namespace
+}  // namespace kvasir::engine::testing
