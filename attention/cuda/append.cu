@@ -134,10 +134,12 @@ __device__ inline void through_cache(const CacheLayer& c, bool as_is, bool in_un
   }
 }
 
-struct Source {
-  const void* base;
-  int64_t row;  // first element
-};
+// x * cosine - y * sine of an angle given as (cosine, sine, what float32 left of each): rounded as if once, so that
+// what remains where the two nearly cancel is right as well.
+__device__ inline float turned(float x, float y, const float4& a) {
+  const float p = __fmul_rn(y, a.y), missed = __fmaf_rn(y, a.y, -p);
+  return (__fmaf_rn(x, a.x, -p) - missed) + __fmaf_rn(x, a.z, -(y * a.w));
+}
 
 // New K/V that the cache keeps just as they came: a warp copies a token, all of it in flight at once.
 constexpr int kCopyWarps = 8, kCopyFlight = 8;
@@ -219,31 +221,31 @@ __global__ void __launch_bounds__(256, 5)
       x = load(d);
       if (part != 2 && s.rope_style != 0 && !s.streaming && d < s.rotary_dim) {
         const int half = s.rotary_dim / 2;
-        const float2* angles = reinterpret_cast<const float2*>(s.rope) + int64_t(token) * half;
+        const float4* angles = reinterpret_cast<const float4*>(s.rope) + int64_t(token) * half;
         if (s.rope_style == 2) {
           for (int k = 0; k < 8; k += 2) {
             if (d + k >= s.rotary_dim) break;
-            float2 a = angles[(d + k) / 2];
-            float x0 = x.x[k], x1 = x.x[k + 1];
-            x.x[k] = x0 * a.x - x1 * a.y;
-            x.x[k + 1] = x1 * a.x + x0 * a.y;
+            const float4 a = angles[(d + k) / 2];
+            const float x0 = x.x[k], x1 = x.x[k + 1];
+            x.x[k] = turned(x0, x1, a);
+            x.x[k + 1] = turned(x1, -x0, a);
           }
         } else if (half % 8 == 0) {  // the partners are eight in a row as well
           const bool first = d < half;
           const Vec8 other = load(first ? d + half : d - half);
-          const float2* a = angles + (first ? d : d - half);
-          for (int k = 0; k < 8; ++k) x.x[k] = x.x[k] * a[k].x + (first ? -other.x[k] : other.x[k]) * a[k].y;
+          const float4* a = angles + (first ? d : d - half);
+          for (int k = 0; k < 8; ++k) x.x[k] = turned(x.x[k], first ? other.x[k] : -other.x[k], a[k]);
         } else {
-          Vec8 turned = x;
+          Vec8 all = x;
 #pragma unroll 1
           for (int e = d; e < min(d + 8, s.rotary_dim); ++e) {
             const bool first = e < half;
-            const float2 a = angles[first ? e : e - half];
-            const float y = element(e) * a.x + (first ? -element(e + half) : element(e - half)) * a.y;
+            const float y =
+                turned(element(e), first ? element(e + half) : -element(e - half), angles[first ? e : e - half]);
             for (int k = 0; k < 8; ++k)  // a register is not indexed
-              if (k == e - d) turned.x[k] = y;
+              if (k == e - d) all.x[k] = y;
           }
-          x = turned;
+          x = all;
         }
       }
     }
@@ -305,7 +307,8 @@ __global__ void __launch_bounds__(256) gather_kernel(Shape s, StepView v, CacheL
   }
 }
 
-// cosine and sine of every new token's position (or of every rank), once a step for all layers.
+// cosine and sine of every new token's position, once a step for all layers, with what float32 leaves of them: keys
+// are stored as a reference in double stores them. Or of every rank, where nothing is stored.
 __global__ void rope_kernel(StepView v, const float* inv_freq, int half, float magnitude, int ranks, float* out) {
   const int64_t total = int64_t(ranks > 0 ? ranks : v.counts[kCountTokens]) * half;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += int64_t(gridDim.x) * blockDim.x) {
@@ -315,12 +318,14 @@ __global__ void rope_kernel(StepView v, const float* inv_freq, int half, float m
       const Sequence& seq = v.sequences[v.tokens[token].sequence];
       position = seq.start_pos + (token - seq.q_begin);
     }
-    // The angle is exact in double; only its remainder goes through the float functions.
-    double angle = double(position) * double(inv_freq[i % half]);
-    double turns = angle * 0.15915494309189533577;
-    float sine, cosine;
-    sincospif(float(2.0 * (turns - rint(turns))), &sine, &cosine);
-    reinterpret_cast<float2*>(out)[i] = {cosine * magnitude, sine * magnitude};
+    double sine, cosine;
+    sincos(double(position) * double(inv_freq[i % half]), &sine, &cosine);
+    sine *= double(magnitude), cosine *= double(magnitude);
+    const float c = float(cosine), s = float(sine);
+    if (ranks > 0)
+      reinterpret_cast<float2*>(out)[i] = {c, s};
+    else
+      reinterpret_cast<float4*>(out)[i] = {c, s, float(cosine - double(c)), float(sine - double(s))};
   }
 }
 

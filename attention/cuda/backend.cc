@@ -65,7 +65,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
       // A query sees its window and what its own call brought; without append, all from its start_pos on.
       const int64_t seen = a_.append ? int64_t(a_.window) + limits_.max_tokens : limits_.max_kvlen;
       const int64_t ranks = a_.streaming_positions ? seen : 0;
-      KVASIR_TRY(angles_.allocate(size_t((ranks > 0 ? ranks : limits_.max_tokens) * half * 8)));
+      KVASIR_TRY(angles_.allocate(size_t(ranks > 0 ? ranks * half * 8 : limits_.max_tokens * half * 16)));
       (ranks > 0 ? s.rope_ranks : s.rope) = angles_.as<float>();
       if (ranks > 0)
         launch_rope({}, frequencies_.as<float>(), int(half), a_.rope.magnitude, ranks, 0, angles_.as<float>(), stream_);
@@ -129,10 +129,15 @@ class CudaAttention final : public Attention, public GraphKeyed {
                                       given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
                                       multiprocessors_, stream_),
                        "prefill"));
+    bool beside = n.tiles > 0;
     for (int list = kLists - 1; list >= 0; --list)
-      if (n.parts[list])
-        launch_stream(shape_, v, l, {planner_->segments(base, list), planner_->heads(base, list), n.parts[list]}, list,
-                      stream_);
+      if (n.parts[list]) {
+        launch_stream(shape_, v, l,
+                      {planner_->segments(base, list), planner_->heads(base, list), n.parts[list],
+                       list == 0 ? n.joined : 0, beside},
+                      list, stream_);
+        beside = true;
+      }
     if (n.merges) launch_merge(shape_, v, l, n.merges, a_.batch_invariant, stream_);
     if (n.plain) launch_plain(shape_, v, l, planner_->plain_rows(base), n.plain, stream_);
     if (n.deferred) launch_append(shape_, v, l, n.tokens, false, a_.append, 1, stream_);
@@ -192,6 +197,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
       // Batch-invariant: a row's arithmetic may not depend on how many stand beside it, so no kernel for a few.
       for (int i = a_.batch_invariant ? 1 : 0; i < kLists; ++i)
         machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i);
+    machine.multiprocessors = multiprocessors_;
+    if (machine.stream_warps[0]) machine.joined_warps = joined_warps(shape_, cache);
     machine.prefill8 = prefill8_ = prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant;
     machine.prefill = !prefill8_ && prefill_supports(shape_, capability_) && !a_.batch_invariant;
     planner_ = std::make_unique<Planner>(a_, limits_, machine);

@@ -120,6 +120,11 @@ int stream_warps(const Shape& s, const CacheLayer& c, int list) {
   return e.prepare ? kStreamWarps * e.prepare(scale_bytes(s, c)) : 0;
 }
 
+int joined_warps(const Shape& s, const CacheLayer& c) {
+  StreamEntry e = entry(s, c, 0);
+  return e.joined ? e.joined(scale_bytes(s, c)) : 0;
+}
+
 void launch_stream(const Shape& s, const StepView& v, const Layer& l, const StreamList& list, int which,
                    cudaStream_t stream) {
   entry(s, l.cache, which).run(s, v, l, list, scale_bytes(s, l.cache), stream);

@@ -6,11 +6,58 @@
 
 namespace kvasir::attention::cuda {
 
+// Few items of much the same length: as many blocks each as there are multiprocessors for, so that little is left to
+// merge. Gives how many, or 0 where parts of equal cost are done sooner.
+int32_t Planner::blocks_to_join(const std::vector<Item>& items) const {
+  const int64_t warps = machine_.joined_warps, n = int64_t(items.size());
+  if (warps == 0 || n == 0 || a_.batch_invariant) return 0;
+  int64_t longest = 1, total = 0;
+  for (const Item& i : items) {
+    if (i.partial || i.shared) return 0;
+    const int64_t keys = i.tile.kv_end - i.tile.kv_begin;
+    longest = std::max(longest, keys), total += keys;
+  }
+  // A key block a warp is enough. By a bucket of the length, so that a graph lives on while sequences grow.
+  const int64_t useful = (blocks_of(bucket(longest)) + warps - 1) / warps;
+  const int64_t blocks = std::min({int64_t(kMergedInPlace), useful, machine_.multiprocessors / (n * a_.num_kv_heads)});
+  const int64_t parts = machine_.stream_warps[0] / a_.num_kv_heads;
+  if (blocks == 0 || n * blocks * warps > parts) return 0;
+  // What is saved (results stored and read again) is worth some keys of every warp; other parts have a block at least.
+  return longest * parts <= (std::max(total, parts * kKeyBlock) + parts * kJoinedKeys) * blocks * warps
+             ? int32_t(blocks)
+             : 0;
+}
+
+int32_t Planner::joined_parts(std::vector<Item>& items, int32_t blocks, std::byte* buffer) {
+  Segment* segments = at<Segment>(buffer, segments_[0]);
+  PartHead* heads = at<PartHead>(buffer, heads_[0]);
+  const int64_t warps = machine_.joined_warps, all = blocks * warps;
+  int32_t count = 0;
+  for (Item& item : items) {
+    const int64_t begin = item.tile.kv_begin, end = item.tile.kv_end,
+                  units = (end - begin + kJoinedKeys - 1) / kJoinedKeys;
+    for (int64_t w = 0; w < all; ++w, ++count) {
+      Segment& s = segments[count] = item.tile;
+      s.kv_begin = int32_t(std::min(end, begin + units * w / all * kJoinedKeys));
+      s.kv_end = int32_t(std::min(end, begin + units * (w + 1) / all * kJoinedKeys));
+      if (blocks > 1) s.first_slot = next_slot_, s.slot = next_slot_ + int32_t(w / warps) * item.queries;
+      heads[count].begin = count, heads[count].end = count + 1;
+    }
+    if (blocks > 1) next_slot_ += blocks * item.queries;
+  }
+  return count;
+}
+
 // Parts of equal cost, in order; a run is cut where a part is full.
 void Planner::partition(int list, std::byte* buffer) {
   Segment* segments = at<Segment>(buffer, segments_[list]);
   PartHead* heads = at<PartHead>(buffer, heads_[list]);
   std::vector<Item>& items = items_[list];
+  if (const int32_t blocks = list == 0 ? blocks_to_join(items) : 0) {
+    const int32_t parts = joined_parts(items, blocks, buffer);
+    launch_.joined = blocks;
+    return finish_heads(0, parts, parts, buffer);
+  }
   const int64_t want = std::max(1, machine_.stream_warps[list] / a_.num_kv_heads);
   int64_t left = 0;  // in key blocks; an item costs one more for its beginning and end
   for (const Item& i : items) left += blocks_of(i.tile.kv_end - i.tile.kv_begin) + blocks_of(i.sink_end) + 1;
@@ -74,10 +121,17 @@ void Planner::partition(int list, std::byte* buffer) {
   }
   heads[part].end = count;
   while (++part < want) heads[part].begin = heads[part].end = count;
+  finish_heads(list, items.empty() ? 0 : want, count, buffer);
+}
+
+// What a part begins with, beside it.
+void Planner::finish_heads(int list, int64_t parts, int32_t count, std::byte* buffer) {
+  const Segment* segments = at<Segment>(buffer, segments_[list]);
+  PartHead* heads = at<PartHead>(buffer, heads_[list]);
   const bool paged = a_.index_mode == kvcache::IndexMode::page_table && a_.page_size >= kPlaceKeys &&
                      a_.cyclic_capacity == 0 && beam_width_ == 0;
   const int32_t* table = at<int32_t>(buffer, table_);
-  for (int64_t i = 0; i < want; ++i) {
+  for (int64_t i = 0; i < parts; ++i) {
     PartHead& head = heads[i];
     if (head.begin >= head.end) continue;
     const Segment& s = head.first = segments[head.begin];
@@ -86,9 +140,9 @@ void Planner::partition(int list, std::byte* buffer) {
       place = paged && key < s.kv_end ? table[s.table + (key >> page_shift_)] + (key & (a_.page_size - 1)) : -1;
     }
   }
-  launch_.parts[list] = items.empty() ? 0 : int32_t(want);
-  if (items.empty()) return;
-  used_.push_back({heads_[list], size_t(want) * sizeof(PartHead)});
+  launch_.parts[list] = int32_t(parts);
+  if (parts == 0) return;
+  used_.push_back({heads_[list], size_t(parts) * sizeof(PartHead)});
   used_.push_back({segments_[list], size_t(count) * sizeof(Segment)});
 }
 

@@ -8,8 +8,9 @@ namespace kvasir::attention::cuda {
 
 uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
-  for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
-                    int64_t(parts[2]), int64_t(deferred), int64_t(contiguous), int64_t(outside), exact_tokens})
+  for (int64_t x :
+       {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]), int64_t(parts[2]),
+        int64_t(joined), int64_t(deferred), int64_t(contiguous), int64_t(outside), exact_tokens})
     k = (k ^ uint64_t(x)) * 1099511628211ull;
   return k;
 }
@@ -211,8 +212,9 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   prefix_offset_.assign(size_t(B), 0);
   const bool cascade = streams && step.shared_group && step.shared_len && a_.window == 0 && beam_width_ == 0 &&
                        !a_.batch_invariant && a_.cyclic_capacity == 0;
+  const size_t shared_list = size_t(std::max(0, list_for(kTileRows[kLists - 1])));
   if (cascade) {
-    const int list = list_for(kTileRows[kLists - 1]);
+    const size_t list = shared_list;
     const int32_t per_tile = per_tile_[list];
     std::vector<int32_t> open;  // by group: item with room
     for (int64_t b = 0; b < B; ++b) {
@@ -264,8 +266,8 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       }
       for (int32_t row = 0; row < s.q_len; row += 128) tiles[tile_count++] = {s, int32_t(b), row};
     } else if (streams && !ring) {
-      const int64_t skip = prefix_item_[size_t(b)] >= 0 ? down(step.shared_len[step.shared_group[b]]) : 0;
-      add_stream(s, int32_t(b), skip);
+      const int32_t prefix = prefix_item_[size_t(b)];
+      add_stream(s, int32_t(b), prefix >= 0 ? items_[shared_list][size_t(prefix)].tile.kv_end : 0);
     } else {
       for (int32_t i = 0; i < s.q_len; ++i) set_row(s, int32_t(b), i, plain[plain_count++]);
     }

@@ -14,15 +14,17 @@ namespace kvasir::attention::cuda {
 
 // What the planner must know of the device and of the kernels compiled for this cache.
 struct Machine {
-  int32_t stream_warps[kLists] = {0, 0, 0};  // resident on the whole device, by list; 0: no such kernel
-  bool prefill = false;                      // the Hopper kernel takes this shape
-  bool prefill8 = false;                     // or the one that multiplies FP8
+  int32_t stream_warps[kLists] = {0, 0, 0};       // resident on the whole device, by list; 0: no such kernel
+  int32_t multiprocessors = 0, joined_warps = 0;  // of a block of the first list that has one to itself; 0: none
+  bool prefill = false;                           // the Hopper kernel takes this shape
+  bool prefill8 = false;                          // or the one that multiplies FP8
 };
 
 // Grids are functions of these, rounded up to buckets, so that equal keys replay one graph.
 struct Launch {
   int64_t tokens = 0, sequences = 0, plain = 0, merges = 0, tiles = 0, gathers = 0;
   int32_t parts[kLists] = {0, 0, 0};
+  int32_t joined = 0;        // blocks that share a kv head of an item of the first list; 0: parts of equal cost
   int64_t exact_tokens = 0;  // where prefill tiles read the query as a tensor of so many rows; else 0
   bool deferred = false, contiguous = false;
   bool outside = true;   // some tokens are of sequences that have no prefill tiles
@@ -77,6 +79,9 @@ class Planner {
   int list_for(int64_t rows) const;
   void add_stream(const Sequence&, int32_t index, int64_t skip);
   void partition(int list, std::byte* buffer);
+  int32_t blocks_to_join(const std::vector<Item>&) const;
+  int32_t joined_parts(std::vector<Item>&, int32_t blocks, std::byte* buffer);
+  void finish_heads(int list, int64_t parts, int32_t segments, std::byte* buffer);
   void write_merges(std::byte* buffer);
   int32_t place_of(const Sequence&, int32_t t, const int32_t* table) const;
   void set_row(const Sequence&, int32_t index, int32_t i, Row&) const;
@@ -106,8 +111,8 @@ inline int64_t bucket(int64_t n) { return n <= 0 ? 0 : int64_t(std::bit_ceil(uin
 inline int64_t down(int64_t x) { return x / kKeyBlock * kKeyBlock; }
 inline int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlock; }
 
-// Runs that a warp merges where it finds itself the last; more are left to a kernel with a block a query.
-constexpr int32_t kMergedInPlace = 16;
+// Items whose blocks join their results are cut at multiples of this.
+constexpr int64_t kJoinedKeys = 32;
 
 // Batch-invariant mode cuts here and nowhere else.
 constexpr int64_t kInvariantRun = 1024;

@@ -22,27 +22,47 @@ constexpr auto stream_kernel() {
     return many_rows_kernel<K, kD, kList>;
 }
 
+// Shared memory a block of a kernel may have, once it was asked for: all there is, whoever asks for less later.
+template <class Kernel>
+int most_shared(Kernel* kernel) {
+  int device = 0, most = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaFuncAttributes own = {};
+  if (cudaFuncGetAttributes(&own, kernel) != cudaSuccess) return 0;
+  most -= int(own.sharedSizeBytes);
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) == cudaSuccess ? most : 0;
+}
+
 // Blocks a multiprocessor holds; 0: too much for this device, and the plain kernel does it.
 template <class K, int kD, int kList>
 int stream_prepare(int scale_bytes) {
   const int bytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
   auto* kernel = stream_kernel<K, kD, kList>();
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
   int blocks = 0;
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kStreamWarps * 32, bytes);
+  if (bytes <= most_shared(kernel))
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kStreamWarps * 32, bytes);
   return blocks;
+}
+
+// Warps of a block that has a multiprocessor to itself and joins their results; 0: no room.
+template <class K, int kD>
+int stream_joined(int scale_bytes) {
+  using Size = FewSize<K, kD>;
+  const int bytes = Size::bytes(scale_bytes) * (Size::kJoinedWarps / kStreamWarps);
+  return bytes <= most_shared(stream_kernel<K, kD, 0>()) ? Size::kJoinedWarps : 0;
 }
 
 template <class K, int kD, int kList>
 void stream_run(const Shape& s, const StepView& v, const Layer& l, const StreamList& list, int scale_bytes,
                 cudaStream_t stream) {
+  int warps = kStreamWarps, bytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
+  if constexpr (kList == 0)
+    if (list.joined > 0) warps = FewSize<K, kD>::kJoinedWarps, bytes *= warps / kStreamWarps;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3((list.count * s.kv_heads + kStreamWarps - 1) / kStreamWarps);
-  config.blockDim = dim3(kStreamWarps * 32);
-  config.dynamicSmemBytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
+  config.gridDim = dim3((list.count * s.kv_heads + warps - 1) / warps);
+  config.blockDim = dim3(warps * 32);
+  config.dynamicSmemBytes = bytes;
   config.stream = stream;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -56,11 +76,12 @@ void stream_run(const Shape& s, const StepView& v, const Layer& l, const StreamL
 struct StreamEntry {
   int (*prepare)(int scale_bytes) = nullptr;
   void (*run)(const Shape&, const StepView&, const Layer&, const StreamList&, int, cudaStream_t) = nullptr;
+  int (*joined)(int scale_bytes) = nullptr;  // of the first list
 };
 template <class K, int kD>
 StreamEntry stream_entry(int list) {
   switch (list) {
-    case 0: return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>};
+    case 0: return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>, stream_joined<K, kD>};
     case 1: return {stream_prepare<K, kD, 1>, stream_run<K, kD, 1>};
     case 2:
       if constexpr (kD < 256) return {stream_prepare<K, kD, 2>, stream_run<K, kD, 2>};

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "attention/cuda/stream_feed.cuh"
+#include "attention/cuda/stream_join.cuh"
 #include "attention/cuda/stream_rows.cuh"
 
 namespace kvasir::attention::cuda {
@@ -17,10 +18,12 @@ struct FewSize : StreamSize<K, kD> {
   static constexpr int kStages = !kThree ? All::kStages : 17408 / All::kTileBytes > 4 ? 4 : 17408 / All::kTileBytes;
   static constexpr int kBlocks = kThree ? 3 : All::kBlocks;
   static int bytes(int scale_bytes) { return All::stage_bytes(scale_bytes) * kStages * kStreamWarps; }
+  static constexpr int kJoinedWarps = kBlocks * kStreamWarps;  // of a block that has a multiprocessor to itself
+  static_assert(kStages * All::kTileBytes >= int(sizeof(Joined<kD>)));
 };
 
 template <class K, int kD>
-__global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
+__global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
     few_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                     const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int given_scale_bytes) {
   using T = typename K::T;
@@ -35,7 +38,13 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
   const int stage_bytes = Size::stage_bytes(scale_bytes);
   uint8_t* ring = shared + warp * kStages * stage_bytes;
 
-  const int index = blockIdx.x * kStreamWarps + warp, kv_head = index % s.kv_heads, part = index / s.kv_heads;
+  const int warps = blockDim.x / 32, index = blockIdx.x * warps + warp;
+  int kv_head = index % s.kv_heads, part = index / s.kv_heads;
+  if (list.joined > 0) {  // so many blocks have one kv head of an item
+    const int pair = blockIdx.x / list.joined;
+    kv_head = pair % s.kv_heads;
+    part = (pair / s.kv_heads * list.joined + blockIdx.x % list.joined) * warps + warp;
+  }
   // The plan lies in memory since before the kernel ahead of this one: it is read while that one still runs.
   const PartHead head = part < list.count ? list.heads[part] : PartHead{};
   const CacheLayer& c = l.cache;
@@ -52,7 +61,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
       rows[h] = v.rows[seg.tokens + (seg.row_begin + (tid * 2 + h < seg.row_count ? tid * 2 + h : 0)) / s.group];
   };
   if (head.begin < head.end) look();
-  wait_for_kernel_ahead();
+  if (!list.beside) wait_for_kernel_ahead();
   let_next_kernel_start();
   if (head.begin == head.end) return;
 
@@ -227,7 +236,34 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
       }
     }
 
-// ---- the run's result leaves, to the output or as a part to be merged ----
+    if (list.joined > 0) {
+      copies_wait<0>();
+      __syncwarp();
+      Joined<kD>& mine = *reinterpret_cast<Joined<kD>*>(ring);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float total = sum[h];
+        for (int o = 4; o < 32; o <<= 1) total += __shfl_xor_sync(0xffffffffu, total, o);
+        const int r = tid * 2 + h;
+        if (g == 0) mine.rows[r] = {top[h], total, rows[h].token, 0};
+#pragma unroll
+        for (int block = 0; block < kD / 32; ++block) {
+          float* to = mine.x + r * Joined<kD>::kStride;
+          const float y[4] = {out[block * 2][h], out[block * 2][2 + h], out[block * 2 + 1][h],
+                              out[block * 2 + 1][2 + h]};
+          if constexpr (K::kBits == 16) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[K::column_dim(block, i, g)] = y[i];
+          } else {
+            *reinterpret_cast<float4*>(to + K::column_dim(block, 0, g)) = {y[0], y[1], y[2], y[3]};
+          }
+        }
+      }
+      join_results<kD, Size::kJoinedWarps>(s, l, seg, shared, kStages * stage_bytes, kv_head, list.joined, kShift);
+      break;
+    }
+
+    // ---- the run's result leaves, to the output or as a part to be merged ----
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float total = sum[h];
@@ -260,6 +296,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, FewSize<K, kD>::kBlocks)
     }
     if (seg.merges > 0) merge_if_last<kD>(s, v, l, seg, kv_head, lane);
   }
+  if (list.beside) wait_for_kernel_ahead();  // who comes next waits for this one alone
 }
 
 }  // namespace kvasir::attention::cuda

@@ -5,7 +5,7 @@ namespace kvasir::attention::cuda {
 
 template <class K>
 StreamEntry known() {
-  return {stream_prepare<K, 128, 0>, stream_run<K, 128, 0>};
+  return stream_entry<K, 128>(0);
 }
 StreamEntry stream_i8_group64() { return known<Kind<Half, Narrow::i8, true, 6>>(); }
 StreamEntry stream_i4_group32() { return known<Kind<Half, Narrow::i4, true, 5>>(); }

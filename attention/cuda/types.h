@@ -112,8 +112,8 @@ struct Shape {
   DType io = DType::f32, out = DType::f32;
   DType work = DType::f32;            // of q, k_new, v_new, k_old, v_old: io, or bfloat16 where io is FP8
   const float* slopes = nullptr;      // [heads], ALiBi; null: none
-  const float* rope = nullptr;        // [T, rotary_dim/2, 2] cosine, sine of the new tokens' positions
-  const float* rope_ranks = nullptr;  // streaming: the same by rank
+  const float* rope = nullptr;        // [T, rotary_dim/2, 4] cosine, sine of the new tokens' positions, and their rests
+  const float* rope_ranks = nullptr;  // streaming: cosine, sine by rank
 };
 
 // The cache of one layer: `key` is where (token 0, head 0) of this layer begins.
@@ -154,5 +154,9 @@ struct Layer {
 };
 
 constexpr int kKeyBlock = 64;  // keys: what segments start at, absolutely
+
+// Runs that a warp (or a block of joined ones) merges where it finds itself the last; more are left to a kernel with
+// a block a query.
+constexpr int32_t kMergedInPlace = 16;
 
 }  // namespace kvasir::attention::cuda

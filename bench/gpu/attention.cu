@@ -323,6 +323,8 @@ int main(int argc, char** argv) {
   for (auto [b, kv] : sizes) shapes.push_back({"fp8", b, kv, 32, 8, 128, 16, DType::f8_e4m3});
   for (auto [b, kv] : sizes) shapes.push_back({"int8", b, kv, 32, 8, 128, 16, DType::i8});
   for (auto [b, kv] : sizes) shapes.push_back({"int8 group 64", b, kv, 32, 8, 128, 16, DType::i8, 64});
+  for (auto [b, kv] : {std::pair<int64_t, int64_t>{2, 8192}, {4, 16384}, {8, 4096}})
+    shapes.push_back({"few", b, kv, 32, 8, 128, 16});
   shapes.push_back({"int8 group 8", 64, 2048, 32, 8, 128, 16, DType::i8, 8});
   shapes.push_back({"int4 group 32", 64, 2048, 32, 8, 128, 16, DType::i4, 32});
   shapes.push_back({"mha", 64, 1024, 32, 32, 128, 16});

@@ -86,7 +86,7 @@ void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>*
   for (int list = 0; list < kLists; ++list)
     for (int i = 0; i < segment_count(p, list); ++i) {
       const Segment& s = p.planner.segments(base, list)[i];
-      EXPECT_EQ(s.kv_begin % kKeyBlock, 0);
+      EXPECT_EQ(s.kv_begin % (list == 0 && p.planner.launch().joined ? kJoinedKeys : kKeyBlock), 0);
       EXPECT_LE(s.row_count, kTileRows[list]);
       EXPECT_EQ(s.table, p.view.sequences[s.sequence].table);
       for (int r = 0; r < s.row_count; r += group) {
@@ -183,6 +183,76 @@ TEST(CudaPlan, PartsAreEven) {
   }
   EXPECT_LT(most - least, 16 * kKeyBlock) << least << " to " << most << " keys a part";
   expect_complete(p, 4, 100);
+}
+
+// As an H200 has it: 132 multiprocessors, blocks of 8 warps.
+Machine joining_machine() {
+  Machine m = kMachine;
+  m.multiprocessors = 132, m.joined_warps = 8;
+  return m;
+}
+
+TEST(CudaPlan, FewItemsOfOneLengthJoinTheirResults) {
+  auto joined = [](const std::vector<std::pair<int64_t, int64_t>>& sequences, Attributes a = llama()) {
+    Steps steps(sequences, 16);
+    Planned p(a, steps.limits(), steps.step, joining_machine());
+    const Launch& n = p.planner.launch();
+    if (n.joined > 0) {
+      EXPECT_EQ(n.parts[0], int(sequences.size()) * n.joined * 8);
+      EXPECT_EQ(n.merges, 0);
+      EXPECT_EQ(segment_count(p, 0), n.parts[0]);
+      int64_t part = 0, slot = 0;
+      for (auto [old, fresh] : sequences) {  // its parts are all of an item's keys in order, a slot a block
+        const int64_t first_slot = slot;
+        int64_t at = 0;
+        for (int i = 0; i < n.joined * 8; ++i) {
+          const Segment& s = p.planner.segments(p.buffer.data(), 0)[part++];
+          EXPECT_EQ(s.kv_begin, at);
+          at = s.kv_end;
+          if (n.joined == 1) {
+            EXPECT_EQ(s.slot, -1);
+          } else {
+            EXPECT_EQ(s.first_slot, first_slot);
+            EXPECT_EQ(s.slot, slot);
+            if (i % 8 == 7) slot += fresh;
+          }
+        }
+        EXPECT_EQ(at, old + fresh);
+      }
+    } else if (a.window == 0) {
+      expect_complete(p, a.num_heads / a.num_kv_heads, steps.seqstarts.back());
+    }
+    return n.joined;
+  };
+  using Sequences = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(joined({{131071, 1}}), 16);
+  EXPECT_EQ(joined({{8191, 1}}), 16);
+  EXPECT_EQ(joined({{8191, 2}}), 16) << "two queries of four heads are a tile";
+  EXPECT_EQ(joined({{700, 1}}), 2) << "64 keys a warp, of the next power of two";
+  EXPECT_EQ(joined({{70, 1}}), 1) << "some warps have no keys";
+  EXPECT_EQ(joined(Sequences(16, {4095, 1})), 1);
+  EXPECT_EQ(joined(Sequences(8, {4095, 1})), 2);
+  EXPECT_EQ(joined(Sequences(4, {16383, 1})), 4);
+  EXPECT_EQ(joined(Sequences(12, {4095, 1})), 0) << "a quarter of the device would wait";
+  EXPECT_EQ(joined(Sequences(64, {2047, 1})), 0) << "more than the device holds at once";
+  EXPECT_EQ(joined({{60000, 1}, {500, 1}}), 0) << "the long one would be last by far";
+  Attributes sinks = llama();
+  sinks.window = 1000, sinks.sinks = 4;
+  EXPECT_EQ(joined({{8191, 1}}, sinks), 0) << "sinks are a run of their own";
+  Attributes invariant = llama();
+  invariant.batch_invariant = true;
+  EXPECT_EQ(joined({{8191, 1}}, invariant), 0);
+}
+
+TEST(CudaPlan, JoiningKeepsItsKeyWhileLengthsGrow) {
+  auto key = [](int64_t kv) {
+    Steps steps({{kv, 1}, {kv + 50, 1}}, 16);
+    Planned p(llama(), steps.limits(), steps.step, joining_machine());
+    EXPECT_GT(p.planner.launch().joined, 0);
+    return p.planner.launch().key();
+  };
+  EXPECT_EQ(key(2100), key(2500));
+  EXPECT_EQ(key(2500), key(30000));
 }
 
 TEST(CudaPlan, ASharedPrefixIsReadOnce) {
