@@ -1,5 +1,5 @@
-// The inner loops, once per instruction set: every set gives the same bits, since lanes are output rows
-// and the order of a row's sums is fixed.
+// The inner loops, once per instruction set: every set gives the same bits, since lanes are output rows and a row's
+// sums are exact or in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,15 @@ namespace kvasir::model::cpu {
 // Rows of activations as the kernels of quantized weights read them: integers of 12 bits, x = d * v, v = 16 * high +
 // low, with one d a row, so that a block's products are scaled by its weights' scale alone. Two int8 planes cost a
 // second dot product where one plane alone (llama.cpp's way) costs accuracy: 0.033 in mean |log-probability| on
-// SmolLM2. With 4-bit weights both planes fit one AMX product, because 16 times a weight fits its byte; 16 bits did
-// not. A block is 32 high bytes, then 32 low ones; AMX has its own order in the same room, that of whole tiles of rows.
+// SmolLM2. A block is 32 high bytes, then 32 low ones; AMX has its own orders in the same room, those of whole tiles.
 struct QuantRows {
   int8_t* q;         // [rows, cols / 32, 2, 32]
   float* d;          // [rows]
   float* sums;       // [rows, cols / 32] of v, or [rows, cols / 32, 2] of halves, where weights have minima
   int32_t* offsets;  // [rows, cols / 32] -zero point * sum of v, where they have a zero point
-  int64_t cols;      // a multiple of 32
+  int32_t*
+      planes;    // [rows, cols / 32 (, 2), 4] for weights of_rows: -8 times each plane's sum, and it in the upper half
+  int64_t cols;  // a multiple of 32
   int64_t rows;
 };
 
@@ -28,10 +29,10 @@ struct QuantRows {
 class QuantRoom {
  public:
   QuantRows rows(int64_t rows, int64_t cols) {
-    const size_t tall = size_t(rows + 15) & ~size_t(15), blocks = tall * size_t(cols) / 32;
-    if (lines_.size() < blocks) lines_.resize(blocks), sums_.resize(2 * blocks), offsets_.resize(blocks);
+    const size_t tall = size_t(rows + 15) & ~size_t(15), blocks = tall * size_t((cols + 63) / 64 * 2);
+    if (lines_.size() < blocks) lines_.resize(blocks), sums_.resize(2 * blocks), offsets_.resize(8 * blocks);
     if (d_.size() < tall) d_.resize(tall);
-    return {lines_.data()->bytes, d_.data(), sums_.data(), offsets_.data(), cols, rows};
+    return {lines_.data()->bytes, d_.data(), sums_.data(), offsets_.data(), offsets_.data(), cols, rows};
   }
 
  private:

@@ -1,11 +1,12 @@
 // Included once by each instruction set's translation unit, after it has defined V in an unnamed
 // namespace: N lanes, F (floats), I (32-bit integers) and
-//   load_f, store_f, load_f16, load_bf16, set_f, fma, add, to_float
+//   load_f, store_f, load_f16, load_bf16, set_f, fma, add, to_float; more for row_sums_impl.h
 //   W: the integers of a block of 32 inputs of N rows; load4 (nibbles), load8 (bytes)
 //   dot<bits, zero>(W, x, first, count, offset): the sum over chunks [first, first + count) of 4 inputs of weight less
 //     zero, given offset = -zero * the sum of the inputs
 // Nothing here may use a library function that another unit could share: the linker would keep one copy.
 #include "model/cpu/row_kernels_impl.h"
+#include "model/cpu/row_sums_impl.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
@@ -43,10 +44,11 @@ inline V::W load_block(const uint8_t* q, int part) {
 }
 
 template <Packing P, int T>
-inline void integer_tile(const uint8_t* quants, const uint8_t* scales, int64_t blocks, int part, const QuantRows& x,
-                         int64_t row, V::F* sums) {
+inline void integer_tile(const PackedMatrix& m, int64_t group, int part, const QuantRows& x, int64_t row, V::F* sums) {
   constexpr PackingInfo info = packing_info(P);
-  constexpr int bits = info.quant_bytes == 256 ? 4 : P == Packing::n8_zero ? 8 : 6;
+  constexpr int bits = P == Packing::n8_zero ? 8 : 6;
+  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
+  const int64_t blocks = m.blocks;
   constexpr int parts = info.halves ? 2 : 1;
   const int8_t* q = x.q + 2 * row * x.cols;
   const float* s_at = x.sums + row * blocks * parts;
@@ -97,18 +99,20 @@ inline void store_lanes(V::F value, int part, float* y, int valid, bool add) {
 template <Packing P>
 void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                   int64_t y_stride, int valid, bool add) {
-  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
   for (int64_t t = 0; t < rows;) {
     int64_t left = rows - t;
     V::F sums[16];
     int done = 1;
     for (int part = 0; part < kParts; ++part) {
       auto run = [&]<int T>() {
-        integer_tile<P, T>(quants, scales, m.blocks, part, x, first + t, sums);
+        if constexpr (packing_info(P).of_rows)
+          sum_tile<P, T>(m, group, part, x, first + t, sums);
+        else
+          integer_tile<P, T>(m, group, part, x, first + t, sums);
         done = T;
       };
-      if (V::kTile >= 16 && left >= 16)
-        run.template operator()<V::kTile >= 16 ? 16 : 1>();
+      if (V::kTile >= 16 && !packing_info(P).of_rows && left >= 16)
+        run.template operator()<V::kTile >= 16 && !packing_info(P).of_rows ? 16 : 1>();
       else if (V::kTile >= 8 && left >= 8)
         run.template operator()<V::kTile >= 8 ? 8 : 1>();
       else if (V::kTile >= 4 && left >= 4)
@@ -123,12 +127,18 @@ void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int6
   }
 }
 
+// Exact packings of 4 bits are only ever multiplied as floats, and integers of rows never.
+constexpr bool has_integers(Packing p) { return packing_info(p).of_rows || packing_info(p).quant_bytes == 512; }
+
 // f.operator()<P>() for the packing of a matrix.
 template <class F>
 inline void with_packing(Packing packing, const F& f) {
   switch (packing) {
 #define KVASIR_PACKING(P) \
   case Packing::P: return f.template operator()<Packing::P>()
+    KVASIR_PACKING(i4_zero);
+    KVASIR_PACKING(i4_min);
+    KVASIR_PACKING(i4_halves);
     KVASIR_PACKING(n4_zero);
     KVASIR_PACKING(n4_min);
     KVASIR_PACKING(n4_wide);
@@ -146,7 +156,7 @@ inline void with_packing(Packing packing, const F& f) {
 void integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
              float* y, int64_t y_stride, bool add) {
   with_packing(m.packing, [&]<Packing P>() {
-    if constexpr (packing_info(P).quantized)
+    if constexpr (has_integers(P))
       for (int64_t g = 0; g < groups; ++g)
         integer_rows<P>(m, group + g, x, first, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
   });
@@ -222,8 +232,9 @@ void float_rows(const PackedMatrix& m, int64_t group, const float* x, int64_t x_
 void floating(const PackedMatrix& m, int64_t group, int64_t groups, const float* x, int64_t x_stride, int64_t rows,
               float* y, int64_t y_stride, bool add) {
   with_packing(m.packing, [&]<Packing P>() {
-    for (int64_t g = 0; g < groups; ++g)
-      float_rows<P>(m, group + g, x, x_stride, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
+    if constexpr (!packing_info(P).of_rows)
+      for (int64_t g = 0; g < groups; ++g)
+        float_rows<P>(m, group + g, x, x_stride, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
   });
 }
 
@@ -237,27 +248,50 @@ inline float magnitude(const float* x, int64_t cols) {
   return float_of(most);
 }
 
-// 12 bits of 32 inputs, and what each half sums to. Adding 1.5 * 2^23 rounds half to even into the low bits.
-inline void quantize_block(const float* x, float inverse, int8_t* q, int32_t* sums) {
-  for (int h = 0; h < 2; ++h) {
-    sums[h] = 0;
-    for (int j = 16 * h; j < 16 * h + 16; ++j) {
-      int32_t v = int32_t(bits_of(fma1(x[j], inverse, 12582912.0f)) - 0x4b400000u), high = (v + 8) >> 4;
-      q[j] = int8_t(high), q[32 + j] = int8_t(v - 16 * high);
-      sums[h] += v;
-    }
+// 12 bits of 32 inputs in two planes. Adding 1.5 * 2^23 rounds half to even into the low bits.
+inline void quantize_block(const float* x, float inverse, int8_t* high, int8_t* low) {
+  for (int j = 0; j < 32; ++j) {
+    int32_t v = int32_t(bits_of(fma1(x[j], inverse, 12582912.0f)) - 0x4b400000u), up = (v + 8) >> 4;
+    high[j] = int8_t(up), low[j] = int8_t(v - 16 * up);
   }
 }
 
-// Where a row's block goes: its bytes, and its sums `stride` apart from those of the next row or half.
+// Of 32 inputs' planes: the sums of either half of the high one, then of the low one.
+inline void plane_sums(const int8_t* high, const int8_t* low, int32_t* sums) {
+  for (int h = 0; h < 2; ++h) {
+    sums[h] = sums[2 + h] = 0;
+    for (int j = 16 * h; j < 16 * h + 16; ++j) sums[h] += high[j], sums[2 + h] += low[j];
+  }
+}
+
+// Where a row's block goes: its planes, and its sums `stride` apart from those of the next row or half.
 struct BlockPlace {
-  int8_t* q;
+  int8_t *high, *low;
   int64_t sum, stride;
 };
 
-// place(b) for each block of a row.
+inline void put_sums(const PackingInfo& info, const BlockPlace& at, const int32_t* sums, const QuantRows& to) {
+  auto value = [&](int h) { return 16 * sums[h] + sums[2 + h]; };
+  auto put_planes = [&](int64_t place, int32_t high, int32_t low) {
+    int32_t* p = to.planes + 4 * place;
+    p[0] = -8 * high, p[1] = -8 * low, p[2] = int32_t(uint32_t(high) << 16), p[3] = int32_t(uint32_t(low) << 16);
+  };
+  if (info.of_rows && info.halves)
+    put_planes(at.sum, sums[0], sums[2]), put_planes(at.sum + at.stride, sums[1], sums[3]);
+  else if (info.of_rows)
+    put_planes(at.sum, sums[0] + sums[1], sums[2] + sums[3]);
+  else if (info.zero != 0)
+    to.offsets[at.sum] = -info.zero * (value(0) + value(1));
+  else if (info.halves)
+    to.sums[at.sum] = float(value(0)), to.sums[at.sum + at.stride] = float(value(1));
+  else
+    to.sums[at.sum] = float(value(0) + value(1));
+}
+
+// place(b) for each block of a row; tiles of weights of_rows need no sums.
 template <class Own, class Place>
-inline void quantize_to(const float* x, Packing packing, const QuantRows& to, int64_t row, const Place& place) {
+inline void quantize_to(const float* x, Packing packing, const QuantRows& to, int64_t row, bool sums,
+                        const Place& place) {
   const PackingInfo info = packing_info(packing);
   constexpr float kRange = 2039.0f;  // 16 * 127 + 7
   float max, inverse;
@@ -269,24 +303,25 @@ inline void quantize_to(const float* x, Packing packing, const QuantRows& to, in
   to.d[row] = max / kRange;
   for (int64_t b = 0; b < to.cols / 32; ++b) {
     const BlockPlace at = place(b);
-    int32_t sums[2];
+    int32_t made[4];
     if constexpr (requires { &Own::quantize_block; })
-      Own::quantize_block(x + 32 * b, inverse, at.q, sums);
+      Own::quantize_block(x + 32 * b, inverse, at.high, at.low);
     else
-      quantize_block(x + 32 * b, inverse, at.q, sums);
-    if (info.zero != 0)
-      to.offsets[at.sum] = -info.zero * (sums[0] + sums[1]);
-    else if (info.halves)
-      to.sums[at.sum] = float(sums[0]), to.sums[at.sum + at.stride] = float(sums[1]);
+      quantize_block(x + 32 * b, inverse, at.high, at.low);
+    if (!sums) continue;
+    if constexpr (requires { &Own::plane_sums; })
+      Own::plane_sums(at.high, at.low, made);
     else
-      to.sums[at.sum] = float(sums[0] + sums[1]);
+      plane_sums(at.high, at.low, made);
+    put_sums(info, at, made, to);
   }
 }
 
 void quantize(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const int64_t blocks = to.cols / 32, parts = packing_info(packing).halves ? 2 : 1;
-  quantize_to<V>(x, packing, to, row, [&](int64_t b) {
-    return BlockPlace{to.q + 2 * row * to.cols + 64 * b, (row * blocks + b) * parts, 1};
+  quantize_to<V>(x, packing, to, row, true, [&](int64_t b) {
+    int8_t* q = to.q + 2 * row * to.cols + 64 * b;
+    return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
   });
 }
 

@@ -28,7 +28,7 @@ void CpuOps::each_row(int64_t rows, int64_t work, const F& f) {
 }
 
 Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
-  matrices_.push_back(pack(parts, arena_, pool_));
+  matrices_.push_back(pack(parts, arena_, pool_, options_.precise));
   for (const HostTensor& t : parts) source.release(t);
   const PackedMatrix& m = matrices_.back();
   return Matrix{int32_t(matrices_.size() - 1), m.rows, m.cols};

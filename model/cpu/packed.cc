@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kHuge = size_t(2) << 20;
 constexpr size_t kChunk = size_t(64) << 20;
 
+bool wide_scales(Packing p) { return p != Packing::n4_zero && p != Packing::n4_min && p != Packing::n8_zero; }
+
 void put_scale(uint8_t* plane, bool wide, int index, float value) {
   if (wide) {
     std::memcpy(plane + 4 * index, &value, 4);
@@ -24,35 +26,79 @@ void put_scale(uint8_t* plane, bool wide, int index, float value) {
   }
 }
 
+// Row r's 32 integers of a block.
+void pack_integers(uint8_t* block, bool nibbles, int r, const uint8_t* q) {
+  if (nibbles) {
+    for (int c = 0; c < 4; ++c)
+      for (int j = 0; j < 4; ++j) block[64 * c + 4 * r + j] = uint8_t(q[4 * c + j] | (q[16 + 4 * c + j] << 4));
+  } else {
+    for (int c = 0; c < 8; ++c) std::memcpy(block + 64 * c + 4 * r, q + 4 * c, 4);
+  }
+}
+
 // Row r of a group, from its file form.
-void pack_quantized(const PackedMatrix& m, uint8_t* group, int r, WeightType type, const uint8_t* row) {
+void pack_blocks(const PackedMatrix& m, uint8_t* group, int r, WeightType type, const uint8_t* row) {
   PackingInfo info = packing_info(m.packing);
-  bool nibbles = info.quant_bytes == 256;
-  bool wide = m.packing != Packing::n4_zero && m.packing != Packing::n4_min && m.packing != Packing::n8_zero;
-  bool min = m.packing != Packing::n4_zero && m.packing != Packing::n8_zero;
+  bool wide = wide_scales(m.packing);
   uint8_t* scales = group + m.blocks * info.quant_bytes;
   Unpacked u;
   for (int64_t b = 0; b < m.blocks; ++b, group += info.quant_bytes, scales += info.scale_bytes) {
     unpack32(type, row, b, &u);
-    if (nibbles) {
-      for (int c = 0; c < 4; ++c)
-        for (int j = 0; j < 4; ++j) group[64 * c + 4 * r + j] = uint8_t(u.q[4 * c + j] | (u.q[16 + 4 * c + j] << 4));
-    } else {
-      for (int c = 0; c < 8; ++c) std::memcpy(group + 64 * c + 4 * r, u.q + 4 * c, 4);
-    }
+    pack_integers(group, info.quant_bytes == 256, r, u.q);
     for (int h = 0; h < (info.halves ? 2 : 1); ++h) {
       put_scale(scales, wide, 32 * h + r, u.d[h]);
-      if (min) put_scale(scales, wide, 32 * h + 16 + r, u.m[h]);
+      if (info.zero == 0) put_scale(scales, wide, 32 * h + 16 + r, u.m[h]);
     }
   }
 }
 
-// Every quantized type but Q8_0 fits 6 bits with free scales for each 16.
-Packing common_packing(std::span<const HostTensor> parts) {
-  bool fits = std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) {
-    return type_info(t.type)->quantized && t.type != WeightType::q8_0;
-  });
-  return fits ? Packing::n8_halves : Packing::f32;
+// The same as integers of the row. `at` is room for the scales of a row: d, and what q = 8 stands for.
+void pack_of_rows(const PackedMatrix& m, uint8_t* group, int r, WeightType type, const uint8_t* row,
+                  std::vector<float>& at) {
+  constexpr float kMost = 16375;  // rounding adds 8 halves and one
+  PackingInfo info = packing_info(m.packing);
+  const int parts = info.halves ? 2 : 1;
+  const int half = 1 << (type_info(type)->bits - 1);  // fewer bits than 4 lie around 8, too
+  uint8_t* scales = group + m.blocks * info.quant_bytes;
+  at.resize(size_t(2 * m.blocks * parts));
+  float most = 0;
+  bool finite = true;
+  Unpacked u;
+  for (int64_t b = 0; b < m.blocks; ++b) {
+    unpack32(type, row, b, &u);
+    for (uint8_t& q : u.q) q = uint8_t(q + 8 - half);
+    pack_integers(group + b * info.quant_bytes, true, r, u.q);
+    for (int h = 0; h < parts; ++h) {
+      const float d = u.d[h], middle = info.zero ? 0.0f : u.m[h] + float(half) * d;
+      at[size_t(2 * (b * parts + h))] = d, at[size_t(2 * (b * parts + h)) + 1] = middle;
+      finite &= std::isfinite(d) && std::isfinite(middle);
+      most = std::max({most, std::fabs(middle - 8 * d), std::fabs(middle + 7 * d)});
+    }
+  }
+  // What is no number makes every sum of its row none.
+  const float scale = finite ? most / kMost : NAN;
+  std::memcpy(group + m.group_bytes - kGroup * sizeof(float) + size_t(r) * sizeof(float), &scale, sizeof(float));
+  if (!(scale > 0)) return;
+  for (int64_t i = 0; i < m.blocks * parts; ++i) {
+    const auto d = int16_t(std::lrint(at[size_t(2 * i)] / scale)),
+               middle = int16_t(std::lrint(at[size_t(2 * i) + 1] / scale));
+    if (info.zero) {
+      std::memcpy(scales + 2 * (kGroup * i + r), &d, 2);
+    } else {
+      std::memcpy(scales + 4 * (kGroup * i + r), &d, 2);
+      std::memcpy(scales + 4 * (kGroup * i + r) + 2, &middle, 2);
+    }
+  }
+}
+
+// Every quantized type but Q8_0 fits 6 bits with free scales for each 16; integers of rows have one form for all.
+Packing common_packing(std::span<const HostTensor> parts, bool exact) {
+  auto all = [&](auto holds) { return std::all_of(parts.begin(), parts.end(), holds); };
+  if (all([&](const HostTensor& t) { return packing_info(packing_of(t.type, exact)).of_rows; }))
+    return all([&](const HostTensor& t) { return !type_info(t.type)->halves; }) ? Packing::i4_min : Packing::i4_halves;
+  return all([](const HostTensor& t) { return type_info(t.type)->quantized && t.type != WeightType::q8_0; })
+             ? Packing::n8_halves
+             : Packing::f32;
 }
 
 void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row) {
@@ -62,16 +108,16 @@ void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row
 
 }  // namespace
 
-Packing packing_of(WeightType type) {
+Packing packing_of(WeightType type, bool exact) {
   switch (type) {
     case WeightType::f32: return Packing::f32;
     case WeightType::f16: return Packing::f16;
     case WeightType::bf16: return Packing::bf16;
-    case WeightType::q4_0: return Packing::n4_zero;
-    case WeightType::q4_1: return Packing::n4_min;
-    case WeightType::q4_k: return Packing::n4_wide;
+    case WeightType::q4_0: return exact ? Packing::n4_zero : Packing::i4_zero;
+    case WeightType::q4_1: return exact ? Packing::n4_min : Packing::i4_min;
+    case WeightType::q4_k: return exact ? Packing::n4_wide : Packing::i4_min;
     case WeightType::q2_k:
-    case WeightType::q3_k: return Packing::n4_halves;
+    case WeightType::q3_k: return exact ? Packing::n4_halves : Packing::i4_halves;
     case WeightType::q8_0: return Packing::n8_zero;
     case WeightType::q5_0:
     case WeightType::q5_1:
@@ -103,24 +149,25 @@ uint8_t* Arena::allocate(size_t bytes) {
   return out;
 }
 
-PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool) {
+PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool, bool exact) {
   KVASIR_CHECK(!parts.empty(), "a matrix of no parts");
   PackedMatrix m;
   m.cols = parts[0].cols;
-  m.packing = packing_of(parts[0].type);
+  m.packing = packing_of(parts[0].type, exact);
   for (const HostTensor& t : parts) {
     KVASIR_CHECK(t.cols == m.cols, t.name, " is ", t.cols, " wide, not ", m.cols);
-    if (packing_of(t.type) != m.packing) m.packing = common_packing(parts);
+    if (packing_of(t.type, exact) != m.packing) m.packing = common_packing(parts, exact);
     m.rows += t.rows;
   }
   PackingInfo info = packing_info(m.packing);
   m.blocks = (m.cols + 31) / 32;
   m.groups = (m.rows + kGroup - 1) / kGroup;
   m.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);
+  if (info.of_rows) m.group_bytes += kGroup * int64_t(sizeof(float));
   uint8_t* data = arena.allocate(size_t(m.groups * m.group_bytes));
   m.data = data;
   pool.for_each(m.groups, 4, [&](int64_t g, int) {
-    std::vector<float> dense;
+    std::vector<float> dense;  // or a row's scales
     for (int r = 0; r < kGroup; ++r) {
       int64_t row = g * kGroup + r;
       if (row >= m.rows) break;
@@ -128,9 +175,11 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
       while (row >= t->rows) row -= t->rows, ++t;
       const uint8_t* source = t->data + row * t->row_bytes();
       uint8_t* group = data + g * m.group_bytes;
-      if (info.quantized) {
-        pack_quantized(m, group, r, t->type, source);
-      } else if (packing_of(t->type) == m.packing) {
+      if (info.of_rows) {
+        pack_of_rows(m, group, r, t->type, source, dense);
+      } else if (info.quantized) {
+        pack_blocks(m, group, r, t->type, source);
+      } else if (packing_of(t->type, exact) == m.packing) {
         pack_dense(m, group, r, source);
       } else {
         dense.resize(size_t(m.cols));
@@ -156,7 +205,7 @@ void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
     std::memcpy(&f, p + 4 * i, 4);
     return f;
   };
-  bool wide = m.packing != Packing::n4_zero && m.packing != Packing::n4_min && m.packing != Packing::n8_zero;
+  bool wide = wide_scales(m.packing);
   for (int64_t k = 0; k < m.cols; ++k) {
     if (!info.quantized) {
       int64_t at = 16 * k + r;
@@ -170,6 +219,13 @@ void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
     const uint8_t *quants = q + b * info.quant_bytes, *scales = s + b * info.scale_bytes;
     int value = info.quant_bytes == 512 ? quants[64 * (j / 4) + 4 * r + j % 4]
                                         : (quants[64 * (j % 16 / 4) + 4 * r + j % 4] >> (j < 16 ? 0 : 4)) & 15;
+    if (info.of_rows) {
+      const int64_t at = kGroup * half + r;
+      const int16_t d = int16_t(half_at(scales, info.zero ? at : 2 * at));
+      const int16_t middle = info.zero ? int16_t(0) : int16_t(half_at(scales, 2 * at + 1));
+      out[k] = scale * (m.row_scales(row / kGroup)[r] * float(d * (value - 8) + middle));
+      continue;
+    }
     auto scale_at = [&](int i) { return wide ? float_at(scales, i) : f16_to_f32(half_at(scales, i)); };
     float d = scale_at(32 * half + r);
     float min = m.packing == Packing::n4_zero   ? -8 * d

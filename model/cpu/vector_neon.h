@@ -70,9 +70,36 @@ struct V {
 #endif
   }
   template <int bits, int zero>
-  static I dot(const W& w, const int8_t* x, int first, int count, int32_t offset) {
-    I sum = vaddq_s32(vshlq_n_s32(plane<bits>(w, x, first, count), 4), plane<bits>(w, x + 32, first, count));
-    return zero != 0 && bits == 4 ? vaddq_s32(sum, vdupq_n_s32(offset)) : sum;
+  static I dot(const W& w, const int8_t* x, int first, int count, int32_t) {
+    return vaddq_s32(vshlq_n_s32(plane<bits>(w, x, first, count), 4), plane<bits>(w, x + 32, first, count));
+  }
+  struct Pair {
+    I d, m;
+  };
+  static I zero_i() { return vdupq_n_s32(0); }
+  static I add_i(I a, I b) { return vaddq_s32(a, b); }
+  static I and_i(I a, int32_t mask) { return vandq_s32(a, vdupq_n_s32(mask)); }
+  template <int n>
+  static I left(I a) {
+    return vshlq_n_s32(a, n);
+  }
+  template <int n>
+  static I right(I a) {
+    return vshrq_n_s32(a, n);
+  }
+  template <Packing P>
+  static Pair load_pair(const uint8_t* p, int half, int part) {
+    if constexpr (packing_info(P).zero != 0)
+      return {vmovl_s16(vld1_s16(reinterpret_cast<const int16_t*>(p + 8 * part))), vdupq_n_s32(0)};
+    const int16x4x2_t both = vld2_s16(reinterpret_cast<const int16_t*>(p + 64 * half + 16 * part));
+    return {vmovl_s16(both.val[0]), vmovl_s16(both.val[1])};
+  }
+  template <bool zero>
+  static void add_products(const W& w, const int8_t* x, int first, int count, const int32_t* sums, const Pair& pair,
+                           I& high, I& low) {
+    high = vmlaq_s32(high, vaddq_s32(plane<4>(w, x, first, count), vdupq_n_s32(sums[0])), pair.d);
+    low = vmlaq_s32(low, vaddq_s32(plane<4>(w, x + 32, first, count), vdupq_n_s32(sums[1])), pair.d);
+    if constexpr (!zero) high = vmlaq_n_s32(high, pair.m, sums[2] >> 16), low = vmlaq_n_s32(low, pair.m, sums[3] >> 16);
   }
 };
 

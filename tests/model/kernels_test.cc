@@ -47,7 +47,8 @@ std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt199
 }
 
 struct Product {
-  PackedMatrix m;
+  PackedMatrix m;  // as products of integers want it, and with the file's scales
+  PackedMatrix exact;
   std::vector<float> x;
   int64_t tokens;
   std::vector<float> integer(const Kernels& k) const {
@@ -60,10 +61,14 @@ struct Product {
   }
   std::vector<float> floating(const Kernels& k) const {
     std::vector<float> y(size_t(tokens * m.rows));
-    k.floating(m, 0, m.groups, x.data(), m.padded_cols(), tokens, y.data(), m.rows, false);
+    k.floating(exact, 0, m.groups, x.data(), m.padded_cols(), tokens, y.data(), m.rows, false);
     return y;
   }
 };
+
+Product product_of(const HostTensor& t, Arena& arena, ThreadPool& pool, std::vector<float> x, int64_t tokens) {
+  return {pack({&t, 1}, arena, pool), pack({&t, 1}, arena, pool, true), std::move(x), tokens};
+}
 
 TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
   std::mt19937 random(1);
@@ -75,7 +80,7 @@ TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
     int64_t rows = 37, cols = 512;
     auto bytes = random_tensor(type, rows * cols, random);
     HostTensor t{"w", type, rows, cols, bytes.data(), int64_t(bytes.size())};
-    Product p{pack({&t, 1}, arena, pool), {}, 31};
+    Product p = product_of(t, arena, pool, {}, 31);
     p.x.resize(size_t(31 * cols));
     for (float& f : p.x) f = normal(random);
     std::vector<float> base_f = p.floating(kKernelsBase), base_i;
@@ -86,11 +91,16 @@ TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
         EXPECT_EQ(p.integer(*k), base_i) << k->name;
       }
     }
-    std::vector<float> w(static_cast<size_t>(cols)), row(static_cast<size_t>(cols));
+    std::vector<float> w(static_cast<size_t>(cols)), row(static_cast<size_t>(cols)), rounded(static_cast<size_t>(cols));
     for (int64_t r = 0; r < rows; ++r) {
       dequantize(type, bytes.data() + r * t.row_bytes(), cols, w.data());
-      unpack_row(p.m, r, 1.0f, row.data());
+      unpack_row(p.exact, r, 1.0f, row.data());
       ASSERT_EQ(w, row);
+      unpack_row(p.m, r, 1.0f, rounded.data());
+      float most = 0;
+      for (float f : w) most = std::max(most, std::fabs(f));
+      for (size_t c = 0; c < w.size(); ++c)
+        ASSERT_NEAR(rounded[c], w[c], most * (p.m.packing == p.exact.packing ? 0 : 6e-4));
       for (int64_t i = 0; i < 31; i += 10) {
         double sum = 0, size = 0;
         for (int64_t c = 0; c < cols; ++c) {
@@ -117,7 +127,7 @@ TEST(Kernels, LongRowsInManyNumbersAreTheSameBits) {
     int64_t cols = 2560;
     auto bytes = random_tensor(type, 20 * cols, random);
     HostTensor t{"w", type, 20, cols, bytes.data(), int64_t(bytes.size())};
-    Product p{pack({&t, 1}, arena, pool), {}, 0};
+    Product p = product_of(t, arena, pool, {}, 0);
     for (int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 16, 24, 141}) {
       p.tokens = tokens;
       p.x.resize(size_t(tokens * cols));
@@ -137,11 +147,11 @@ TEST(Kernels, RowsDoNotDependOnHowManyThereAre) {
     Arena arena;
     auto bytes = random_tensor(type, 16 * 256, random);
     HostTensor t{"w", type, 16, 256, bytes.data(), int64_t(bytes.size())};
-    Product all{pack({&t, 1}, arena, pool), std::vector<float>(23 * 256), 23};
+    Product all = product_of(t, arena, pool, std::vector<float>(23 * 256), 23);
     for (float& f : all.x) f = normal(random);
     std::vector<float> together = all.floating(best_kernels());
     for (int64_t i = 0; i < 23; ++i) {
-      Product one{all.m, {all.x.begin() + i * 256, all.x.begin() + (i + 1) * 256}, 1};
+      Product one{all.m, all.exact, {all.x.begin() + i * 256, all.x.begin() + (i + 1) * 256}, 1};
       std::vector<float> alone = one.floating(best_kernels());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + i * 16));
       if (packing_info(all.m.packing).quantized) {
@@ -159,7 +169,7 @@ TEST(Kernels, NotANumberIsNeverLost) {
   auto bytes = random_tensor(WeightType::q4_1, 64 * 64, random);
   HostTensor w{"w", WeightType::q4_1, 64, 64, bytes.data(), int64_t(bytes.size())};
   for (const Kernels* k : runnable_kernels()) {
-    Product p{pack({&w, 1}, arena, pool), std::vector<float>(3 * 64, 1.0f), 3};
+    Product p = product_of(w, arena, pool, std::vector<float>(3 * 64, 1.0f), 3);
     p.x[64 + 40] = NAN;
     std::vector<float> y = p.integer(*k), x(64, 1.0f);
     for (int64_t i = 0; i < int64_t(y.size()); ++i) EXPECT_EQ(std::isnan(y[size_t(i)]), i / 64 == 1) << k->name << i;

@@ -1,0 +1,250 @@
+// AMX for weights that are integers of their row: W in two planes of bytes, the activations' two planes, four products
+// of tiles whose sums run over as many inputs as 32 bits hold. Nothing is stored or scaled between blocks: what a
+// tile's product takes is the product itself (64 cycles for 16 by 16 by 64), and with few rows the unpacking.
+#pragma once
+
+#include "model/cpu/vector_avx512.h"
+
+// After the vectors it is written for.
+#include "model/cpu/kernels_impl.h"
+
+namespace kvasir::model::cpu {
+namespace {
+
+constexpr int kTileRows = 16;
+// 64 inputs, two blocks, are a step: a tile of high bytes and one of low ones, of weights and of activations each.
+constexpr int64_t kStepBytes = 2048;
+// Steps whose panel of weights (2 KB each) stays in the first-level cache while tiles of rows pass by.
+constexpr int64_t kPanelSteps = 12;
+// Where one tile of rows is all there is: steps unpacked ahead of the one that is multiplied.
+constexpr int64_t kStepsAhead = 3, kStepRing = 4;
+
+struct alignas(64) Step {
+  uint8_t high[16][64], low[16][64];
+};
+
+// D and M of 16 rows in both halves of their lanes.
+template <Packing P>
+struct WidePair {
+  __m512i d, m;
+  WidePair(const uint8_t* scales, int half) {
+    const __m512i pair = V::load_pair<P>(scales, half, 0);
+    // Bytes 0 and 1 of each lane twice; bytes 2 and 3.
+    d = _mm512_shuffle_epi8(pair, _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
+    m = packing_info(P).zero != 0
+            ? _mm512_setzero_si512()
+            : _mm512_shuffle_epi8(pair, _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302));
+    m = _mm512_sub_epi16(m, _mm512_slli_epi16(d, 3));  // as of q = 0
+  }
+  __m512i weights(__m512i q) const { return _mm512_add_epi16(_mm512_mullo_epi16(q, d), m); }
+};
+
+// Four inputs of 16 rows: `even` has the first and third as words, `odd` the second and fourth.
+[[gnu::always_inline]] inline void put_words(uint8_t* high, uint8_t* low, __m512i even, __m512i odd) {
+  const __m512i bytes = _mm512_set1_epi16(0xff);
+  _mm512_store_si512(low, _mm512_ternarylogic_epi32(even, bytes, _mm512_slli_epi16(odd, 8), 0xea));   // (a & b) | c
+  _mm512_store_si512(high, _mm512_ternarylogic_epi32(odd, bytes, _mm512_srli_epi16(even, 8), 0xba));  // (a & ~b) | c
+}
+
+// Block `half` of a step.
+template <Packing P>
+[[gnu::always_inline]] inline void unpack_weights(const uint8_t* quants, const uint8_t* scales, int half, Step& to) {
+  const __m512i low = _mm512_set1_epi16(15);
+  const WidePair<P> first(scales, 0), second = packing_info(P).halves ? WidePair<P>(scales, 1) : first;
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i v = _mm512_loadu_si512(quants + 64 * c);
+    const int at = 8 * half + c;
+    put_words(to.high[at], to.low[at], first.weights(_mm512_and_si512(v, low)),
+              first.weights(_mm512_and_si512(_mm512_srli_epi16(v, 8), low)));
+    put_words(to.high[at + 4], to.low[at + 4], second.weights(_mm512_and_si512(_mm512_srli_epi16(v, 4), low)),
+              second.weights(_mm512_srli_epi16(v, 12)));
+  }
+}
+
+// The next step's weights, of groups that follow each other.
+template <Packing P>
+struct StepReader {
+  static constexpr PackingInfo kInfo = packing_info(P);
+  static constexpr int64_t kFetchBytes = 8192;
+  StepReader(const PackedMatrix& m, int64_t group, int64_t block)
+      : blocks(m.blocks),
+        group_bytes(m.group_bytes),
+        ahead((kFetchBytes / group_bytes + 1) * group_bytes),
+        group_at(m.quants(group)) {
+    seek(block);
+  }
+  void seek(int64_t block) {
+    b = block, quants = group_at + b * kInfo.quant_bytes;
+    scales = group_at + blocks * kInfo.quant_bytes + b * kInfo.scale_bytes;
+  }
+  [[gnu::always_inline]] void next(Step& to) {
+    block(0, to);
+    if (b < blocks) block(1, to);  // else what is there meets activations of 0
+    if (b == blocks) group_at += group_bytes, seek(0);
+  }
+  [[gnu::always_inline]] void block(int half, Step& to) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kInfo.quant_bytes; i += 64) __builtin_prefetch(quants + ahead + i, 0, 2);
+#pragma GCC unroll 4
+    for (int i = 0; i < kInfo.scale_bytes; i += 64) __builtin_prefetch(scales + ahead + i, 0, 2);
+    unpack_weights<P>(quants, scales, half, to);
+    quants += kInfo.quant_bytes, scales += kInfo.scale_bytes, ++b;
+  }
+  int64_t blocks, group_bytes, ahead, b = 0;
+  const uint8_t *group_at, *quants = nullptr, *scales = nullptr;
+};
+
+// Tiles 0 to 3 are sums: of high weights by high activations, by low ones, of low weights likewise. 4 and 5 are
+// activations, 6 and 7 weights.
+[[gnu::always_inline]] inline void begin_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+[[gnu::always_inline]] inline void add_step(const uint8_t* x, const Step& w) {
+  asm volatile("" ::: "memory");  // what is loaded has been stored
+  _tile_loadd(4, x, 64);
+  _tile_loadd(6, w.high, 64);
+  _tile_dpbssd(0, 4, 6);
+  _tile_loadd(5, x + kStepBytes / 2, 64);
+  _tile_dpbssd(1, 5, 6);
+  _tile_loadd(7, w.low, 64);
+  _tile_dpbsud(2, 4, 7);
+  _tile_dpbsud(3, 5, 7);
+}
+
+struct alignas(64) TileSums {
+  int32_t of[4][kTileRows][kGroup];
+  [[gnu::always_inline]] void take() {
+    _tile_stored(0, of[0], 64);
+    _tile_stored(1, of[1], 64);
+    _tile_stored(2, of[2], 64);
+    _tile_stored(3, of[3], 64);
+  }
+  // 256 times the high weights' sum, and the low ones'.
+  [[gnu::always_inline]] void add_to(RowSum& sum, int64_t t) const {
+    auto both = [&](int plane) __attribute__((always_inline)) {
+      return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(of[plane][t]), 4),
+                              _mm512_load_si512(of[plane + 1][t]));
+    };
+    sum.add<8>(both(0), both(2));
+  }
+};
+
+// Sums of 16 rows between two panels.
+struct alignas(64) RowSums {
+  int32_t top[kTileRows][kGroup], low[kTileRows][kGroup];
+};
+
+// What becomes of a tile's sums: kept for the next panel, or finished; some rows at a time, so that the products of the
+// next tile run on between them.
+constexpr int64_t kEndRows = 4, kEndParts = kTileRows / kEndRows;
+// Steps of the next tile before: the sums are in memory by then.
+constexpr int64_t kEndLag = 2;
+
+struct TileEnd {
+  const PackedMatrix& m;
+  int64_t group;
+  const float* d;  // of the tile's first row
+  float* y;
+  int64_t y_stride, rows;
+  bool add;
+  [[gnu::always_inline]] void operator()(const TileSums& made, RowSums* between, bool first, bool last,
+                                         int64_t part) const {
+    const int valid = m.valid(group);
+    const V::F scale = V::load_f(m.row_scales(group));
+    const int64_t end = rows < (part + 1) * kEndRows ? rows : (part + 1) * kEndRows;
+    for (int64_t t = part * kEndRows; t < end; ++t) {
+      RowSum sum{V::zero_i(), V::zero_i()};
+      if (!first) sum = {V::load_i(between->top[t]), V::load_i(between->low[t])};
+      made.add_to(sum, t);
+      if (last) {
+        store_lanes(sum.finish(V::mul(scale, V::set_f(d[t]))), 0, y + t * y_stride, valid, add);
+      } else {
+        _mm512_store_si512(between->top[t], sum.top), _mm512_store_si512(between->low[t], sum.low);
+      }
+    }
+  }
+};
+
+inline const uint8_t* tile_input(const QuantRows& x, int64_t row, int64_t steps) {
+  return reinterpret_cast<const uint8_t*>(x.q) + row / kTileRows * steps * kStepBytes;
+}
+
+// Many tiles of rows: a panel of a group's weights is unpacked once for all of them.
+template <Packing P>
+void sum_many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
+                    int64_t y_stride, bool add) {
+  constexpr int64_t kTiles = 32;  // whose sums wait between two panels
+  alignas(64) Step panel[kPanelSteps];
+  alignas(64) RowSums between[kTiles];
+  TileSums made[2];
+  const int64_t steps = (m.blocks + 1) / 2, panels = (steps + kPanelSteps - 1) / kPanelSteps;
+  for (int64_t span = 0; span < rows; span += kTiles * kTileRows) {
+    const int64_t n = rows - span < kTiles * kTileRows ? rows - span : kTiles * kTileRows;
+    const int64_t tiles = (n + kTileRows - 1) / kTileRows;
+    for (int64_t p = 0; p < panels; ++p) {
+      const int64_t begin = steps * p / panels, count = steps * (p + 1) / panels - begin;
+      StepReader<P> reader(m, group, 2 * begin);
+      for (int64_t i = 0; i < count; ++i) reader.next(panel[i]);
+      auto end = [&](int64_t tile, int64_t part) __attribute__((always_inline)) {
+        const int64_t row = span + tile * kTileRows, left = rows - row;
+        TileEnd{m, group, x.d + first + row, y + row * y_stride, y_stride, left < kTileRows ? left : kTileRows, add}(
+            made[tile % 2], between + tile, p == 0, p + 1 == panels, part);
+      };
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const uint8_t* in = tile_input(x, first + span + tile * kTileRows, steps) + begin * kStepBytes;
+        begin_sums();
+        for (int64_t i = 0; i < count; ++i) {
+          add_step(in + i * kStepBytes, panel[i]);
+          if (tile > 0 && i >= kEndLag && i < kEndLag + kEndParts) end(tile - 1, i - kEndLag);
+        }
+        if (tile > 0)
+          for (int64_t part = count < kEndLag ? 0 : count - kEndLag; part < kEndParts; ++part) end(tile - 1, part);
+        made[tile % 2].take();
+      }
+      for (int64_t part = 0; part < kEndParts; ++part) end(tiles - 1, part);
+    }
+  }
+}
+
+// One tile of rows: weights flow through a ring, unpacked while earlier ones are multiplied.
+template <Packing P>
+void sum_one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
+                  float* y, int64_t y_stride, bool add) {
+  constexpr int64_t kMostSteps = 64;  // sums of low weights would leave 32 bits after 64 times 64 inputs
+  Step ring[kStepRing];
+  TileSums made[2];
+  RowSums between;
+  StepReader<P> reader(m, group, 0);
+  const int64_t steps = (m.blocks + 1) / 2, total = steps * groups;
+  const uint8_t* in = tile_input(x, first, steps);
+  TileEnd end{m, group, x.d + first, y, y_stride, rows, add};
+  int64_t unpacked = 0;
+  for (; unpacked < kStepsAhead && unpacked < total; ++unpacked) reader.next(ring[unpacked % kStepRing]);
+  int64_t parts = 0, waits = kEndParts;       // of the sums that wait, the part to deal with next
+  bool first_part = true, last_part = false;  // which they are of their group's
+  auto end_part = [&]() __attribute__((always_inline)) {
+    end(made[(parts - 1) % 2], &between, first_part, last_part, waits);
+    if (++waits == kEndParts && last_part) ++end.group, end.y += kGroup;
+  };
+  for (int64_t i = 0, step = 0; i < total; ++i) {
+    if (step % kMostSteps == 0) begin_sums();
+    add_step(in + step * kStepBytes, ring[i % kStepRing]);
+    if (unpacked < total) reader.next(ring[unpacked++ % kStepRing]);
+    if (waits < kEndParts) end_part();
+    ++step;
+    if (step % kMostSteps == 0 || step == steps) {
+      while (waits < kEndParts) end_part();
+      made[parts++ % 2].take();
+      waits = 0, first_part = step <= kMostSteps, last_part = step == steps;
+      if (last_part) step = 0;
+    }
+  }
+  while (waits < kEndParts) end_part();
+}
+
+}  // namespace
+}  // namespace kvasir::model::cpu
