@@ -74,7 +74,7 @@ class RustCompiler final : public GrammarCompiler {
     Buffer error;
     if (const int code = kvt_grammar_compile(handle_, static_cast<int>(spec.kind), as_str(spec.text), choices.data(),
                                              choices.size(), &made, error.out())) {
-      return error.error(code).with_field("grammar");
+      return error.error(code).with_field(spec.kind == GrammarSpec::Kind::tool_calls ? "tools" : "grammar");
     }
     auto prototype = std::make_unique<RustMatcher>(made);
     auto first = copy_of(*prototype);

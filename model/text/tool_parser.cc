@@ -1,6 +1,7 @@
 #include "model/text/tool_parser.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -27,6 +28,19 @@ ToolFormat tool_format_of(std::string_view chat_template) {
                      chat_template.find("\"parameters\"") != std::string_view::npos;
   if (llama || chat_template.find(kPythonTag) != std::string_view::npos) return ToolFormat::llama3;
   return ToolFormat::none;
+}
+
+GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools, std::string_view answer_schema) {
+  using Json = nlohmann::ordered_json;
+  const char* form = format == ToolFormat::hermes ? "hermes" : format == ToolFormat::llama3 ? "llama3" : "bare";
+  Json list = Json::array();
+  for (const CallableTool& tool : tools) {
+    Json parameters = Json::parse(tool.parameters_json, nullptr, false);
+    list.push_back({{"name", tool.name}, {"parameters", std::move(parameters)}});
+  }
+  Json calls{{"form", form}, {"tools", std::move(list)}};
+  if (!answer_schema.empty()) calls["answer"] = Json::parse(answer_schema, nullptr, false);
+  return {GrammarSpec::Kind::tool_calls, calls.dump(-1, ' ', false, Json::error_handler_t::replace), {}};
 }
 
 struct ToolParser::Impl {

@@ -5,9 +5,12 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "model/text/text.h"
 
 namespace kvasir::text {
 
@@ -15,6 +18,15 @@ enum class ToolFormat { none, hermes, llama3 };
 
 // Which one a chat template teaches its model.
 ToolFormat tool_format_of(std::string_view chat_template);
+
+struct CallableTool {
+  std::string name, parameters_json;  // a JSON schema
+};
+
+// What the parser of `format` takes for a call is then one of `tools`, with arguments of its schema; what it takes for
+// text stays free, or is JSON of `answer_schema` where one is given. `none`: nothing but one object of name and
+// arguments.
+GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools, std::string_view answer_schema = "");
 
 class ToolParser {
  public:

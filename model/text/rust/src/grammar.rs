@@ -9,6 +9,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{json, Value};
 
 use crate::border::{give, guard, invalid, slice, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, INTERNAL};
+use crate::calls;
 use crate::schema;
 use crate::tokenizer::{Tokenizer, NEVER_GENERATED, SPECIAL};
 
@@ -20,6 +21,7 @@ const MAX_TOKEN_BYTES: usize = 900; // the trie's depth is bounded
 pub struct Grammar {
     factory: ParserFactory,
     eos: Vec<u32>,
+    specials: Vec<(u32, String)>, // that do not end an answer
 }
 
 pub struct OneMatcher {
@@ -70,7 +72,11 @@ impl Grammar {
         limits.max_lexer_states = 50_000;
         limits.max_grammar_size = 250_000;
         limits.initial_lexer_fuel = 1_000_000;
-        Ok(Grammar { factory, eos })
+        let specials = (0..t.bytes.len() as u32)
+            .filter(|id| t.flags[*id as usize] & SPECIAL != 0 && !eos.contains(id))
+            .map(|id| (id, String::from_utf8_lossy(t.bytes.get(id as usize)).into_owned()))
+            .collect();
+        Ok(Grammar { factory, eos, specials })
     }
 
     fn compile(&self, kind: i32, text: &str, choices: &[&str]) -> Result<OneMatcher> {
@@ -88,6 +94,10 @@ impl Grammar {
             3 => TopLevelGrammar::from_regex(text),
             4 => TopLevelGrammar::from_lark(text.to_string()),
             5 => TopLevelGrammar::from_lark(choice_grammar(choices)?),
+            6 => {
+                let specials: Vec<(u32, &str)> = self.specials.iter().map(|(id, text)| (*id, text.as_str())).collect();
+                TopLevelGrammar::from_lark(calls::lark(text, &specials)?)
+            }
             other => return Err(invalid(format!("grammar kind {other} does not exist"))),
         };
         let matcher = Matcher::new(self.factory.create_parser(grammar));

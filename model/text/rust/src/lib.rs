@@ -1,6 +1,7 @@
 //! Tokenizers, chat templates and grammars for kvasir, behind kvasir_text.h.
 
 mod border;
+mod calls;
 mod gguf;
 mod grammar;
 mod json;

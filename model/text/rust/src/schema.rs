@@ -9,7 +9,7 @@ const MAX_PROPERTIES: usize = 1000;
 
 /// Between two JSON tokens a model may put one space or one line break with its indent, and not babble
 /// blanks for ever.
-const WHITE_SPACE: &str = r"[ ]|\r?\n[ \t]{0,32}";
+pub const WHITE_SPACE: &str = r"[ ]|\r?\n[ \t]{0,32}";
 
 /// Keywords whose value is a schema, a list of them, or schemas by name. Everything else is data.
 const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
