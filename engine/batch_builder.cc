@@ -129,8 +129,11 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
   }
   if (row.constraint = job.choices[size_t(choice)].grammar.get(); row.constraint) {
     out.constrained = true;
+    if (!job.allowed_mask.empty()) row.mask = job.allowed_mask.data();
   } else if (drawn < request.min_tokens && !job.min_tokens_mask.empty()) {
     row.mask = job.min_tokens_mask.data();
+  } else if (!job.allowed_mask.empty()) {
+    row.mask = job.allowed_mask.data();
   }
   return row;
 }

@@ -43,6 +43,15 @@ Status ChoiceGrammar::compute() {
   const Time began = std::chrono::steady_clock::now();
   mask_.assign((size_t(worker_.vocab_size()) + 31) / 32, 0);
   KVASIR_TRY(matcher_->mask(mask_));
+  if (!job_.allowed_mask.empty()) {
+    uint32_t left = 0;
+    for (size_t i = 0; i < mask_.size(); ++i) left |= mask_[i] &= job_.allowed_mask[i];
+    if (left == 0)
+      return invalid_argument(cat("after ", taken_,
+                                  " tokens none of allowed_token_ids continues the grammar; allow the ",
+                                  "ids that it needs, those that end the answer among them"))
+          .with_field("allowed_token_ids");
+  }
   if (taken_ < job_.request.min_tokens) forbid_stops(mask_, job_.stop_set);
   took_ = std::chrono::steady_clock::now() - began;
   return {};
@@ -54,10 +63,12 @@ Status ChoiceGrammar::compute_first() {
   return {};
 }
 
-void forbid_stops(std::vector<uint32_t>& mask, const std::vector<int32_t>& stops) {
+bool forbid_stops(std::vector<uint32_t>& mask, const std::vector<int32_t>& stops) {
   std::vector<uint32_t> without = mask;
   for (int32_t t : stops) without[size_t(t) / 32] &= ~(1u << (t % 32));
-  if (std::any_of(without.begin(), without.end(), [](uint32_t word) { return word != 0; })) mask = std::move(without);
+  const bool some = std::any_of(without.begin(), without.end(), [](uint32_t word) { return word != 0; });
+  if (some) mask = std::move(without);
+  return some;
 }
 
 }  // namespace kvasir::engine

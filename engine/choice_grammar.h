@@ -50,6 +50,7 @@ class ChoiceGrammar final : public model::Constraint {
 };
 
 // Clears the bits of `stops`, unless nothing else is left: a grammar that is over may end.
-void forbid_stops(std::vector<uint32_t>& mask, const std::vector<int32_t>& stops);
+// Whether it cleared them.
+bool forbid_stops(std::vector<uint32_t>& mask, const std::vector<int32_t>& stops);
 
 }  // namespace kvasir::engine

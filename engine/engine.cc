@@ -72,7 +72,7 @@ class EngineImpl final : public Engine {
   Status accepting() const;
   Status in_time(const Request& request) const;
   Status make_room(int64_t tokens);
-  void prepare(Job& job) const;
+  Status prepare(Job& job) const;
   void hand_over(JobPtr job);
   void forget(const Job& job);
   static std::string key(const std::string& tenant, const std::string& id) { return tenant + '\0' + id; }
@@ -318,20 +318,32 @@ Status EngineImpl::make_room(int64_t tokens) {
   return {};
 }
 
-void EngineImpl::prepare(Job& job) const {
+Status EngineImpl::prepare(Job& job) const {
   const Request& r = job.request;
   if (!r.ignore_eos) job.stop_set = end_of_generation_;
   job.stop_set.insert(job.stop_set.end(), r.stop_tokens.begin(), r.stop_tokens.end());
   std::sort(job.stop_set.begin(), job.stop_set.end());
+  const size_t words = (size_t(info_.vocab_size) + 31) / 32;
+  if (!r.allowed_tokens.empty()) {
+    job.allowed_mask.assign(words, 0);
+    for (int32_t t : r.allowed_tokens) job.allowed_mask[size_t(t) / 32] |= 1u << (t % 32);
+  }
   if (r.min_tokens > 0 && !job.stop_set.empty()) {
-    job.min_tokens_mask.assign((size_t(info_.vocab_size) + 31) / 32, ~0u);
-    forbid_stops(job.min_tokens_mask, job.stop_set);
+    if (job.allowed_mask.empty())
+      job.min_tokens_mask.assign(words, ~0u);
+    else
+      job.min_tokens_mask = job.allowed_mask;
+    if (!forbid_stops(job.min_tokens_mask, job.stop_set) && !r.allowed_tokens.empty())
+      return invalid_argument(cat("every one of allowed_token_ids ends the answer, and min_tokens is ", r.min_tokens,
+                                  "; allow an id that does not, or leave min_tokens out"))
+          .with_field("allowed_token_ids");
   }
   if (r.prompt_logprobs >= 0) {
     job.score_params.logprobs = r.prompt_logprobs;
     job.prompt_logprobs.resize(r.prompt.size());
     for (size_t i = 0; i < r.prompt.size(); ++i) job.prompt_logprobs[i].id = r.prompt[i];
   }
+  return {};
 }
 
 Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
@@ -340,12 +352,11 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   KVASIR_TRY(in_time(request));
   uint64_t number = next_number_.fetch_add(1);
   if (request.id.empty()) request.id = cat("req-", id_prefix_, '-', number);
-  KVASIR_TRY(make_room(int64_t(request.prompt.size())));
-
   auto job = std::make_shared<Job>(std::move(request), mailbox_, int64_t(options_.event_buffer) * request.n);
   job->number = number;
   job->arrived = std::chrono::steady_clock::now();
-  prepare(*job);
+  KVASIR_TRY(prepare(*job));
+  KVASIR_TRY(make_room(int64_t(job->request.prompt.size())));
   {
     std::lock_guard lock(registry_mutex_);
     if (!registry_.emplace(key(job->request.tenant, job->request.id), job).second) {

@@ -61,7 +61,8 @@ struct Job : std::enable_shared_from_this<Job> {
   std::vector<TokenOut> prompt_logprobs;
   int32_t scored = 0;  // prompt positions whose log-probability is known
   int64_t cached_tokens = 0;
-  std::vector<uint32_t> min_tokens_mask;  // everything but what would stop it
+  std::vector<uint32_t> allowed_mask;     // allowed_tokens; empty: all
+  std::vector<uint32_t> min_tokens_mask;  // of those, everything but what would stop it
   std::vector<int32_t> stop_set;          // ascending
 
   // Publisher.

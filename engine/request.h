@@ -25,6 +25,7 @@ struct Request {
   std::optional<int64_t> max_tokens;  // unset: up to the context; 0: prompt only
   int32_t min_tokens = 0;             // no stop token before so many; stop strings hold always
   std::vector<int32_t> stop_tokens;
+  std::vector<int32_t> allowed_tokens;  // only these are drawn, those that stop too; empty: all
   std::vector<std::string> stop_strings;
   bool include_stop = false;  // show the stop token or string; usage counts it either way
   bool ignore_eos = false;

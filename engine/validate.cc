@@ -20,6 +20,7 @@ Status validate(const Request& r, const RequestLimits& limits) {
   if (r.prompt.empty()) return bad("prompt", "the prompt has no tokens; it needs at least one");
   KVASIR_TRY(check_tokens("prompt", r.prompt, limits.vocab_size));
   KVASIR_TRY(check_tokens("stop_token_ids", r.stop_tokens, limits.vocab_size));
+  KVASIR_TRY(check_tokens("allowed_token_ids", r.allowed_tokens, limits.vocab_size));
   KVASIR_TRY(r.sampling.validate(limits.vocab_size));
   if (r.n < 1 || r.n > limits.max_choices)
     return bad("n", cat("n is ", r.n, "; it must be 1 to ", limits.max_choices, " on this server"));

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/cat.h"
+#include "server/continued_chat.h"
 #include "server/json_text.h"
 
 namespace kvasir::server {
@@ -47,6 +48,21 @@ Status check_sampling(const GenerateInput& in, const ServerOptions& limits, cons
       return invalid_argument(cat("logit_bias of token ", token, " is ", bias, "; it must be from -100 to 100"))
           .with_field("logit_bias");
   }
+  return {};
+}
+
+Status check_allowed(const GenerateInput& in, const model::ModelInfo& info) {
+  if (!in.allowed_tokens) return {};
+  auto refuse_all = [](const std::string& what) {
+    return invalid_argument("allowed_token_ids " + what).with_field("allowed_token_ids");
+  };
+  if (in.allowed_tokens->empty())
+    return refuse_all("is empty, so nothing could be drawn; leave it out to allow every id");
+  if (in.allowed_tokens->size() > size_t(info.vocab_size))
+    return refuse_all(cat("has ", in.allowed_tokens->size(), " entries; the model has ", info.vocab_size, " ids"));
+  for (int64_t id : *in.allowed_tokens)
+    if (id < 0 || id >= info.vocab_size)
+      return refuse("allowed_token_ids", id, cat("a token id from 0 to ", info.vocab_size - 1));
   return {};
 }
 
@@ -110,6 +126,7 @@ Status check_utf8(std::string_view text, const std::string& field) {
 
 Status check_fields(const GenerateInput& in, const ServerOptions& limits, const model::ModelInfo& info) {
   KVASIR_TRY(check_sampling(in, limits, info));
+  KVASIR_TRY(check_allowed(in, info));
   KVASIR_TRY(check_stops(in, limits, info));
   if (in.n < 1 || in.n > limits.max_choices) return refuse("n", in.n, cat("from 1 to ", limits.max_choices));
   if (in.choices_of_call > limits.max_choices)
@@ -176,8 +193,7 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engi
   auto chat_template = engine.chat_template();
   if (!chat_template)
     return failed_precondition("this model has no chat template; send a prompt to the completions method instead");
-  KVASIR_ASSIGN(std::string text, chat_template->render(chat.messages_json, chat.tools_json, chat.add_generation_prompt,
-                                                        chat.variables_json));
+  KVASIR_ASSIGN(std::string text, render_chat(chat, *chat_template));
   KVASIR_TRY(fits(text));
   return tokenizer->encode(text, false, true);  // the template wrote the special tokens, bos too
 }

@@ -25,6 +25,7 @@ using TokensInput = std::vector<int64_t>;
 struct ChatInput {
   std::string messages_json, tools_json, variables_json;  // OpenAI's forms; the last two may be empty
   bool add_generation_prompt = true;
+  bool continue_final_message = false;  // the last message stays open: what ends it in the template is cut off
 };
 using PromptInput = std::variant<TextInput, TokensInput, ChatInput>;
 
@@ -46,6 +47,7 @@ struct GenerateInput {
   int64_t logprobs = -1, prompt_logprobs = -1;  // -1: none
   std::vector<int64_t> stop_tokens;
   std::vector<std::pair<int64_t, float>> logit_bias;
+  std::optional<std::vector<int64_t>> allowed_tokens;  // unset: all
   // What this protocol calls the fields whose names differ.
   const char* max_tokens_field = "max_tokens";
   const char* stop_tokens_field = "stop_token_ids";

@@ -261,6 +261,7 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   r.prompt_logprobs = int32_t(in.prompt_logprobs);
   r.sampling.logprobs = int32_t(in.logprobs);
   r.stop_tokens.assign(in.stop_tokens.begin(), in.stop_tokens.end());
+  if (in.allowed_tokens) r.allowed_tokens.assign(in.allowed_tokens->begin(), in.allowed_tokens->end());
   r.sampling.logit_bias.assign(in.logit_bias.begin(), in.logit_bias.end());
   if (in.seed) {
     r.sampling.seed = *in.seed;

@@ -107,6 +107,17 @@ Status read_stop(const json& v, std::vector<std::string>& out) {
   return invalid_argument("stop must be a string or a list of strings").with_field("stop");
 }
 
+// A list, or the text of one (parameters of the call itself have no lists).
+Status read_ids(const std::string& name, const json& v, std::vector<int64_t>& out) {
+  const json list = v.is_string() ? parse_limited(v.get<std::string>()) : v;
+  if (!list.is_array() || !std::all_of(list.begin(), list.end(), [](const json& i) { return i.is_number_integer(); }))
+    return invalid_argument(cat(name, " must be a list of token ids")).with_field(name);
+  for (const json& id : list)
+    out.push_back(id.is_number_unsigned() ? int64_t(std::min<uint64_t>(id.get<uint64_t>(), INT64_MAX))
+                                          : id.get<int64_t>());
+  return {};
+}
+
 Status read_parameter(const std::string& name, const json& v, InferInput& in) {
   GenerateInput& g = in.generate;
   model::SamplingParams& s = g.request.sampling;
@@ -132,6 +143,7 @@ Status read_parameter(const std::string& name, const json& v, InferInput& in) {
     g.seed = uint64_t(seed);
     return {};
   }
+  if (name == "allowed_token_ids") return read_ids(name, v, g.allowed_tokens.emplace());
   if (name == "stop") return read_stop(v, g.request.stop_strings);
   if (name == "ignore_eos") return read_flag(name, v, g.request.ignore_eos);
   if (name == "priority") return read_number(name, v, g.request.priority);

@@ -46,6 +46,8 @@ Status check_roles(const pb::Chat& chat) {
 
 ChatInput chat_input(const pb::Chat& chat, const ServerOptions& limits, Status& status) {
   ChatInput in{chat.messages_json(), chat.tools_json(), chat.template_variables_json()};
+  in.continue_final_message = chat.continue_final_message();
+  in.add_generation_prompt = !in.continue_final_message;
   status = check_roles(chat);
   if (status.ok()) status = check_json("chat.messages_json", in.messages_json, true, SIZE_MAX);
   if (status.ok()) status = check_json("chat.tools_json", in.tools_json, true, size_t(limits.max_tools));
@@ -112,6 +114,8 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from, const Server
   r.min_tokens = int32_t(std::min<uint32_t>(from.min_tokens(), INT32_MAX));
   r.stop_strings.assign(from.stop().begin(), from.stop().end());
   in.stop_tokens.assign(from.stop_token_ids().begin(), from.stop_token_ids().end());
+  if (from.has_allowed_token_ids())
+    in.allowed_tokens.emplace(from.allowed_token_ids().ids().begin(), from.allowed_token_ids().ids().end());
   r.ignore_eos = from.ignore_eos();
   r.include_stop = from.include_stop();
   if (from.has_n()) in.n = from.n();

@@ -10,6 +10,25 @@
 namespace kvasir::server::http {
 namespace {
 
+// Calls obey their schemas; an answer without them stays what it was asked to be.
+void hold_tools(OpenAiCall& call) {
+  using Kind = text::GrammarSpec::Kind;
+  text::GrammarSpec& grammar = call.input.request.grammar;
+  switch (call.tool_choice) {
+    case ToolChoice::none: return;
+    case ToolChoice::named: grammar = {Kind::json_schema, call.held_tools[0].parameters_json, {}}; return;
+    case ToolChoice::required: grammar = calls_grammar(text::ToolFormat::none, call.held_tools); return;
+    case ToolChoice::automatic: break;
+  }
+  const text::ToolFormat format = call.shape.tools.format;
+  if (grammar.kind == Kind::none)
+    grammar = calls_grammar(format, call.held_tools);
+  else if (grammar.kind == Kind::json_object)
+    grammar = calls_grammar(format, call.held_tools, R"({"type":"object"})");
+  else if (grammar.kind == Kind::json_schema)
+    grammar = calls_grammar(format, call.held_tools, grammar.text);
+}
+
 // How calls will be found in the answer; a template with no place for tools has them described to it.
 void prepare_tools(Services& services, OpenAiCall& call) {
   text::TokenizerPtr tokenizer = services.engine().tokenizer();
@@ -22,6 +41,7 @@ void prepare_tools(Services& services, OpenAiCall& call) {
     case ToolChoice::named: call.shape.tools = named_tool(call.tool_name); break;
   }
   call.shape.tools.one |= call.one_tool;
+  if (!call.held_tools.empty()) hold_tools(call);
   if (source.find("tools") != std::string::npos) return;
   auto& chat = std::get<ChatInput>(call.prompts[0]);
   chat.messages_json = with_tools_described(chat.messages_json, chat.tools_json);

@@ -4,6 +4,7 @@
 #include "server/http/error_body.h"
 #include "server/http/fields.h"
 #include "server/http/metrics_text.h"
+#include "server/http/openai_chat_fields.h"
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
@@ -40,7 +41,7 @@ Reply Api::tokenize(const Request& request, const Caller& caller) {
   f.boolean("add_special_tokens", &text.add_special);
   text.parse_special = false;
   f.boolean("parse_special", &text.parse_special);
-  f.boolean("add_generation_prompt", &chat.add_generation_prompt);
+  read_ending(f, chat);
   bool has_text = f.string("prompt", &text.text) || f.string("content", &text.text);
   const Json* messages = f.raw("messages");
   if (messages) chat.messages_json = messages->dump();

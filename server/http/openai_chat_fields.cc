@@ -94,32 +94,28 @@ Status read_tools(const Json& tools, const ServerOptions& limits) {
       return invalid_argument(where + ".function.name is missing").with_field(where);
     if (t["function"].contains("parameters") && !t["function"]["parameters"].is_object())
       return invalid_argument(where + ".function.parameters must be a JSON schema").with_field(where);
+    if (const Json strict = t["function"].value("strict", Json()); !strict.is_null() && !strict.is_boolean())
+      return invalid_argument(where + ".function.strict must be true or false").with_field(where);
   }
   return {};
 }
 
-Json parameters_of(const Json& tool) {
-  const Json& function = tool["function"];
-  return function.contains("parameters") ? function["parameters"] : Json{{"type", "object"}};
-}
-
-// A grammar that leaves the model no way but to call: the named function's arguments, or one of all.
-void force_tool(const Json& tools, OpenAiCall& call) {
-  Json schema;
-  if (call.tool_choice == ToolChoice::named) {
-    for (const Json& t : tools)
-      if (t["function"]["name"] == call.tool_name) schema = parameters_of(t);
-  } else {
-    Json any = Json::array();
-    for (const Json& t : tools)
-      any.push_back({{"type", "object"},
-                     {"properties", {{"name", {{"const", t["function"]["name"]}}}, {"arguments", parameters_of(t)}}},
-                     {"required", {"name", "arguments"}},
-                     {"additionalProperties", false}});
-    schema = {{"anyOf", any}};
+// What each tool's arguments are held to. Where the model may choose, one strict tool is enough to hold every call to a
+// tool's name, and the arguments of those that are not strict to an object.
+std::vector<text::CallableTool> held_tools(const Json& tools, const OpenAiCall& call) {
+  std::vector<text::CallableTool> held;
+  const bool free = call.tool_choice == ToolChoice::automatic;
+  bool any_strict = false;
+  for (const Json& tool : tools) {
+    const Json& function = tool["function"];
+    const bool strict = function.value("strict", Json()) == Json(true);
+    any_strict |= strict;
+    if (call.tool_choice == ToolChoice::named && function["name"] != call.tool_name) continue;
+    const bool schema = (strict || !free) && function.contains("parameters");
+    held.push_back({function["name"], schema ? function["parameters"].dump() : R"({"type":"object"})"});
   }
-  call.input.request.grammar.kind = text::GrammarSpec::Kind::json_schema;
-  call.input.request.grammar.text = schema.dump();
+  if (free && !any_strict) held.clear();
+  return held;
 }
 
 void read_tool_choice(Fields& f, const Json* tools, OpenAiCall& call) {
@@ -194,6 +190,14 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
   }
 }
 
+void read_ending(Fields& f, ChatInput& chat) {
+  f.boolean("continue_final_message", &chat.continue_final_message);
+  const bool asked = f.boolean("add_generation_prompt", &chat.add_generation_prompt) && chat.add_generation_prompt;
+  if (asked && chat.continue_final_message)
+    f.fail("continue_final_message",
+           "and add_generation_prompt are both true; the last message is either continued or followed by a new one");
+}
+
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   const Json* messages = f.raw("messages");
   if (!messages || !messages->is_array() || messages->empty())
@@ -212,11 +216,9 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.one_tool = true;
   if (f.ok() && tools && call.tool_choice != ToolChoice::none) {
     call.tools_json = chat.tools_json = tools->dump();
-    if (call.tool_choice != ToolChoice::automatic) {
-      if (call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
-        return f.fail("tool_choice", "that forces a call and response_format cannot both be given");
-      force_tool(*tools, call);
-    }
+    if (call.tool_choice != ToolChoice::automatic && call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
+      return f.fail("tool_choice", "that forces a call and response_format cannot both be given");
+    call.held_tools = held_tools(*tools, call);
   }
   Json variables = Json::object();
   if (const Json* extra = f.raw("chat_template_kwargs")) {
@@ -225,7 +227,7 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   }
   if (const Json* documents = f.raw("documents")) variables["documents"] = *documents;
   if (!variables.empty()) chat.variables_json = variables.dump();
-  f.boolean("add_generation_prompt", &chat.add_generation_prompt);
+  read_ending(f, chat);
   call.prompts.emplace_back(std::move(chat));
 
   f.unserved("functions", "use tools");

@@ -6,6 +6,7 @@
 
 namespace kvasir::server::http {
 
+void read_ending(Fields& f, ChatInput& chat);  // how the prompt of a chat ends
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call);
 void read_grammar(Fields& f, text::GrammarSpec& grammar);  // response_format and guided_*
 

@@ -88,6 +88,7 @@ void read_common(Fields& f, OpenAiCall& call) {
   f.number("typical_p", &s.typical_p);
   f.number("repetition_penalty", &s.repetition_penalty);
   f.integers("stop_token_ids", &in.stop_tokens);
+  if (f.has("allowed_token_ids")) f.integers("allowed_token_ids", &in.allowed_tokens.emplace());
   f.boolean("ignore_eos", &r.ignore_eos);
   if (f.integer("min_tokens", &value)) r.min_tokens = clamp32(value);
   f.boolean("include_stop_str_in_output", &r.include_stop);

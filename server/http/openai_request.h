@@ -21,6 +21,9 @@ struct OpenAiCall {
   std::string tools_json;            // empty: none, or none may be called
   ToolChoice tool_choice = ToolChoice::none;
   std::string tool_name;  // named
+  // What calls are held to by a grammar: always when one is asked for; where the model may choose, when a tool is
+  // strict.
+  std::vector<text::CallableTool> held_tools;
   bool one_tool = false;  // parallel_tool_calls: false
 };
 

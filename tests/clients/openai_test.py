@@ -56,6 +56,27 @@ for choice in ("required", {"type": "function", "function": {"name": "get_weathe
     call = called.choices[0].message.tool_calls[0]
     assert call.function.name == "get_weather" and "city" in json.loads(call.function.arguments), called
 
+# A model may call or not; if it does, a strict tool's schema holds, whatever the calls before looked like.
+seen = [{"role": "user", "content": "Weather in Rome?"},
+        {"role": "assistant", "content": '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "unit": "celsius"}}</tool_call>'},
+        {"role": "user", "content": "Weather in Oslo?"},
+        {"role": "assistant", "content": '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", "unit": "celsius"}}</tool_call>'},
+        {"role": "user", "content": "Weather in Paris?"}]
+for strict, unit in ((False, "celsius"), (True, "kelvin")):
+    held = {"type": "function", "function": {"name": "get_weather", "strict": strict, "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"$ref": "#/$defs/unit"}},
+        "required": ["city", "unit"], "additionalProperties": False, "$defs": {"unit": {"enum": ["kelvin"]}}}}}
+    chosen = client.chat.completions.create(model=model, messages=seen, max_tokens=120, temperature=0, tools=[held])
+    call = chosen.choices[0].message.tool_calls[0]
+    assert json.loads(call.function.arguments)["unit"] == unit, chosen
+    freely = client.chat.completions.create(model=model, messages=ask, max_tokens=16, temperature=0, tools=[held])
+    assert "Paris" in freely.choices[0].message.content and not freely.choices[0].message.tool_calls, freely
+
+begun = ask + [{"role": "assistant", "content": "The capital of France is the city of"}]
+more = client.chat.completions.create(model=model, messages=begun, max_tokens=8, temperature=0,
+                                      extra_body={"continue_final_message": True, "add_generation_prompt": False})
+assert more.choices[0].message.content.startswith(" Paris"), more
+
 for wrong, error in (({"temperature": -1}, openai.BadRequestError), ({"model": "nobody"}, openai.BadRequestError),
                      ({"n": 100000}, openai.BadRequestError)):
     try:

@@ -41,6 +41,27 @@ TEST_P(Endings, MinTokensForbidsTheStopTokenUntilThen) {
   for (int32_t t : a.tokens[0]) EXPECT_NE(t, r.stop_tokens[0]);
 }
 
+TEST_P(Endings, OnlyAllowedTokensAreDrawn) {
+  Engine& e = h.start();
+  Request r = ask(5, 20);
+  r.allowed_tokens = {3, 40, 41};
+  r.stop_tokens = {3};
+  r.min_tokens = 6;
+  r.sampling.logit_bias = {{50, 100.0f}};  // allows nothing by itself
+  Answer a = run(e, r);
+  ASSERT_TRUE(a.complete()) << a.failed.message();
+  EXPECT_GE(a.finished[0].usage.completion_tokens, 6);
+  for (int32_t t : a.tokens[0]) EXPECT_TRUE(t == 40 || t == 41) << t;
+  r.stop_tokens.clear();
+  r.ignore_eos = true;
+  r.allowed_tokens = {40};
+  EXPECT_EQ(run(e, r).tokens[0], std::vector<int32_t>(20, 40));  // nothing that ends it is allowed
+  r.stop_tokens = {40};
+  EXPECT_EQ(run(e, r).failed.field(), "allowed_token_ids");
+  r.min_tokens = 0;
+  EXPECT_EQ(run(e, r).finished[0].reason, FinishReason::stop_token);
+}
+
 TEST_P(Endings, CancelledWhileRunning) {
   h.script.step = std::chrono::microseconds(500);
   Engine& e = h.start();

@@ -319,6 +319,7 @@ TEST(Requests, EachBadValueIsNamed) {
   EXPECT_EQ(field([](Request& r) { r.n = 0; }), "n");
   EXPECT_EQ(field([](Request& r) { r.n = 1000; }), "n");
   EXPECT_EQ(field([](Request& r) { r.stop_tokens = {kVocab}; }), "stop_token_ids");
+  EXPECT_EQ(field([](Request& r) { r.allowed_tokens = {kVocab}; }), "allowed_token_ids");
   EXPECT_EQ(field([](Request& r) { r.stop_strings = {"x"}; }), "stop");
   EXPECT_EQ(field([](Request& r) { r.detokenize = true; }), "detokenize");
   EXPECT_EQ(field([](Request& r) { r.grammar.kind = text::GrammarSpec::Kind::json_object; }), "grammar");

@@ -123,6 +123,21 @@ TEST_F(Text, AGrammarHoldsForEachOfSeveralChoices) {
   for (auto& [choice, text] : texts) EXPECT_THAT(text, ::testing::MatchesRegex("[0-9]{3}-[a-f]{2}")) << choice;
 }
 
+TEST_F(Text, AGrammarWithinAllowedTokens) {
+  Request r = ask("x", 30);
+  r.ignore_eos = false;
+  r.grammar.kind = text::GrammarSpec::Kind::regex;
+  r.grammar.text = "[0-9]{3}";
+  r.allowed_tokens = *engine_->tokenizer()->encode("78", false, false);
+  Answer a = run(r);
+  EXPECT_EQ(a.failed.field(), "allowed_token_ids");  // nothing that ends it
+  EXPECT_THAT(a.failed.message(), ::testing::HasSubstr("after 3 tokens none of allowed_token_ids"));
+  r.allowed_tokens.push_back(engine_->tokenizer()->end_of_generation()[0]);
+  EXPECT_THAT(run(r).text, ::testing::MatchesRegex("[78]{3}"));
+  r.allowed_tokens = *engine_->tokenizer()->encode("x", false, false);
+  EXPECT_THAT(run(r).failed.message(), ::testing::HasSubstr("after 0 tokens"));
+}
+
 TEST_F(Text, AGrammarThatDoesNotCompileIsRefused) {
   Request r = ask("x", 5);
   r.grammar.kind = text::GrammarSpec::Kind::regex;

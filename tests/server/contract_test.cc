@@ -167,6 +167,55 @@ TEST_F(Contract, LogitBias) {
   expect_bad(complete(cat(R"("logit_bias":{)", many, "}")), "logit_bias", "1024");
 }
 
+TEST_F(Contract, AllowedTokenIds) {
+  auto allow = [&](std::vector<uint32_t> ids) {
+    return v1([ids](V1& r) {
+      r.mutable_allowed_token_ids();
+      for (uint32_t id : ids) r.mutable_allowed_token_ids()->add_ids(id);
+    });
+  };
+  auto infer = [&](const char* ids) {
+    return kserve([ids](Infer& r) { (*r.mutable_parameters())["allowed_token_ids"].set_string_param(ids); });
+  };
+  expect_bad(allow({}), "allowed_token_ids", "empty");
+  expect_bad(allow({1, 257}), "allowed_token_ids", "257");
+  expect_bad(allow(std::vector<uint32_t>(258, 1)), "allowed_token_ids", "258");
+  expect_bad(infer("[]"), "allowed_token_ids", "empty");
+  expect_bad(infer("[300]"), "allowed_token_ids", "300");
+  expect_bad(infer("3"), "allowed_token_ids", "list");
+  expect_bad(complete(R"("allowed_token_ids":[])"), "allowed_token_ids", "empty");
+  expect_bad(chat(R"("allowed_token_ids":[-1])"), "allowed_token_ids", "-1");
+  expect_bad(chat(R"("allowed_token_ids":[1.5])"), "allowed_token_ids", "1.5");
+  std::string many = "1";
+  for (int i = 0; i < 257; ++i) many += ",1";
+  expect_bad(complete(cat(R"("allowed_token_ids":[)", many, ']')), "allowed_token_ids", "258");
+  V1 some = v1_request();
+  some.mutable_allowed_token_ids()->add_ids(9);
+  EXPECT_EQ(send(some).code, Code::ok);
+  EXPECT_EQ(engine_.last().allowed_tokens, std::vector<int32_t>{9});
+  Infer other = infer_request();
+  (*other.mutable_parameters())["allowed_token_ids"].set_string_param("[8, 8]");
+  EXPECT_EQ(send(other).code, Code::ok);
+  EXPECT_EQ(engine_.last().allowed_tokens, (std::vector<int32_t>{8, 8}));
+  reached_ = 2;
+}
+
+TEST_F(Contract, OnlyTheAssistantsMessageGoesOn) {
+  expect_bad(chat(R"("continue_final_message":true)"), "continue_final_message", "user");
+  expect_bad(v1([](V1& r) {
+               r.mutable_chat()->add_messages()->set_role("user");
+               r.mutable_chat()->set_continue_final_message(true);
+             }),
+             "continue_final_message", "user");
+  V1 open = v1_request();
+  open.mutable_chat()->add_messages()->set_role("assistant");
+  open.mutable_chat()->mutable_messages(0)->set_content("ab");
+  open.mutable_chat()->set_continue_final_message(true);
+  EXPECT_EQ(send(open).code, Code::ok);
+  EXPECT_EQ(engine_.last().prompt, (std::vector<int32_t>{'a', 'b'}));
+  reached_ = 1;
+}
+
 TEST_F(Contract, ToolsOverTheCap) {
   std::string tools;
   for (int i = 0; i < 129; ++i) tools += cat(i ? "," : "", R"({"type":"function","function":{"name":"f)", i, "\"}}");

@@ -268,11 +268,73 @@ TEST_F(OpenAi, AForcedToolIsACall) {
   }
   EXPECT_EQ(Json::parse(arguments), Json({{"b", {2}}}));
   EXPECT_EQ(finish, "tool_calls");
-  EXPECT_NE(engine_.last().grammar.text.find(R"("const":"f")"), std::string::npos) << engine_.last().grammar.text;
+  EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::tool_calls);
+  EXPECT_EQ(Json::parse(engine_.last().grammar.text),
+            Json::parse(R"({"form":"bare","tools":[{"name":"f","parameters":{"type":"object"}}]})"));
 
   one = whole("/v1/chat/completions", body("plain", R"("none")", false));
   EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::none);
   EXPECT_EQ(one["choices"][0]["message"]["content"], "plain");
+}
+
+TEST_F(OpenAi, OneStrictToolHoldsTheCallsTheModelMayMake) {
+  using Kind = text::GrammarSpec::Kind;
+  const std::string schema = R"({"type":"object","properties":{"n":{"type":"integer"}}})";
+  auto grammar = [&](const std::string& strict, const std::string& more) {
+    whole("/v1/chat/completions",
+          cat(R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f",)",
+              strict, R"("parameters":)", schema, R"(}},{"type":"function","function":{"name":"g","parameters":)",
+              schema, "}}]", more, "}"));
+    return engine_.last().grammar;
+  };
+  const std::string held = cat(R"({"form":"hermes","tools":[{"name":"f","parameters":)", schema,
+                               R"(},{"name":"g","parameters":{"type":"object"}}])");
+  text::GrammarSpec g = grammar(R"("strict":true,)", R"(,"tool_choice":"auto")");
+  EXPECT_EQ(g.kind, Kind::tool_calls);
+  EXPECT_EQ(g.text, held + "}");
+  EXPECT_EQ(grammar(R"("strict":false,)", "").kind, Kind::none);
+  EXPECT_EQ(grammar("", "").kind, Kind::none);
+  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"tool_choice":"none")").kind, Kind::none);
+  // Beside a format of the answer: a call, or that.
+  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"response_format":{"type":"json_object"})").text,
+            held + R"(,"answer":{"type":"object"}})");
+  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"guided_json":{"type":"null"})").text,
+            held + R"(,"answer":{"type":"null"}})");
+  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"guided_regex":"a")").kind, Kind::regex);
+  EXPECT_EQ(grammar(R"("strict":null,)", "").kind, Kind::none);
+  expect_error(post("/v1/chat/completions",
+                    R"({"messages":[{"role":"user","content":"x"}],
+                        "tools":[{"type":"function","function":{"name":"f","strict":"yes"}}]})"),
+               400, "tools", "strict must be true or false");
+}
+
+TEST_F(OpenAi, OnlyAllowedIdsReachTheEngine) {
+  whole("/v1/completions", R"({"prompt":"a","allowed_token_ids":[3,5]})");
+  EXPECT_EQ(engine_.last().allowed_tokens, (std::vector<int32_t>{3, 5}));
+  whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}],"allowed_token_ids":null})");
+  EXPECT_TRUE(engine_.last().allowed_tokens.empty());
+}
+
+TEST_F(OpenAi, TheLastMessageGoesOn) {
+  const char* messages =
+      R"("messages":[{"role":"user","content":"x"},{"role":"assistant","content":[{"type":"text","text":"ab "}]}])";
+  for (const char* more : {"", R"(,"add_generation_prompt":false)", R"(,"add_generation_prompt":null)"}) {
+    const std::string body = cat('{', messages, R"(,"continue_final_message":true)", more);
+    EXPECT_EQ(whole("/v1/chat/completions", body + "}")["choices"][0]["message"]["content"], "xab ") << more;
+  }
+  EXPECT_EQ(Json::parse(
+                post("/tokenize", R"({"messages":[{"role":"assistant","content":"ab"}],"continue_final_message":true})")
+                    .body)["tokens"],
+            Json({'a', 'b'}));
+  for (const char* path : {"/v1/chat/completions", "/tokenize"}) {
+    RawClient::Answer a =
+        post(path, cat('{', messages, R"(,"continue_final_message":true,"add_generation_prompt":true})"));
+    expect_error(a, 400, "continue_final_message", "add_generation_prompt are both true");
+  }
+  expect_error(
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"continue_final_message":true})"),
+      400, "continue_final_message", "user");
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"x","continue_final_message":true})").status, 400);
 }
 
 TEST_F(OpenAi, TokensThereAndBack) {
