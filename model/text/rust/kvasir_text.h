@@ -68,8 +68,8 @@ void kvt_template_free(kvt_template* t);
 int kvt_template_render(const kvt_template* t, kvt_str messages_json, kvt_str tools_json, uint8_t add_generation_prompt,
                         kvt_str extra_json, kvt_buf* out);
 
-// kind: 1 JSON object, 2 JSON schema, 3 regex, 4 Lark, 5 choice (`choices`), 6 calls of tools. One kvt_grammar is shared by
-// threads; a matcher belongs to one thread at a time.
+// kind: 1 JSON object, 2 JSON schema, 3 regex, 4 Lark, 5 choice (`choices`), 6 calls of tools. One kvt_grammar is
+// shared by threads; a matcher belongs to one thread at a time.
 int kvt_grammar_new(const kvt_tokenizer* t, kvt_grammar** out, kvt_buf* error);
 void kvt_grammar_free(kvt_grammar* g);
 int kvt_grammar_compile(const kvt_grammar* g, int kind, kvt_str text, const kvt_str* choices, size_t n_choices,
