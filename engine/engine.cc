@@ -9,17 +9,15 @@
 #include <unordered_map>
 
 #include "core/cat.h"
-#include "core/cpu.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "engine/job_stream.h"
 #include "engine/kv_memory.h"
 #include "engine/least_time.h"
-#include "engine/recording_file.h"
+#include "engine/scheduler_options.h"
 #include "engine/step_cost.h"
 #include "engine/step_loop.h"
 #include "engine/validate.h"
-#include "scheduler/recorder.h"
 
 namespace kvasir::engine {
 namespace {
@@ -64,10 +62,6 @@ class EngineImpl final : public Engine {
  private:
   void run(const Loader& loader);
   Status load(const Loader& loader);
-  Result<scheduler::Options> scheduler_options(int64_t kv_memory) const;
-  std::string what_runs() const {
-    return loaded_.runner->cache_room() >= 0 ? "a GPU" : cat("a CPU with ", cpu().to_string());
-  }
   void enter(State phase, std::string message = "");
   Status accepting() const;
   Status in_time(const Request& request) const;
@@ -134,7 +128,8 @@ Status EngineImpl::load(const Loader& loader) {
   info_ = loaded_.runner->info();
   int64_t memory = options_.kv_memory, room = loaded_.runner->cache_room();
   if (memory <= 0) memory = room >= 0 ? room : default_kv_memory(host_limits().memory_available);
-  KVASIR_ASSIGN(scheduler::Options plan, scheduler_options(memory));
+  KVASIR_ASSIGN(scheduler::Options plan, scheduler_options(options_, *loaded_.runner, memory));
+  plan.cache_events = cache_events_;
   std::vector<int64_t> pages;
   for (const scheduler::PageGroup& g : plan.groups) pages.push_back(g.pages);
   KVASIR_TRY(plan.validate());
@@ -163,49 +158,6 @@ Status EngineImpl::load(const Loader& loader) {
                            {"page_size", options_.page_size},
                            {"bytes", memory}});
   return {};
-}
-
-Result<scheduler::Options> EngineImpl::scheduler_options(int64_t kv_memory) const {
-  scheduler::Options o;
-  if (!options_.cost_model.empty()) KVASIR_TRY(read_cost_model(options_.cost_model, &o.cost));
-  o.page_size = options_.page_size;
-  o.index_mode = options_.kv_index;
-  // The second tier and runs know one pool only, which then keeps every token.
-  const bool apart = options_.host_kv_memory == 0 && options_.kv_index != kvcache::IndexMode::offset &&
-                     (loaded_.runner->cache_groups() > 1 || info_.windowed_layers == info_.layers);
-  const KvSteps steps{options_.page_size, options_.max_running, options_.max_tokens_per_step};
-  KVASIR_ASSIGN(o.groups, kv_pools(kv_memory, info_, steps, apart));
-  if (options_.host_kv_memory > 0) {
-    const int64_t page = std::max<int64_t>(1, info_.kv_bytes_per_token) * options_.page_size;
-    o.host_pages = options_.host_kv_memory / page;
-    if (o.host_pages == 0)
-      return invalid_argument(cat("host_kv_memory is ", options_.host_kv_memory, " bytes; a page of ",
-                                  options_.page_size, " tokens of this model takes ", page))
-          .with_field("host_kv_memory");
-  }
-  o.max_context = info_.context_length;
-  o.max_tokens_per_step = options_.max_tokens_per_step;
-  o.max_step_ms = options_.max_step_ms;
-  o.max_running = options_.max_running;
-  o.depth = loaded_.runner->depth();
-  o.prefix_cache = options_.prefix_cache;
-  o.cache_events = cache_events_;
-  o.policy = options_.policy;
-  o.tenant_weights = options_.tenant_weights;
-  o.max_waiting = options_.max_waiting;
-  o.max_waiting_tokens = options_.max_waiting_tokens;
-  o.tenant_max_waiting = options_.tenant_max_waiting;
-  o.tenant_max_waiting_tokens = options_.tenant_max_waiting_tokens;
-  o.tenant_cache_share = options_.tenant_cache_share;
-  if (!options_.record.empty()) {
-    KVASIR_ASSIGN(auto opened, RecordingFile::open(options_.record));
-    std::shared_ptr<RecordingFile> file = std::move(opened);
-    std::random_device entropy;
-    o.recorder = std::make_shared<scheduler::Recorder>([file](std::string lines) { file->write(std::move(lines)); },
-                                                       uint64_t(entropy()) << 32 | entropy(),
-                                                       cat(info_.name, ' ', info_.quantization, " on ", what_runs()));
-  }
-  return o;
 }
 
 void EngineImpl::enter(State phase, std::string message) {

@@ -1,6 +1,7 @@
 #include "model/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -10,6 +11,13 @@
 
 namespace kvasir::model {
 namespace {
+
+// Of a nucleus: more candidates than these are looked at in passes over the whole row.
+constexpr size_t kFew = 2048;
+
+// Weights by their leading bits, from 1 downwards: 32 classes each time they halve.
+constexpr uint32_t kOne = 0x3f800000, kClassBits = 18, kClasses = (kOne >> kClassBits) + 1;
+uint32_t class_of(float weight) { return (kOne - std::min(kOne, std::bit_cast<uint32_t>(weight))) >> kClassBits; }
 
 // A token the mask forbids: finite, so that only a broken row has NaN or Inf.
 constexpr float kNever = std::numeric_limits<float>::lowest();
@@ -218,10 +226,9 @@ int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float
     total = weigh(logits, max, scale);
   } else if (p.top_p < 1) {
     const double all = sum == 0 ? sum_exponentials(logits, max, scale) : sum;
-    for (float reach = 6; total < double(p.top_p) * all && reach < 200; reach *= 2) {
-      find_within(logits, max, reach / scale);
-      total = weigh(logits, max, scale);
-    }
+    find_within(logits, max, 6 / scale);
+    if (found_.size() <= kFew) total = weigh(logits, max, scale);
+    if (total < double(p.top_p) * all) return draw_of_many(logits, p, max, scale, u, all);
     total = all;
   } else {
     find_within(logits, max, (0.01f - std::log(p.min_p)) / scale);  // a little more than those of min_p
@@ -265,6 +272,63 @@ int32_t Sampler::draw_of_all(std::span<const float> logits, float max, float sca
   return int32_t(first + found);
 }
 
+// Where a nucleus may have thousands of tokens, sorting or even listing them costs more than a few passes over the row.
+int32_t Sampler::draw_of_many(std::span<const float> logits, const SamplingParams& p, float max, float scale, double u,
+                              double all) {
+  weights_.resize(size_t(vocab_));
+  kernels_.exponentials(logits.data(), vocab_, max, scale, weights_.data());
+  drop_lightest(double(p.top_p) * all);
+  masses_.clear();
+  double total = 0;
+  for (int64_t first = 0; first < vocab_; first += cpu::kSumBlock) {
+    const int64_t end = std::min<int64_t>(vocab_, first + cpu::kSumBlock);
+    if (p.min_p > 0)  // the heaviest weighs 1
+      for (int64_t i = first; i < end; ++i)
+        weights_[size_t(i)] = weights_[size_t(i)] < p.min_p ? 0 : weights_[size_t(i)];
+    const float* w = weights_.data() + first;
+    const int64_t n = end - first, whole = n & ~int64_t(3);
+    double a = 0, b = 0, c = 0, d = 0;  // sums that do not wait for one another
+    for (int64_t i = 0; i < whole; i += 4) a += w[i], b += w[i + 1], c += w[i + 2], d += w[i + 3];
+    for (int64_t i = whole; i < n; ++i) a += w[i];
+    masses_.push_back(a + b + (c + d));
+    total += masses_.back();
+  }
+  const double target = u * total;
+  double below = 0;
+  int32_t found = 0;
+  for (size_t block = 0; block < masses_.size(); ++block) {
+    const int64_t first = int64_t(block) * cpu::kSumBlock, end = std::min<int64_t>(vocab_, first + cpu::kSumBlock);
+    if (masses_[block] > 0 && below + masses_[block] > target) {
+      for (int64_t i = first; i < end; ++i)
+        if (weights_[size_t(i)] > 0 && (found = int32_t(i), below += weights_[size_t(i)]) > target) break;
+      return found;
+    }
+    below += masses_[block];
+  }
+  for (int32_t t = 0; t < vocab_; ++t)
+    if (weights_[size_t(t)] > 0) found = t;
+  return found;  // rounding left the target past the end: the last that weighs anything
+}
+
+// Of weights_, the heaviest that together reach `wanted` stay; of equal ones those of lower ids. The others become 0.
+void Sampler::drop_lightest(double wanted) {
+  masses_.assign(kClasses, 0);
+  for (const float w : weights_) masses_[class_of(w)] += double(w);
+  uint32_t border = 0;
+  double above = 0;
+  while (border + 1 < kClasses && above + masses_[border] < wanted) above += masses_[border++];
+  candidates_.clear();
+  for (size_t t = 0; t < weights_.size(); ++t)
+    if (const uint32_t c = class_of(weights_[t]); c > border)
+      weights_[t] = 0;
+    else if (c == border && weights_[t] > 0)
+      candidates_.push_back({weights_[t], int32_t(t)});
+  std::sort(candidates_.begin(), candidates_.end(), heavier);
+  size_t kept = 0;
+  while (kept < candidates_.size() && above < wanted) above += candidates_[kept++].weight;
+  for (size_t i = kept; i < candidates_.size(); ++i) weights_[size_t(candidates_[i].token)] = 0;
+}
+
 // Tokens whose surprise is nearest the distribution's entropy, until they hold `share` of it.
 void Sampler::keep_typical(float share, double& total) {
   double entropy = 0;
@@ -286,9 +350,6 @@ void Sampler::keep_typical(float share, double& total) {
 
 // The heaviest until they hold `share` of `total`, by halving: sorting would cost more where many are needed.
 void Sampler::keep_heaviest(float share, double total) {
-  auto heavier = [](const Candidate& a, const Candidate& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
-  };
   parted_ = candidates_;
   auto first = parted_.begin(), last = parted_.end();
   for (double wanted = double(share) * total; last - first > 1;) {

@@ -30,6 +30,9 @@ class Sampler {  // one a thread: it keeps scratch memory
     float weight;  // of the most likely token: 1
     int32_t token;
   };
+  static bool heavier(const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  }
   bool draw_allowed(std::span<float> logits, const SampleRow& row, Sampled& out);
   int32_t choose(std::span<const float> logits, const SampleRow& row, float max, double sum, uint32_t nth);
   void penalize(std::span<float> logits, const SampleRow& row);
@@ -40,6 +43,9 @@ class Sampler {  // one a thread: it keeps scratch memory
   double weigh(std::span<const float> logits, float max, float scale);
   int32_t draw(std::span<const float> logits, const SampleRow& row, float max, double sum, uint32_t nth);
   int32_t draw_of_all(std::span<const float> logits, float max, float scale, double target);
+  int32_t draw_of_many(std::span<const float> logits, const SamplingParams& p, float max, float scale, double u,
+                       double all);
+  void drop_lightest(double wanted);
   void keep_typical(float share, double& total);
   void keep_heaviest(float share, double total);
 
@@ -49,6 +55,7 @@ class Sampler {  // one a thread: it keeps scratch memory
   std::vector<std::pair<int32_t, float>> changed_;  // by penalties: the token and what its logit was
   std::vector<int32_t> ids_, found_;
   std::vector<float> sums_, weights_;
+  std::vector<double> masses_;
   std::vector<Candidate> candidates_, parted_;
 };
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "model/cpu/kernels.h"
 #include "model/philox.h"
 
 namespace kvasir::model {
@@ -93,6 +94,55 @@ TEST(Sampler, TopP) {
   expect_distribution(p, row(),
                       filtered(softmax(row(), 1), [](double, size_t, double before) { return before < 0.6; }));
 }
+// The definition, by sorting: the heaviest until they hold top_p, of equal ones those of lower ids first.
+TEST(Sampler, ANucleusOfThousandsIsTheOneThatSortingGives) {
+  constexpr int kMany = 20011;
+  std::mt19937 random(11);
+  std::normal_distribution<float> noise(0, 1);
+  for (int round = 0; round < 60; ++round) {
+    std::vector<float> logits(kMany);
+    for (float& l : logits) l = round % 2 ? noise(random) : std::round(4 * noise(random)) / 4;  // ties by the hundred
+    SamplingParams p;
+    p.seed = uint64_t(round);
+    p.temperature = 1 + 0.1f * float(round % 11);
+    p.top_p = round % 3 ? 0.95f : 0.7f + 0.0099f * float(round % 30);
+    if (round % 5 == 0) p.min_p = 0.01f;
+    std::vector<uint32_t> mask((kMany + 31) / 32, round % 4 == 0 ? 0x5aff0ff3u : ~0u);
+    auto allowed = [&](int32_t t) { return mask[size_t(t) / 32] >> (t % 32) & 1; };
+    float max = -100;
+    for (int32_t t = 0; t < kMany; ++t)
+      if (allowed(t)) max = std::max(max, logits[size_t(t)]);
+    std::vector<float> weights(kMany);
+    cpu::best_kernels().exponentials(logits.data(), kMany, max, 1 / p.temperature, weights.data());
+    std::vector<std::pair<float, int32_t>> by;
+    double all = 0;
+    for (int32_t t = 0; t < kMany; ++t)
+      if (allowed(t)) by.push_back({-weights[size_t(t)], t}), all += weights[size_t(t)];
+    std::sort(by.begin(), by.end());
+    double kept = 0, total = 0;
+    std::vector<std::pair<int32_t, float>> nucleus;
+    for (auto& [w, t] : by) {
+      if (kept >= double(p.top_p) * all) break;
+      kept += -w;
+      if (-w >= p.min_p) nucleus.push_back({t, -w}), total += -w;
+    }
+    std::sort(nucleus.begin(), nucleus.end());
+    for (int64_t position = 0; position < 20; ++position) {
+      double below = 0;
+      const double target = uniform(p.seed, 0, position, 0) * total;
+      int32_t want = nucleus.back().first;
+      for (auto& [t, w] : nucleus)
+        if ((below += w) > target) {
+          want = t;
+          break;
+        }
+      EXPECT_EQ(once(p, logits, position, {.mask = mask.data()}).token, want)
+          << round << '.' << position << ", nucleus " << nucleus.size();
+    }
+    EXPECT_GT(nucleus.size(), 1000u);
+  }
+}
+
 TEST(Sampler, MinP) {
   SamplingParams p;
   p.min_p = 0.2f;
@@ -253,7 +303,9 @@ TEST(Sampler, AConstraintGivesTheAllowedDistributionWhetherItsMaskIsThereAtOnceO
   EXPECT_GT(refused_draws, kDraws / 10);
   double chi = 0;
   for (size_t t = 0; t < want.size(); ++t) {
-    if (want[t] == 0) EXPECT_EQ(counts[t], 0) << t;
+    if (want[t] == 0) {
+      EXPECT_EQ(counts[t], 0) << t;
+    }
     if (want[t] * kDraws >= 5)
       chi += (counts[t] - want[t] * kDraws) * (counts[t] - want[t] * kDraws) / (want[t] * kDraws);
   }

@@ -1,0 +1,59 @@
+#include "engine/scheduler_options.h"
+
+#include <random>
+
+#include "core/cat.h"
+#include "core/cpu.h"
+#include "engine/kv_memory.h"
+#include "engine/recording_file.h"
+#include "engine/step_cost.h"
+#include "scheduler/recorder.h"
+
+namespace kvasir::engine {
+
+Result<scheduler::Options> scheduler_options(const EngineOptions& options, const model::Runner& runner,
+                                             int64_t kv_memory) {
+  const model::ModelInfo& info = runner.info();
+  scheduler::Options o;
+  if (!options.cost_model.empty()) KVASIR_TRY(read_cost_model(options.cost_model, &o.cost));
+  o.page_size = options.page_size;
+  o.index_mode = options.kv_index;
+  // The second tier and runs know one pool only, which then keeps every token.
+  const bool apart = options.host_kv_memory == 0 && options.kv_index != kvcache::IndexMode::offset &&
+                     (runner.cache_groups() > 1 || info.windowed_layers == info.layers);
+  const KvSteps steps{options.page_size, options.max_running, options.max_tokens_per_step};
+  KVASIR_ASSIGN(o.groups, kv_pools(kv_memory, info, steps, apart));
+  if (options.host_kv_memory > 0) {
+    const int64_t page = std::max<int64_t>(1, info.kv_bytes_per_token) * options.page_size;
+    o.host_pages = options.host_kv_memory / page;
+    if (o.host_pages == 0)
+      return invalid_argument(cat("host_kv_memory is ", options.host_kv_memory, " bytes; a page of ", options.page_size,
+                                  " tokens of this model takes ", page))
+          .with_field("host_kv_memory");
+  }
+  o.max_context = info.context_length;
+  o.max_tokens_per_step = options.max_tokens_per_step;
+  o.max_step_ms = options.max_step_ms;
+  o.max_running = options.max_running;
+  o.depth = runner.depth();
+  o.prefix_cache = options.prefix_cache;
+  o.policy = options.policy;
+  o.tenant_weights = options.tenant_weights;
+  o.max_waiting = options.max_waiting;
+  o.max_waiting_tokens = options.max_waiting_tokens;
+  o.tenant_max_waiting = options.tenant_max_waiting;
+  o.tenant_max_waiting_tokens = options.tenant_max_waiting_tokens;
+  o.tenant_cache_share = options.tenant_cache_share;
+  if (!options.record.empty()) {
+    KVASIR_ASSIGN(auto opened, RecordingFile::open(options.record));
+    std::shared_ptr<RecordingFile> file = std::move(opened);
+    std::random_device entropy;
+    const std::string what_runs = runner.cache_room() >= 0 ? "a GPU" : cat("a CPU with ", cpu().to_string());
+    o.recorder = std::make_shared<scheduler::Recorder>([file](std::string lines) { file->write(std::move(lines)); },
+                                                       uint64_t(entropy()) << 32 | entropy(),
+                                                       cat(info.name, ' ', info.quantization, " on ", what_runs));
+  }
+  return o;
+}
+
+}  // namespace kvasir::engine
