@@ -129,15 +129,12 @@ class CudaAttention final : public Attention, public GraphKeyed {
                                       given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
                                       multiprocessors_, stream_),
                        "prefill"));
-    bool beside = n.tiles > 0;
     for (int list = kLists - 1; list >= 0; --list)
-      if (n.parts[list]) {
-        launch_stream(shape_, v, l,
-                      {planner_->segments(base, list), planner_->heads(base, list), n.parts[list],
-                       list == 0 ? n.joined : 0, beside},
-                      list, stream_);
-        beside = true;
-      }
+      if (n.parts[list])
+        launch_stream(
+            shape_, v, l,
+            {planner_->segments(base, list), planner_->heads(base, list), n.parts[list], list == 0 ? n.joined : 0},
+            list, stream_);
     if (n.merges) launch_merge(shape_, v, l, n.merges, a_.batch_invariant, stream_);
     if (n.plain) launch_plain(shape_, v, l, planner_->plain_rows(base), n.plain, stream_);
     if (n.deferred) launch_append(shape_, v, l, n.tokens, false, a_.append, 1, stream_);

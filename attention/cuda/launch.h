@@ -23,8 +23,6 @@ struct StreamList {
   const PartHead* heads = nullptr;  // [count]
   int32_t count = 0;
   int32_t joined = 0;  // > 0: that many blocks have one kv head of an item between them, each as many parts as warps
-  // The kernel ahead is of this step, too, and began when what both read had been written: they run side by side.
-  bool beside = false;
 };
 // Warps of list's kernel that a multiprocessor holds; 0: not for this shape and cache.
 int stream_warps(const Shape&, const CacheLayer&, int list);

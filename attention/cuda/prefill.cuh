@@ -33,7 +33,6 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
   }
   __syncthreads();
   wait_for_kernel_ahead();
-  let_next_kernel_start();
   const int total = v.counts[kCountTiles] * s.heads;
   const bool turning = 2 * v.counts[kCountSequences] * s.heads <= int(gridDim.x);
 

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
       rows[h] = v.rows[seg.tokens + (seg.row_begin + (tid * 2 + h < seg.row_count ? tid * 2 + h : 0)) / s.group];
   };
   if (head.begin < head.end) look();
-  if (!list.beside) wait_for_kernel_ahead();
+  wait_for_kernel_ahead();
   let_next_kernel_start();
   if (head.begin == head.end) return;
 
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
         }
       }
       join_results<kD, Size::kJoinedWarps>(s, l, seg, shared, kStages * stage_bytes, kv_head, list.joined, kShift);
-      break;
+      return;
     }
 
     // ---- the run's result leaves, to the output or as a part to be merged ----
@@ -296,7 +296,6 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
     }
     if (seg.merges > 0) merge_if_last<kD>(s, v, l, seg, kv_head, lane);
   }
-  if (list.beside) wait_for_kernel_ahead();  // who comes next waits for this one alone
 }
 
 }  // namespace kvasir::attention::cuda

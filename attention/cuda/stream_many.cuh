@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
   const CacheLayer& c = l.cache;
   Feed<K, kD, Size, false> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.ask_ahead();
-  if (!list.beside) wait_for_kernel_ahead();
+  wait_for_kernel_ahead();
   let_next_kernel_start();
   if (head.begin == head.end) return;
   for (int i = 0; i < kStages - 1; ++i) feed.issue();
@@ -260,7 +260,6 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
       }
     if (seg.merges > 0) merge_if_last<kD>(s, v, l, seg, kv_head, lane);
   }
-  if (list.beside) wait_for_kernel_ahead();  // who comes next waits for this one alone
 }
 
 }  // namespace kvasir::attention::cuda
