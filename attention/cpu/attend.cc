@@ -100,6 +100,8 @@ void write_row(const Job& job, int64_t token, int64_t head, float m, float l, fl
   if (lse) lse[token * a.num_heads + head] = m > kNone ? top + std::log(sum) : kNone;
 }
 
+float score_scale(const Attributes& a) { return 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim))); }
+
 void attend_tile(const Job& job, const Item& item, Tile& tile, int lines_ahead, Ahead& ahead, Scratch& s) {
   const Attributes& a = *job.a;
   const Kernels& k = *job.kernels;
@@ -116,7 +118,7 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, int lines_ahead, 
   set_rows(job, item, tile, i0, i1, s);
   if (packed) k.pack_values(tile.values, s.values.get(), padded, &ahead);
 
-  const float scale = 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim)));
+  const float scale = score_scale(a);
   for (int r = 0; r < rows; r += kStrip) {
     const int n = std::min(kStrip, rows - r);
     const int64_t at = r0 + r;
@@ -132,6 +134,21 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, int lines_ahead, 
     else
       k.accumulate_rows(s.scores.get(), n, tile.values, s.fix.get(), s.split + at * padded, padded, &ahead);
   }
+}
+
+void attend_matrix_tile(const Job& job, const Item& item, Tile& tile, const Tile* after, Ahead& ahead, Scratch& s) {
+  const Attributes& a = *job.a;
+  const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
+  const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
+  const int rows = int(i1 - i0) * group, stops = job.matrix->stops(a.head_dim);
+  uint8_t* memory = reinterpret_cast<uint8_t*>(s.matrix.get());
+  if (after) ahead.each = (after->lines + stops - 1) / stops;
+  set_rows(job, item, tile, i0, i1, s);
+  job.matrix->scores(int(r0), rows, tile.keys, tile.values, s.scores.get(), memory, &ahead);
+  job.kernels->softmax(s.scores.get(), rows, s.params.data(), score_scale(a), a.softcap, s.m + r0, s.l + r0,
+                       s.fix.get());
+  job.matrix->accumulate(s.scores.get(), rows, tile.values, after ? &after->keys : nullptr, s.fix.get(),
+                         s.split + r0 * padded, padded, memory, &ahead);
 }
 
 void begin_split(int64_t rows, int64_t padded, Scratch& s) {
@@ -156,7 +173,7 @@ void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, in
 
 }  // namespace
 
-Scratch::Scratch(const Attributes& a, int rows)
+Scratch::Scratch(const Attributes& a, int rows, const Matrix* matrix_units)
     : keys(int64_t(a.head_dim) * kTile),
       values(kTile * padded_dim(a.head_dim)),
       query(rows * padded_dim(a.head_dim)),
@@ -173,6 +190,7 @@ Scratch::Scratch(const Attributes& a, int rows)
       visible(size_t(rows)),
       params(size_t(rows)),
       pieces(4 * kTile) {
+  if (matrix_units) matrix = Floats(matrix_units->bytes(rows, a.head_dim) / 4);
   if (a.cyclic_capacity > 0)
     for (Floats& rows_of : old) rows_of = Floats(kTile * padded_dim(a.head_dim));
 }
@@ -209,6 +227,9 @@ void attend(const Job& job, const Item& item, Scratch& s) {
   const SequenceShape shape = job.held->shape(item.sequence);
   for (int64_t i = 0; i < tokens; ++i) s.visible[size_t(i)] = visible_keys(a, shape, item.token_begin + i);
   load_queries(job, item, s);
+  if (job.matrix)
+    job.matrix->begin(s.query.get(), int(rows), int(padded), a.head_dim, job.tensors->cache.dtype,
+                      reinterpret_cast<uint8_t*>(s.matrix.get()));
 
   std::fill_n(s.M.get(), rows, kNone);
   std::fill_n(s.L.get(), rows, 0.0f);
@@ -227,7 +248,10 @@ void attend(const Job& job, const Item& item, Scratch& s) {
       end_split(job, item, split, rows, padded, s);
       begin_split(rows, padded, s);
     }
-    attend_tile(job, item, tile, have ? after.lines : 0, ahead, s);
+    if (job.matrix)
+      attend_matrix_tile(job, item, tile, have ? &after : nullptr, ahead, s);
+    else
+      attend_tile(job, item, tile, have ? after.lines : 0, ahead, s);
     if (reuses) have = next_tile(job, item, tile.first + kTile, s, &after);
     now = 1 - now;
   }
@@ -235,6 +259,7 @@ void attend(const Job& job, const Item& item, Scratch& s) {
     end_split(job, item, split, rows, padded, s);
     begin_split(rows, padded, s);
   }
+  if (job.matrix) job.matrix->end();
   if (item.partial >= 0) return;
   const int64_t token0 = job.held->step.seqstarts[item.sequence];
   for (int64_t r = 0; r < rows; ++r)

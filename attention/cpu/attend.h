@@ -45,7 +45,7 @@ struct Tile {
 
 // What one thread needs while it works on an item.
 struct Scratch {
-  Scratch(const Attributes& a, int rows);
+  Scratch(const Attributes& a, int rows, const Matrix* matrix);
   Floats keys, values;     // one tile
   Floats old[2];           // cyclic only: dequantized keys and values of a tile that holds new tokens too
   Floats query, scores;    // [rows][padded_dim], [rows][kTile]
@@ -53,6 +53,7 @@ struct Scratch {
   Floats split, total;     // outputs of the current split, of all before it
   Floats m, l, M, L, fix;  // [rows]
   Floats row;              // one head's row, for the edges
+  Floats matrix;           // what matrix units work on
   std::vector<Visible> visible;
   std::vector<SoftmaxRow> params;
   Tile tiles[2];              // the one at work and the one after it
@@ -63,6 +64,7 @@ struct Scratch {
 struct Job {
   const Attributes* a;
   const Kernels* kernels;
+  const Matrix* matrix;  // null: not for this cache
   const HeldStep* held;
   const Tensors* tensors;
   const float* angles;       // cos and sin of each new token, [T][rotary_dim]

@@ -19,15 +19,16 @@ constexpr int64_t kWorkspaceFloats = int64_t(4) << 20;
 
 class CpuAttention final : public Attention {
  public:
-  CpuAttention(Attributes a, const Limits& limits, ThreadPool* pool, const Kernels& kernels)
+  CpuAttention(Attributes a, const Limits& limits, ThreadPool* pool, const Kernels& kernels, bool named)
       : a_(std::move(a)),
         limits_(limits),
         kernels_(kernels),
+        named_(named),
         own_(pool ? nullptr : new ThreadPool(1)),
         pool_(pool ? *pool : *own_) {
     if (a_.alibi_slopes.empty()) a_.alibi_slopes = default_alibi_slopes(a_.num_heads);
     const int rows = block_tokens(a_) * (a_.num_heads / a_.num_kv_heads);
-    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(a_, rows);
+    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(a_, rows, matrix());
     if (pool_.threads() > 1) {
       plan_limits_ = {pool_.threads(), kWorkspaceFloats / (padded_dim(a_.head_dim) + kPartialHead)};
       partials_ = Floats(kWorkspaceFloats);
@@ -52,7 +53,9 @@ class CpuAttention final : public Attention {
   }
 
   Status run(const Tensors& tensors) override {
-    Job job{&a_, &kernels_, &held_, &tensors, angles_.data(), rank_angles_.data(), fresh_.get(), partials_.get()};
+    Job job{
+        &a_,          &kernels_,      matrix_for(tensors.cache), &held_, &tensors, angles_.data(), rank_angles_.data(),
+        fresh_.get(), partials_.get()};
     // A cyclic cache is read as it was before this call; any other after all of its writes.
     if (a_.append) each_new_token([&](int64_t t, Scratch& s) { append(job, t, s); });
     pool_.for_each(int64_t(plan_.items.size()), 1,
@@ -76,6 +79,17 @@ class CpuAttention final : public Attention {
   }
 
  private:
+  // Matrix units read keys where they lie: not those that are rotated first.
+  const Matrix* matrix() const { return a_.streaming_positions ? nullptr : kernels_.matrix; }
+  const Matrix* matrix_for(const kvcache::CacheView& c) const {
+    const CacheKind kind{c.dtype, c.quant == kvcache::QuantKind::group, c.quant_group, c.head_dim,
+                         a_.num_heads / a_.num_kv_heads};
+    // A cyclic cache's new tokens are float32 beside it, and only float16 has the same sums then.
+    const bool alike = c.dtype == DType::f32 || c.dtype == DType::f16;
+    if (!matrix() || !(alike || a_.cyclic_capacity == 0) || !matrix()->takes(kind)) return nullptr;
+    return named_ || matrix()->pays(kind) ? matrix() : nullptr;
+  }
+
   void make_angles() {
     angles_.resize(size_t(held_.tokens() * a_.rope.rotary_dim));
     int64_t longest = 0;
@@ -180,6 +194,7 @@ class CpuAttention final : public Attention {
   Attributes a_;
   Limits limits_;
   const Kernels& kernels_;
+  bool named_;  // by whoever started the process
   std::unique_ptr<ThreadPool> own_;
   ThreadPool& pool_;
   std::vector<Scratch> scratch_;
@@ -205,7 +220,8 @@ class CpuBackend final : public Backend {
     if (!kernels)
       return invalid_argument(cat("KVASIR_SIMD is '", wanted, "'; this processor and build have ", known))
           .with_field("KVASIR_SIMD");
-    return std::unique_ptr<Attention>(std::make_unique<CpuAttention>(a, limits, context.pool, *kernels));
+    return std::unique_ptr<Attention>(
+        std::make_unique<CpuAttention>(a, limits, context.pool, *kernels, wanted && *wanted));
   }
 };
 

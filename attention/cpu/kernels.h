@@ -6,6 +6,7 @@
 //   score[j]  = for each lane l of a vector, fma over d = l, l + width, .., from 0; then the tree of the lanes' sums
 //   tile      = kTile keys that start at a multiple of kTile: maximum, exp, sum in lane order
 //   out[d]    = out[d] * correction, then fma over the tile's keys in order
+// amx.cc says what the sums are where matrix units take them.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +58,31 @@ struct SoftmaxRow {
   const float* mask;     // kTile additive values, or null
 };
 
+// What the cache holds, as far as it decides who works on it.
+struct CacheKind {
+  DType dtype = DType::f32;
+  bool grouped = false;
+  int group = 0, head_dim = 0, query_heads = 0;  // of a kv head
+};
+
+// Matrix units: products of sixteen rows at once, however few there are, straight from the cache. All rows of an
+// operator take the same way, so that it cannot matter how many share a call.
+struct Matrix {
+  bool (*takes)(const CacheKind& kind);
+  bool (*pays)(const CacheKind& kind);  // so that it is chosen where nobody asked for it by name
+  // Bytes that a thread needs for items of up to so many rows.
+  int64_t (*bytes)(int rows, int head_dim);
+  // Before the tiles of an item, and after the last one. `type` is the cache's.
+  void (*begin)(const float* q, int rows, int q_stride, int head_dim, DType type, uint8_t* memory);
+  void (*end)();
+  // s[r - row][j] of the item's rows [row, row + rows) for the tile's wanted keys (rounded out to blocks of 16).
+  // The accumulate after it is over `values`, and the scores after that over `next_keys`, null where that is not known.
+  void (*scores)(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Ahead* ahead);
+  void (*accumulate)(const float* p, int rows, const KvRows& values, const KvRows* next_keys, const float* correction,
+                     float* o, int o_stride, uint8_t* memory, Ahead* ahead);
+  int (*stops)(int head_dim);  // as Kernels::stops
+};
+
 struct Kernels {
   const char* name;
   int width;  // floats a vector; row strides of scratch are multiples of 16
@@ -86,9 +112,11 @@ struct Kernels {
   void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);
   void (*to_f32)(const void* in, DType type, int64_t n, float* out);    // float32, float16, bfloat16
   void (*from_f32)(const float* in, DType type, int64_t n, void* out);  // likewise
+  const Matrix* matrix = nullptr;                                       // for the caches that it takes
 };
 
 // Null when the processor or the build lacks it.
+const Kernels* kernels_amx();
 const Kernels* kernels_avx512_vbmi();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx2();

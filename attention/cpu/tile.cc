@@ -92,13 +92,13 @@ void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
     describe(job, value, &rows);
     rows.begin = tile->begin;
     rows.end = tile->end;
-    // Vectors read whole blocks of 16 keys; of those that nobody wants they may read anything finite.
+    // Kernels read whole blocks of 32 keys; of those that nobody wants they may read anything finite.
     auto nothing = [&](int from, int to) {
       for (int j = from; j < to; ++j) rows.row[j] = rows.scales[j] = kZeros;
     };
-    nothing(tile->begin / 16 * 16, tile->begin);
+    nothing(tile->begin / 32 * 32, tile->begin);
     nothing(std::max(tile->begin, tile->sink_end), tile->lo);
-    nothing(tile->end, (tile->end + 15) / 16 * 16);
+    nothing(tile->end, (tile->end + 31) / 32 * 32);
 
     const int64_t row0 = kvcache::row_element(c.strides, 0, job.tensors->layer, item.kv_head, value);
     const uint8_t* data = static_cast<const uint8_t*>(c.data) + dtype_bytes(c.dtype, row0);

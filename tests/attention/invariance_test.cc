@@ -82,12 +82,12 @@ TEST(Invariance, ChunkedDecodedAndBatchedEqualWhole) {
     int heads, kv_heads, dim;
   };
   for (Kind k : {Kind{DType::f16, 0, 9, 3, 64}, Kind{DType::f32, 0, 8, 1, 128}, Kind{DType::i8, 0, 4, 4, 64},
-                 Kind{DType::f16, 100, 4, 2, 80}}) {
+                 Kind{DType::f16, 100, 4, 2, 80}, Kind{DType::bf16, 0, 8, 2, 96}, Kind{DType::i4, 0, 8, 1, 128}}) {
     CaseShape s = small(k.heads, k.kv_heads, k.dim);
     s.attributes.index_mode = kvcache::IndexMode::offset;
     s.attributes.window = k.window;
     s.cache.dtype = k.type;
-    if (k.type == DType::i8) s.cache.quant = kvcache::QuantKind::group, s.cache.quant_group = 32;
+    if (k.type == DType::i8 || k.type == DType::i4) s.cache.quant = kvcache::QuantKind::group, s.cache.quant_group = 32;
     const int64_t n = 700;
     CaseShape whole = s;
     whole.sequences = {{0, n}};

@@ -1,0 +1,528 @@
+// Matrix units: AMX multiplies 16 x 32 by 32 x 16 bfloat16 in 16 cycles, so that one query head costs what sixteen do.
+// Numbers are split into bfloat16 parts (amx_convert_inl.h), and every product of parts that matters is taken; sums are
+// float32. Scores are keys times queries, as keys lie; outputs are weights times values, whose keys stand in pairs.
+//
+// The sums of a row, fixed whoever shares the call:
+//   score[j] = over 32 elements at a time, over parts of the query, over parts of the key; groups by their scale in
+//   order out[d]   = out[d] * correction + (over 32 keys at a time, over parts of the weight, over parts of the value)
+// Weights are rounded to 16 bits; a group's scale goes into them before.
+#include "attention/cpu/kernels.h"
+#include "core/cpu.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+namespace kvasir::attention::cpu {
+namespace {
+
+#include "attention/cpu/ahead_inl.h"
+#include "attention/cpu/amx_convert_inl.h"
+#include "attention/cpu/turn16_inl.h"
+
+constexpr int kUnit = 1024;     // bytes of a tile register
+constexpr int kQueryParts = 3;  // of a float32
+constexpr int kWeightParts = 2;
+
+// The compiler does not know what these read: fence() stands between the stores and them.
+template <int kTmm>
+inline void tile_load(const uint8_t* p) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(int64_t(64)), "i"(kTmm));
+}
+inline void fence() { asm volatile("" ::: "memory"); }
+template <int kTmm>
+inline void tile_store(float* p) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(int64_t(64)), "i"(kTmm) : "memory");
+}
+template <int kTmm>
+inline void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTmm));
+}
+template <int kSum, int kA, int kB>
+inline void tile_product() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
+}
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+// f for those in [from, to) of the two sums under way.
+template <class F>
+[[gnu::always_inline]] inline void each_sum(int from, int to, const F& f) {
+  if (from <= 0 && 0 < to) f(Number<0>{});
+  if (from <= 1 && 1 < to) f(Number<1>{});
+}
+
+// One thread's memory, cut up. Little of it is in use at once, so that it stays in the first-level cache beside what
+// streams through.
+struct Memory {
+  int32_t head_dim, chunks, query_parts;
+  bool many;                      // tiles of rows share the parts of a half of the keys; one tile needs two stages only
+  bool keys_ready, values_ready;  // the first stage of the next scores, the first block of the next accumulate
+  int32_t key_turn;               // of what the next scores begins with: which room it is in
+  uint8_t* queries;               // [tile of 16 rows][chunk of 32 elements][part]
+  uint8_t* keys;                  // [turn][chunk][part][32 keys]
+  uint8_t* values;                // [turn][32 keys][16 elements][part], 32 elements of 64 keys
+  uint8_t* weights;               // [tile of rows][32 keys][part]
+  float* sums;                    // [turn][2][16][16]
+  float* scales;                  // [group][key]
+};
+constexpr int kMostParts = 3, kWidest = 4;
+constexpr int kValueBlock = 2 * 2 * kMostParts * kUnit;
+
+constexpr int64_t key_bytes(int chunks) { return 2 * (chunks > kWidest ? chunks : kWidest) * kMostParts * 2 * kUnit; }
+
+int64_t bytes(int rows, int head_dim) {
+  const int64_t tiles = (rows + 15) / 16, chunks = head_dim / 32;
+  return (sizeof(Memory) + 63) / 64 * 64 + kUnit * (tiles * chunks * kQueryParts + tiles * 2 * kWeightParts + 4) +
+         key_bytes(int(chunks)) + 2 * kValueBlock + chunks * kTile * 4;
+}
+
+inline Memory& cut(uint8_t* memory) { return *reinterpret_cast<Memory*>(memory); }
+
+void configure() {
+  struct alignas(64) Config {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+  const Config config;
+  asm volatile("ldtilecfg %0" ::"m"(config));
+}
+void release() { asm volatile("tilerelease"); }
+
+// Queries as the second operand: a register's row is a pair of elements, its columns are sixteen rows.
+void begin(const float* q, int rows, int q_stride, int head_dim, DType type, uint8_t* memory) {
+  const int tiles = (rows + 15) / 16, chunks = head_dim / 32;
+  Memory& m = cut(memory);
+  m.head_dim = head_dim, m.chunks = chunks, m.query_parts = 1;
+  m.keys_ready = m.values_ready = false;
+  m.many = tiles > 1, m.key_turn = 0;
+  m.queries = memory + (sizeof(Memory) + 63) / 64 * 64;
+  m.keys = m.queries + tiles * chunks * kQueryParts * kUnit;
+  m.values = m.keys + key_bytes(chunks);
+  m.weights = m.values + 2 * kValueBlock;
+  m.sums = reinterpret_cast<float*>(m.weights + tiles * 2 * kWeightParts * kUnit);
+  m.scales = m.sums + 4 * 256;
+  alignas(64) int32_t even[16], odd[16];
+  for (int i = 0; i < 16; ++i) even[i] = element_of_slot(type, 2 * i), odd[i] = element_of_slot(type, 2 * i + 1);
+  const __m512i first = _mm512_load_si512(even), second = _mm512_load_si512(odd);
+  __m512i any[kQueryParts] = {};
+  for (int tile = 0; tile < tiles; ++tile)
+    for (int c = 0; c < chunks; ++c) {
+      __m512i turned[kQueryParts][16];
+      for (int n = 0; n < 16; ++n) {
+        __m512i parts[kQueryParts] = {};
+        if (tile * 16 + n < rows) {
+          const float* at = q + (tile * 16 + n) * q_stride + c * 32;
+          const __m512 low = _mm512_loadu_ps(at), high = _mm512_loadu_ps(at + 16);
+          split<kQueryParts>(_mm512_permutex2var_ps(low, first, high), _mm512_permutex2var_ps(low, second, high),
+                             parts);
+        }
+        for (int p = 0; p < kQueryParts; ++p) {
+          turned[p][n] = parts[p];
+          any[p] = _mm512_or_si512(any[p], parts[p]);
+        }
+      }
+      for (int p = 0; p < kQueryParts; ++p) {
+        transpose(turned[p]);
+        uint8_t* to = m.queries + ((tile * chunks + c) * kQueryParts + p) * kUnit;
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, turned[p][i]);
+      }
+    }
+  // Parts that are all zero add nothing: queries that were float16 have two.
+  for (int p = 1; p < kQueryParts; ++p)
+    if (_mm512_test_epi16_mask(any[p], _mm512_set1_epi16(0x7fff))) m.query_parts = p + 1;
+  configure();
+}
+
+constexpr bool is_scaled(DType type) { return type == DType::i8 || type == DType::i4 || type == DType::f8_e4m3; }
+constexpr bool matters(int a, int b) { return a + b <= 2; }
+
+// Scales of the tile's keys as [group][key]; returns how many groups there are.
+int collect_scales(const KvRows& k, int begin, int end, float* to) {
+  if (!k.grouped) {
+    for (int j = begin; j < end; j += 16) _mm512_storeu_ps(to + j, _mm512_set1_ps(k.scale));
+    return 1;
+  }
+  const int groups = k.head_dim >> k.group_shift;
+  if (k.scale_dtype == DType::f32) {
+    for (int g = 0; g < groups; ++g)
+      for (int j = begin; j < end; ++j) __builtin_memcpy(to + g * kTile + j, k.scales[j] + 4 * g, 4);
+    return groups;
+  }
+  alignas(32) uint16_t half[kTile];
+  for (int g = 0; g < groups; ++g) {
+    for (int j = begin; j < end; ++j) __builtin_memcpy(half + j, k.scales[j] + 2 * g, 2);
+    for (int j = begin; j < end; j += 16)
+      _mm512_storeu_ps(to + g * kTile + j, _mm512_cvtph_ps(load32(reinterpret_cast<const uint8_t*>(half + j))));
+  }
+  return groups;
+}
+
+// ---- feeding --------------------------------------------------------------------------------------
+// Vectors make parts of what comes next while the matrix unit multiplies what came before: in the products of the last
+// keys are the first values, in those of the last values the first keys of the next tile.
+
+// Half the keys of a tile and about a cache line of each are a stage.
+template <DType T>
+struct KeyFeed {
+  static constexpr int kParts = parts_of(T), kWide = T == DType::i4 ? 4 : bits_of(T) == 8 ? 2 : 1;
+  static constexpr int kRows = T == DType::bf16 ? 8 : T == DType::i4 ? 2 : 4;  // at a time
+  const uint8_t* const* rows;
+  uint8_t* keys;
+  int from, to, chunks;
+  bool many;
+  int turn = 0, chunk = 0, count = 0, row = 0, begin = 0, end = 0;
+
+  KeyFeed(const KvRows& k, const Memory& m)
+      : rows(k.row),
+        keys(m.keys),
+        from(k.begin / 16 * 16),
+        to((k.end + 15) / 16 * 16),
+        chunks(m.chunks),
+        many(m.many) {}
+  static int after(int turn, bool many, bool half_done) { return many ? turn + half_done : turn + 1; }
+  static uint8_t* room(uint8_t* keys, int turn, bool many, int chunks, int c) {
+    return keys + (many ? turn % 2 * chunks + c : turn % 2 * kWide + c % kWide) * kParts * 2 * kUnit;
+  }
+
+  void start(int key, int c) {
+    row = begin = key, chunk = c;
+    end = (key | 31) + 1 < to ? (key | 31) + 1 : to;
+    if (row >= to) row = end = to;
+    count = kWide == 1 || c + kWide <= chunks ? kWide : chunks - c;
+  }
+  void first(int its_turn) {
+    turn = its_turn;
+    start(from, 0);
+  }
+  void next() {
+    const bool half_done = chunk + kWide >= chunks;
+    turn = after(turn, many, half_done);
+    if (half_done)
+      start(end, 0);
+    else
+      start(begin, chunk + kWide);
+  }
+  bool busy() const { return row < end; }
+  [[gnu::always_inline]] void some(Ahead& ahead) {
+    if (row >= end) return;
+    for (int i = 0; i < (kWide == 1 ? 1 : count); ++i) {
+      uint8_t* out = room(keys, turn, many, chunks, chunk + i) + row % 32 * 64;
+      if (kRows >= 4 || row % 4 == 0) fetch(ahead);
+      if constexpr (kRows == 8) fetch(ahead);
+      __m512i x[kRows][kParts];
+      for (int r = 0; r < kRows; ++r) key_parts<T>(rows[row + r], chunk + i, x[r]);
+      for (int r = 0; r < kRows; ++r)
+        for (int p = 0; p < kParts; ++p) _mm512_store_si512(out + p * 2 * kUnit + r * 64, x[r][p]);
+    }
+    row += kRows;
+  }
+  [[gnu::always_inline]] void rest(Ahead& ahead) {
+    while (row < end) some(ahead);
+    fence();
+  }
+};
+
+// Values of keys j and j + 16 are a pair.
+template <DType T>
+struct ValueFeed {
+  static constexpr int kParts = parts_of(T), kPairs = kParts > 1 ? 2 : 4;  // at a time
+  const uint8_t* const* rows;
+  uint8_t* values;
+  int begin, end;  // pairs, of 16 to 32 keys
+  int pair = 0, chunk = 0;
+  uint8_t* to = nullptr;
+
+  ValueFeed(const KvRows& v, const Memory& m)
+      : rows(v.row), values(m.values), begin(v.begin / 32 * 16), end((v.end + 31) / 32 * 16) {}
+  void start(int c) { pair = begin, chunk = c, to = values + c % 2 * kValueBlock; }
+  [[gnu::always_inline]] void some(Ahead& ahead) {
+    if (pair >= end) return;
+    fetch(ahead);
+    if constexpr (kPairs == 4) fetch(ahead);
+    const uint8_t* const* two = rows + pair + (pair & 16);
+    uint8_t* out = to + (pair & 16) / 8 * kParts * kUnit + (pair & 15) * 64;
+    for (int i = 0; i < kPairs; ++i)
+      for (int d = 0; d < 2; ++d) {
+        __m512i x[kParts];
+        value_parts<T>(two[i], two[i + 16], chunk * 2 + d, x);
+        for (int p = 0; p < kParts; ++p) _mm512_store_si512(out + (d * kParts + p) * kUnit + i * 64, x[p]);
+      }
+    pair += kPairs;
+  }
+  [[gnu::always_inline]] void rest(Ahead& ahead) {
+    while (pair < end) some(ahead);
+    fence();
+  }
+};
+
+// ---- scores ---------------------------------------------------------------------------------------
+
+// Sums of sixteen keys by sixteen rows, as they left the matrix unit, by the keys' scales, and those of groups before.
+inline void scale_sums(float* sums, const float* scales, bool first, const float* before) {
+  for (int i = 0; i < 16; ++i) {
+    const __m512 by = _mm512_set1_ps(scales[i]), sum = _mm512_load_ps(sums + i * 16);
+    _mm512_store_ps(sums + i * 16,
+                    first ? _mm512_mul_ps(sum, by) : _mm512_fmadd_ps(sum, by, _mm512_load_ps(before + i * 16)));
+  }
+}
+
+// Turned: rows [low, high) of s get sixteen keys each. Four rows at a time, for there may be no more.
+inline void turn_sums(const float* sums, float* s, int low, int high) {
+  for (int r = low / 4 * 4; r < high; r += 4) {
+    __m512 t[4], u[4];
+    for (int i = 0; i < 4; ++i) {  // keys i, i + 4, i + 8, i + 12
+      const float* at = sums + i * 16 + r;
+      t[i] = _mm512_castps128_ps512(_mm_load_ps(at));
+      t[i] = _mm512_mask_broadcast_f32x4(t[i], 0x00f0, _mm_load_ps(at + 64));
+      t[i] = _mm512_mask_broadcast_f32x4(t[i], 0x0f00, _mm_load_ps(at + 128));
+      t[i] = _mm512_mask_broadcast_f32x4(t[i], 0xf000, _mm_load_ps(at + 192));
+    }
+    for (int i = 0; i < 4; i += 2) {
+      u[i] = _mm512_unpacklo_ps(t[i], t[i + 1]);
+      u[i + 1] = _mm512_unpackhi_ps(t[i], t[i + 1]);
+    }
+    const __m512d a = _mm512_castps_pd(u[0]), b = _mm512_castps_pd(u[1]), c = _mm512_castps_pd(u[2]),
+                  d = _mm512_castps_pd(u[3]);
+    const __m512d turned[4] = {_mm512_unpacklo_pd(a, c), _mm512_unpackhi_pd(a, c), _mm512_unpacklo_pd(b, d),
+                               _mm512_unpackhi_pd(b, d)};
+    for (int i = 0; i < 4; ++i)
+      if (r + i >= low && r + i < high) _mm512_storeu_pd(s + (r + i) * kTile, turned[i]);
+  }
+}
+
+template <DType T>
+void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Memory& m, Ahead& ahead) {
+  using Feed = KeyFeed<T>;
+  constexpr int kParts = parts_of(T), kWide = Feed::kWide;
+  const int chunks = m.chunks, query_parts = m.query_parts;
+  Feed feed(k, m);
+  int groups = 1;
+  if constexpr (is_scaled(T)) groups = collect_scales(k, feed.from, feed.to, m.scales);
+  const int chunks_a_group = chunks / groups;
+  feed.first(m.key_turn);
+  if (!m.keys_ready) feed.rest(ahead);
+  m.keys_ready = false;
+  feed.next();
+  ValueFeed<T> values(v, m);
+  values.start(0);
+  m.values_ready = true;
+
+  int turn = m.key_turn;
+  for (int half = feed.from / 32; half * 32 < feed.to; ++half) {
+    const int from = half * 32 < feed.from ? 1 : 0, to = half * 32 + 16 < feed.to ? 2 : 1;
+    for (int tile = row / 16; tile * 16 < row + rows; ++tile) {
+      const bool feeds = tile * 16 <= row;
+      const int low = row > tile * 16 ? row - tile * 16 : 0;
+      const int high = row + rows < tile * 16 + 16 ? row + rows - tile * 16 : 16;
+      each_sum(from, to, [](auto t) { tile_zero<t.value>(); });
+      for (int c = 0; c < chunks; ++c) {
+        const uint8_t* q = m.queries + (tile * chunks + c) * kQueryParts * kUnit;
+        const uint8_t* keys = Feed::room(m.keys, turn, m.many, chunks, c);
+        auto multiply = [&](auto& beside) {
+          for (int b = 0; b < query_parts; ++b) {
+            tile_load<6>(q + b * kUnit);
+            for (int a = 0; a < kParts && matters(a, b); ++a)
+              each_sum(from, to, [&](auto t) {
+                constexpr int kKeys = 2 + decltype(t)::value;
+                if (a == 0) {
+                  if (b == 0 || kParts > 2) tile_load<kKeys>(keys + t.value * kUnit);
+                  tile_product<t.value, kKeys, 6>();
+                } else {
+                  if (b == 0 || kParts > 2) tile_load<kKeys + 2>(keys + (a * 2 + t.value) * kUnit);
+                  tile_product<t.value, kKeys + 2, 6>();
+                }
+                beside.some(ahead);
+              });
+          }
+        };
+        if (feed.busy())
+          multiply(feed);
+        else
+          multiply(values);
+        const bool half_done = c + 1 == chunks;
+        if (half_done || (c + 1) % kWide == 0) {
+          if (feeds) {
+            feed.rest(ahead);
+            feed.next();
+          }
+          if (!m.many) ++turn;
+        }
+        if ((c + 1) % chunks_a_group != 0) continue;
+        const int g = c / chunks_a_group;
+        float *sums = m.sums + g % 2 * 2 * 256, *before = m.sums + (1 - g % 2) * 2 * 256;
+        each_sum(from, to, [&](auto t) {
+          tile_store<t.value>(sums + t.value * 256);
+          if (!half_done) tile_zero<t.value>();
+        });
+        if (half_done && half * 32 + 32 >= feed.to) values.rest(ahead);
+        for (int t = from; t < to; ++t) {
+          const int key = half * 32 + t * 16;
+          if constexpr (is_scaled(T)) scale_sums(sums + t * 256, m.scales + g * kTile + key, g == 0, before + t * 256);
+          if (half_done) turn_sums(sums + t * 256, s + (tile * 16 - row) * kTile + key, low, high);
+        }
+      }
+    }
+    if (m.many) ++turn;
+  }
+  m.key_turn = turn;
+}
+
+// ---- values ---------------------------------------------------------------------------------------
+
+inline __m512 rounded(__m512 x) {  // to the nearest bfloat16
+  return top_half(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))));
+}
+
+void pack_weights(const float* p, int rows, int from, int to, const float* scales, uint8_t* weights) {
+  for (int r = 0; r < rows; ++r)
+    for (int h = from; h < to; ++h) {
+      __m512 a = _mm512_loadu_ps(p + r * kTile + h * 32), b = _mm512_loadu_ps(p + r * kTile + h * 32 + 16);
+      if (scales) {
+        a = _mm512_mul_ps(a, _mm512_loadu_ps(scales + h * 32));
+        b = _mm512_mul_ps(b, _mm512_loadu_ps(scales + h * 32 + 16));
+      }
+      uint8_t* out = weights + (r / 16 * 2 + h) * kWeightParts * kUnit + r % 16 * 64;
+      const __m512 high_a = rounded(a), high_b = rounded(b);
+      _mm512_store_si512(out, pair(high_a, high_b));
+      _mm512_store_si512(out + kUnit, pair(rounded(_mm512_sub_ps(a, high_a)), rounded(_mm512_sub_ps(b, high_b))));
+    }
+}
+
+// The weights of sixteen rows stay in registers 4 to 7.
+inline void load_weights(const uint8_t* at, int from, int to) {
+  each_sum(from, to, [&](auto h) {
+    tile_load<4 + 2 * h.value>(at + h.value * kWeightParts * kUnit);
+    tile_load<5 + 2 * h.value>(at + (h.value * kWeightParts + 1) * kUnit);
+  });
+}
+
+template <DType T, class Feed>
+[[gnu::always_inline]] inline void multiply_values(const uint8_t* values, int from, int to, Feed& beside,
+                                                   Ahead& ahead) {
+  constexpr int kParts = parts_of(T);
+  tile_zero<0>();
+  tile_zero<1>();
+  each_sum(from, to, [&](auto h) {
+    for (int b = 0; b < kParts; ++b)
+      each_sum(0, 2, [&](auto d) {
+        constexpr int kWeights = 4 + 2 * decltype(h)::value, kValues = 2 + decltype(d)::value;
+        tile_load<kValues>(values + ((h.value * 2 + d.value) * kParts + b) * kUnit);
+        tile_product<d.value, kWeights, kValues>();
+        beside.some(ahead);
+        if (!matters(1, b)) return;
+        tile_product<d.value, kWeights + 1, kValues>();
+        beside.some(ahead);
+      });
+  });
+}
+
+inline void add_sums(const float* sums, int rows, const float* correction, float* o, int o_stride) {
+  for (int r = 0; r < rows; ++r) {
+    const __m512 by = _mm512_set1_ps(correction[r]);
+    float* at = o + r * o_stride;
+    for (int d = 0; d < 2; ++d)
+      _mm512_storeu_ps(at + d * 16,
+                       _mm512_fmadd_ps(_mm512_loadu_ps(at + d * 16), by, _mm512_load_ps(sums + d * 256 + r * 16)));
+  }
+}
+
+template <DType T>
+void accumulate_of(const float* p, int rows, const KvRows& k, const KvRows* next_keys, const float* correction,
+                   float* o, int o_stride, Memory& m, Ahead& ahead) {
+  const int from = k.begin / 32, to = (k.end + 31) / 32, chunks = m.chunks, tiles = (rows + 15) / 16;
+  int groups = 1;
+  if constexpr (is_scaled(T)) groups = collect_scales(k, from * 32, to * 32, m.scales);
+  const int chunks_a_group = chunks / groups;
+  ValueFeed<T> feed(k, m);
+  KeyFeed<T> keys(next_keys ? *next_keys : k, m);
+  if (next_keys) keys.first(m.key_turn);
+  if (!m.values_ready) {
+    feed.start(0);
+    feed.rest(ahead);
+  }
+  m.values_ready = false, m.keys_ready = next_keys != nullptr;
+
+  for (int c = 0; c < chunks; ++c) {
+    const bool new_weights = c % chunks_a_group == 0, last = c + 1 == chunks;
+    if (new_weights)
+      pack_weights(p, rows, from, to, is_scaled(T) ? m.scales + c / chunks_a_group * kTile : nullptr, m.weights);
+    fence();
+    if (!last) feed.start(c + 1);
+    const uint8_t* values = m.values + c % 2 * kValueBlock;
+    for (int tile = 0; tile < tiles; ++tile) {
+      if (new_weights || tiles > 1) load_weights(m.weights + tile * 2 * kWeightParts * kUnit, from, to);
+      if (last)
+        multiply_values<T>(values, from, to, keys, ahead);
+      else
+        multiply_values<T>(values, from, to, feed, ahead);
+      float* sums = m.sums + (c + tile) % 2 * 2 * 256;
+      tile_store<0>(sums);
+      tile_store<1>(sums + 256);
+      add_sums(sums, rows - tile * 16 < 16 ? rows - tile * 16 : 16, correction + tile * 16,
+               o + tile * 16 * o_stride + c * 32, o_stride);
+    }
+    if (last)
+      keys.rest(ahead);
+    else
+      feed.rest(ahead);
+  }
+}
+
+template <class F>
+inline void by_type(DType type, const F& f) {
+  switch (type) {
+    case DType::f32: return f.template operator()<DType::f32>();
+    case DType::f16: return f.template operator()<DType::f16>();
+    case DType::bf16: return f.template operator()<DType::bf16>();
+    case DType::i8: return f.template operator()<DType::i8>();
+    case DType::i4: return f.template operator()<DType::i4>();
+    default: return f.template operator()<DType::f8_e4m3>();
+  }
+}
+
+void scores(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Ahead* ahead) {
+  by_type(keys.dtype, [&]<DType T>() { scores_of<T>(row, rows, keys, values, s, cut(memory), *ahead); });
+}
+void accumulate(const float* p, int rows, const KvRows& values, const KvRows* next_keys, const float* correction,
+                float* o, int o_stride, uint8_t* memory, Ahead* ahead) {
+  by_type(values.dtype, [&]<DType T>() {
+    accumulate_of<T>(p, rows, values, next_keys, correction, o, o_stride, cut(memory), *ahead);
+  });
+}
+
+bool takes(const CacheKind& kind) {
+  return kind.head_dim % 32 == 0 && kind.head_dim <= 256 && (!kind.grouped || kind.group % 32 == 0);
+}
+
+// Where a decode costs about what it costs with vectors, whose work grows with the query heads; a prefill is faster
+// with any. Vectors are slow at FP8 even for one head; float32 has three parts.
+bool pays(const CacheKind& kind) {
+  return kind.dtype == DType::f8_e4m3 || (kind.dtype != DType::f32 && kind.query_heads >= 8);
+}
+
+int stops(int head_dim) { return head_dim; }  // one for four keys' 32 elements, and for two pairs'
+
+constexpr Matrix kMatrix = {takes, pays, bytes, begin, release, scores, accumulate, stops};
+
+}  // namespace
+
+const Kernels* kernels_amx() {
+  static const Kernels* const found = []() -> const Kernels* {
+    const Kernels* vectors = kernels_avx512_vbmi();
+    if (!vectors || !kvasir::cpu().amx_bf16 || !enable_amx()) return nullptr;
+    static Kernels table = *vectors;
+    table.name = "amx";
+    table.matrix = &kMatrix;
+    return &table;
+  }();
+  return found;
+}
+
+}  // namespace kvasir::attention::cpu
+#else
+namespace kvasir::attention::cpu {
+const Kernels* kernels_amx() { return nullptr; }
+}  // namespace kvasir::attention::cpu
+#endif
