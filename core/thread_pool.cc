@@ -68,16 +68,24 @@ struct ThreadPool::State {
       if (stop.load(std::memory_order_acquire)) return;
       fn(context, index);
       if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        std::lock_guard lock(mutex);
-        if (caller_parked) done.notify_one();
+        bool wake;
+        {
+          std::lock_guard lock(mutex);
+          wake = caller_parked;
+        }
+        if (wake) done.notify_one();
       }
     }
   }
 
   void raise_ticket() {
-    std::lock_guard lock(mutex);
-    ticket.fetch_add(1, std::memory_order_release);
-    if (parked > 0) start.notify_all();
+    bool wake;
+    {
+      std::lock_guard lock(mutex);
+      ticket.fetch_add(1, std::memory_order_release);
+      wake = parked > 0;
+    }
+    if (wake) start.notify_all();  // with the lock let go: whom it wakes takes it first of all
   }
 };
 

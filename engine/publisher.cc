@@ -31,10 +31,12 @@ Publisher::~Publisher() {
 
 void Publisher::post(std::vector<Record>&& records, std::optional<StepSample> step) {
   if (records.empty() && !(step && trace_.on())) return;
-  std::unique_lock lock(mutex_);
-  less_.wait(lock, [&] { return queue_.size() < kMostBatches; });
-  queue_.push_back({std::move(records), step});
-  more_.notify_one();
+  {
+    std::unique_lock lock(mutex_);
+    less_.wait(lock, [&] { return queue_.size() < kMostBatches; });
+    queue_.push_back({std::move(records), step});
+  }
+  more_.notify_one();  // with the lock let go: woken on this very processor, it would only find it taken
 }
 
 Published Publisher::counts() const {
@@ -61,9 +63,9 @@ void Publisher::run() {
       Time now = std::chrono::steady_clock::now();
       for (Record& record : batch.records) publish(record, now);
     }
-    if (batch.step) trace_.write(*batch.step);
     for (const JobPtr& job : touched_) job->channel.announce();
     touched_.clear();
+    if (batch.step) trace_.write(*batch.step);
     batch.records.clear();
     lock.lock();
     busy_ = false;
