@@ -3,13 +3,18 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <charconv>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
+#include <utility>
 
+#include "cli/chat_terminal.h"
 #include "cli/command.h"
 #include "client/chat_client.h"
 #include "client/terminal_text.h"
@@ -61,147 +66,224 @@ constexpr const char* kCommands =
     "  /temperature X  how freely it draws; 0 is greedy\n"
     "  /max N          longest answer in tokens; 0 is up to the context\n"
     "  /save FILE      write the conversation as JSON lines\n"
-    "  /exit           leave (Ctrl-D too); Ctrl-C stops an answer\n";
+    "  /exit           leave (Ctrl-D too, and Ctrl-C twice); Ctrl-C stops an answer\n"
+    "  /help           this list\n"
+    "A line that ends in \\ goes on, as does one after Alt-Return; what is pasted is one message. // begins a message "
+    "with /.\n";
 
-std::string json_string(const std::string& text) {
-  std::string out = "\"";
-  for (char c : text) {
-    char escaped[8];
-    if (c == '"' || c == '\\') {
-      out += '\\', out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
-      out += escaped;
-    } else {
-      out += c;
-    }
+constexpr const char* kOnceMore = "Ctrl-C once more leaves; so do /exit and Ctrl-D.\n";
+
+std::atomic<bool> answering{false};
+std::atomic<int> interrupts{0};  // in a row, while nothing is answered
+
+// What is to be said, or why it cannot be.
+bool sayable(std::string_view text) {
+  try {
+    (void)nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    std::fputs("kvasir chat: the message is not UTF-8\n", stderr);
+    return false;
   }
-  return out + '"';
+  if (text.find_first_not_of(" \t\r\n") != std::string_view::npos) return true;
+  std::fputs("kvasir chat: the message is empty; say something, as an argument or on standard input\n", stderr);
+  return false;
+}
+
+template <class T>
+bool read_number(const std::string& text, T low, T high, T* out) {
+  T value{};
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= low && value <= high)) return false;
+  *out = value;
+  return true;
 }
 
 class Conversation {
  public:
-  Conversation(client::ChatClient& client, ChatConfig& config) : client_(client), config_(config) { clear(); }
+  Conversation(client::ChatClient& client, ChatConfig& config, const ChatTerminal* terminal)
+      : client_(client), config_(config), terminal_(terminal) {
+    clear();
+  }
 
   void clear() {
     messages_.clear();
+    unanswered_.clear();
     if (!config_.system.empty()) messages_.push_back({"system", config_.system});
   }
 
-  // False when the server refused; the message is then taken back.
-  bool say(std::string text, bool figures) {
+  // False when there was no answer to the end; the message is then taken back, and /retry asks it again.
+  bool say(std::string text) {
+    if (!sayable(text)) return false;
     messages_.push_back({"user", std::move(text)});
     client::TerminalText filter;
+    bool read = true;  // by whoever reads what we print
+    answering = true;
     auto reply = client_.chat(messages_, config_.settings(), [&](std::string_view piece) {
       std::string clean = filter.clean(piece);
       std::fwrite(clean.data(), 1, clean.size(), stdout);
-      std::fflush(stdout);
+      if (std::fflush(stdout) == 0 || !read) return;
+      read = false;
+      client_.cancel();
     });
+    answering = false;
     std::putchar('\n');
     std::fflush(stdout);
     if (!reply.ok()) {
       std::fprintf(stderr, "kvasir chat: %s\n", reply.status().message().c_str());
+      if (terminal_) std::fputs("The message is taken back; /retry says it again.\n", stderr);
+      unanswered_ = std::move(messages_.back().content);
       messages_.pop_back();
       return false;
     }
-    if (figures) {
-      double after = reply->seconds - reply->first_token_seconds;
-      std::fprintf(stderr, "\033[2m%lld tokens, first after %.2f s, then %.1f/s%s%s\033[0m\n",
-                   static_cast<long long>(reply->completion_tokens), reply->first_token_seconds,
-                   after > 0 && reply->completion_tokens > 1 ? double(reply->completion_tokens - 1) / after : 0.0,
-                   reply->reason == "LENGTH" ? "; cut at the longest" : "",
-                   reply->reason == "CANCELLED" ? "; stopped" : "");
-    }
+    unanswered_.clear();
+    if (terminal_) note_figures(*reply);
     messages_.push_back({"assistant", std::move(reply->text)});
-    return true;
+    return read;
   }
 
   // False: leave.
   bool command(const std::string& line) {
     size_t space = line.find(' ');
     std::string name = line.substr(1, space - 1), value = space == std::string::npos ? "" : line.substr(space + 1);
+    value.erase(value.find_last_not_of(" \t") + 1);
     if (name == "exit" || name == "quit" || name == "q") return false;
     if (name == "clear") {
       clear();
+      std::fputs("forgotten\n", stderr);
     } else if (name == "system") {
       config_.system = value;
       clear();
+      std::fputs(value.empty() ? "forgotten; no system message now\n" : "forgotten; the system message is set\n",
+                 stderr);
     } else if (name == "temperature") {
-      config_.temperature = std::atof(value.c_str());
+      if (!read_number(value, 0.0, 100.0, &config_.temperature))
+        std::fprintf(stderr, "/temperature takes a number from 0 to 100, not '%s'\n", shown(value).c_str());
     } else if (name == "max") {
-      config_.max_tokens = std::atoll(value.c_str());
+      if (!read_number<int64_t>(value, 0, 1000000000, &config_.max_tokens))
+        std::fprintf(stderr, "/max takes a whole number from 0 (up to the context), not '%s'\n", shown(value).c_str());
     } else if (name == "retry") {
       retry();
     } else if (name == "save") {
       save(value);
-    } else {
+    } else if (name == "help") {
       std::fputs(kCommands, stderr);
+    } else {
+      std::fprintf(stderr, "there is no command /%s; /help lists them\n", shown(name).c_str());
     }
     return true;
   }
 
  private:
+  static std::string shown(const std::string& text) { return client::TerminalText().clean(text.substr(0, 60)); }
+
+  void note_figures(const client::Reply& reply) const {
+    double after = reply.seconds - reply.first_token_seconds;
+    char text[160];
+    std::snprintf(text, sizeof text, "%lld tokens, first after %.2f s, then %.1f/s%s%s",
+                  static_cast<long long>(reply.completion_tokens), reply.first_token_seconds,
+                  after > 0 && reply.completion_tokens > 1 ? double(reply.completion_tokens - 1) / after : 0.0,
+                  reply.reason == "LENGTH" ? "; cut at the longest" : "",
+                  reply.reason == "CANCELLED" ? "; stopped" : "");
+    terminal_->note(text);
+  }
   void retry() {
-    while (!messages_.empty() && messages_.back().role == "assistant") messages_.pop_back();
-    if (messages_.empty() || messages_.back().role != "user") {
-      std::fprintf(stderr, "nothing has been said yet\n");
-      return;
+    std::string text = std::exchange(unanswered_, {});
+    if (text.empty()) {
+      while (!messages_.empty() && messages_.back().role == "assistant") messages_.pop_back();
+      if (messages_.empty() || messages_.back().role != "user") {
+        std::fputs("nothing has been said yet\n", stderr);
+        return;
+      }
+      text = std::move(messages_.back().content);
+      messages_.pop_back();
     }
-    std::string text = std::move(messages_.back().content);
-    messages_.pop_back();
-    say(std::move(text), true);
+    say(std::move(text));
   }
   void save(const std::string& path) {
+    if (path.empty()) {
+      std::fputs("/save takes the name of a file\n", stderr);
+      return;
+    }
+    using Json = nlohmann::ordered_json;
     std::ofstream file(path);
     for (const auto& m : messages_)
-      file << "{\"role\":" << json_string(m.role) << ",\"content\":" << json_string(m.content) << "}\n";
+      file << Json{{"role", m.role}, {"content", m.content}}.dump(-1, ' ', false, Json::error_handler_t::replace)
+           << '\n';
     file.close();
     std::fprintf(stderr, file ? "saved %s\n" : "cannot write '%s'\n", path.c_str());
   }
 
   client::ChatClient& client_;
   ChatConfig& config_;
+  const ChatTerminal* const terminal_;  // null: nobody types
   std::vector<client::Message> messages_;
+  std::string unanswered_;
 };
 
-void talk(Conversation& conversation, const std::string& model) {
+void talk(Conversation& conversation, ChatTerminal& terminal, const std::string& model) {
+  using Read = ChatTerminal::Read;
   std::fprintf(stderr, "%s. /help for commands, Ctrl-D to leave.\n", model.c_str());
+  bool interrupted = false;
   for (std::string line;;) {
-    std::fputs("\n> ", stderr);
-    if (!std::getline(std::cin, line)) break;
-    while (!line.empty() && line.back() == '\\') {  // goes on
+    std::fputc('\n', stderr);
+    Read read = terminal.read("> ", line);
+    if (read == Read::interrupt) {
+      if (interrupted) return;
+      interrupted = true;
+      std::fputs(kOnceMore, stderr);
+      continue;
+    }
+    interrupts = 0;
+    interrupted = false;
+    while (read == Read::line && !line.empty() && line.back() == '\\') {  // goes on
       line.back() = '\n';
       std::string more;
-      std::fputs(". ", stderr);
-      if (!std::getline(std::cin, more)) break;
+      read = terminal.read(". ", more);
       line += more;
     }
+    if (read == Read::interrupt) continue;
+    if (read == Read::end) return;
     if (line.find_first_not_of(" \t\n") == std::string::npos) continue;
-    if (line[0] == '/') {
+    if (line[0] == '/' && !line.starts_with("//")) {
       if (!conversation.command(line)) return;
     } else {
-      conversation.say(line, true);
+      conversation.say(line.substr(line[0] == '/' ? 1 : 0));
     }
   }
-  std::fputc('\n', stderr);
 }
 
-int chat_with(client::ChatClient& client, ChatConfig& config) {
+// Signals are taken by a thread of their own, so that one may cancel a call (no handler could).
+[[noreturn]] void watch_signals(const sigset_t& signals, client::ChatClient& client) {
+  for (int signal = 0;;) {
+    if (sigwait(&signals, &signal) != 0) continue;
+    if (signal == SIGINT && answering) {
+      client.cancel();
+    } else if (signal == SIGINT && ++interrupts < 2) {
+      std::fprintf(stderr, "\n%s", kOnceMore);
+    } else {
+      ChatTerminal::restore();
+      std::fputc('\n', stderr);
+      _exit(signal == SIGINT ? kOk : 128 + signal);
+    }
+  }
+}
+
+int converse(client::ChatClient& client, ChatConfig& config, ChatTerminal* terminal) {
   auto model = client.model(std::chrono::seconds(5));
   if (!model.ok()) {
     std::fprintf(stderr, "kvasir chat: no answer at %s: %s\n", config.target.address.c_str(),
                  model.status().message().c_str());
     return kFailed;
   }
-  Conversation conversation(client, config);
-  if (!config.message.empty() || !isatty(STDIN_FILENO)) {
-    std::string text;
-    for (const auto& word : config.message) text += (text.empty() ? "" : " ") + word;
-    if (text.empty()) text.assign(std::istreambuf_iterator<char>(std::cin), {});
-    return conversation.say(std::move(text), false) ? kOk : kFailed;
+  Conversation conversation(client, config, terminal);
+  if (terminal) {
+    talk(conversation, *terminal, *model);
+    return kOk;
   }
-  talk(conversation, *model);
-  return kOk;
+  std::string text;
+  for (const auto& word : config.message) text += (text.empty() ? "" : " ") + word;
+  if (text.empty()) text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  return conversation.say(std::move(text)) ? kOk : kFailed;
 }
 
 int chat(int argc, char** argv) {
@@ -209,26 +291,32 @@ int chat(int argc, char** argv) {
   Options options("kvasir chat", "Talks to a running server in the terminal.");
   config.define(options);
   if (auto code = options.parse(argc, argv)) return *code;
-  // Ctrl-C is taken by a thread of its own, so that it may cancel a call (no handler could); and it is blocked
-  // before any other thread is there to take it.
-  sigset_t interrupt;
-  sigemptyset(&interrupt);
-  sigaddset(&interrupt, SIGINT);
-  bool conversation = config.message.empty() && isatty(STDIN_FILENO);
-  if (conversation) pthread_sigmask(SIG_BLOCK, &interrupt, nullptr);
+  const std::string& address = config.target.address;
+  if (address.starts_with("http://") || address.starts_with("https://") || address.find(':') == std::string::npos) {
+    std::fprintf(stderr, "kvasir chat: --server is '%s'; it must be HOST:PORT, of the server's gRPC port\n",
+                 address.c_str());
+    return kUsage;
+  }
+  // Blocked before any other thread is there to take them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
+  std::optional<ChatTerminal> terminal;
+  if (config.message.empty() && isatty(STDIN_FILENO)) {
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    terminal.emplace();
+  }
   auto client = client::ChatClient::create(config.target);
   if (!client.ok()) {
     std::fprintf(stderr, "kvasir chat: %s\n", client.status().message().c_str());
     return kFailed;
   }
-  if (conversation)
-    std::thread([&interrupt, &client] {
-      for (int signal; sigwait(&interrupt, &signal) == 0;) (*client)->cancel();
-    }).detach();
-  int code = chat_with(**client, config);
+  if (terminal) std::thread([&signals, &client] { watch_signals(signals, **client); }).detach();
+  int code = converse(**client, config, terminal ? &*terminal : nullptr);
   std::fflush(stdout);
-  if (conversation) _exit(code);  // the thread above waits for a signal that will not come
-  return code;
+  if (!terminal) return code;
+  ChatTerminal::restore();
+  _exit(code);  // the thread above waits for a signal that will not come
 }
 
 }  // namespace
