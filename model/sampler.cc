@@ -226,8 +226,12 @@ int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float
     total = weigh(logits, max, scale);
   } else if (p.top_p < 1) {
     const double all = sum == 0 ? sum_exponentials(logits, max, scale) : sum;
-    find_within(logits, max, 6 / scale);
-    if (found_.size() <= kFew) total = weigh(logits, max, scale);
+    size_t likely = 0;  // of every 64th token, those within reach
+    for (size_t t = 0; t < logits.size(); t += 64) likely += logits[t] >= max - 6 / scale;
+    if (64 * likely <= 2 * kFew) {
+      find_within(logits, max, 6 / scale);
+      total = weigh(logits, max, scale);
+    }
     if (total < double(p.top_p) * all) return draw_of_many(logits, p, max, scale, u, all);
     total = all;
   } else {
@@ -277,41 +281,45 @@ int32_t Sampler::draw_of_many(std::span<const float> logits, const SamplingParam
                               double all) {
   weights_.resize(size_t(vocab_));
   kernels_.exponentials(logits.data(), vocab_, max, scale, weights_.data());
-  drop_lightest(double(p.top_p) * all);
+  const float least = std::max(p.min_p, lightest_of(double(p.top_p) * all));  // the heaviest weighs 1
+  auto kept = [least](float w) {  // without a branch, which would be foretold wrongly half the time
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(w) & (0u - uint32_t(w >= least)));
+  };
   masses_.clear();
   double total = 0;
   for (int64_t first = 0; first < vocab_; first += cpu::kSumBlock) {
-    const int64_t end = std::min<int64_t>(vocab_, first + cpu::kSumBlock);
-    if (p.min_p > 0)  // the heaviest weighs 1
-      for (int64_t i = first; i < end; ++i)
-        weights_[size_t(i)] = weights_[size_t(i)] < p.min_p ? 0 : weights_[size_t(i)];
     const float* w = weights_.data() + first;
-    const int64_t n = end - first, whole = n & ~int64_t(3);
+    const int64_t n = std::min<int64_t>(cpu::kSumBlock, vocab_ - first), whole = n & ~int64_t(3);
     double a = 0, b = 0, c = 0, d = 0;  // sums that do not wait for one another
-    for (int64_t i = 0; i < whole; i += 4) a += w[i], b += w[i + 1], c += w[i + 2], d += w[i + 3];
-    for (int64_t i = whole; i < n; ++i) a += w[i];
+    for (int64_t i = 0; i < whole; i += 4)
+      a += kept(w[i]), b += kept(w[i + 1]), c += kept(w[i + 2]), d += kept(w[i + 3]);
+    for (int64_t i = whole; i < n; ++i) a += kept(w[i]);
     masses_.push_back(a + b + (c + d));
     total += masses_.back();
   }
   const double target = u * total;
   double below = 0;
-  int32_t found = 0;
-  for (size_t block = 0; block < masses_.size(); ++block) {
-    const int64_t first = int64_t(block) * cpu::kSumBlock, end = std::min<int64_t>(vocab_, first + cpu::kSumBlock);
-    if (masses_[block] > 0 && below + masses_[block] > target) {
-      for (int64_t i = first; i < end; ++i)
-        if (weights_[size_t(i)] > 0 && (found = int32_t(i), below += weights_[size_t(i)]) > target) break;
-      return found;
-    }
+  size_t block = 0, last = 0;  // rounding may leave the target past the end: then it is the last that weighs anything
+  for (; block < masses_.size(); ++block) {
+    if (masses_[block] > 0) last = block;
+    if (below + masses_[block] > target) break;
     below += masses_[block];
   }
-  for (int32_t t = 0; t < vocab_; ++t)
-    if (weights_[size_t(t)] > 0) found = t;
-  return found;  // rounding left the target past the end: the last that weighs anything
+  if (block == masses_.size()) block = last, below = target - masses_[last];
+  const int64_t first = int64_t(block) * cpu::kSumBlock, end = std::min<int64_t>(vocab_, first + cpu::kSumBlock);
+  int64_t found = first;
+  for (int64_t i = first; i < end; ++i) {
+    const float w = kept(weights_[size_t(i)]);
+    if (w == 0) continue;
+    found = i;
+    if ((below += w) > target) break;
+  }
+  return int32_t(found);
 }
 
-// Of weights_, the heaviest that together reach `wanted` stay; of equal ones those of lower ids. The others become 0.
-void Sampler::drop_lightest(double wanted) {
+// Of weights_, the lightest of the heaviest that together reach `wanted`. Of equal ones those of lower ids are in; the
+// others become 0.
+float Sampler::lightest_of(double wanted) {
   masses_.assign(kClasses, 0);
   for (const float w : weights_) masses_[class_of(w)] += double(w);
   uint32_t border = 0;
@@ -319,14 +327,12 @@ void Sampler::drop_lightest(double wanted) {
   while (border + 1 < kClasses && above + masses_[border] < wanted) above += masses_[border++];
   candidates_.clear();
   for (size_t t = 0; t < weights_.size(); ++t)
-    if (const uint32_t c = class_of(weights_[t]); c > border)
-      weights_[t] = 0;
-    else if (c == border && weights_[t] > 0)
-      candidates_.push_back({weights_[t], int32_t(t)});
+    if (class_of(weights_[t]) == border) candidates_.push_back({weights_[t], int32_t(t)});
   std::sort(candidates_.begin(), candidates_.end(), heavier);
-  size_t kept = 0;
-  while (kept < candidates_.size() && above < wanted) above += candidates_[kept++].weight;
-  for (size_t i = kept; i < candidates_.size(); ++i) weights_[size_t(candidates_[i].token)] = 0;
+  size_t in = 0;
+  while (in < candidates_.size() && above < wanted) above += candidates_[in++].weight;
+  for (size_t i = in; i < candidates_.size(); ++i) weights_[size_t(candidates_[i].token)] = 0;
+  return in == 0 ? std::bit_cast<float>(kOne - (border << kClassBits)) : candidates_[in - 1].weight;
 }
 
 // Tokens whose surprise is nearest the distribution's entropy, until they hold `share` of it.

@@ -45,7 +45,7 @@ class Sampler {  // one a thread: it keeps scratch memory
   int32_t draw_of_all(std::span<const float> logits, float max, float scale, double target);
   int32_t draw_of_many(std::span<const float> logits, const SamplingParams& p, float max, float scale, double u,
                        double all);
-  void drop_lightest(double wanted);
+  float lightest_of(double wanted);
   void keep_typical(float share, double& total);
   void keep_heaviest(float share, double total);
 
