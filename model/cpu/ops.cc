@@ -13,7 +13,7 @@ namespace {
 // Below this many element operations waking the workers costs more than they save.
 constexpr int64_t kWorthSharing = 16384;
 // Rows of a product done together: their activations stay in the second-level cache.
-constexpr int64_t kRowBytes = 384 << 10;
+constexpr int64_t kRowBytes = 1 << 20;
 }  // namespace
 
 void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
@@ -180,7 +180,7 @@ Status CpuOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffe
   const PackedMatrix& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(2 * out.cols == m.rows, m.rows, " columns in halves into ", out.cols);
   if (out.cols % kGroup != 0) return Ops::linear_glu(in, weight, activation, between, out);
-  constexpr int64_t kRows = 128;
+  constexpr int64_t kRows = 256;
   auto f = activation == Activation::silu ? kernels_.silu : kernels_.gelu;
   Input input = input_of(in, m);
   int64_t half = m.groups / 2;

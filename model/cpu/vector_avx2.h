@@ -46,6 +46,17 @@ struct V {
     for (int c = 0; c < 8; ++c) w.c[c] = chunk(p + 64 * c);
     return w;
   }
+  // As in vector_avx512.h.
+  static void plane_sums(const int8_t* high, const int8_t* low, int32_t* sums) {
+    auto fours = [](const int8_t* q) {
+      I twos = _mm256_maddubs_epi16(_mm256_set1_epi8(1), chunk(reinterpret_cast<const uint8_t*>(q)));
+      return _mm256_madd_epi16(twos, _mm256_set1_epi16(1));
+    };
+    I pairs = _mm256_hadd_epi32(fours(high), fours(low));
+    I both = _mm256_hadd_epi32(pairs, pairs);  // high, low of the first half; of the second
+    __m128i halves = _mm_unpacklo_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), halves);
+  }
   static I inputs(const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);

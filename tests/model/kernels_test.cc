@@ -139,6 +139,56 @@ TEST(Kernels, LongRowsInManyNumbersAreTheSameBits) {
   }
 }
 
+// Greatest weights and inputs over rows longer than 32 bits hold, an odd number of blocks, rows of zeros, one block far
+// above the others, scales that are no number: the same bits everywhere, near the product, and only their rows NaN.
+TEST(Kernels, ExtremeWeightsOfFourBits) {
+  constexpr int64_t kRows = 20, kCols = 32 * 145;
+  std::mt19937 random(5);
+  ThreadPool pool(1);
+  for (WeightType type : {WeightType::q4_0, WeightType::q4_1}) {
+    SCOPED_TRACE(std::string(type_info(type)->name));
+    Arena arena;
+    const int64_t size = type_info(type)->bytes;
+    auto bytes = random_tensor(type, kRows * kCols, random);
+    HostTensor t{"w", type, kRows, kCols, bytes.data(), int64_t(bytes.size())};
+    auto block = [&](int64_t row, int64_t b) { return bytes.data() + row * t.row_bytes() + b * size; };
+    auto scales = [&](int64_t row, int64_t b, float d, float m) {
+      uint16_t both[2] = {f32_to_f16(d), f32_to_f16(m)};
+      std::memcpy(block(row, b), both, type == WeightType::q4_1 ? 4 : 2);
+    };
+    for (int64_t b = 0; b < kCols / 32; ++b) {
+      std::memset(block(0, b) + size - 16, 0, 16);
+      scales(0, b, 2.0f, -15.0f), scales(1, b, 0, 0), scales(2, b, b == 7 ? 60000.0f : 1e-3f, 0);
+    }
+    scales(3, 3, NAN, 0), scales(4, 4, INFINITY, 0), scales(5, 5, -INFINITY, 0);
+    for (int64_t tokens : {1, 5, 33}) {
+      Product p = product_of(t, arena, pool, std::vector<float>(size_t(tokens * kCols), 1.0f), tokens);
+      for (int64_t i = kCols; i < tokens * kCols; ++i) p.x[size_t(i)] = i / kCols % 2 ? -1.0f : float(random() % 3);
+      const std::vector<float> base = p.integer(kKernelsBase);
+      for (const Kernels* k : runnable_kernels()) {
+        const std::vector<float> y = p.integer(*k);
+        EXPECT_EQ(std::memcmp(y.data(), base.data(), y.size() * sizeof(float)), 0) << k->name << " " << tokens;
+      }
+      std::vector<float> w(static_cast<size_t>(kCols));
+      for (int64_t row = 0; row < kRows; ++row) {
+        if (row >= 3 && row < 6) {
+          for (int64_t i = 0; i < tokens; ++i) EXPECT_TRUE(std::isnan(base[size_t(i * kRows + row)])) << row;
+          continue;
+        }
+        dequantize(type, block(row, 0), kCols, w.data());
+        for (int64_t i = 0; i < tokens; ++i) {
+          double sum = 1, most = 0;
+          for (int64_t c = 0; c < kCols; ++c) {
+            sum += double(w[size_t(c)]) * p.x[size_t(i * kCols + c)];
+            most = std::max(most, std::fabs(double(w[size_t(c)])));
+          }
+          EXPECT_NEAR(base[size_t(i * kRows + row)], sum, 3e-4 * most * kCols) << row << " " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(Kernels, RowsDoNotDependOnHowManyThereAre) {
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
