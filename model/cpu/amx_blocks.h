@@ -5,6 +5,7 @@
 
 #include "model/cpu/amx_row_sums.h"
 
+// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as kernels_impl.h is.
 namespace kvasir::model::cpu {
 namespace {
 
@@ -243,3 +244,4 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
 
 }  // namespace
 }  // namespace kvasir::model::cpu
+// NOLINTEND(misc-definitions-in-headers)

@@ -8,6 +8,7 @@
 // After the vectors it is written for.
 #include "model/cpu/kernels_impl.h"
 
+// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as kernels_impl.h is.
 namespace kvasir::model::cpu {
 namespace {
 
@@ -282,3 +283,4 @@ void sum_one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const Qu
 
 }  // namespace
 }  // namespace kvasir::model::cpu
+// NOLINTEND(misc-definitions-in-headers)
