@@ -44,7 +44,8 @@ class Constraint {
 };
 
 // What one row of logits is to become. With a constraint the first draw is as without one, which is most often right;
-// one that is refused is repeated among what is allowed, so that together they draw from the allowed distribution.
+// one that is refused is repeated among what is allowed, so that together they draw from the allowed distribution;
+// only top-k, top-p and min-p cut the first draw before the constraint is asked.
 struct SampleRow {
   const SamplingParams* params = nullptr;
   int32_t choice = 0;               // which of n

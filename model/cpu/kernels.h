@@ -19,8 +19,8 @@ struct QuantRows {
   float* d;          // [rows]
   float* sums;       // [rows, cols / 32] of v, or [rows, cols / 32, 2] of halves, where weights have minima
   int32_t* offsets;  // [rows, cols / 32] -zero point * sum of v, where they have a zero point
-  int32_t*
-      planes;    // [rows, cols / 32 (, 2), 4] for weights of_rows: -8 times each plane's sum, and it in the upper half
+  // For weights of_rows, [rows, cols / 32 (, 2), 4]: -8 times each plane's sum, and it in the upper half.
+  int32_t* planes;
   int64_t cols;  // a multiple of 32
   int64_t rows;
 };
