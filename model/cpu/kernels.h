@@ -13,7 +13,8 @@ namespace kvasir::model::cpu {
 // Rows of activations as the kernels of quantized weights read them: integers of 12 bits, x = d * v, v = 16 * high +
 // low, with one d a row, so that a block's products are scaled by its weights' scale alone. Two int8 planes cost a
 // second dot product where one plane alone (llama.cpp's way) costs accuracy: 0.033 in mean |log-probability| on
-// SmolLM2. A block is 32 high bytes, then 32 low ones; AMX has its own orders in the same room, those of whole tiles.
+// SmolLM2. A block is 32 high bytes, then 32 low ones. In the same room AMX has its own orders, those of whole tiles,
+// and AVX2 has the 16 bits together where there are rows enough (panels_avx2.h).
 struct QuantRows {
   int8_t* q;         // [rows, cols / 32, 2, 32]
   float* d;          // [rows]

@@ -1,8 +1,5 @@
-#include "model/cpu/vector_avx2.h"
-
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
+#include "model/cpu/panels_avx2.h"
 
 namespace kvasir::model::cpu {
-const Kernels kKernelsAvx2 = make_kernels("avx2");
+const Kernels kKernelsAvx2 = panel_kernels("avx2");
 }

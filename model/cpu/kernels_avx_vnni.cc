@@ -1,8 +1,5 @@
-#include "model/cpu/vector_avx2.h"
-
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
+#include "model/cpu/panels_avx2.h"
 
 namespace kvasir::model::cpu {
-const Kernels kKernelsAvxVnni = make_kernels("avx_vnni");
+const Kernels kKernelsAvxVnni = panel_kernels("avx_vnni");
 }

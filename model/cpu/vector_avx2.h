@@ -84,7 +84,8 @@ struct V {
 #if defined(__AVXVNNI__)
     return {pair, pair};
 #else
-    I d = _mm256_or_si256(_mm256_slli_epi32(pair, 16), _mm256_and_si256(pair, _mm256_set1_epi32(0xffff)));
+    const I twice = _mm256_set_epi64x(0x0d0c0d0c09080908, 0x0504050401000100, 0x0d0c0d0c09080908, 0x0504050401000100);
+    const I d = _mm256_shuffle_epi8(pair, twice);
     return {d, _mm256_sub_epi16(pair, _mm256_slli_epi16(d, 3))};
 #endif
   }

@@ -1,0 +1,393 @@
+// Products of many rows with AVX2: a group's weights become panels of 16-bit integers once, for all rows, so that two
+// products of 8 outputs are one multiplication and one addition of 32 bits (with AVX-VNNI one instruction).
+//
+// Activations are 16-bit integers then, in the room of their two planes: 4 inputs stand as 0, 2, 1, 3, since
+// unpacking bytes to 16 bits takes every other one. Each vector of a panel has two such neighbours of 8 outputs.
+#pragma once
+
+#include "model/cpu/vector_avx2.h"
+// After the vectors it is written for.
+#include "model/cpu/kernels_impl.h"
+
+// NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
+namespace kvasir::model::cpu {
+namespace {
+
+constexpr int kPairs = 16;            // of inputs, in a block
+constexpr int kStep = 8;              // pairs that are one piece of code
+constexpr int64_t kPanelBlocks = 20;  // a panel and the rows at it stay in a first-level cache of 32 KB
+constexpr int64_t kPanelRows = 256;   // whose sums are kept while the panels of a group go by
+#if defined(__AVXVNNI__)
+constexpr int kTall = 6;  // a chain of additions takes five cycles a link, of which two may begin a cycle
+#else
+constexpr int kTall = 4;
+#endif
+
+// Fewer rows are not worth unpacking for.
+inline int64_t least_rows(const PackingInfo& info) { return info.of_rows ? 5 : 2; }
+
+struct Panel {
+  V::I w[kPanelBlocks * kPairs][kParts];
+  V::F d[2 * kPanelBlocks][kParts], m[2 * kPanelBlocks][kParts];  // where weights are not of_rows
+};
+
+// Where these are intrinsics gcc 12 adds products to one another first, and spills them and the sums.
+inline V::I add_two_products(V::I to, V::I a, V::I b) {
+#if defined(__AVXVNNI__)
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(to) : "x"(a), "x"(b));
+#else
+  asm("vpaddd %1, %0, %0" : "+x"(to) : "x"(_mm256_madd_epi16(a, b)));
+#endif
+  return to;
+}
+
+// A part's 16 pairs of a block, each as wide as it is stored.
+template <Packing P>
+inline void unpack_pairs(const uint8_t* quants, V::I* pairs) {
+  if constexpr (packing_info(P).quant_bytes == 256) {
+    const V::I low = _mm256_set1_epi16(15);
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      const V::I v = V::chunk(quants + 64 * c);
+      pairs[2 * c] = _mm256_and_si256(v, low);
+      pairs[2 * c + 1] = _mm256_and_si256(_mm256_srli_epi16(v, 8), low);
+      pairs[2 * c + 8] = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
+      pairs[2 * c + 9] = _mm256_srli_epi16(v, 12);
+    }
+  } else {
+    const V::I zero = _mm256_set1_epi16(packing_info(P).zero);
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) {
+      const V::I v = V::chunk(quants + 64 * c);
+      pairs[2 * c] = _mm256_sub_epi16(_mm256_and_si256(v, _mm256_set1_epi16(255)), zero);
+      pairs[2 * c + 1] = _mm256_sub_epi16(_mm256_srli_epi16(v, 8), zero);
+    }
+  }
+}
+
+// D in both halves of a lane, and so what q = 0 stands for.
+struct Line {
+  V::I d, at_zero;
+};
+template <Packing P>
+inline Line load_line(const uint8_t* scales, int half, int part) {
+  V::I d, m = V::zero_i();
+  if constexpr (packing_info(P).zero != 0) {
+    d = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * part)));
+    d = _mm256_or_si256(d, _mm256_slli_epi32(d, 16));
+  } else {
+    const V::I pair = V::chunk(scales + 64 * half + 32 * part);
+    d = _mm256_blend_epi16(pair, _mm256_slli_epi32(pair, 16), 0xaa);
+    m = _mm256_blend_epi16(_mm256_srli_epi32(pair, 16), pair, 0xaa);
+  }
+  return {d, _mm256_sub_epi16(m, _mm256_slli_epi16(d, 3))};
+}
+
+template <Packing P>
+void unpack_panel(const PackedMatrix& m, int64_t group, int64_t begin, int64_t end, Panel& to) {
+  constexpr PackingInfo info = packing_info(P);
+  constexpr int parts = info.halves ? 2 : 1;
+  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
+  for (int64_t b = begin; b < end; ++b) {
+    const uint8_t *q = quants + b * info.quant_bytes, *s = scales + b * info.scale_bytes;
+    // The same block of the next group: the hardware does not look beyond a page by itself.
+#pragma GCC unroll 8
+    for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(q + m.group_bytes + i, 0, 2);
+#pragma GCC unroll 8
+    for (int i = 0; i < info.scale_bytes; i += 64) __builtin_prefetch(s + m.group_bytes + i, 0, 2);
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+      V::I pairs[kPairs];
+      unpack_pairs<P>(q + 32 * part, pairs);
+      V::I(*w)[kParts] = to.w + kPairs * (b - begin);
+      if constexpr (info.of_rows) {
+#pragma GCC unroll 2
+        for (int h = 0; h < parts; ++h) {
+          const Line line = load_line<P>(s, h, part);
+#pragma GCC unroll 16
+          for (int i = h * kPairs / parts; i < (h + 1) * kPairs / parts; ++i)
+            w[i][part] = _mm256_add_epi16(_mm256_mullo_epi16(pairs[i], line.d), line.at_zero);
+        }
+      } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < kPairs; ++i) w[i][part] = pairs[i];
+        Scales<P> of;
+        of.load(s, part);
+        for (int h = 0; h < parts; ++h) {
+          to.d[(b - begin) * parts + h][part] = of.d[h];
+          if constexpr (info.zero == 0) to.m[(b - begin) * parts + h][part] = of.m[h];
+        }
+      }
+    }
+  }
+}
+
+// `times` times kStep pairs by T rows of activations: row t's pair i is the four bytes at q + t * stride + 4 * i.
+template <int T>
+inline void add_pairs(const V::I (*w)[kParts], int64_t times, const int8_t* q, int64_t stride, V::I (*to)[kParts]) {
+  do {
+#pragma GCC unroll 8
+    for (int i = 0; i < kStep; ++i)
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        const V::I v = V::inputs(q + t * stride + 4 * i);
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; ++part) to[t][part] = add_two_products(to[t][part], w[i][part], v);
+      }
+    w += kStep, q += 4 * kStep;
+  } while (--times != 0);
+}
+
+// What a row's sums are while the panels of a group go by: exact integers, or floats of blocks.
+struct WholeSums {
+  V::I top[kParts], low[kParts];  // of parts of the sum: their upper halves, and all of them modulo 2^32
+};
+struct FloatSums {
+  V::F sum[kParts];
+};
+
+// For how many blocks, from a multiple of as many on, the sums of a row of_rows fit 32 bits whatever the weights.
+inline int32_t& fit_of(const QuantRows& x, int64_t row) { return x.planes[row * x.cols / 32 * 4]; }
+
+template <Packing P, int T>
+void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, WholeSums* sums) {
+  const int8_t* q = x.q + 2 * row * x.cols;
+  int64_t fit = fit_of(x, row);
+  for (int t = 1; t < T; ++t) fit = fit_of(x, row + t) < fit ? fit_of(x, row + t) : fit;
+  for (int64_t b = begin; b < end;) {
+    V::I acc[T][kParts];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) acc[t][0] = acc[t][1] = V::zero_i();
+    const int64_t full = (b | (fit - 1)) + 1, next = full < end ? full : end;
+    add_pairs<T>(panel.w + kPairs * (b - begin), (next - b) * (kPairs / kStep), q + 64 * b, 2 * x.cols, acc);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; ++part) {
+        sums[t].top[part] = V::add_i(sums[t].top[part], V::right<16>(acc[t][part]));
+        sums[t].low[part] = V::add_i(sums[t].low[part], acc[t][part]);
+      }
+    b = next;
+  }
+}
+
+template <Packing P, int T>
+void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, FloatSums* sums) {
+  constexpr int parts = packing_info(P).halves ? 2 : 1, pairs = kPairs / parts;
+  const int8_t* q = x.q + 2 * row * x.cols;
+  const int64_t all = x.cols / 32 * parts;
+  const float* s = x.sums + row * all;
+  for (int64_t i = begin * parts; i < end * parts; ++i) {
+    V::I acc[T][kParts];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) acc[t][0] = acc[t][1] = V::zero_i();
+    const int64_t at = i - begin * parts;
+    add_pairs<T>(panel.w + pairs * at, pairs / kStep, q + 4 * pairs * i, 2 * x.cols, acc);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; ++part) {
+        V::F& sum = sums[t].sum[part];
+        sum = V::fma(panel.d[at][part], V::to_float(acc[t][part]), sum);
+        if constexpr (packing_info(P).zero == 0) sum = V::fma(panel.m[at][part], V::set_f(s[t * all + i]), sum);
+      }
+  }
+}
+
+inline V::F finish(const WholeSums& sums, int part, const PackedMatrix& m, int64_t group, float d) {
+  const V::I top = sums.top[part], rest = _mm256_sub_epi32(sums.low[part], V::left<16>(top));
+  const RowSum sum{V::add_i(top, V::right<16>(rest)), V::and_i(rest, 0xffff)};
+  return sum.finish(V::mul(V::load_f(m.row_scales(group) + part * V::N), V::set_f(d)));
+}
+inline V::F finish(const FloatSums& sums, int part, const PackedMatrix&, int64_t, float d) {
+  return V::mul(sums.sum[part], V::set_f(d));
+}
+
+// `rows` rows, in tiles as even as can be.
+template <Packing P, class Sums>
+void panel_tiles(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t first, int64_t rows,
+                 Sums* sums) {
+  const int64_t tiles = (rows + kTall - 1) / kTall;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t t = rows * i / tiles;
+    auto run = [&]<int T>() { panel_tile<P, T>(panel, begin, end, x, first + t, sums + t); };
+    switch (rows * (i + 1) / tiles - t) {
+      case 1: run.template operator()<1>(); break;
+      case 2: run.template operator()<2>(); break;
+      case 3: run.template operator()<3>(); break;
+      case 4: run.template operator()<4>(); break;
+      case 5: run.template operator()<kTall >= 5 ? 5 : 1>(); break;
+      case 6: run.template operator()<kTall >= 6 ? 6 : 1>(); break;
+    }
+  }
+}
+
+template <Packing P, class Sums>
+void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
+                int64_t y_stride, bool add) {
+  Panel panel;
+  Sums sums[kPanelRows];
+  const int64_t panels = (m.blocks + kPanelBlocks - 1) / kPanelBlocks;
+  for (int64_t t = 0; t < rows; ++t) sums[t] = Sums{};
+  for (int64_t i = 0; i < panels; ++i) {
+    const int64_t begin = m.blocks * i / panels, end = m.blocks * (i + 1) / panels;
+    unpack_panel<P>(m, group, begin, end, panel);
+    panel_tiles<P>(panel, begin, end, x, first, rows, sums);
+  }
+  for (int64_t t = 0; t < rows; ++t)
+    for (int part = 0; part < kParts; ++part)
+      store_lanes(finish(sums[t], part, m, group, x.d[first + t]), part, y + t * y_stride, m.valid(group), add);
+}
+
+#if !defined(__AVXVNNI__)
+// One row by a whole group, whose parts share what is read of the row.
+template <Packing P>
+void one_row(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t row, float* y, bool add) {
+  constexpr PackingInfo info = packing_info(P);
+  const V::I low_bits = _mm256_set1_epi8(15);
+  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
+  const int8_t* q = x.q + 2 * row * x.cols;
+  const int32_t* planes = x.planes + row * m.blocks * 4;
+  RowSum sum[kParts];
+  for (RowSum& s : sum) s.top = s.low = V::zero_i();
+  for (int64_t b = 0; b < m.blocks;) {
+    const int64_t end = b + kCarryBlocks < m.blocks ? b + kCarryBlocks : m.blocks;
+    V::I sums[2][kParts];  // of the high plane and the low one
+    for (auto& plane : sums) plane[0] = plane[1] = V::zero_i();
+    for (; b < end; ++b) {
+      const uint8_t *from = quants + b * info.quant_bytes, *scale = scales + b * info.scale_bytes;
+      const int8_t* at = q + 64 * b;
+#pragma GCC unroll 4
+      for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(from + m.group_bytes + i);
+      __builtin_prefetch(scale + m.group_bytes);
+      V::I products[2][kParts];
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) {
+        const V::I in[2][2] = {{V::inputs(at + 4 * c), V::inputs(at + 16 + 4 * c)},
+                               {V::inputs(at + 32 + 4 * c), V::inputs(at + 48 + 4 * c)}};
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; ++part) {
+          const V::I v = V::chunk(from + 64 * c + 32 * part), first = _mm256_and_si256(v, low_bits),
+                     second = _mm256_and_si256(_mm256_srli_epi16(v, 4), low_bits);
+#pragma GCC unroll 2
+          for (int plane = 0; plane < 2; ++plane) {
+            const V::I both =
+                _mm256_add_epi16(_mm256_maddubs_epi16(first, in[plane][0]), _mm256_maddubs_epi16(second, in[plane][1]));
+            products[plane][part] = c == 0 ? both : _mm256_add_epi16(products[plane][part], both);
+          }
+        }
+      }
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; ++part) {
+        const V::Pair pair = V::load_pair<P>(scale, 0, part);
+#pragma GCC unroll 2
+        for (int plane = 0; plane < 2; ++plane) {
+          const V::I of_inputs = _mm256_madd_epi16(_mm256_set1_epi32(planes[4 * b + 2 + plane]), pair.m);
+          const V::I scaled = _mm256_madd_epi16(products[plane][part], pair.d);
+          sums[plane][part] = V::add_i(sums[plane][part], V::add_i(scaled, of_inputs));
+        }
+      }
+    }
+    for (int part = 0; part < kParts; ++part) sum[part].add<4>(sums[0][part], sums[1][part]);
+  }
+  for (int part = 0; part < kParts; ++part) {
+    const V::F scale = V::mul(V::load_f(m.row_scales(group) + part * V::N), V::set_f(x.d[row]));
+    store_lanes(sum[part].finish(scale), part, y, m.valid(group), add);
+  }
+}
+#endif
+
+void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
+                     int64_t rows, float* y, int64_t y_stride, bool add) {
+  with_packing(m.packing, [&]<Packing P>() {
+#if !defined(__AVXVNNI__)
+    if constexpr (packing_info(P).of_rows && !packing_info(P).halves)
+      if (rows == 1 && x.rows == 1) {
+        for (int64_t g = 0; g < groups; ++g) one_row<P>(m, group + g, x, first, y + g * kGroup, add);
+        return;
+      }
+#endif
+    if (x.rows < least_rows(packing_info(P))) return integer(m, group, groups, x, first, rows, y, y_stride, add);
+    if constexpr (has_integers(P)) {
+      using Sums = std::conditional_t<packing_info(P).of_rows, WholeSums, FloatSums>;
+      for (int64_t t = 0; t < rows; t += kPanelRows)
+        for (int64_t g = 0; g < groups; ++g)
+          panel_rows<P, Sums>(m, group + g, x, first + t, rows - t < kPanelRows ? rows - t : kPanelRows,
+                              y + t * y_stride + g * kGroup, y_stride, add);
+    }
+  });
+}
+
+// How quantize_to() writes a block whose planes stand together as integers of 16 bits.
+struct Together {
+  static void quantize_block(const float* x, float inverse, int8_t* to, int8_t*) {
+    const V::F magic = V::set_f(12582912.0f), by = V::set_f(inverse);
+    const V::I in_order = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
+#pragma GCC unroll 2
+    for (int i = 0; i < 32; i += 16) {
+      auto whole = [&](const float* p) {
+        return _mm256_sub_epi32(_mm256_castps_si256(V::fma(V::load_f(p), by, magic)), _mm256_castps_si256(magic));
+      };
+      V::I v = _mm256_permutevar8x32_epi32(_mm256_packs_epi32(whole(x + i), whole(x + i + 8)), in_order);
+      v = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8);
+      _mm256_storeu_si256(reinterpret_cast<V::I*>(to + 2 * i), v);
+    }
+  }
+  // As if there were no high plane.
+  static void plane_sums(const int8_t* both, const int8_t*, int32_t* sums) {
+    for (int h = 0; h < 2; ++h) {
+      int16_t v[16];
+      __builtin_memcpy(v, both + 32 * h, sizeof v);
+      sums[h] = sums[2 + h] = 0;
+      for (int j = 0; j < 16; ++j) sums[2 + h] += v[j];
+    }
+  }
+};
+
+// The sum of a block's magnitudes.
+inline int32_t size_of(const int8_t* q) {
+  auto half = [&](int i) { return _mm256_abs_epi16(_mm256_loadu_si256(reinterpret_cast<const V::I*>(q + i))); };
+  const V::I twos = _mm256_madd_epi16(_mm256_add_epi16(half(0), half(32)), _mm256_set1_epi16(1));
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(twos), _mm256_extracti128_si256(twos, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+// As fit_of() says: weights are below 2^14, and so 64 inputs below 2^11 always fit.
+inline void find_fit(const QuantRows& to, int64_t row) {
+  constexpr int32_t kMost = (1 << 17) - 1;
+  int64_t blocks = to.cols / 32;
+  int32_t* sizes = &fit_of(to, row);  // there is room for more
+  for (int64_t b = 0; b < blocks; ++b) sizes[b] = size_of(to.q + 2 * row * to.cols + 64 * b);
+  int32_t fit = 1, most = 0;
+  for (; blocks > 1; fit *= 2, blocks = (blocks + 1) / 2) {
+    for (int64_t i = 0; i < blocks; i += 2) {
+      const int32_t both = sizes[i] + (i + 1 < blocks ? sizes[i + 1] : 0);
+      sizes[i / 2] = both, most = both > most ? both : most;
+    }
+    if (most > kMost) break;
+  }
+  sizes[0] = fit;
+}
+
+void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {
+  const PackingInfo info = packing_info(packing);
+  if (to.rows < least_rows(info)) return quantize(x, packing, to, row);
+  const int64_t blocks = to.cols / 32, parts = info.halves ? 2 : 1;
+  quantize_to<Together>(x, packing, to, row, !info.of_rows && info.zero == 0, [&](int64_t b) {
+    int8_t* q = to.q + 2 * row * to.cols + 64 * b;
+    return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
+  });
+  if (info.of_rows) find_fit(to, row);
+}
+
+constexpr Kernels panel_kernels(const char* name) {
+  Kernels k = make_kernels(name);
+  k.quantize = quantize_for_many;
+  k.integer = integer_of_many;
+  return k;
+}
+
+}  // namespace
+}  // namespace kvasir::model::cpu
+// NOLINTEND(misc-definitions-in-headers)
