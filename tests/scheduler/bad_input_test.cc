@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "scheduler/policy.h"
 #include "scheduler/simulate.h"
 #include "tests/scheduler/world.h"
@@ -217,6 +219,48 @@ TEST(BadInput, AWorkloadOfValuesThatNothingCanHold) {
   auto report = simulate(o, *workload);
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report->finished + report->expired + report->refused, 120);
+}
+
+TEST(BadInput, EachFieldIsNamed) {
+  World w(small());
+  auto status = [&](auto change) {
+    Submission s = w.make(9, prompt_of(5), 5);
+    change(s);
+    return w.scheduler->submit(s, w.now + seconds(1)).status();
+  };
+  EXPECT_EQ(status([](Submission& s) { s.prompt.clear(); }).field(), "prompt");
+  EXPECT_EQ(status([](Submission& s) { s.prompt.assign(200, 1); }).field(), "prompt");
+  EXPECT_EQ(status([](Submission& s) { s.prompt[1] = -4; }).field(), "prompt");
+  EXPECT_EQ(status([](Submission& s) { s.max_new = 96; }).field(), "max_tokens");
+  EXPECT_EQ(status([](Submission& s) { s.max_new = -1; }).field(), "max_tokens");
+  EXPECT_EQ(status([](Submission& s) { s.n = 0; }).field(), "n");
+  EXPECT_EQ(status([](Submission& s) { s.n = 9; }).field(), "n");
+  EXPECT_EQ(status([&](Submission& s) { s.deadline = w.now; }).code(), Code::deadline_exceeded);
+  EXPECT_TRUE(status([](Submission&) {}).ok());
+  EXPECT_EQ(status([](Submission&) {}).code(), Code::already_exists);
+  for (auto call : {&Scheduler::cancel, &Scheduler::pause, &Scheduler::resume})
+    EXPECT_EQ((w.scheduler.get()->*call)(77).code(), Code::not_found);
+  EXPECT_TRUE(w.scheduler->cancel(9).ok());
+  EXPECT_EQ(w.scheduler->cancel(9).code(), Code::not_found);
+  w.collect();
+  w.expect_all_back();
+}
+
+TEST(BadInput, OptionsAreNamed) {
+  auto field = [](auto change) {
+    Options o = small();
+    change(o);
+    return Scheduler::create(o).status().field();
+  };
+  EXPECT_EQ(field([](Options& o) { o.page_size = 12; }), "page_size");
+  EXPECT_EQ(field([](Options& o) { o.page_size = 512; }), "page_size");
+  EXPECT_EQ(field([](Options& o) { o.groups[0].pages = 0; }), "kv_memory");
+  EXPECT_EQ(field([](Options& o) { o.max_tokens_per_step = 8; }), "max_tokens_per_step");
+  for (double ms : {-1.0, 0.5, 60001.0, std::nan("")})
+    EXPECT_EQ(field([ms](Options& o) { o.max_step_ms = ms; }), "max_step_ms");
+  EXPECT_EQ(field([](Options& o) { o.policy = "best"; }), "policy");
+  EXPECT_EQ(field([](Options& o) { o.depth = 9; }), "depth");
+  EXPECT_EQ(field([](Options& o) { o.tenant_weights["x"] = 0; }), "tenant_weights");
 }
 
 }  // namespace
