@@ -8,8 +8,9 @@
 namespace kvasir::engine {
 namespace {
 
-// A step that waits for masks leaves its own threads idle.
-constexpr int kMostMaskThreads = 4;
+// A step that waits for masks leaves its own threads idle. Two at least, whatever the machine: a mask is known to be
+// slow only when it has been computed once, and until then it must not keep all others waiting.
+constexpr int kFewestMaskThreads = 2, kMostMaskThreads = 4;
 constexpr int kSlowMaskThreads = 2;
 
 }  // namespace
@@ -48,7 +49,7 @@ GrammarWorker::GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size)
     : make_compiler_(std::move(make_compiler)),
       vocab_size_(vocab_size),
       compiling_(1),
-      masking_(std::clamp(host_limits().cpus, 1, kMostMaskThreads)),
+      masking_(std::clamp(host_limits().cpus, kFewestMaskThreads, kMostMaskThreads)),
       slowly_(kSlowMaskThreads) {}
 
 GrammarWorker::~GrammarWorker() = default;
