@@ -97,8 +97,8 @@ void Publisher::publish(Record& record, Time now) {
     case Record::Kind::failed:
       ++counts_.failed;
       ++counts_.errors[code_name(job.failure.code())];
-      push(job, Failed{job.failure});
-      return close(job, now);
+      close(job, now);
+      return push(job, Failed{job.failure});
   }
 }
 
@@ -157,12 +157,14 @@ void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {
   event.last = --job.open_choices == 0;
   event.usage = usage_of(job);
   bool last = event.last, cancelled = event.reason == FinishReason::cancelled;
+  if (last) {
+    if (!cancelled) ++counts_.finished;
+    close(job, now);
+  }
   push(job, std::move(event));
-  if (!last) return;
-  if (!cancelled) ++counts_.finished;
-  close(job, now);
 }
 
+// Before the last event can be read: with it in hand a client may ask again under the same id.
 void Publisher::close(Job& job, Time now) {
   job.closed = true;
   counts_.whole.add(seconds(now - job.arrived));

@@ -37,7 +37,7 @@ struct Published {
 
 class Publisher {
  public:
-  // `closed` is told of each request when its last event is out, on the publisher's thread.
+  // `closed` is told of each request before its last event can be read, on the publisher's thread.
   using Closed = std::function<void(const Job&)>;
   Publisher(std::string trace_file, Closed closed);
   ~Publisher();  // publishes what it has been given, then ends

@@ -105,8 +105,8 @@ void StepLoop::finish_oldest() {
     shared_.recent.push_back(sample);
     if (shared_.recent.size() > kRecentSteps) shared_.recent.pop_front();
   }
+  publish_stats();  // first: who has read his last event finds this step in what stats() says
   flush_records(sample);
-  publish_stats();
   step->jobs.clear();  // a spare holds on to nobody
   step->owners.clear();
   spare_.push_back(std::move(step));

@@ -41,8 +41,8 @@ void StepLoop::run() {
   for (auto& [number, job] : std::unordered_map(jobs_)) fail(*job, unavailable("the server is shutting down"));
   while (!in_flight_.empty()) finish_oldest();
   drain_events();
-  flush_records();
   publish_stats();
+  flush_records();
   watchdog_.working(false);
   scheduler_->check_integrity();
 }
