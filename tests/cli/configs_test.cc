@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "tests/cli/shell.h"
+#include "tests/scratch.h"
 
 namespace kvasir::cli {
 namespace {
@@ -30,21 +30,19 @@ TEST(Configs, APrintedOneIsAcceptedAgain) {
   for (const std::string& file : files()) {
     Ran printed = shell("serve --print-config --config " + file);
     ASSERT_EQ(printed.code, 0) << printed.out;
-    std::string again = testing::TempDir() + "kvasir_printed.json";
-    std::ofstream(again) << printed.out;
+    const ScratchFolder folder;
+    const std::string again = folder.file("printed.json", printed.out);
     Ran ran = shell("serve --check-config --config " + again);
     EXPECT_EQ(ran.code, 0) << file << ": " << ran.out << printed.out;
-    std::filesystem::remove(again);
   }
 }
 
 TEST(Configs, AWrongOneIsRefusedWithTheNearestName) {
-  std::string wrong = testing::TempDir() + "kvasir_wrong.json";
-  std::ofstream(wrong) << R"({"model": "m.gguf", "http_prt": 1})";
+  const ScratchFolder folder;
+  const std::string wrong = folder.file("wrong.json", R"({"model": "m.gguf", "http_prt": 1})");
   Ran ran = shell("serve --check-config --config " + wrong);
   EXPECT_EQ(ran.code, 2);
   EXPECT_THAT(ran.out, testing::HasSubstr("did you mean http_port?"));
-  std::filesystem::remove(wrong);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "tests/cli/shell.h"
+#include "tests/scratch.h"
 
 namespace kvasir::cli {
 namespace {
@@ -75,8 +76,8 @@ bool built(const std::string& command) { return shell("--help").out.find("\n  " 
 
 TEST(Keys, AreMadeShownOnceListedAndRevoked) {
   if (!built("keys")) GTEST_SKIP() << "this build has no server";
-  std::string file = ::testing::TempDir() + "/kvasir-cli-keys.json";
-  std::remove(file.c_str());
+  const ScratchFolder folder;
+  const std::string file = folder.path("keys.json");
   Ran made = shell("keys add --tenant acme --role metrics --keys " + file);
   EXPECT_EQ(made.code, 0) << made.out;
   std::string key = made.out.substr(0, made.out.find('\n'));
@@ -110,10 +111,8 @@ TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
   Ran one = shell("generate " + dummy + "--max-tokens 4 --ignore-eos hello");
   EXPECT_EQ(one.code, 0) << one.out;
   EXPECT_THAT(one.out, HasSubstr("5 prompt and 4 output tokens"));
-  std::string file = ::testing::TempDir() + "/kvasir-cli-prompts.jsonl";
-  FILE* f = fopen(file.c_str(), "w");
-  fputs("{\"prompt\":\"a\"}\n{\"prompt\":\"bc\",\"max_tokens\":2}\n", f);
-  fclose(f);
+  const ScratchFolder folder;
+  std::string file = folder.file("prompts.jsonl", "{\"prompt\":\"a\"}\n{\"prompt\":\"bc\",\"max_tokens\":2}\n");
   Ran many = shell("generate " + dummy + "--max-tokens 3 --ignore-eos --json --file " + file);
   EXPECT_EQ(many.code, 0) << many.out;
   EXPECT_THAT(many.out, HasSubstr("\"completion_tokens\":3"));
@@ -124,20 +123,17 @@ TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
   EXPECT_EQ(twice.code, 0) << twice.out;
   EXPECT_THAT(twice.out, HasSubstr("  0 of the prompt tokens were cached"));
   EXPECT_THAT(twice.out, HasSubstr("  22 of the prompt tokens were cached"));
-  f = fopen(file.c_str(), "w");
-  fputs("{\"prompt\":\"a\"}\n{\"promt\":1}\n", f);
-  fclose(f);
   // One that cannot be asked fails alone, under its own name.
-  FILE* some = fopen((file + "2").c_str(), "w");
-  fputs("{\"prompt\":\"a\",\"id\":\"first\"}\n{\"prompt\":\"\",\"id\":2}\n{\"prompt\":\"b\"}\n", some);
-  fclose(some);
-  Ran partly = shell("generate " + dummy + "--max-tokens 3 --ignore-eos --json --file " + file + "2");
+  file = folder.file("some.jsonl",
+                     "{\"prompt\":\"a\",\"id\":\"first\"}\n{\"prompt\":\"\",\"id\":2}\n{\"prompt\":\"b\"}\n");
+  Ran partly = shell("generate " + dummy + "--max-tokens 3 --ignore-eos --json --file " + file);
   EXPECT_EQ(partly.code, 1);
   EXPECT_THAT(partly.out, HasSubstr("\"id\":\"first\",\"prompt\":\"a\""));
   EXPECT_THAT(partly.out, HasSubstr("\"id\":2"));
   EXPECT_THAT(partly.out, HasSubstr("\"prompt\":\"b\""));
   EXPECT_THAT(partly.out, HasSubstr("prompt 2: "));
   EXPECT_THAT(partly.out, HasSubstr("1 of 3 prompts have no answer"));
+  file = folder.file("bad.jsonl", "{\"prompt\":\"a\"}\n{\"promt\":1}\n");
   Ran bad = shell("generate " + dummy + "--file " + file);
   EXPECT_EQ(bad.code, 1);
   EXPECT_THAT(bad.out, HasSubstr("line 2"));

@@ -2,13 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "tests/cli/shell.h"
+#include "tests/scratch.h"
 
 namespace kvasir::cli {
 namespace {
@@ -63,12 +60,10 @@ std::string note(const std::string& name) { return ": " + name + " means nothing
 
 class Ppl : public testing::Test {
  protected:
-  ~Ppl() override { std::filesystem::remove(file_); }
   Ran serve(const std::string& text, const std::string& flags) {
-    std::ofstream(file_) << text;
-    return shell("serve --config " + file_ + " " + flags);
+    return shell("serve --config " + folder_.file("theirs.json", text) + " " + flags);
   }
-  const std::string file_ = testing::TempDir() + "kvasir_ppl_" + std::to_string(::getpid()) + ".json";
+  const ScratchFolder folder_;
 };
 
 TEST_F(Ppl, ItsFileIsTaken) {

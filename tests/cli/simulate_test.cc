@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "tests/cli/shell.h"
+#include "tests/scratch.h"
 
 namespace kvasir::cli {
 namespace {
@@ -29,18 +30,11 @@ size_t count(const std::string& text, const std::string& what) {
 
 class Simulate : public ::testing::Test {
  protected:
-  Simulate() : folder_(::testing::TempDir() + "/kvasir-simulate-" + std::to_string(getpid())) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~Simulate() override { std::filesystem::remove_all(folder_); }
-  std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(file(name)) << text;
-    return file(name);
-  }
+  std::string file(const std::string& name) const { return folder_.path(name); }
+  std::string write(const std::string& name, const std::string& text) const { return folder_.file(name, text); }
 
  private:
-  std::string folder_;
+  const ScratchFolder folder_;
 };
 
 // Forty prompts that share beginnings, in a cache too small for those that run: pages move to the host and back.

@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+
+#include "tests/scratch.h"
 
 namespace kvasir::client {
 namespace {
@@ -15,9 +16,8 @@ using ::testing::HasSubstr;
 int count_words(const std::string& s) { return 1 + static_cast<int>(std::count(s.begin(), s.end(), ' ')); }
 
 std::string file_with(const std::string& name, const std::string& text) {
-  const std::string path = ::testing::TempDir() + name;
-  std::ofstream(path) << text;
-  return path;
+  static const ScratchFolder folder;
+  return folder.file(name, text);
 }
 
 TEST(Length, FixedUniformLognormal) {

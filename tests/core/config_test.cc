@@ -4,8 +4,9 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <fstream>
 #include <map>
+
+#include "tests/scratch.h"
 
 namespace kvasir {
 namespace {
@@ -152,8 +153,9 @@ TEST_F(ConfigTest, HelpComesFromTheSameTable) {
 }
 
 TEST_F(ConfigTest, FlagsWinOverEnvironmentOverFile) {
-  std::string path = testing::TempDir() + "kvasir_config_test.json";
-  std::ofstream(path) << R"({"http_port": 1, "policy": "fcfs", "memory": "1MiB", "origins": ["file"]})";
+  const ScratchFolder folder;
+  const std::string path =
+      folder.file("c.json", R"({"http_port": 1, "policy": "fcfs", "memory": "1MiB", "origins": ["file"]})");
   setenv("KVASIR_HTTP_PORT", "2", 1);
   setenv("KVASIR_POLICY", "priority", 1);
   const char* argv[] = {"serve", "--config", path.c_str(), "--http-port", "3", "--origins", "a", "--origins", "b"};
@@ -164,7 +166,6 @@ TEST_F(ConfigTest, FlagsWinOverEnvironmentOverFile) {
   EXPECT_EQ(c.policy, "priority");
   EXPECT_EQ(c.memory.bytes, 1 << 20);
   EXPECT_THAT(c.origins, testing::ElementsAre("a", "b"));
-  remove(path.c_str());
 }
 
 TEST_F(ConfigTest, ParseSaysWhenToExit) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/e2e/server_process.h"
+#include "tests/scratch.h"
 
 namespace kvasir::e2e {
 namespace {
@@ -38,8 +39,8 @@ std::string read(const std::string& path) {
 class Tools : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    folder = ::testing::TempDir() + "/kvasir-bench-tools-" + std::to_string(getpid());
-    std::filesystem::create_directories(folder);
+    scratch = new ScratchFolder;
+    folder = scratch->path();
     // A pool too small for all that is asked at once, so that there is something to record.
     server = new ServerProcess({"--model", kModel, "--kv-memory", "256KiB", "--threads", "1", "--max-running", "16",
                                 "--record", folder + "/run.rec"});
@@ -47,12 +48,9 @@ class Tools : public ::testing::Test {
   }
   static void TearDownTestSuite() {
     delete server;
-    std::filesystem::remove_all(folder);
+    delete scratch;
   }
-  static std::string file(const std::string& name, const std::string& text) {
-    std::ofstream(folder + "/" + name) << text;
-    return folder + "/" + name;
-  }
+  static std::string file(const std::string& name, const std::string& text) { return scratch->file(name, text); }
   // `kvasir bench` with a JSON report, which must tell of so many good requests and no other.
   static Json bench(const std::string& arguments, int good, const std::string& address = "") {
     const std::string report = folder + "/report.json";
@@ -70,6 +68,7 @@ class Tools : public ::testing::Test {
   static std::string load_of(const Json& report) { return report["settings"]["load"].get<std::string>(); }
 
   static inline ServerProcess* server = nullptr;
+  static inline ScratchFolder* scratch = nullptr;
   static inline std::string folder;
 };
 

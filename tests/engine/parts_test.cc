@@ -13,6 +13,7 @@
 #include "engine/kv_memory.h"
 #include "engine/recording_file.h"
 #include "engine/step_cost.h"
+#include "tests/scratch.h"
 
 namespace kvasir::engine {
 namespace {
@@ -149,14 +150,14 @@ TEST(KvMemory, WindowedLayersHaveAPoolOfTheirOwn) {
   EXPECT_EQ((*kv_pools(memory, m, steps, true)).size(), 1u);
 }
 
-std::string temporary(const char* name) { return testing::TempDir() + name; }
 std::string content(const std::string& path) {
   std::ifstream in(path);
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
 TEST(RecordingFile, KeepsWhatItIsGivenAndSaysWhenItCannot) {
-  const std::string path = temporary("kvasir_recording_file_test");
+  const ScratchFolder folder;
+  const std::string path = folder.path("recording");
   {
     auto file = RecordingFile::open(path);
     ASSERT_TRUE(file.ok());
@@ -171,7 +172,6 @@ TEST(RecordingFile, KeepsWhatItIsGivenAndSaysWhenItCannot) {
     (*file)->write("late\n");
   }
   EXPECT_EQ(content(path), "{\"call\":\"lost\"}\n");
-  std::remove(path.c_str());
   EXPECT_EQ(RecordingFile::open("/nowhere/at/all").status().field(), "record");
 }
 
