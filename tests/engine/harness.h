@@ -94,7 +94,7 @@ inline Answer run(Engine& engine, Request request) {
 
 // Waits for something that other threads bring about; false when it does not come.
 template <class F>
-bool eventually(F condition, std::chrono::milliseconds limit = std::chrono::milliseconds(5000)) {
+bool eventually(F condition, std::chrono::milliseconds limit = std::chrono::seconds(60)) {
   for (auto until = std::chrono::steady_clock::now() + limit; std::chrono::steady_clock::now() < until;) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

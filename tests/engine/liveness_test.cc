@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include "tests/engine/harness.h"
+#include "tests/scratch.h"
 
 namespace kvasir::engine::testing {
 namespace {
@@ -47,16 +48,17 @@ TEST(SlowReader, IsCutOffAfterTheLimit) {
   EXPECT_EQ(read(*s).failed.code(), Code::resource_exhausted);
 }
 
-// On a machine of which nothing was known: 400 tokens of a prompt would hold up the one who decodes for 400 ms.
+// On a machine of which nothing was known: 400 tokens of a prompt would hold up the one who decodes for 1.6 s. Steps so
+// long that a busy machine's delays are little beside them: what is learned is what was slept.
 TEST(StepTime, IsBoundedForThoseWhoDecode) {
   Harness h;
-  h.script.step = std::chrono::milliseconds(1);
-  h.script.token = std::chrono::milliseconds(1);
+  h.script.step = std::chrono::milliseconds(4);
+  h.script.token = std::chrono::milliseconds(4);
   h.options.max_tokens_per_step = 512;
-  h.options.max_step_ms = 30;
+  h.options.max_step_ms = 120;
   Engine& e = h.start();
   EXPECT_TRUE(run(e, ask(40, 20, 1)).complete());  // what it learns from
-  Request first = ask(8, 60, 2), second = ask(400, 4, 3);
+  Request first = ask(8, 200, 2), second = ask(400, 4, 3);
   auto decoding = std::move(*e.submit(first));
   EXPECT_TRUE(eventually([&] { return e.stats().output_tokens > 22; }));
   EXPECT_EQ(run(e, second).tokens[0], expected(second));
@@ -87,8 +89,10 @@ TEST(Queue, ARequestOverTheBoundIsRefusedAtOnceWithATimeToTryAgain) {
   h.script.step = std::chrono::microseconds(2000);
   Engine& e = h.start();
   std::vector<std::unique_ptr<Stream>> streams;
+  streams.push_back(std::move(*e.submit(ask(5, 1000))));
+  EXPECT_TRUE(eventually([&] { return e.stats().running == 1; }));  // what comes now waits, and stays waiting
   Status refused;
-  for (int i = 0; i < 10 && refused.ok(); ++i) {
+  for (int i = 1; i < 10 && refused.ok(); ++i) {
     auto s = e.submit(ask(5, 1000, i));
     if (!s.ok()) {
       refused = s.status();
@@ -97,6 +101,7 @@ TEST(Queue, ARequestOverTheBoundIsRefusedAtOnceWithATimeToTryAgain) {
     }
   }
   EXPECT_EQ(refused.code(), Code::resource_exhausted);
+  EXPECT_EQ(streams.size(), 5u);
   EXPECT_TRUE(refused.retry_after().has_value());
   EXPECT_EQ(e.state(), State::degraded);
   streams.clear();
@@ -184,14 +189,15 @@ TEST(Watchdog, AStuckStepIsReportedInTimeAndForgottenWhenItMoves) {
   h.script.before = [&](uint64_t) {
     while (hang) std::this_thread::sleep_for(milliseconds(5));
   };
-  h.options.watchdog = milliseconds(200);
+  h.options.watchdog = milliseconds(2000);
   Engine& e = h.start();
   hang = true;
-  auto s = std::move(*e.submit(ask(5, 50)));
   auto began = steady_clock::now();
+  auto s = std::move(*e.submit(ask(5, 50)));
   EXPECT_TRUE(eventually([&] { return e.state() == State::stuck; }));
-  EXPECT_LE(steady_clock::now() - began, milliseconds(400));
-  EXPECT_THAT(e.stats().message, ::testing::HasSubstr("0.2 s"));
+  EXPECT_GE(steady_clock::now() - began, milliseconds(1700));  // seven of eight looks
+  EXPECT_LE(steady_clock::now() - began, milliseconds(4000));  // nine, and a machine that is late by most of a second
+  EXPECT_THAT(e.stats().message, ::testing::HasSubstr("no step has finished for 2 s"));
   hang = false;
   EXPECT_TRUE(eventually([&] { return e.state() == State::serving; }));
   EXPECT_TRUE(read(*s).complete());
@@ -205,15 +211,20 @@ TEST(Idle, TakesNoProcessorTimeAndWakesNobody) {
   Engine& e = h.start();
   EXPECT_TRUE(run(e, ask(5, 50)).complete());
   expect_all_pages_back(e);
-  std::this_thread::sleep_for(milliseconds(50));
-  rusage before, after;
-  getrusage(RUSAGE_SELF, &before);
-  double cpu = cpu_seconds();
-  std::this_thread::sleep_for(milliseconds(1000));
-  cpu = cpu_seconds() - cpu;
-  getrusage(RUSAGE_SELF, &after);
+  // The first whole second in which nobody did anything; on a busy machine the way there may be longer.
+  double cpu = 1;
+  long woken = 1000;
+  for (int second = 0; second < 20 && (cpu >= 0.001 || woken > 2); ++second) {
+    rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    const double cpu_before = cpu_seconds();
+    std::this_thread::sleep_for(milliseconds(1000));
+    cpu = cpu_seconds() - cpu_before;
+    getrusage(RUSAGE_SELF, &after);
+    woken = after.ru_nvcsw - before.ru_nvcsw;
+  }
   EXPECT_LT(cpu, 0.001);
-  EXPECT_LE(after.ru_nvcsw - before.ru_nvcsw, 2);  // this thread's own sleep
+  EXPECT_LE(woken, 2);  // this thread's own sleep
 }
 
 TEST(Drain, FinishesWhatRunsAndTakesNothingNew) {
@@ -241,7 +252,7 @@ TEST(Drain, ThatIsCutShortFailsWhatRunsAndAnswersAll) {
   EXPECT_TRUE(eventually([&] { return e.state() == State::draining; }));
   auto began = steady_clock::now();
   e.drain(milliseconds(0));
-  EXPECT_LT(steady_clock::now() - began, milliseconds(1000));
+  EXPECT_LT(steady_clock::now() - began, milliseconds(5000));  // their answers would take ten seconds and more
   draining.join();
   for (auto& s : streams) EXPECT_EQ(read(*s).failed.code(), Code::unavailable);
 }
@@ -327,8 +338,9 @@ TEST(Requests, EachBadValueIsNamed) {
 }
 
 TEST(Steps, AreTracedAndCounted) {
+  const ScratchFolder folder;
   Harness h;
-  h.options.step_trace = ::testing::TempDir() + "/steps.json";
+  h.options.step_trace = folder.path("steps.json");
   Engine& e = h.start();
   run(e, ask(100, 10));
   expect_all_pages_back(e);
