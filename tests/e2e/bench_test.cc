@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tests/e2e/server_process.h"
 #include "tests/e2e/streams.h"
+#include "tests/scratch.h"
 
 namespace kvasir::e2e {
 namespace {
@@ -16,17 +16,12 @@ using ::testing::HasSubstr;
 constexpr const char* kModel =
     "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=260,step_ms=2";
 
-int64_t finished(v1::Inference::Stub& stub) {
-  grpc::ClientContext context;
-  v1::GetStatsResponse stats;
-  return stub.GetStats(&context, {}, &stats).ok() ? stats.finished() : -1;
-}
-
 class Killed : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Killed, TheReportIsPartialAndItsErrorsAreCounted) {
-  const std::string protocol = GetParam(), folder = ::testing::TempDir() + "/kvasir-bench-" + protocol;
-  std::filesystem::create_directories(folder);
+  const std::string protocol = GetParam();
+  const ScratchFolder scratch;
+  const std::string& folder = scratch.path();
   ServerProcess server({"--model", kModel, "--kv-memory", "16MiB", "--threads", "1"});
   ASSERT_TRUE(server.ready()) << server.log();
   const bool http = protocol.starts_with("openai");
@@ -41,7 +36,7 @@ TEST_P(Killed, TheReportIsPartialAndItsErrorsAreCounted) {
     const int status = std::system(command.c_str());
     code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   });
-  while (finished(*stub) < 30) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(eventually(*stub, [](const auto& stats) { return stats.finished() >= 30; }));
   server.signal(SIGKILL);
   bench.join();
   EXPECT_EQ(code, 1);
@@ -65,7 +60,6 @@ TEST_P(Killed, TheReportIsPartialAndItsErrorsAreCounted) {
   std::stringstream page;
   page << std::ifstream(folder + "/r.html").rdbuf();
   EXPECT_THAT(page.str(), HasSubstr("Cut short"));
-  std::filesystem::remove_all(folder);
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, Killed, ::testing::Values("kvasir", "ppl", "vllm", "openai", "openai-chat"),
@@ -77,8 +71,8 @@ INSTANTIATE_TEST_SUITE_P(Over, Killed, ::testing::Values("kvasir", "ppl", "vllm"
 
 // Ctrl-C: what was measured so far is told, and what was under way is counted as such.
 TEST(Interrupted, TheReportIsPartialAndSaysSo) {
-  const std::string folder = ::testing::TempDir() + "/kvasir-bench-interrupted";
-  std::filesystem::create_directories(folder);
+  const ScratchFolder scratch;
+  const std::string& folder = scratch.path();
   ServerProcess server({"--model", kModel, "--kv-memory", "16MiB", "--threads", "1"});
   ASSERT_TRUE(server.ready()) << server.log();
   auto stub = connect(server.address());
@@ -91,7 +85,7 @@ TEST(Interrupted, TheReportIsPartialAndSaysSo) {
     const int status = std::system(command.c_str());
     code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   });
-  while (finished(*stub) < 10) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(eventually(*stub, [](const auto& stats) { return stats.finished() >= 10; }));
   pid_t pid = 0;
   std::ifstream(folder + "/pid") >> pid;
   ASSERT_GT(pid, 0);
@@ -105,7 +99,6 @@ TEST(Interrupted, TheReportIsPartialAndSaysSo) {
   EXPECT_GE(f["succeeded"].get<int>(), 5);
   EXPECT_LE(f["failed"].get<int>(), 4);  // those that were under way
   for (const auto& [cause, count] : f["errors"].items()) EXPECT_THAT(cause, HasSubstr("still under way"));
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

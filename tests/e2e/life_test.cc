@@ -32,7 +32,7 @@ TEST(Life, SigtermUnderLoadLosesNothingAndExitsZero) {
   std::vector<std::unique_ptr<StreamReader>> streams;
   for (int i = 0; i < 20; ++i)
     streams.push_back(std::make_unique<StreamReader>(*stub, greedy("number " + std::to_string(i), 40, true)));
-  std::this_thread::sleep_for(milliseconds(300));
+  ASSERT_TRUE(eventually(*stub, [](const auto& stats) { return stats.requests() == 20; }));
   server.signal(SIGTERM);
   ASSERT_TRUE(server.said("draining"));
   for (auto& s : streams) {
@@ -48,16 +48,20 @@ TEST(Life, ASecondSignalCutsShort) {
   ASSERT_TRUE(server.ready()) << server.log();
   auto stub = connect(server.address());
   StreamReader endless(*stub, greedy("on and on", 1500, true));
-  std::this_thread::sleep_for(milliseconds(200));
+  ASSERT_TRUE(endless.begun());
   server.signal(SIGTERM);
-  std::this_thread::sleep_for(milliseconds(500));
+  ASSERT_TRUE(server.said("draining"));
   EXPECT_FALSE(endless.done());
   auto began = Clock::now();
-  server.signal(SIGTERM);
+  // One that follows within 300 ms is taken for the first: again, until one counts.
+  for (int i = 0; i < 100 && !server.said("cut short by a second signal", milliseconds(400)); ++i)
+    server.signal(SIGTERM);
   EXPECT_EQ(server.wait(), 0) << server.log();
-  EXPECT_LT(Clock::now() - began, milliseconds(3000));
+  // The answer would go on for half a minute.
+  EXPECT_LT(Clock::now() - began, std::getenv("KVASIR_QUIET") ? milliseconds(3000) : milliseconds(15000));
   endless.wait();
   EXPECT_EQ(endless.status.error_code(), grpc::StatusCode::UNAVAILABLE) << endless.status.error_message();
+  EXPECT_LT(endless.tokens.size(), 1500u);
 }
 
 TEST(Life, TheDrainTimeIsALimit) {
@@ -67,10 +71,11 @@ TEST(Life, TheDrainTimeIsALimit) {
   ASSERT_TRUE(server.ready()) << server.log();
   auto stub = connect(server.address());
   StreamReader endless(*stub, greedy("on and on", 1500, true));
-  std::this_thread::sleep_for(milliseconds(200));
+  ASSERT_TRUE(endless.begun());
   server.signal(SIGTERM);
   endless.wait();
   EXPECT_EQ(endless.status.error_code(), grpc::StatusCode::UNAVAILABLE) << endless.status.error_message();
+  EXPECT_LT(endless.tokens.size(), 1500u);
   EXPECT_EQ(server.wait(), 0) << server.log();
 }
 
@@ -150,15 +155,16 @@ TEST(Life, AStuckStepTurnsEveryProbeAndBackWhenItMoves) {
   ServerProcess server({"--model", model, "--kv-memory", "16MiB", "--threads", "1", "--watchdog-seconds", "2"});
   ASSERT_TRUE(server.ready()) << server.log();
   Probes probes(server);
-  ASSERT_LT(probes.until(1, milliseconds(5000)), milliseconds(5000));
+  ASSERT_LT(probes.until(1, milliseconds(60000)), milliseconds(60000));
   StreamReader one(*connect(server.address()), greedy("hello", 1, true));
   milliseconds turned = probes.until(0, milliseconds(7000));
   std::printf("stuck was told after %lld ms (watchdog 2 s)\n", static_cast<long long>(turned.count()));
-  EXPECT_LT(turned, milliseconds(3500));  // two seconds, a quarter of one for the watch, and a busy machine
+  // Two seconds and a quarter of one for the watch; on a busy machine, before the step ends.
+  EXPECT_LT(turned, std::getenv("KVASIR_QUIET") ? milliseconds(3500) : milliseconds(7000));
   EXPECT_GT(turned, milliseconds(1000));
   one.wait();
   EXPECT_TRUE(one.status.ok()) << one.status.error_message();
-  EXPECT_LT(probes.until(1, milliseconds(5000)), milliseconds(5000));
+  EXPECT_LT(probes.until(1, milliseconds(60000)), milliseconds(60000));
 }
 
 TEST(Life, KilledAndStartedAgainItIsReadyWithinASecond) {
@@ -201,18 +207,10 @@ TEST(Life, SigtermLosesNoAcceptedRequestOnEitherPort) {
         "/v1/completions",
         R"({"prompt":"x","max_tokens":30,"ignore_eos":true,"stream":)" + std::string(i % 2 ? "true" : "false") + "}"));
   }
-  v1::GetStatsResponse stats;
-  for (int i = 0; i < 500 && stats.requests() < 24; ++i) {
-    grpc::ClientContext context;
-    ASSERT_TRUE(stub->GetStats(&context, {}, &stats).ok());
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  ASSERT_EQ(stats.requests(), 24);
+  ASSERT_TRUE(eventually(*stub, [](const auto& stats) { return stats.requests() == 24; }));
   server.signal(SIGTERM);
-  for (int i = 0; i < 500 && stats.state() != "draining"; ++i) {  // the log says so a moment earlier
-    grpc::ClientContext context;
-    ASSERT_TRUE(stub->GetStats(&context, {}, &stats).ok());
-  }
+  // The log says so a moment earlier.
+  ASSERT_TRUE(eventually(*stub, [](const auto& stats) { return stats.state() == "draining"; }));
   StreamReader late(*stub, greedy("too late", 3, true));
   for (auto& s : streams) {
     s->wait();
@@ -233,7 +231,7 @@ TEST(Life, DrainedOverHttpAsBySigterm) {
   ServerProcess server(slow_model());
   ASSERT_TRUE(server.ready()) << server.log();
   StreamReader one(*connect(server.address()), greedy("hello", 20, true));
-  while (one.first == Clock::time_point{}) std::this_thread::sleep_for(milliseconds(5));
+  ASSERT_TRUE(one.begun());
   server::RawClient client(server.http_port());
   client.send(server::RawClient::post("/drain", "{}"));
   EXPECT_EQ(client.read().status, 202);

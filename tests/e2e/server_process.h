@@ -51,7 +51,6 @@ class ServerProcess {
   ~ServerProcess() {
     if (pid_ > 0) kill(pid_, SIGKILL);
     wait();
-    reader_.join();
   }
 
   // Waits until the log has said this; false if the process ended or time ran out.
@@ -70,12 +69,13 @@ class ServerProcess {
   }
   pid_t pid() const { return pid_; }
   void signal(int s) const { kill(pid_, s); }
-  // The exit code, or minus the signal that ended it.
+  // The exit code, or minus the signal that ended it; its log is complete then.
   int wait() {
     if (pid_ <= 0) return code_;
     int status = 0;
     waitpid(pid_, &status, 0);
     pid_ = -1;
+    reader_.join();
     return code_ = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kvasir.grpc.pb.h"
@@ -26,6 +27,7 @@ class StreamReader final : public grpc::ClientReadReactor<v1::GenerateResponse> 
   void OnReadDone(bool ok) override {
     if (!ok) return;
     if (event_.has_delta()) {
+      std::lock_guard lock(mutex_);
       auto now = Clock::now();
       if (tokens.empty()) {
         first = now;
@@ -35,6 +37,7 @@ class StreamReader final : public grpc::ClientReadReactor<v1::GenerateResponse> 
       last_ = now;
       text += event_.delta().text();
       for (const auto& t : event_.delta().tokens()) tokens.push_back(t.id());
+      changed_.notify_all();
     }
     if (event_.has_finished())
       reason = event_.finished().reason(), completion = event_.finished().usage().completion_tokens();
@@ -49,6 +52,12 @@ class StreamReader final : public grpc::ClientReadReactor<v1::GenerateResponse> 
   void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return done_; });
+  }
+  // Until it has said something; false if it ended without.
+  bool begun() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_ || !tokens.empty(); });
+    return !tokens.empty();
   }
   void cancel() { context_.TryCancel(); }
   bool done() {
@@ -76,6 +85,18 @@ class StreamReader final : public grpc::ClientReadReactor<v1::GenerateResponse> 
 
 inline std::unique_ptr<v1::Inference::Stub> connect(const std::string& address) {
   return v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+}
+
+// Asks for the statistics until they are so, for a minute at most.
+template <class F>
+bool eventually(v1::Inference::Stub& stub, F so) {
+  for (auto until = Clock::now() + std::chrono::seconds(60); Clock::now() < until;) {
+    grpc::ClientContext context;
+    v1::GetStatsResponse stats;
+    if (stub.GetStats(&context, {}, &stats).ok() && so(stats)) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
 }
 
 inline v1::GenerateRequest greedy(std::string prompt, uint32_t max_tokens, bool ignore_eos = false) {
