@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "core/cat.h"
 #include "engine/engine.h"
@@ -88,6 +89,7 @@ class FakeEngine final : public engine::Engine {
     write_script(request, *script);
     live_[{request.tenant, request.id}] = script;
     ++open_;
+    open_changed_.notify_all();
     return std::unique_ptr<engine::Stream>(std::make_unique<FakeStream>(*this, std::move(request), script));
   }
   bool cancel(const std::string& tenant, const std::string& id) override {
@@ -116,6 +118,25 @@ class FakeEngine final : public engine::Engine {
   // A prompt that begins with this token hangs, for wires that carry no cache_salt.
   void hang_on(int32_t token) { hang_on_ = token; }
   int open() const { return open_; }
+  // Until so many requests are open; false when it does not come to that in a minute.
+  bool wait_open(int wanted) {
+    std::unique_lock lock(mutex_);
+    return open_changed_.wait_for(lock, std::chrono::minutes(1), [&] { return open_ == wanted; });
+  }
+  // Until nobody has taken anything for a while: neither spinning nor buffering without end.
+  bool rests() const {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    for (int before = -1; std::chrono::steady_clock::now() < until;) {
+      if (before == polled) return true;
+      before = polled;
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
+    return false;
+  }
+  size_t asked() {
+    std::lock_guard lock(mutex_);
+    return requests.size();
+  }
   engine::Request last() {
     std::lock_guard lock(mutex_);
     return requests.back();
@@ -161,6 +182,7 @@ class FakeEngine final : public engine::Engine {
       std::lock_guard lock(engine_.mutex_);
       engine_.live_.erase({request_.tenant, request_.id});
       --engine_.open_;
+      engine_.open_changed_.notify_all();
     }
     const std::string& id() const override { return request_.id; }
     std::optional<engine::Event> poll() override {
@@ -239,6 +261,7 @@ class FakeEngine final : public engine::Engine {
   std::atomic<engine::State> state_{engine::State::serving};
   text::TokenizerPtr tokenizer_ = std::make_shared<ByteTokenizer>();
   std::mutex mutex_;
+  std::condition_variable open_changed_;
   Status refusal_;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<Script>> live_;
   std::atomic<int> open_{0}, made_{0}, hang_on_{-1};

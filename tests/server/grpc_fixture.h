@@ -23,11 +23,8 @@ class GrpcFixture : public testing::Test {
     server_ = std::move(*server);
     channel_ = grpc::CreateChannel(cat("127.0.0.1:", server_->grpc_port()), grpc::InsecureChannelCredentials());
   }
-  // Until no request is left in the engine, for at most two seconds.
-  bool all_gone() {
-    for (int i = 0; i < 200 && engine_.open() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return engine_.open() == 0;
-  }
+  // Until no request is left in the engine.
+  bool all_gone() { return engine_.wait_open(0); }
 
   ServerOptions options_;
   FakeEngine engine_;

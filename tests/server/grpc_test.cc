@@ -120,12 +120,17 @@ TEST_F(KvasirV1Test, TheDeadlineTravels) {
   pb::GenerateRequest request;
   request.set_prompt("x");
   request.set_cache_salt("hang");
-  grpc::ClientContext call;
-  call.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
-  call.AddMetadata("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
-  auto reader = stub_->Generate(&call, request);
-  auto events = read_all<pb::GenerateResponse>(*reader);
-  EXPECT_EQ(reader->Finish().error_code(), grpc::DEADLINE_EXCEEDED);
+  // On a busy machine all the time may be over before the call gets there: then with more of it.
+  for (auto time = std::chrono::milliseconds(300); engine_.asked() == 0 && time.count() < 60'000; time *= 2) {
+    grpc::ClientContext call;
+    call.set_deadline(std::chrono::system_clock::now() + time);
+    call.AddMetadata("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    auto reader = stub_->Generate(&call, request);
+    auto events = read_all<pb::GenerateResponse>(*reader);
+    EXPECT_EQ(reader->Finish().error_code(), grpc::DEADLINE_EXCEEDED);
+    EXPECT_TRUE(all_gone());
+  }
+  ASSERT_GT(engine_.asked(), 0u);
   EXPECT_TRUE(engine_.last().deadline);
   EXPECT_EQ(engine_.last().trace_parent, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
   EXPECT_TRUE(all_gone());
@@ -166,10 +171,7 @@ TEST_F(KvasirV1Test, ASlowReaderHoldsBackItsOwnStreamOnly) {
   auto reader = stub_->Generate(&call, request);
   pb::GenerateResponse event;
   ASSERT_TRUE(reader->Read(&event));
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  int before = engine_.polled;
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_EQ(engine_.polled, before);  // nobody spins, nobody buffers
+  EXPECT_TRUE(engine_.rests());  // nobody spins, nobody buffers
   pb::GenerateRequest other;
   other.set_prompt("quick");
   EXPECT_TRUE(generate(other).second.ok());

@@ -44,10 +44,7 @@ class HttpFixture : public testing::Test {
     EXPECT_EQ(error["param"].is_null() ? "" : error["param"].get<std::string>(), param) << a.body;
     EXPECT_NE(error["message"].get<std::string>().find(says), std::string::npos) << a.body;
   }
-  bool all_gone() {
-    for (int i = 0; i < 300 && engine_.open() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return engine_.open() == 0;
-  }
+  bool all_gone() { return engine_.wait_open(0); }
 
   FakeEngine engine_;
   std::unique_ptr<Server> server_;

@@ -170,7 +170,7 @@ TEST_F(PplTest, ACancelledCallTakesItsRequestsWithIt) {
   for (uint64_t i = 0; i < 200; ++i) *batch.add_req() = text(i, "x");
   grpc::ClientContext context;
   auto reader = stub_->Generation(&context, batch);
-  while (engine_.open() < 200) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(engine_.wait_open(200));
   context.TryCancel();
   EXPECT_EQ(reader->Finish().error_code(), grpc::CANCELLED);
   EXPECT_TRUE(all_gone());

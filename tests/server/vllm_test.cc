@@ -133,7 +133,7 @@ TEST_F(VllmTest, AbortAndDisconnectTogether) {
   engine_.hang_on(65);
   grpc::ClientContext call;
   auto reader = stub_->Generate(&call, r);
-  while (engine_.open() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(engine_.wait_open(1));
   auto abort = [&](std::initializer_list<const char*> ids) {
     grpc::ClientContext c;
     pb::AbortRequest in;
