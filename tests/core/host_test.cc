@@ -89,8 +89,9 @@ TEST(Host, ThisMachine) {
   EXPECT_GT(host.memory_total, 0);
   EXPECT_GT(host.memory_available, 0);
   EXPECT_LE(host.memory_available, host.memory_total);
-  EXPECT_GT(resident_bytes(), kMiB);
-  EXPECT_GE(peak_resident_bytes(), resident_bytes());
+  const int64_t resident = resident_bytes();
+  EXPECT_GT(resident, kMiB);
+  EXPECT_GE(peak_resident_bytes(), resident);
 }
 
 TEST(Cpu, AgreesWithTheCompilersOwnDetection) {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
+#include <ctime>
 #include <random>
 #include <thread>
 
@@ -13,6 +13,9 @@ namespace {
 
 using ::testing::HasSubstr;
 using Kind = GrammarSpec::Kind;
+
+// Not by the clock: a busy machine has other things to do.
+double processor_seconds() { return double(std::clock()) / CLOCKS_PER_SEC; }
 
 class GrammarTest : public ::testing::Test {
  protected:
@@ -193,7 +196,7 @@ TEST_F(GrammarTest, HostileGrammarsAreBounded) {
       {Kind::json_schema, R"({"allOf":[{"$ref":"#"},{"$ref":"#"}]})"},
   };
   for (const auto& [kind, text] : hostile) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = processor_seconds();
     auto m = compiler->compile({kind, text, {}});
     if (m.ok()) {
       std::vector<uint32_t> bits((t->vocab_size() + 31) / 32);
@@ -204,7 +207,7 @@ TEST_F(GrammarTest, HostileGrammarsAreBounded) {
         if (next == t->vocab_size() || !(*m)->consume(next).ok()) break;
       }
     }
-    const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double s = processor_seconds() - start;
     EXPECT_LT(s, 5.0) << text.substr(0, 60);
   }
 }
