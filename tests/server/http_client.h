@@ -128,7 +128,7 @@ class RawClient {
  private:
   bool more() {
     pollfd p{fd_, POLLIN, 0};
-    if (::poll(&p, 1, 10'000) <= 0) return false;
+    if (::poll(&p, 1, 60'000) <= 0) return false;
     char block[65536];
     ssize_t n = ::recv(fd_, block, sizeof block, 0);
     if (n <= 0) return false;
