@@ -11,7 +11,7 @@ struct CpuFeatures {
   bool avx2 = false, fma = false, f16c = false;
   bool avx_vnni = false;
   bool avx512 = false;  // F, BW, DQ, VL: what every AVX-512 server processor has
-  bool avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
+  bool avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false, gfni = false;
   bool amx_int8 = false, amx_bf16 = false;  // present; enable_amx() before the first use
   bool neon = false, neon_dot = false;
 

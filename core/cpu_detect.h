@@ -37,6 +37,7 @@ static inline CpuFeatures detect_cpu() {
   f.avx512 = zmm && ((b >> 16) & 1) && ((b >> 17) & 1) && ((b >> 30) & 1) && ((b >> 31) & 1);
   f.avx512_vbmi = f.avx512 && ((c >> 1) & 1);
   f.avx512_vnni = f.avx512 && ((c >> 11) & 1);
+  f.gfni = f.avx512 && ((c >> 8) & 1);
   f.amx_bf16 = tiles && ((d >> 22) & 1);
   f.amx_int8 = tiles && ((d >> 25) & 1);
   if (leaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {

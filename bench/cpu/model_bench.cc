@@ -68,14 +68,14 @@ double seconds(Runner& runner, const Batch& b) {
   return now() - begin;
 }
 
-double decode_rate(Runner& runner, int batch, int steps) {
+double decode_seconds(Runner& runner, int batch, int steps) {
   std::vector<double> times;
   for (int i = 0; i < steps; ++i) {
     Batch b;
     for (int s = 0; s < batch; ++s) add(b, s, 8 + i, 1, 100 + s);
     times.push_back(seconds(runner, b));
   }
-  return batch / median(times);
+  return median(times);
 }
 
 // Bytes a second that all threads together read, again and again, from huge pages of the size of the weights: what a
@@ -150,19 +150,23 @@ int run(int argc, char** argv) {
     add(b, 0, 0, 512, 100);
     prefills.push_back(seconds(runner, b));
   }
-  double prefill = 512 / median(prefills), one = decode_rate(runner, 1, 24 * repeats);
-  double sixteen = decode_rate(runner, 16, 8 * repeats);
+  double prefill = 512 / median(prefills), one = 1 / decode_seconds(runner, 1, 24 * repeats);
+  double few[4];
+  for (int i = 0; i < 4; ++i) few[i] = 1e3 * decode_seconds(runner, i < 3 ? 2 + i : 8, 8 * repeats);
+  double sixteen = 16 / decode_seconds(runner, 16, 8 * repeats);
   double peak = double(peak_resident_bytes()) / 1e6;  // before the limits' own buffers
   const ModelInfo& info = runner.info();
   double bandwidth = read_bandwidth(o.threads, size_t(info.weight_bytes)), macs = kernel_rate(o.threads);
   double head = double(info.vocab_size) * info.hidden;  // prefill makes one row of logits
   std::printf(
       "{\"engine\": \"kvasir\", \"isa\": \"%s\", \"threads\": %d, \"prefill512\": %.1f, \"decode1\": %.1f, "
-      "\"decode16\": %.1f, \"load_to_first_token_s\": %.3f, \"peak_rss_mb\": %.0f, \"weights_mb\": %.1f, "
+      "\"decode16\": %.1f, \"step_ms\": {\"1\": %.2f, \"2\": %.2f, \"3\": %.2f, \"4\": %.2f, \"8\": %.2f, \"16\": "
+      "%.2f}, "
+      "\"load_to_first_token_s\": %.3f, \"peak_rss_mb\": %.0f, \"weights_mb\": %.1f, "
       "\"limit_read_gb_s\": %.1f, \"limit_decode1\": %.1f, \"limit_gmac_s\": %.1f, \"limit_prefill512\": %.1f}\n",
-      std::string(cpu::best_kernels().name).c_str(), o.threads, prefill, one, sixteen, first_token, peak,
-      double(info.weight_bytes) / 1e6, bandwidth / 1e9, bandwidth / double(info.weight_bytes), macs / 1e9,
-      macs / (double(info.parameters) - head));
+      std::string(cpu::best_kernels().name).c_str(), o.threads, prefill, one, sixteen, 1e3 / one, few[0], few[1],
+      few[2], few[3], 16e3 / sixteen, first_token, peak, double(info.weight_bytes) / 1e6, bandwidth / 1e9,
+      bandwidth / double(info.weight_bytes), macs / 1e9, macs / (double(info.parameters) - head));
   return 0;
 }
 

@@ -105,7 +105,7 @@ void products(WeightType type, int64_t inputs) {
   Arena arena;
   const PackedMatrix m = pack({&t, 1}, arena, pool);
   for (const Kernels* k : runnable_kernels())
-    for (int64_t rows : {1, 2, 4, 16, 224}) {
+    for (int64_t rows : {1, 2, 3, 4, 8, 16, 224}) {
       std::vector<float> x(size_t(rows * inputs)), y(size_t(rows * kOutputs));
       std::mt19937 random(2);
       std::normal_distribution<float> normal;

@@ -9,7 +9,7 @@ std::vector<const Kernels*> runnable_kernels() {
 #if defined(__x86_64__)
   const CpuFeatures& f = ::kvasir::cpu();
   bool wide = f.avx512 && f.avx512_vnni && f.f16c;
-  if (wide && f.amx_int8 && enable_amx()) out.push_back(&kKernelsAmx);
+  if (wide && f.gfni && f.amx_int8 && enable_amx()) out.push_back(&kKernelsAmx);
   if (wide) out.push_back(&kKernelsAvx512);
   if (f.avx2 && f.avx_vnni && f.fma && f.f16c) out.push_back(&kKernelsAvxVnni);
   if (f.avx2 && f.fma && f.f16c) out.push_back(&kKernelsAvx2);

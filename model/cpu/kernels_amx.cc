@@ -1,12 +1,14 @@
 // AMX: products of tiles of 16 rows, by the weights' packing. AVX-512's kernels do single rows and all else.
 #include "model/cpu/amx_blocks.h"
+#include "model/cpu/amx_few_rows.h"
 #include "model/cpu/amx_row_sums.h"
 
 namespace kvasir::model::cpu {
 namespace {
 
 // Fewer rows are not worth setting tiles up for.
-int64_t least_rows(const PackingInfo& info) { return info.of_rows ? 4 : 3; }
+int64_t least_rows(const PackingInfo& info) { return info.of_rows ? 2 : 3; }
+constexpr int64_t kFew = 8;
 
 // Tiles 0 to 5 are as high as there are rows. `halves`: activations are 32 bytes wide and weights 8 high.
 void configure(bool halves, int64_t rows) {
@@ -26,6 +28,12 @@ template <Packing P>
 void tiles(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
            float* y, int64_t y_stride, bool add) {
   constexpr bool of_rows = packing_info(P).of_rows;
+  if constexpr (of_rows) {
+    if (x.rows <= kFew) {
+      with_few(rows, [&]<int R>() { few_rows<P, R>(m, group, groups, x, rows, y, y_stride, add); });
+      return _tile_release();
+    }
+  }
   if (rows > kTileRows) {
     configure(!of_rows, kTileRows);
     for (int64_t g = 0; g < groups; ++g) {
@@ -60,6 +68,10 @@ void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const Q
 void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const PackingInfo info = packing_info(packing);
   if (to.rows < least_rows(info)) return quantize(x, packing, to, row);
+  if (info.of_rows && to.rows <= kFew)
+    return with_packing(packing, [&]<Packing P>() {
+      if constexpr (packing_info(P).of_rows) with_few(to.rows, [&]<int R>() { quantize_few<P, R>(x, to, row); });
+    });
   const int64_t t = row % kTileRows, first = row - t, blocks = to.cols / 32;
   if (info.of_rows) {  // steps of two blocks, whose sums nobody needs
     const int64_t steps = (blocks + 1) / 2;
@@ -68,7 +80,7 @@ void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, in
       int8_t* high = tile + b / 2 * kStepBytes + 32 * (b % 2);
       return BlockPlace{high, high + kStepBytes / 2, 0, 0};
     };
-    quantize_to<V>(x, packing, to, row, false, place);
+    quantize_to<V>(x, to, row, place, [](int64_t, const BlockPlace&, const int32_t*) {});
     if (blocks % 2 != 0) {
       const BlockPlace rest = place(blocks);
       for (int8_t* half : {rest.high, rest.low})
@@ -76,10 +88,13 @@ void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, in
     }
   } else {
     const int64_t parts = info.halves ? 2 : 1;
-    quantize_to<V>(x, packing, to, row, true, [&](int64_t b) {
-      int8_t* q = to.q + 2 * first * to.cols + 1024 * b + 64 * t;
-      return BlockPlace{q, q + 32, (first * blocks + kTileRows * b) * parts + t, kTileRows};
-    });
+    quantize_to<V>(
+        x, to, row,
+        [&](int64_t b) {
+          int8_t* q = to.q + 2 * first * to.cols + 1024 * b + 64 * t;
+          return BlockPlace{q, q + 32, (first * blocks + kTileRows * b) * parts + t, kTileRows};
+        },
+        [&](int64_t, const BlockPlace& at, const int32_t* sums) { put_sums(info, at, sums, to); });
   }
 }
 

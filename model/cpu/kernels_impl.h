@@ -288,11 +288,9 @@ inline void put_sums(const PackingInfo& info, const BlockPlace& at, const int32_
     to.sums[at.sum] = float(value(0) + value(1));
 }
 
-// place(b) for each block of a row; tiles of weights of_rows need no sums.
-template <class Own, class Place>
-inline void quantize_to(const float* x, Packing packing, const QuantRows& to, int64_t row, bool sums,
-                        const Place& place) {
-  const PackingInfo info = packing_info(packing);
+// Each block of a row goes to place(b); done(b, where, its plane_sums).
+template <class Own, class Place, class Done>
+inline void quantize_to(const float* x, const QuantRows& to, int64_t row, const Place& place, const Done& done) {
   constexpr float kRange = 2039.0f;  // 16 * 127 + 7
   float max, inverse;
   if constexpr (requires { &Own::magnitude; })
@@ -308,21 +306,24 @@ inline void quantize_to(const float* x, Packing packing, const QuantRows& to, in
       Own::quantize_block(x + 32 * b, inverse, at.high, at.low);
     else
       quantize_block(x + 32 * b, inverse, at.high, at.low);
-    if (!sums) continue;
     if constexpr (requires { &Own::plane_sums; })
       Own::plane_sums(at.high, at.low, made);
     else
       plane_sums(at.high, at.low, made);
-    put_sums(info, at, made, to);
+    done(b, at, made);
   }
 }
 
 void quantize(const float* x, Packing packing, const QuantRows& to, int64_t row) {
-  const int64_t blocks = to.cols / 32, parts = packing_info(packing).halves ? 2 : 1;
-  quantize_to<V>(x, packing, to, row, true, [&](int64_t b) {
-    int8_t* q = to.q + 2 * row * to.cols + 64 * b;
-    return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
-  });
+  const PackingInfo info = packing_info(packing);
+  const int64_t blocks = to.cols / 32, parts = info.halves ? 2 : 1;
+  quantize_to<V>(
+      x, to, row,
+      [&](int64_t b) {
+        int8_t* q = to.q + 2 * row * to.cols + 64 * b;
+        return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
+      },
+      [&](int64_t, const BlockPlace& at, const int32_t* sums) { put_sums(info, at, sums, to); });
 }
 
 constexpr Kernels make_kernels(const char* name) {
