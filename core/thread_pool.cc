@@ -10,7 +10,11 @@
 
 namespace kvasir {
 namespace {
+using Clock = std::chrono::steady_clock;
+
 constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kLongTurn = std::chrono::milliseconds(2);
+constexpr auto kNoTurns = std::chrono::seconds(1);
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -20,6 +24,17 @@ inline void relax() {
 #endif
 }
 
+// Lets who else wants this processor have it: a thread that sends tokens on would wait for the kernel's next tick,
+// which is longer than a step. But a turn that long was another program's, which would take one of us each time: then
+// no more for a while.
+void give_way(Clock::time_point now) {
+  thread_local Clock::time_point not_before{};
+  if (now < not_before) return;
+  std::this_thread::yield();
+  auto after = Clock::now();
+  if (after - now > kLongTurn) not_before = after + kNoTurns;
+}
+
 // Spin on `ready` for at most 50 us.
 template <class Ready>
 bool spin(const Ready& ready) {
@@ -27,12 +42,14 @@ bool spin(const Ready& ready) {
     if (ready()) return true;
     relax();
   }
-  auto until = std::chrono::steady_clock::now() + kSpin;
-  while (std::chrono::steady_clock::now() < until)
+  auto now = Clock::now(), until = now + kSpin;
+  for (; now < until; now = Clock::now()) {
+    give_way(now);
     for (int i = 0; i < 64; ++i) {
       if (ready()) return true;
       relax();
     }
+  }
   return ready();
 }
 }  // namespace

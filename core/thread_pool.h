@@ -1,6 +1,6 @@
 // Workers for the inside of a step: fork-join over indices, no queue of tasks.
 // Between steps they sleep on a condition variable; inside one (between begin_step and end_step)
-// they may spin at most 50 us at a barrier before they park.
+// they may spin at most 50 us at a barrier before they park, giving way to threads that want their processor.
 #pragma once
 
 #include <atomic>
