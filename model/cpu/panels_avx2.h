@@ -374,10 +374,15 @@ void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int
   const PackingInfo info = packing_info(packing);
   if (to.rows < least_rows(info)) return quantize(x, packing, to, row);
   const int64_t blocks = to.cols / 32, parts = info.halves ? 2 : 1;
-  quantize_to<Together>(x, packing, to, row, !info.of_rows && info.zero == 0, [&](int64_t b) {
+  auto place = [&](int64_t b) {
     int8_t* q = to.q + 2 * row * to.cols + 64 * b;
     return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
-  });
+  };
+  if (!info.of_rows && info.zero == 0)
+    quantize_to<Together>(x, to, row, place,
+                          [&](int64_t, const BlockPlace& at, const int32_t* sums) { put_sums(info, at, sums, to); });
+  else
+    quantize_to<Together>(x, to, row, place, [](int64_t, const BlockPlace&, const int32_t*) {});
   if (info.of_rows) find_fit(to, row);
 }
 
