@@ -8,8 +8,8 @@ namespace {
 template <class T_, int kD_>
 struct Wide {
   using T = T_;
-  static constexpr int kD = kD_, kBytes = 2, kStages = 2, kChains = 1;
-  static constexpr bool kTurns = true, kGathered = false, kStores = true;
+  static constexpr int kD = kD_, kBytes = 2, kStages = 2, kChains = 1, kSums = 0, kOnes = 0;
+  static constexpr bool kTurns = true, kLogs = false, kGathered = false, kStores = true;
   static constexpr float kShift = __is_same(T, Half) ? 8.0f : 0.0f;
   struct Maps {
     CUtensorMap q, k_new, v_new, k_old, v_old, out;
@@ -30,6 +30,9 @@ struct Wide {
     load(to, fresh ? &maps.v_new : &maps.v_old, head, row, full);
   }
 
+  __device__ static float weigh(float score, float scale, float most) {
+    return exp2_fast(score * scale - (most - kShift));
+  }
   __device__ static void multiply_keys(float (&score)[64], uint64_t q, uint64_t k) {
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {

@@ -31,6 +31,10 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
     }
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
+  if constexpr (M::kOnes > 0) {
+    for (auto& values : sh.v) M::add_ones(values);
+    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+  }
   __syncthreads();
   wait_for_kernel_ahead();
   const int total = v.counts[kCountTiles] * s.heads;
@@ -55,7 +59,9 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       if constexpr (M::kTurns) named_arrive(2 - group, 256);
     };
 
-    float score[kTileKeys / 2], out[kD / 2];
+    // Zero, but not a constant: one written into the sums of a product would have them all moved.
+    const float nothing = s.heads > 0 ? 0.0f : 1.0f;
+    float score[kTileKeys / 2], out[kD / 2 + M::kSums];
     uint32_t weights[kTileKeys * M::kBytes / 8];
     int use = 0, phase = 0;
     auto advance = [&] {
@@ -91,8 +97,7 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       const float slope = kExtra && s.slopes ? s.slopes[head] * kLog2e : 0.0f;
       float top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, shrink[2];
 
-      // Masks tile i in `score`, moves the running maximum, leaves weights in place of scores.
-      auto softmax = [&](int i) {
+      auto mask = [&](int i) {  // tile i in `score`
         int t;
         const bool fresh = walk.at(i, &t);
         const int base = (fresh ? seq.start_pos : 0) + t * kTileKeys;
@@ -130,6 +135,19 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
             }
           }
         }
+      };
+      // Of one tile at a time: the matrix units keep 14 bits of a sum in FP8, and one of nothing but positive terms
+      // would come out the smaller the more there are.
+      auto add_sums = [&] {
+        if constexpr (M::kSums > 0) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) sum[h] += out[kD / 2 + h * 2];
+#pragma unroll
+          for (int e = 0; e < M::kSums; ++e) out[kD / 2 + e] *= nothing;
+        }
+      };
+      // Moves the running maximum, leaves weights in place of scores.
+      auto softmax = [&] {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float tops[M::kChains], more[M::kChains] = {};
@@ -149,14 +167,73 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
 #pragma unroll
           for (int e = 0; e < kTileKeys / 2; ++e)
             if ((e / 2) % 2 == h) {
-              score[e] = exp2_fast(score[e] * scale - (base_of - M::kShift));
-              more[(e / 4) % M::kChains] += score[e];
+              score[e] = M::weigh(score[e], scale, base_of);
+              if (M::kSums == 0) more[(e / 4) % M::kChains] += score[e];
             }
           float all = more[0];
 #pragma unroll
           for (int c = 1; c < M::kChains; ++c) all += more[c];
-          sum[h] = sum[h] * shrink[h] + all;
+          if (M::kSums == 0) sum[h] = sum[h] * shrink[h] + all;
         }
+      };
+      // The same by the maximum as it was, which moves only for rows that outgrow what a weight can be: true where one
+      // of the warp did. Logarithms of two keys lie side by side, in float16.
+      auto softmax_by_old_top = [&] {
+        if constexpr (M::kLogs) {
+          const float by = scale * 8.0f;
+          float base[2];
+          uint32_t logs[kTileKeys / 4], most[2][2] = {};
+#pragma unroll
+          for (int h = 0; h < 2; ++h) base[h] = M::base_of_logs(top[h] * scale);
+          auto look = [&](int p) {
+            return M::pack_logs(__fmaf_rn(score[p * 2], by, -base[p % 2]),
+                                __fmaf_rn(score[p * 2 + 1], by, -base[p % 2]));
+          };
+#pragma unroll
+          for (int p = 0; p < kTileKeys / 4; ++p) {
+            logs[p] = look(p);
+            most[p % 2][p / 2 % 2] = M::larger(most[p % 2][p / 2 % 2], logs[p]);
+          }
+          const uint32_t first = M::larger(most[0][0], most[0][1]), second = M::larger(most[1][0], most[1][1]);
+          uint32_t rows = M::larger(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+          const bool moved = __any_sync(0xffffffffu, M::outgrown(rows));
+          if (moved) {
+            rows = M::larger(rows, __shfl_xor_sync(0xffffffffu, rows, 1));
+            rows = M::larger(rows, __shfl_xor_sync(0xffffffffu, rows, 2));
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const float log = M::log_of(rows, h);
+              const bool unknown = log == INFINITY;  // no key was seen before, or this one is far above them
+              float less = 0.0f;
+              shrink[h] = 1.0f;
+              if (log > M::kMostLog && !unknown) {
+                less = M::excess(log);
+                shrink[h] = exp2_fast(less * -0.125f);
+                top[h] += less * 0.125f / scale;
+              }
+              if (__any_sync(0xffffffffu, unknown)) {
+                float here = -INFINITY;
+#pragma unroll
+                for (int e = 0; e < kTileKeys / 2; ++e)
+                  if ((e / 2) % 2 == h) here = fmaxf(here, score[e]);
+                here = fmaxf(here, __shfl_xor_sync(0xffffffffu, here, 1));
+                here = fmaxf(here, __shfl_xor_sync(0xffffffffu, here, 2));
+                if (unknown) {
+                  top[h] = here, shrink[h] = 0.0f;
+                  base[h] = M::base_of_logs(top[h] * scale);
+#pragma unroll
+                  for (int p = h; p < kTileKeys / 4; p += 2) logs[p] = look(p);
+                }
+              }
+#pragma unroll
+              for (int p = h; p < kTileKeys / 4; p += 2) logs[p] = M::lower(logs[p], less);
+            }
+          }
+#pragma unroll
+          for (int p = 0; p < kTileKeys / 4; ++p) score[p * 2] = __uint_as_float(M::weights_of(logs[p]));
+          return moved;
+        }
+        return true;
       };
 
       wgmma_wait<0>();
@@ -166,8 +243,10 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
         bulk_stores_read<0>();
         barrier_arrive(&sh.q_empty[slot ^ 1]);
       }
-      softmax(0);
+      mask(0);
+      softmax();
       M::pack(score, weights);
+      if constexpr (M::kLogs) barrier_wait(&sh.v_full[use], phase);
       int previous = use, previous_phase = phase;
       advance();
 #pragma unroll
@@ -177,24 +256,40 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
         take_turn();
         wgmma_fence();
         multiply_keys(slot);
-        barrier_wait(&sh.v_full[previous], previous_phase);
+        if constexpr (!M::kLogs) barrier_wait(&sh.v_full[previous], previous_phase);
         M::multiply_values(out, weights, shared_address(sh.v[previous]));
         wgmma_commit();
         pass_turn();
         wgmma_wait<1>();
         hold(score);
         if (thread == 0) barrier_arrive(&sh.k_empty[use]);
-        softmax(i);
+        mask(i);
+        bool moved = true;
+        if constexpr (M::kLogs)
+          moved = softmax_by_old_top();
+        else
+          softmax();
+        if constexpr (M::kLogs) {
+          hold(score);
+          barrier_wait(&sh.v_full[use], phase);
+        }
         wgmma_wait<0>();
         hold(out);
         if (thread == 0) barrier_arrive(&sh.v_empty[previous]);
+        add_sums();
+        if (moved) {
 #pragma unroll
-        for (int e = 0; e < kD / 2; ++e) out[e] *= shrink[(e / 2) % 2];
-        M::pack(score, weights);
+          for (int e = 0; e < kD / 2; ++e) out[e] *= shrink[(e / 2) % 2];
+          if (M::kSums > 0) sum[0] *= shrink[0], sum[1] *= shrink[1];
+        }
+        if constexpr (M::kLogs)
+          M::join(score, weights);
+        else
+          M::pack(score, weights);
         previous = use, previous_phase = phase;
         advance();
       }
-      barrier_wait(&sh.v_full[previous], previous_phase);
+      if constexpr (!M::kLogs) barrier_wait(&sh.v_full[previous], previous_phase);
       wgmma_fence();
       M::multiply_values(out, weights, shared_address(sh.v[previous]));
       wgmma_commit();
@@ -202,11 +297,15 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       hold(out);
       if (thread == 0) barrier_arrive(&sh.v_empty[previous]);
 
+      add_sums();
+
       float factor[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
-        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+        if constexpr (M::kSums == 0) {
+          sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
+          sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+        }
         const bool masked = !(sum[h] > 0.0f);
         const float base = top[h] * scale - M::kShift;  // log2 of what `sum` is counted in
         float all = sum[h];

@@ -1,7 +1,8 @@
 // Prefill and extend in FP8 on Hopper: inputs and cache E4M3, heads of 128, the rest as in prefill.cuh. The whole
 // of a sequence is read back from its pages once: K row by row, V turned over, because the matrix units want the
 // contracted index of 8-bit operands innermost. Within sixteen keys V lies in the order in which the scores of one
-// multiplication become the weights of the next, so those never leave their registers.
+// multiplication become the weights of the next, so those never leave their registers. What a weight is as E4M3 is read
+// off its logarithm: no exponential and no conversion is needed for it.
 #include "attention/cuda/prefill8.h"
 
 #include "attention/cuda/prefill.cuh"
@@ -65,25 +66,44 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-__device__ inline uint32_t pack8(float x0, float x1, float x2, float x3) {
+// A weight's logarithm on its way to E4M3: eight times log2 (there are eight steps an octave, and between powers of two
+// E4M3 is a straight line itself), counted from where a byte would be kLow below zero, so that what rounds to no weight
+// is clamped for nothing. Two lie side by side, in float16.
+constexpr float kLow = 18.0f, kMost = 120.0f + kLow - 0.45f;  // 2^8, less what the line lies above on the average
+
+__device__ inline uint32_t pack_halves(float x0, float x1) {  // below zero: zero
   uint32_t y;
-  asm("{.reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, %2, %1; cvt.rn.satfinite.e4m3x2.f32 hi, %4, %3; "
-      "mov.b32 %0, {lo, hi};}"
+  asm("cvt.rn.relu.f16x2.f32 %0, %2, %1;" : "=r"(y) : "f"(x0), "f"(x1));
+  return y;
+}
+// Bytes 0 and 2 of the result are the weights: u - 18 where that is more than u / 4, which takes the place of E4M3's
+// smallest numbers (these are no longer eight an octave), rounded by adding 1024.
+__device__ inline uint32_t weights_of_pair(uint32_t logs) {
+  uint32_t y;
+  asm("{.reg .b32 more, sum; fma.rn.relu.f16x2 more, %1, %2, %3; fma.rn.f16x2 sum, %1, %4, more; "
+      "add.rn.f16x2 %0, sum, %5;}"
       : "=r"(y)
-      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+      : "r"(logs), "r"(0x3a003a00u), "r"(0xcc80cc80u), "r"(0x34003400u), "r"(0x64006400u));
   return y;
 }
 
 struct Eight {
   using T = Brain;  // of results
   static constexpr int kD = kHeadDim, kBytes = 1, kStages = 3, kChains = 4;
-  static constexpr bool kTurns = false, kGathered = true, kStores = false;
+  static constexpr int kSums = 4,
+                       kOnes = 8 * kTileKeys;  // rows of ones behind the values: their product sums the weights
+  static constexpr bool kTurns = false, kLogs = true, kGathered = true, kStores = false;
   static constexpr float kShift = 8.0f;  // weights up to 256, of E4M3's 448
   struct Maps {
     CUtensorMap q, k, v, out;
   };
   __device__ static float score_unit(const Shape& s, const Layer& l) { return s.scale * l.cache.k_scale; }
   __device__ static float value_unit(const Layer& l) { return l.cache.v_scale; }
+
+  __device__ static void add_ones(uint8_t* values) {
+    for (int i = threadIdx.x; i < kOnes / 4; i += 384)
+      reinterpret_cast<uint32_t*>(values + kD * kTileKeys)[i] = 0x38383838u;
+  }
 
   __device__ static void load_queries(uint8_t* to, const Maps& maps, int head, int row, uint64_t* full) {
     load_tile(to, &maps.q, 0, head, row, full);
@@ -95,20 +115,51 @@ struct Eight {
     load_tile(to, &maps.v, row, 0, head, full);
   }
 
-  __device__ static void multiply_keys(float (&score)[64], uint64_t q, uint64_t k) {
+  __device__ static float weigh(float score, float scale, float most) {
+    return score * (scale * 8.0f) - (most * 8.0f - kMost);
+  }
+  __device__ static float base_of_logs(float most) { return fmaxf(most, -1e30f) * 8.0f - kMost; }
+  __device__ static uint32_t pack_logs(float x0, float x1) { return pack_halves(x0, x1); }
+  __device__ static uint32_t weights_of(uint32_t logs) { return weights_of_pair(logs); }
+  __device__ static uint32_t larger(uint32_t a, uint32_t b) {
+    const __half2 y = __hmax2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+    return reinterpret_cast<const uint32_t&>(y);
+  }
+  // Above this a weight would be more than the largest that E4M3 has, 448; here in float16's bits.
+  static constexpr float kMostLog = 143.75f;
+  __device__ static bool outgrown(uint32_t logs) { return int(logs << 16) > 0x587e0000 || int(logs) > 0x587effff; }
+  __device__ static float log_of(uint32_t rows, int row) {
+    const __half2 x = reinterpret_cast<const __half2&>(rows);
+    return row == 0 ? __low2float(x) : __high2float(x);
+  }
+  __device__ static float excess(float log) { return __half2float(__float2half_rn(log - kMost)); }
+  __device__ static uint32_t lower(uint32_t logs, float less) {
+    const __half2 y =
+        __hfma2_relu(reinterpret_cast<const __half2&>(logs), __float2half2_rn(1.0f), __float2half2_rn(-less));
+    return reinterpret_cast<const uint32_t&>(y);
+  }
+  __device__ static void join(const float (&score)[kTileKeys / 2], uint32_t (&weights)[kTileKeys / 8]) {
+#pragma unroll
+    for (int i = 0; i < kTileKeys / 8; ++i) {
+      const float* x = score + (i / 2) * 8 + (i % 2) * 2;
+      weights[i] = __byte_perm(__float_as_uint(x[0]), __float_as_uint(x[4]), 0x6420);
+    }
+  }
+  __device__ static void multiply_keys(float (&score)[kTileKeys / 2], uint64_t q, uint64_t k) {
 #pragma unroll
     for (int i = 0; i < kD / 32; ++i) wgmma_tiles8(score, q + i * 2, k + i * 2, i > 0);
   }
-  __device__ static void multiply_values(float (&out)[kD / 2], const uint32_t* weights, uint32_t values) {
+  __device__ static void multiply_values(float (&out)[kD / 2 + kSums], const uint32_t* weights, uint32_t values) {
     const uint64_t elements = rows_descriptor(values);
 #pragma unroll
     for (int i = 0; i < kTileKeys / 32; ++i) wgmma_weights8(out, weights + i * 4, elements + i * 2);
   }
-  __device__ static void pack(const float (&score)[64], uint32_t (&weights)[kTileKeys / 8]) {
+  __device__ static void pack(const float (&score)[kTileKeys / 2], uint32_t (&weights)[kTileKeys / 8]) {
 #pragma unroll
     for (int i = 0; i < kTileKeys / 8; ++i) {  // columns of tiles 2 * (i / 2) and the next, rows g and g + 8 in turn
       const float* x = score + (i / 2) * 8 + (i % 2) * 2;
-      weights[i] = pack8(x[0], x[1], x[4], x[5]);
+      weights[i] =
+          __byte_perm(weights_of_pair(pack_halves(x[0], x[1])), weights_of_pair(pack_halves(x[4], x[5])), 0x6420);
     }
   }
 };

@@ -13,9 +13,10 @@ constexpr int kPieceBytes = 2048, kPieces = 8;  // of new K/V on their way into 
 template <class M>
 struct PrefillShared {
   // Results leave through the place of their queries, 16 bits an element.
-  static constexpr int kQueryBytes = kTileQueries * M::kD * 2, kKeyBytes = kTileKeys * M::kD * M::kBytes;
+  static constexpr int kQueryBytes = kTileQueries * M::kD * 2, kKeyBytes = kTileKeys * M::kD * M::kBytes,
+                       kValueBytes = kKeyBytes + M::kOnes;
   alignas(1024) uint8_t q[2][kQueryBytes];
-  uint8_t k[M::kStages][kKeyBytes], v[M::kStages][kKeyBytes];
+  uint8_t k[M::kStages][kKeyBytes], v[M::kStages][kValueBytes];
   uint8_t pieces[M::kStores ? 2 : 1][M::kStores ? kPieces : 1][M::kStores ? kPieceBytes : 16];
   PrefillTile work[4];
   uint64_t q_full[2], q_empty[2], k_full[M::kStages], k_empty[M::kStages], v_full[M::kStages], v_empty[M::kStages],

@@ -93,7 +93,18 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
         for (int i = 0; i < kStages - 1; ++i) feed.issue();
       if (__is_same(T, Half) && s.work == DType::bf16) unit = brain_to_half(q);
     }
-    float row_scale[2], row_slope[2], top[2], sum[2];
+    float excess = 0.0f;  // of the scores of row g
+    if constexpr (K::kKeyExcess > 0.0f) {
+#pragma unroll
+      for (int k = 0; k < kD / 8; ++k) {
+        const float2 x = __half22float2(reinterpret_cast<const __half2&>(q[k / 2][k % 2]));
+        excess += x.x + x.y;
+      }
+      excess += __shfl_xor_sync(0xffffffffu, excess, 1);
+      excess += __shfl_xor_sync(0xffffffffu, excess, 2);
+      excess *= K::kKeyExcess;
+    }
+    float row_scale[2], row_slope[2], row_excess[2], top[2], sum[2];
     int row_begin[2], row_end[2], row_own[2];
     int64_t row_mask[2];
     int safe_begin = 0, safe_end = 0x7fffffff;
@@ -108,6 +119,7 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
       row_slope[h] = s.slopes ? s.slopes[query_head] * kLog2e : 0.0f;
       row_mask[h] = query_head * l.mask_head + int64_t(row.token) * l.mask_row + row.column;
       row_scale[h] = s.scale * __shfl_sync(0xffffffffu, unit, r * 4) * (s.softcap > 0.0f ? 1.0f : kLog2e) * c.k_scale;
+      row_excess[h] = __shfl_sync(0xffffffffu, excess, r * 4);
       top[h] = -INFINITY, sum[h] = 0.0f;
     }
     for (int o = 1; o < 4; o <<= 1) {
@@ -126,6 +138,10 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
                               K::kShift > 0 || c.scale_dtype == DType::f16};
 
       float score[kM][4] = {}, other[kM][4] = {};  // two chains of additions instead of one twice as long
+      if constexpr (K::kKeyExcess > 0.0f) {
+#pragma unroll
+        for (int e = 0; e < kM * 4; ++e) score[e / 4][e % 4] = -row_excess[e % 2];
+      }
 #pragma unroll
       for (int kk = 0; kk < kD / 32; ++kk)
 #pragma unroll

@@ -79,8 +79,12 @@ struct Kind {
     return key_chunk<kD>(r, c);
   }
 
+  // What every element of `keys<kD, false>` is too large by. With a scale a tensor it is left there: times the sum of a
+  // query's elements it is one number a query, which takes part in no product.
+  static constexpr float kKeyExcess = kNarrow == Narrow::i8 && !kGroup && __is_same(T, Half) ? 1152.0f : 0.0f;
+
   // b[n][k][register] for keys first_row + 8n.. and two contraction steps: elements 32*kk .. 32*kk+31.
-  template <int kD, bool kScaled = kGroup>
+  template <int kD, bool kExact = true>
   __device__ static void keys(const uint8_t* tile, int first_row, int lane, int kk, const TileScales& scales,
                               uint32_t (&b)[2][2][2]) {
     const int g = lane >> 2, tid = lane & 3;
@@ -100,14 +104,14 @@ struct Kind {
         if constexpr (kBits == 8) {
           const uint2 w =
               *reinterpret_cast<const uint2*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, d / 16) * 16 + d % 16);
-          widen4(w.x, b[n][0][0], b[n][0][1]);
-          widen4(w.y, b[n][1][0], b[n][1][1]);
+          widen4<kExact || kKeyExcess == 0.0f>(w.x, b[n][0][0], b[n][0][1]);
+          widen4<kExact || kKeyExcess == 0.0f>(w.y, b[n][1][0], b[n][1][1]);
         } else {
           const uint32_t w =
               *reinterpret_cast<const uint32_t*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, kk) * 16 + tid * 4);
           nibbles4(w, b[n][0][0], b[n][0][1], b[n][1][0], b[n][1][1]);
         }
-        if constexpr (kScaled)
+        if constexpr (kGroup && kExact)
           if (scales.group_shift < 5) {  // larger groups scale the sums instead, which is exact
             const float s = scales.get(row, d);
             const uint32_t pair = T::pack(s, s);
@@ -204,7 +208,8 @@ struct Kind {
   }
 
  private:
-  // Four bytes to two pairs, exactly.
+  // Four bytes to two pairs, exactly or too large by kKeyExcess.
+  template <bool kExact = true>
   __device__ static void widen4(uint32_t w, uint32_t& first, uint32_t& second) {
     if constexpr (kNarrow == Narrow::f8) {
 #if __CUDA_ARCH__ >= 890
@@ -219,8 +224,9 @@ struct Kind {
 #endif
     } else if constexpr (__is_same(T, Half)) {
       w ^= 0x80808080u;  // 1024 + (x + 128), minus 1152
-      first = pair_sub<T>(__byte_perm(w, 0x64646464u, 0x4140), Half::kMagic8);
-      second = pair_sub<T>(__byte_perm(w, 0x64646464u, 0x4342), Half::kMagic8);
+      first = __byte_perm(w, 0x64646464u, 0x4140);
+      second = __byte_perm(w, 0x64646464u, 0x4342);
+      if constexpr (kExact) first = pair_sub<T>(first, Half::kMagic8), second = pair_sub<T>(second, Half::kMagic8);
     } else {
       // 128 + (x & 127), minus 128 or 256 by the sign bit.
       const uint32_t a = __byte_perm(w, 0x43434343u, 0x4140), b = __byte_perm(w, 0x43434343u, 0x4342);
