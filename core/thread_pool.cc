@@ -55,8 +55,12 @@ bool spin(const Ready& ready) {
 }  // namespace
 
 struct ThreadPool::State {
+  struct alignas(64) Next {
+    std::atomic<int64_t> at{0};
+  };
   int count;
   std::vector<std::thread> workers;
+  std::vector<Next> next;  // of for_each_near's stretches: one a thread
 
   std::atomic<uint64_t> ticket{0};  // goes up once a run: the workers' signal to start
   std::atomic<int> left{0};         // workers still inside the current run
@@ -109,6 +113,7 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   KVASIR_CHECK(threads >= 1, "a thread pool needs at least one thread, got ", threads);
   state_->count = threads;
+  state_->next = std::vector<State::Next>(size_t(threads));
   for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->work(i); });
 }
 
@@ -119,6 +124,7 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::threads() const { return state_->count; }
+std::atomic<int64_t>& ThreadPool::next(int64_t stretch) { return state_->next[size_t(stretch)].at; }
 
 void ThreadPool::begin_step() { state_->in_step.store(true, std::memory_order_relaxed); }
 void ThreadPool::end_step() { state_->in_step.store(false, std::memory_order_relaxed); }

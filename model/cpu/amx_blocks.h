@@ -133,12 +133,12 @@ struct TileInput {
         sums(rows.sums + (row * (rows.cols / 32) + kTileRows * block) * parts) {}
 };
 
-// Adds a product to the sums of R rows.
-template <Packing P, int R = kTileRows>
+// Adds a product to the sums of its rows.
+template <Packing P>
 [[gnu::always_inline]] inline void scale(const Sums& sums, const Room& room, const float* x_sums, V::F* acc) {
   const V::F d = V::load_f(room.d), m = packing_info(P).zero ? d : V::load_f(room.m);
 #pragma GCC unroll 16
-  for (int t = 0; t < R; ++t) {
+  for (int t = 0; t < kTileRows; ++t) {
     const V::I v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[0][t]), 4), _mm512_load_si512(sums[1][t]));
     acc[t] = V::fma(d, V::to_float(v), acc[t]);
     if constexpr (packing_info(P).zero == 0) acc[t] = V::fma(m, V::set_f(x_sums[t]), acc[t]);
@@ -210,8 +210,8 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   }
 }
 
-// One tile of at most R rows: weights flow through a ring, unpacked while earlier ones are multiplied.
-template <Packing P, int R>
+// One tile of rows: weights flow through a ring, unpacked while earlier ones are multiplied.
+template <Packing P>
 void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
               float* y, int64_t y_stride, bool add) {
   alignas(64) Room ring[kRing];
@@ -219,10 +219,10 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
   Reader<P> reader(m, group, 0);
   const int64_t count = m.blocks * parts<P>(), total = count * groups;
   for (int64_t i = 0; i < kAhead && i < total; i += parts<P>()) reader.next(ring + i);
-  alignas(64) float made_rows[R][kGroup];
-  V::F sums[R];
+  alignas(64) float made_rows[kTileRows][kGroup];
+  V::F sums[kTileRows];
 #pragma GCC unroll 16
-  for (int t = 0; t < R; ++t) sums[t] = V::set_f(0.0f);
+  for (int t = 0; t < kTileRows; ++t) sums[t] = V::set_f(0.0f);
   int64_t begun = 0, scaled = 0;  // products within their groups
   flow(
       total,
@@ -232,11 +232,11 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
       },
       [&](int64_t i, const Sums& made) __attribute__((always_inline)) {
         if (i % parts<P>() == 0 && i + kAhead < total) reader.next(ring + (i + kAhead) % kRing);
-        scale<P, R>(made, ring[i % kRing], in.sums + scaled * kTileRows, sums);
+        scale<P>(made, ring[i % kRing], in.sums + scaled * kTileRows, sums);
         if (++scaled < count) return;
         scaled = 0;
 #pragma GCC unroll 16
-        for (int t = 0; t < R; ++t) V::store_f(made_rows[t], sums[t]), sums[t] = V::set_f(0.0f);
+        for (int t = 0; t < kTileRows; ++t) V::store_f(made_rows[t], sums[t]), sums[t] = V::set_f(0.0f);
         finish(made_rows, x.d + first, rows, m.valid(group), add, y, y_stride);
         ++group, y += kGroup;
       });

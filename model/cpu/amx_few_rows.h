@@ -33,6 +33,8 @@ struct Few {
   static constexpr int kWeightBytes = 16 * kWidth;  // of a product
   // Where a row's sums of a pair of blocks are.
   static constexpr int64_t pair_sum(int64_t pair, int plane, int64_t row) { return (2 * pair + plane) * R + row; }
+  // Where its sum of a block (or half) is, over both planes.
+  static constexpr int64_t block_sum(int64_t pair, int part, int64_t row) { return (2 * pair + part) * R + row; }
   // Where a row's inputs of block (or half) `part` of a pair are.
   static constexpr int64_t place(int64_t pair, int part, int plane, int64_t row) {
     const int64_t sum = plane * R + row;
@@ -110,12 +112,15 @@ struct alignas(64) PairSums {
   _tile_loadd(W, w, 64);                \
   _tile_loadd(X, x, L::kWidth);         \
   _tile_zero(SUM);                      \
-  _tile_dpbssd(SUM, X, W);
+  if constexpr (L::kInfo.of_rows) {     \
+    _tile_dpbssd(SUM, X, W);            \
+  } else {                              \
+    _tile_dpbsud(SUM, X, W);            \
+  }
 
 template <class L, int Turn>
-[[gnu::always_inline]] inline void begin_pair(const uint8_t* x, const PairWeights& weights) {
+[[gnu::always_inline]] inline void begin_pair(const uint8_t* x, const uint8_t* w) {
   asm volatile("" ::: "memory");  // what is loaded has been stored
-  const uint8_t* w = weights.tile[0];
   if constexpr (L::kProducts == 2 && Turn == 0) {
     KVASIR_PRODUCT(0, 4, 6, x, w)
     KVASIR_PRODUCT(1, 5, 7, x + L::kProductBytes, w + L::kWeightBytes)
@@ -188,7 +193,7 @@ void few_rows(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
   const uint8_t* scales = m.scales(group);
   auto turn = [&]<int Turn>(int64_t i) __attribute__((always_inline)) {
     if (i + kFirst < total) {
-      begin_pair<L, (Turn + kTurns - 1) % kTurns>(in + begun * L::kPairBytes, ring[(i + kFirst) % kRing]);
+      begin_pair<L, (Turn + kTurns - 1) % kTurns>(in + begun * L::kPairBytes, ring[(i + kFirst) % kRing].tile[0]);
       begun = begun + 1 == pairs ? 0 : begun + 1;
     }
     if (i + kLag >= 0 && i + kLag < total) end_pair<L, Turn>(sums[(i + kLag) % kBuffers]);
@@ -218,13 +223,78 @@ void few_rows(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
   }
 }
 
+// The same for weights of 8 bits, which are tiles as they lie. Each block is scaled by itself, in the other kernels'
+// order.
+template <Packing P, int R>
+void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, float* y,
+                        int64_t y_stride, bool add) {
+  using L = Few<P, R>;
+  static_assert(L::kProducts == 1);
+  constexpr int64_t kTurns = 2, kLag = 2, kFirst = kLag + kTurns - 1, kBuffers = 4;
+  constexpr int64_t kPairQuants = L::kPairBlocks * L::kInfo.quant_bytes, kFetchBytes = 8192;
+  configure_few<L>();
+  PairSums<L> sums[kBuffers];
+  V::F acc[R];
+#pragma GCC unroll 4
+  for (int t = 0; t < R; ++t) acc[t] = V::set_f(0.0f);
+  const int64_t pairs = m.blocks / L::kPairBlocks, total = pairs * groups;
+  const int64_t ahead = (kFetchBytes / m.group_bytes + 1) * m.group_bytes;
+  const auto* in = reinterpret_cast<const uint8_t*>(x.q);
+  int64_t begun = 0, scaled = 0;  // pairs within their groups
+  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
+  auto turn = [&]<int Turn>(int64_t i) __attribute__((always_inline)) {
+    if (i + kFirst < total) {
+      const uint8_t* w = quants + begun * kPairQuants;
+#pragma GCC unroll 16
+      for (int k = 0; k < kPairQuants; k += 64) __builtin_prefetch(w + ahead + k, 0, 2);
+      begin_pair<L, (Turn + kTurns - 1) % kTurns>(in + begun * L::kPairBytes, w);
+      if (++begun == pairs) begun = 0, quants += m.group_bytes;
+    }
+    if (i + kLag >= 0 && i + kLag < total) end_pair<L, Turn>(sums[(i + kLag) % kBuffers]);
+    if (i < 0 || i >= total) return;
+    const auto& made = sums[i % kBuffers].of[0];
+    const uint8_t* at = scales + scaled * L::kPairBlocks * L::kInfo.scale_bytes;
+#pragma GCC unroll 4
+    for (int k = 0; k < L::kPairBlocks * L::kInfo.scale_bytes; k += 64) __builtin_prefetch(at + ahead + k, 0, 2);
+    Scales<P> of_block[L::kPairBlocks];
+    for (int b = 0; b < L::kPairBlocks; ++b) of_block[b].load(at + b * L::kInfo.scale_bytes, 0);
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; ++part) {
+      const Scales<P>& s = of_block[L::kPairBlocks == 2 ? part : 0];
+      const int half = L::kPairBlocks == 2 ? 0 : part;
+#pragma GCC unroll 4
+      for (int t = 0; t < R; ++t) {
+        const int64_t sum = L::block_sum(scaled, part, t);
+        V::I v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(made[part * L::kSums + t]), 4),
+                                  _mm512_load_si512(made[part * L::kSums + R + t]));
+        if constexpr (!L::kMinima) v = _mm512_add_epi32(v, _mm512_set1_epi32(x.offsets[sum]));
+        acc[t] = V::fma(s.d[half], V::to_float(v), acc[t]);
+        if constexpr (L::kMinima) acc[t] = V::fma(s.m[half], V::set_f(x.sums[sum]), acc[t]);
+      }
+    }
+    if (++scaled < pairs) return;
+    const int valid = m.valid(group);
+#pragma GCC unroll 4
+    for (int t = 0; t < R; ++t) {
+      store_lanes(V::mul(acc[t], V::set_f(x.d[t])), 0, y + t * y_stride, valid, add);
+      acc[t] = V::set_f(0.0f);
+    }
+    ++group, y += kGroup, scales += m.group_bytes, scaled = 0;
+  };
+  for (int64_t i = -kFirst; i < total; i += kTurns) {
+    turn.template operator()<1>(i);
+    turn.template operator()<0>(i + 1);
+  }
+}
+
 // f.operator()<R>() for as many rows as are multiplied where there are `rows`.
 template <class F>
 inline void with_few(int64_t rows, const F& f) {
   if (rows > 4) return f.template operator()<8>();
   if (rows > 3) return f.template operator()<4>();
   if (rows > 2) return f.template operator()<3>();
-  f.template operator()<2>();
+  if (rows > 1) return f.template operator()<2>();
+  f.template operator()<1>();
 }
 
 template <Packing P, int R>
@@ -237,7 +307,15 @@ void quantize_few(const float* x, const QuantRows& to, int64_t row) {
     int8_t* q = to.q + L::place(pair, part, plane, row);
     __builtin_memcpy(q, from, L::kInputs);
     if (L::kTogether == 2) __builtin_memset(q + (part == 0 ? L::kInputs : -L::kInputs), 0, L::kInputs);
-    if (L::kMinima) sums[2 * L::pair_sum(pair, plane, row) + part] = int16_t(sum);
+    if (L::kInfo.of_rows && L::kMinima) sums[2 * L::pair_sum(pair, plane, row) + part] = int16_t(sum);
+  };
+  // Of both planes, for weights that are scaled block by block.
+  auto put_block_sum = [&](int64_t pair, int part, int32_t sum) {
+    const int64_t at = L::block_sum(pair, part, row);
+    if (L::kMinima)
+      to.sums[at] = float(sum);
+    else
+      to.offsets[at] = -L::kInfo.zero * sum;
   };
   quantize_to<V>(
       x, to, row,
@@ -254,6 +332,12 @@ void quantize_few(const float* x, const QuantRows& to, int64_t row) {
             put(b, 1, plane, room[plane] + L::kInputs, sum[1]);
           }
         }
+        if (L::kInfo.of_rows) return;
+        const int32_t first = 16 * made[0] + made[2], second = 16 * made[1] + made[3];
+        if (L::kPairBlocks == 2)
+          put_block_sum(b / 2, int(b % 2), first + second);
+        else
+          put_block_sum(b, 0, first), put_block_sum(b, 1, second);
       });
   const int64_t blocks = to.cols / 32;
   if (L::kPairBlocks == 1 || blocks % 2 == 0) return;

@@ -6,9 +6,12 @@
 namespace kvasir::model::cpu {
 namespace {
 
+// What amx_few_rows.h multiplies: its tiles of 8 bits are of two blocks, as they lie.
+bool are_few(const PackingInfo& info, const QuantRows& x) {
+  return info.of_rows ? x.rows > 1 && x.rows <= 8 : x.rows <= 4 && (info.halves || x.cols % 64 == 0);
+}
 // Fewer rows are not worth setting tiles up for.
-int64_t least_rows(const PackingInfo& info) { return info.of_rows ? 2 : 3; }
-constexpr int64_t kFew = 8;
+bool are_plain(const PackingInfo& info, const QuantRows& x) { return x.rows < 3 && !are_few(info, x); }
 
 // Tiles 0 to 5 are as high as there are rows. `halves`: activations are 32 bytes wide and weights 8 high.
 void configure(bool halves, int64_t rows) {
@@ -28,12 +31,6 @@ template <Packing P>
 void tiles(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
            float* y, int64_t y_stride, bool add) {
   constexpr bool of_rows = packing_info(P).of_rows;
-  if constexpr (of_rows) {
-    if (x.rows <= kFew) {
-      with_few(rows, [&]<int R>() { few_rows<P, R>(m, group, groups, x, rows, y, y_stride, add); });
-      return _tile_release();
-    }
-  }
   if (rows > kTileRows) {
     configure(!of_rows, kTileRows);
     for (int64_t g = 0; g < groups; ++g) {
@@ -46,31 +43,50 @@ void tiles(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows
   } else if constexpr (of_rows) {
     configure(false, rows);
     sum_one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
-  } else if (rows <= 4) {
-    configure(true, 4);
-    one_tile<P, 4>(m, group, groups, x, first, rows, y, y_stride, add);
   } else {
     configure(true, kTileRows);
-    one_tile<P, kTileRows>(m, group, groups, x, first, rows, y, y_stride, add);
+    one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
   }
+  _tile_release();
+}
+
+template <Packing P>
+void few(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, float* y, int64_t y_stride,
+         bool add) {
+  constexpr bool of_rows = packing_info(P).of_rows;
+  with_few(x.rows, [&]<int R>() {
+    if constexpr (of_rows && R > 1)
+      few_rows<P, R>(m, group, groups, x, x.rows, y, y_stride, add);
+    else if constexpr (!of_rows && R <= 4)
+      few_rows_of_blocks<P, R>(m, group, groups, x, y, y_stride, add);
+  });
   _tile_release();
 }
 
 void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
                    int64_t rows, float* y, int64_t y_stride, bool add) {
-  if (x.rows < least_rows(packing_info(m.packing))) return integer(m, group, groups, x, first, rows, y, y_stride, add);
+  const PackingInfo info = packing_info(m.packing);
+  if (are_plain(info, x)) return integer(m, group, groups, x, first, rows, y, y_stride, add);
   with_packing(m.packing, [&]<Packing P>() {
-    if constexpr (has_integers(P)) tiles<P>(m, group, groups, x, first, rows, y, y_stride, add);
+    if constexpr (has_integers(P)) {
+      if (are_few(info, x))
+        few<P>(m, group, groups, x, y, y_stride, add);
+      else
+        tiles<P>(m, group, groups, x, first, rows, y, y_stride, add);
+    }
   });
 }
 
 // As tiles want it: blocks of 16 rows, where there are enough.
 void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const PackingInfo info = packing_info(packing);
-  if (to.rows < least_rows(info)) return quantize(x, packing, to, row);
-  if (info.of_rows && to.rows <= kFew)
+  if (are_plain(info, to)) return quantize(x, packing, to, row);
+  if (are_few(info, to))
     return with_packing(packing, [&]<Packing P>() {
-      if constexpr (packing_info(P).of_rows) with_few(to.rows, [&]<int R>() { quantize_few<P, R>(x, to, row); });
+      if constexpr (has_integers(P))
+        with_few(to.rows, [&]<int R>() {
+          if constexpr (packing_info(P).of_rows ? R > 1 : R <= 4) quantize_few<P, R>(x, to, row);
+        });
     });
   const int64_t t = row % kTileRows, first = row - t, blocks = to.cols / 32;
   if (info.of_rows) {  // steps of two blocks, whose sums nobody needs

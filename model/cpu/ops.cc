@@ -157,11 +157,15 @@ template <class F>
 void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f) {
   int64_t row_bytes = in.m.padded_cols() * (in.quants.q ? 3 : 4);
   int64_t span = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (in.rows + span - 1) / span;
-  int64_t grain = std::clamp<int64_t>(groups / (4 * pool_.threads()), 1, most_groups);
-  int64_t parts = (groups + grain - 1) / grain;
-  pool_.for_each(spans * parts, 1, [&](int64_t i, int worker) {
-    int64_t first = i / parts * span, group = i % parts * grain;
-    f(first, std::min(span, in.rows - first), group, std::min(grain, groups - group), worker);
+  // As many pieces for each worker, and none larger than another by more than a group; of few rows not many, since
+  // kernels begin each by waiting for its first weights.
+  const int64_t threads = pool_.threads(), each = in.rows > 16 ? 4 : std::clamp<int64_t>(groups / (8 * threads), 1, 4);
+  const int64_t least = std::max((groups + most_groups - 1) / most_groups, each * threads);
+  const int64_t parts = std::min(groups, (least + threads - 1) / threads * threads);
+  pool_.for_each_near(spans * parts, [&](int64_t i, int worker) {
+    const int64_t first = i / parts * span, part = i % parts;
+    const int64_t group = groups * part / parts, end = groups * (part + 1) / parts;
+    f(first, std::min(span, in.rows - first), group, end - group, worker);
   });
 }
 

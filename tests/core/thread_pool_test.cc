@@ -31,6 +31,26 @@ TEST(ThreadPool, ForEachCoversEveryIndexOnce) {
   for (auto& s : seen) EXPECT_EQ(s.load(), 1);
 }
 
+TEST(ThreadPool, ForEachNearCoversEveryIndexOnce) {
+  for (int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    for (int64_t n : {0, 1, 4, 7, 1001}) {
+      std::vector<std::atomic<int>> seen(static_cast<size_t>(n));
+      std::vector<std::atomic<int64_t>> last(static_cast<size_t>(threads * threads));
+      for (auto& l : last) l = -1;
+      std::atomic<int> backwards{0};
+      pool.for_each_near(n, [&](int64_t i, int worker) {
+        ++seen[static_cast<size_t>(i)];
+        int64_t stretch = 0;
+        while (n * (stretch + 1) / threads <= i) ++stretch;
+        backwards += last[static_cast<size_t>(worker * threads + stretch)].exchange(i) >= i;
+      });
+      for (auto& s : seen) EXPECT_EQ(s.load(), 1);
+      EXPECT_EQ(backwards.load(), 0) << "each stretch is gone through upwards";
+    }
+  }
+}
+
 TEST(ThreadPool, SleepsBetweenSteps) {
   ThreadPool pool(4);
   pool.begin_step();
