@@ -5,9 +5,7 @@
 // unpacking bytes to 16 bits takes every other one. Each vector of a panel has two such neighbours of 8 outputs.
 #pragma once
 
-#include "model/cpu/vector_avx2.h"
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
+#include "model/cpu/one_row_avx2.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
@@ -90,11 +88,6 @@ void unpack_panel(const PackedMatrix& m, int64_t group, int64_t begin, int64_t e
   const uint8_t *quants = m.quants(group), *scales = m.scales(group);
   for (int64_t b = begin; b < end; ++b) {
     const uint8_t *q = quants + b * info.quant_bytes, *s = scales + b * info.scale_bytes;
-    // The same block of the next group: the hardware does not look beyond a page by itself.
-#pragma GCC unroll 8
-    for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(q + m.group_bytes + i, 0, 2);
-#pragma GCC unroll 8
-    for (int i = 0; i < info.scale_bytes; i += 64) __builtin_prefetch(s + m.group_bytes + i, 0, 2);
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       V::I pairs[kPairs];
@@ -203,99 +196,66 @@ inline V::F finish(const FloatSums& sums, int part, const PackedMatrix&, int64_t
   return V::mul(sums.sum[part], V::set_f(d));
 }
 
-// `rows` rows, in tiles as even as can be.
+// A tile of `rows` rows, kTall at most.
 template <Packing P, class Sums>
-void panel_tiles(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t first, int64_t rows,
-                 Sums* sums) {
-  const int64_t tiles = (rows + kTall - 1) / kTall;
-  for (int64_t i = 0; i < tiles; ++i) {
-    const int64_t t = rows * i / tiles;
-    auto run = [&]<int T>() { panel_tile<P, T>(panel, begin, end, x, first + t, sums + t); };
-    switch (rows * (i + 1) / tiles - t) {
-      case 1: run.template operator()<1>(); break;
-      case 2: run.template operator()<2>(); break;
-      case 3: run.template operator()<3>(); break;
-      case 4: run.template operator()<4>(); break;
-      case 5: run.template operator()<kTall >= 5 ? 5 : 1>(); break;
-      case 6: run.template operator()<kTall >= 6 ? 6 : 1>(); break;
-    }
+inline void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, int64_t rows,
+                       Sums* sums) {
+  auto run = [&]<int T>() { panel_tile<P, T>(panel, begin, end, x, row, sums); };
+  switch (rows) {
+    case 1: return run.template operator()<1>();
+    case 2: return run.template operator()<2>();
+    case 3: return run.template operator()<3>();
+    case 4: return run.template operator()<4>();
+    case 5:
+      if constexpr (kTall >= 5) return run.template operator()<5>();
+      break;
+    case 6:
+      if constexpr (kTall >= 6) return run.template operator()<6>();
+      break;
   }
 }
+
+// Memory to be unpacked when a panel's tiles are done, fetched beside them a part each: all at once would wait.
+struct Ahead {
+  const uint8_t *at, *end;
+  int64_t step;
+  Ahead(const uint8_t* from, int64_t bytes, int64_t parts)
+      : at(from), end(from + bytes), step((bytes / parts + 64) & ~int64_t(63)) {}
+  void fetch() {
+    for (const uint8_t* stop = end - at < step ? end : at + step; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
 
 template <Packing P, class Sums>
 void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                 int64_t y_stride, bool add) {
   Panel panel;
-  Sums sums[kPanelRows];
+  Sums kept[kPanelRows];
   const int64_t panels = (m.blocks + kPanelBlocks - 1) / kPanelBlocks;
-  for (int64_t t = 0; t < rows; ++t) sums[t] = Sums{};
+  const int64_t tiles = (rows + kTall - 1) / kTall, tall = rows / tiles, taller = rows % tiles;
   for (int64_t i = 0; i < panels; ++i) {
     const int64_t begin = m.blocks * i / panels, end = m.blocks * (i + 1) / panels;
     unpack_panel<P>(m, group, begin, end, panel);
-    panel_tiles<P>(panel, begin, end, x, first, rows, sums);
-  }
-  for (int64_t t = 0; t < rows; ++t)
-    for (int part = 0; part < kParts; ++part)
-      store_lanes(finish(sums[t], part, m, group, x.d[first + t]), part, y + t * y_stride, m.valid(group), add);
-}
-
-#if !defined(__AVXVNNI__)
-// One row by a whole group, whose parts share what is read of the row.
-template <Packing P>
-void one_row(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t row, float* y, bool add) {
-  constexpr PackingInfo info = packing_info(P);
-  const V::I low_bits = _mm256_set1_epi8(15);
-  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
-  const int8_t* q = x.q + 2 * row * x.cols;
-  const int32_t* planes = x.planes + row * m.blocks * 4;
-  RowSum sum[kParts];
-  for (RowSum& s : sum) s.top = s.low = V::zero_i();
-  for (int64_t b = 0; b < m.blocks;) {
-    const int64_t end = b + kCarryBlocks < m.blocks ? b + kCarryBlocks : m.blocks;
-    V::I sums[2][kParts];  // of the high plane and the low one
-    for (auto& plane : sums) plane[0] = plane[1] = V::zero_i();
-    for (; b < end; ++b) {
-      const uint8_t *from = quants + b * info.quant_bytes, *scale = scales + b * info.scale_bytes;
-      const int8_t* at = q + 64 * b;
-#pragma GCC unroll 4
-      for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(from + m.group_bytes + i);
-      __builtin_prefetch(scale + m.group_bytes);
-      V::I products[2][kParts];
-#pragma GCC unroll 4
-      for (int c = 0; c < 4; ++c) {
-        const V::I in[2][2] = {{V::inputs(at + 4 * c), V::inputs(at + 16 + 4 * c)},
-                               {V::inputs(at + 32 + 4 * c), V::inputs(at + 48 + 4 * c)}};
-#pragma GCC unroll 2
-        for (int part = 0; part < kParts; ++part) {
-          const V::I v = V::chunk(from + 64 * c + 32 * part), first = _mm256_and_si256(v, low_bits),
-                     second = _mm256_and_si256(_mm256_srli_epi16(v, 4), low_bits);
-#pragma GCC unroll 2
-          for (int plane = 0; plane < 2; ++plane) {
-            const V::I both =
-                _mm256_add_epi16(_mm256_maddubs_epi16(first, in[plane][0]), _mm256_maddubs_epi16(second, in[plane][1]));
-            products[plane][part] = c == 0 ? both : _mm256_add_epi16(products[plane][part], both);
-          }
-        }
-      }
-#pragma GCC unroll 2
-      for (int part = 0; part < kParts; ++part) {
-        const V::Pair pair = V::load_pair<P>(scale, 0, part);
-#pragma GCC unroll 2
-        for (int plane = 0; plane < 2; ++plane) {
-          const V::I of_inputs = _mm256_madd_epi16(_mm256_set1_epi32(planes[4 * b + 2 + plane]), pair.m);
-          const V::I scaled = _mm256_madd_epi16(products[plane][part], pair.d);
-          sums[plane][part] = V::add_i(sums[plane][part], V::add_i(scaled, of_inputs));
-        }
-      }
+    // The same of the next group.
+    constexpr PackingInfo info = packing_info(P);
+    Ahead quants(m.quants(group + 1) + begin * info.quant_bytes, (end - begin) * info.quant_bytes, tiles);
+    Ahead scales(m.scales(group + 1) + begin * info.scale_bytes, (end - begin) * info.scale_bytes, tiles);
+    for (int64_t tile = 0, t = 0; tile < tiles; ++tile) {
+      const int64_t after = t + tall + (tile < taller ? 1 : 0);
+      quants.fetch(), scales.fetch();
+      Sums* sums = panels == 1 ? kept : kept + t;
+      if (i == 0)
+        for (int64_t j = 0; j < after - t; ++j) sums[j] = Sums{};
+      panel_tile<P>(panel, begin, end, x, first + t, after - t, sums);
+      if (i + 1 < panels)
+        t = after;
+      else  // its sums are at hand, and storing goes on beside the next tile
+        for (; t < after; ++t, ++sums)
+          for (int part = 0; part < kParts; ++part)
+            store_lanes(finish(*sums, part, m, group, x.d[first + t]), part, y + t * y_stride, m.valid(group), add);
     }
-    for (int part = 0; part < kParts; ++part) sum[part].add<4>(sums[0][part], sums[1][part]);
-  }
-  for (int part = 0; part < kParts; ++part) {
-    const V::F scale = V::mul(V::load_f(m.row_scales(group) + part * V::N), V::set_f(x.d[row]));
-    store_lanes(sum[part].finish(scale), part, y, m.valid(group), add);
   }
 }
-#endif
 
 void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
                      int64_t rows, float* y, int64_t y_stride, bool add) {
@@ -353,12 +313,10 @@ inline int32_t size_of(const int8_t* q) {
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-// As fit_of() says: weights are below 2^14, and so 64 inputs below 2^11 always fit.
-inline void find_fit(const QuantRows& to, int64_t row) {
+// As fit_of() says, from the sizes of a row's blocks, which are lost: weights are below 2^14, so that 64 inputs below
+// 2^11 always fit.
+inline int32_t find_fit(int32_t* sizes, int64_t blocks) {
   constexpr int32_t kMost = (1 << 17) - 1;
-  int64_t blocks = to.cols / 32;
-  int32_t* sizes = &fit_of(to, row);  // there is room for more
-  for (int64_t b = 0; b < blocks; ++b) sizes[b] = size_of(to.q + 2 * row * to.cols + 64 * b);
   int32_t fit = 1, most = 0;
   for (; blocks > 1; fit *= 2, blocks = (blocks + 1) / 2) {
     for (int64_t i = 0; i < blocks; i += 2) {
@@ -367,23 +325,27 @@ inline void find_fit(const QuantRows& to, int64_t row) {
     }
     if (most > kMost) break;
   }
-  sizes[0] = fit;
+  return fit;
 }
 
 void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const PackingInfo info = packing_info(packing);
   if (to.rows < least_rows(info)) return quantize(x, packing, to, row);
   const int64_t blocks = to.cols / 32, parts = info.halves ? 2 : 1;
-  auto place = [&](int64_t b) {
-    int8_t* q = to.q + 2 * row * to.cols + 64 * b;
-    return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
-  };
-  if (!info.of_rows && info.zero == 0)
-    quantize_to<Together>(x, to, row, place,
-                          [&](int64_t, const BlockPlace& at, const int32_t* sums) { put_sums(info, at, sums, to); });
-  else
-    quantize_to<Together>(x, to, row, place, [](int64_t, const BlockPlace&, const int32_t*) {});
-  if (info.of_rows) find_fit(to, row);
+  int32_t* sizes = &fit_of(to, row);  // there is room for more
+  quantize_to<Together>(
+      x, to, row,
+      [&](int64_t b) {
+        int8_t* q = to.q + 2 * row * to.cols + 64 * b;
+        return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
+      },
+      [&](int64_t b, const BlockPlace& at, const int32_t* sums) {
+        if (info.of_rows)
+          sizes[b] = size_of(at.high);
+        else if (info.zero == 0)
+          put_sums(info, at, sums, to);
+      });
+  if (info.of_rows) *sizes = find_fit(sizes, blocks);
 }
 
 constexpr Kernels panel_kernels(const char* name) {
