@@ -3,9 +3,11 @@
 // float32. Scores are keys times queries, as keys lie; outputs are weights times values, whose keys stand in pairs.
 //
 // The sums of a row, fixed whoever shares the call:
-//   score[j] = over 32 elements at a time, over parts of the query, over parts of the key; groups by scale, in order
+//   score[j] = over 32 elements at a time, over parts of the query, over parts of the key
 //   out[d]   = out[d] * correction + (over 32 keys at a time, over parts of the weight, over parts of the value)
-// Weights are rounded to 16 bits; a group's scale goes into them before.
+// Weights are rounded to 16 bits; a tensor's scale goes into them before. Bytes have products of their own:
+// amx_bytes.cc.
+#include "attention/cpu/amx_bytes.h"
 #include "attention/cpu/kernels.h"
 #include "core/cpu.h"
 
@@ -24,10 +26,10 @@ namespace {
 #include "attention/cpu/amx_feed_inl.h"
 
 // Queries as the second operand: a register's row is a pair of elements, its columns are sixteen rows.
-void begin(const float* q, int rows, int q_stride, int head_dim, DType type, uint8_t* memory) {
-  const int tiles = (rows + 15) / 16, chunks = head_dim / 32;
+void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
+  const int tiles = (rows + 15) / 16, chunks = kind.head_dim / 32;
   Memory& m = cut(memory);
-  m.head_dim = head_dim, m.chunks = chunks, m.query_parts = 1;
+  m.chunks = chunks, m.query_parts = 1;
   m.keys_ready = m.values_ready = false;
   m.many = tiles > 1, m.key_turn = 0;
   m.queries = memory + (sizeof(Memory) + 63) / 64 * 64;
@@ -35,9 +37,9 @@ void begin(const float* q, int rows, int q_stride, int head_dim, DType type, uin
   m.values = m.keys + key_bytes(chunks);
   m.weights = m.values + 2 * kValueBlock;
   m.sums = reinterpret_cast<float*>(m.weights + tiles * 2 * kWeightParts * kUnit);
-  m.scales = m.sums + 4 * 256;
   alignas(64) int32_t even[16], odd[16];
-  for (int i = 0; i < 16; ++i) even[i] = element_of_slot(type, 2 * i), odd[i] = element_of_slot(type, 2 * i + 1);
+  for (int i = 0; i < 16; ++i)
+    even[i] = element_of_slot(kind.dtype, 2 * i), odd[i] = element_of_slot(kind.dtype, 2 * i + 1);
   const __m512i first = _mm512_load_si512(even), second = _mm512_load_si512(odd);
   __m512i any[kQueryParts] = {};
   for (int tile = 0; tile < tiles; ++tile)
@@ -68,62 +70,22 @@ void begin(const float* q, int rows, int q_stride, int head_dim, DType type, uin
   configure();
 }
 
-constexpr bool is_scaled(DType type) { return type == DType::i8 || type == DType::i4 || type == DType::f8_e4m3; }
+// A scale for the whole tensor, which the sums meet.
+constexpr bool is_scaled(DType type) { return type == DType::f8_e4m3; }
 constexpr bool matters(int a, int b) { return a + b <= 2; }
-
-// Scales of the tile's keys as [group][key]; returns how many groups there are.
-int collect_scales(const KvRows& k, int begin, int end, float* to) {
-  if (!k.grouped) {
-    for (int j = begin; j < end; j += 16) _mm512_storeu_ps(to + j, _mm512_set1_ps(k.scale));
-    return 1;
-  }
-  const int groups = k.head_dim >> k.group_shift;
-  if (k.scale_dtype == DType::f32) {
-    for (int g = 0; g < groups; ++g)
-      for (int j = begin; j < end; ++j) __builtin_memcpy(to + g * kTile + j, k.scales[j] + 4 * g, 4);
-    return groups;
-  }
-  alignas(32) uint16_t half[kTile];
-  for (int g = 0; g < groups; ++g) {
-    for (int j = begin; j < end; ++j) __builtin_memcpy(half + j, k.scales[j] + 2 * g, 2);
-    for (int j = begin; j < end; j += 16)
-      _mm512_storeu_ps(to + g * kTile + j, _mm512_cvtph_ps(load32(reinterpret_cast<const uint8_t*>(half + j))));
-  }
-  return groups;
-}
 
 // ---- scores ---------------------------------------------------------------------------------------
 
-// Sums of sixteen keys by sixteen rows, as they left the matrix unit, by the keys' scales, and those of groups before.
-inline void scale_sums(float* sums, const float* scales, bool first, const float* before) {
-  for (int i = 0; i < 16; ++i) {
-    const __m512 by = _mm512_set1_ps(scales[i]), sum = _mm512_load_ps(sums + i * 16);
-    _mm512_store_ps(sums + i * 16,
-                    first ? _mm512_mul_ps(sum, by) : _mm512_fmadd_ps(sum, by, _mm512_load_ps(before + i * 16)));
-  }
-}
-
-// Turned: rows [low, high) of s get sixteen keys each. Four rows at a time, for there may be no more.
-inline void turn_sums(const float* sums, float* s, int low, int high) {
+// Sums of sixteen keys by sixteen rows by the scale, turned: rows [low, high) of s get sixteen keys each. Four rows at
+// a time, for there may be no more.
+template <DType T>
+inline void turn_sums(const float* sums, float scale, float* s, int low, int high) {
   for (int r = low / 4 * 4; r < high; r += 4) {
-    __m512 t[4], u[4];
-    for (int i = 0; i < 4; ++i) {  // keys i, i + 4, i + 8, i + 12
-      const float* at = sums + i * 16 + r;
-      t[i] = _mm512_castps128_ps512(_mm_load_ps(at));
-      t[i] = _mm512_mask_broadcast_f32x4(t[i], 0x00f0, _mm_load_ps(at + 64));
-      t[i] = _mm512_mask_broadcast_f32x4(t[i], 0x0f00, _mm_load_ps(at + 128));
-      t[i] = _mm512_mask_broadcast_f32x4(t[i], 0xf000, _mm_load_ps(at + 192));
-    }
-    for (int i = 0; i < 4; i += 2) {
-      u[i] = _mm512_unpacklo_ps(t[i], t[i + 1]);
-      u[i + 1] = _mm512_unpackhi_ps(t[i], t[i + 1]);
-    }
-    const __m512d a = _mm512_castps_pd(u[0]), b = _mm512_castps_pd(u[1]), c = _mm512_castps_pd(u[2]),
-                  d = _mm512_castps_pd(u[3]);
-    const __m512d turned[4] = {_mm512_unpacklo_pd(a, c), _mm512_unpackhi_pd(a, c), _mm512_unpacklo_pd(b, d),
-                               _mm512_unpackhi_pd(b, d)};
+    __m512 four[4];
+    turn_four(sums + r, four);
     for (int i = 0; i < 4; ++i)
-      if (r + i >= low && r + i < high) _mm512_storeu_pd(s + (r + i) * kTile, turned[i]);
+      if (r + i >= low && r + i < high)
+        _mm512_storeu_ps(s + (r + i) * kTile, is_scaled(T) ? _mm512_mul_ps(four[i], _mm512_set1_ps(scale)) : four[i]);
   }
 }
 
@@ -133,9 +95,6 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Me
   constexpr int kParts = parts_of(T), kWide = Feed::kWide;
   const int chunks = m.chunks, query_parts = m.query_parts;
   Feed feed(k, m);
-  int groups = 1;
-  if constexpr (is_scaled(T)) groups = collect_scales(k, feed.from, feed.to, m.scales);
-  const int chunks_a_group = chunks / groups;
   feed.first(m.key_turn);
   if (!m.keys_ready) feed.rest(ahead);
   m.keys_ready = false;
@@ -176,28 +135,18 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Me
           multiply(feed);
         else
           multiply(values);
-        const bool half_done = c + 1 == chunks;
-        if (half_done || (c + 1) % kWide == 0) {
+        if (c + 1 == chunks || (c + 1) % kWide == 0) {
           if (feeds) {
             feed.rest(ahead);
             feed.next();
           }
           if (!m.many) ++turn;
         }
-        if ((c + 1) % chunks_a_group != 0) continue;
-        const int g = c / chunks_a_group;
-        float *sums = m.sums + g % 2 * 2 * 256, *before = m.sums + (1 - g % 2) * 2 * 256;
-        each_sum(from, to, [&](auto t) {
-          tile_store<t.value>(sums + t.value * 256);
-          if (!half_done) tile_zero<t.value>();
-        });
-        if (half_done && half * 32 + 32 >= feed.to) values.rest(ahead);
-        for (int t = from; t < to; ++t) {
-          const int key = half * 32 + t * 16;
-          if constexpr (is_scaled(T)) scale_sums(sums + t * 256, m.scales + g * kTile + key, g == 0, before + t * 256);
-          if (half_done) turn_sums(sums + t * 256, s + (tile * 16 - row) * kTile + key, low, high);
-        }
       }
+      each_sum(from, to, [&](auto t) { tile_store<t.value>(m.sums + t.value * 256); });
+      if (half * 32 + 32 >= feed.to) values.rest(ahead);
+      for (int t = from; t < to; ++t)
+        turn_sums<T>(m.sums + t * 256, k.scale, s + (tile * 16 - row) * kTile + half * 32 + t * 16, low, high);
     }
     if (m.many) ++turn;
   }
@@ -210,14 +159,12 @@ inline __m512 rounded(__m512 x) {  // to the nearest bfloat16
   return top_half(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))));
 }
 
-void pack_weights(const float* p, int rows, int from, int to, const float* scales, uint8_t* weights) {
+template <DType T>
+void pack_weights(const float* p, int rows, int from, int to, float scale, uint8_t* weights) {
   for (int r = 0; r < rows; ++r)
     for (int h = from; h < to; ++h) {
       __m512 a = _mm512_loadu_ps(p + r * kTile + h * 32), b = _mm512_loadu_ps(p + r * kTile + h * 32 + 16);
-      if (scales) {
-        a = _mm512_mul_ps(a, _mm512_loadu_ps(scales + h * 32));
-        b = _mm512_mul_ps(b, _mm512_loadu_ps(scales + h * 32 + 16));
-      }
+      if (is_scaled(T)) a = _mm512_mul_ps(a, _mm512_set1_ps(scale)), b = _mm512_mul_ps(b, _mm512_set1_ps(scale));
       uint8_t* out = weights + (r / 16 * 2 + h) * kWeightParts * kUnit + r % 16 * 64;
       const __m512 high_a = rounded(a), high_b = rounded(b);
       _mm512_store_si512(out, pair(high_a, high_b));
@@ -267,9 +214,6 @@ template <DType T>
 void accumulate_of(const float* p, int rows, const KvRows& k, const KvRows* next_keys, const float* correction,
                    float* o, int o_stride, Memory& m, Ahead& ahead) {
   const int from = k.begin / 32, to = (k.end + 31) / 32, chunks = m.chunks, tiles = (rows + 15) / 16;
-  int groups = 1;
-  if constexpr (is_scaled(T)) groups = collect_scales(k, from * 32, to * 32, m.scales);
-  const int chunks_a_group = chunks / groups;
   ValueFeed<T> feed(k, m);
   KeyFeed<T> keys(next_keys ? *next_keys : k, m);
   if (next_keys) keys.first(m.key_turn);
@@ -279,15 +223,14 @@ void accumulate_of(const float* p, int rows, const KvRows& k, const KvRows* next
   }
   m.values_ready = false, m.keys_ready = next_keys != nullptr;
 
+  pack_weights<T>(p, rows, from, to, k.scale, m.weights);
+  fence();
   for (int c = 0; c < chunks; ++c) {
-    const bool new_weights = c % chunks_a_group == 0, last = c + 1 == chunks;
-    if (new_weights)
-      pack_weights(p, rows, from, to, is_scaled(T) ? m.scales + c / chunks_a_group * kTile : nullptr, m.weights);
-    fence();
+    const bool last = c + 1 == chunks;
     if (!last) feed.start(c + 1);
     const uint8_t* values = m.values + c % 2 * kValueBlock;
     for (int tile = 0; tile < tiles; ++tile) {
-      if (new_weights || tiles > 1) load_weights(m.weights + tile * 2 * kWeightParts * kUnit, from, to);
+      if (c == 0 || tiles > 1) load_weights(m.weights + tile * 2 * kWeightParts * kUnit, from, to);
       if (last)
         multiply_values<T>(values, from, to, keys, ahead);
       else
@@ -311,8 +254,6 @@ inline void by_type(DType type, const F& f) {
     case DType::f32: return f.template operator()<DType::f32>();
     case DType::f16: return f.template operator()<DType::f16>();
     case DType::bf16: return f.template operator()<DType::bf16>();
-    case DType::i8: return f.template operator()<DType::i8>();
-    case DType::i4: return f.template operator()<DType::i4>();
     default: return f.template operator()<DType::f8_e4m3>();
   }
 }
@@ -328,7 +269,7 @@ void accumulate(const float* p, int rows, const KvRows& values, const KvRows* ne
 }
 
 bool takes(const CacheKind& kind) {
-  return kind.head_dim % 32 == 0 && kind.head_dim <= 256 && (!kind.grouped || kind.group % 32 == 0);
+  return kind.dtype != DType::i8 && kind.dtype != DType::i4 && kind.head_dim % 32 == 0 && kind.head_dim <= 256;
 }
 
 // Where a decode costs about what it costs with vectors, whose work grows with the query heads: at 8 of them float16
@@ -350,7 +291,8 @@ const Kernels* kernels_amx() {
     if (!vectors || !kvasir::cpu().amx_bf16 || !enable_amx()) return nullptr;
     static Kernels table = *vectors;
     table.name = "amx";
-    table.matrix = &kMatrix;
+    table.matrices[0] = matrix_of_bytes();
+    table.matrices[1] = &kMatrix;
     return &table;
   }();
   return found;

@@ -4,12 +4,11 @@
 
 constexpr int parts_of(DType type) { return type == DType::f32 ? 3 : type == DType::f16 ? 2 : 1; }
 constexpr int bits_of(DType type) {
-  return type == DType::f32 ? 32 : type == DType::f16 || type == DType::bf16 ? 16 : type == DType::i4 ? 4 : 8;
+  return type == DType::f32 ? 32 : type == DType::f16 || type == DType::bf16 ? 16 : 8;
 }
 // Which elements of 32 stand where: slot 2i and 2i + 1 are a pair.
 constexpr int element_of_slot(DType type, int slot) {
   if (type == DType::bf16 || type == DType::f8_e4m3) return slot;
-  if (type == DType::i4) return slot % 8 * 4 + slot / 8;
   return slot / 2 + slot % 2 * 16;
 }
 
@@ -38,7 +37,6 @@ template <DType T>
 inline __m512 sixteen(const uint8_t* p) {  // elements as float32
   if constexpr (T == DType::f32) return _mm512_loadu_ps(p);
   if constexpr (T == DType::f16) return _mm512_cvtph_ps(load32(p));
-  if constexpr (T == DType::i8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(p)));
 }
 
 // FP8 in words. Its exponent moves up; what is below 2^-6 is looked up, and NaN put back.
@@ -55,15 +53,6 @@ inline __m512i e4m3_words(__m512i b) {
   return _mm512_ternarylogic_epi32(x, _mm512_slli_epi16(b, 8), _mm512_set1_epi16(int16_t(0x8000)), 0xf8);
 }
 
-// Words whose low four bits are int4.
-inline __m512i nibble_words(__m512i x) {
-  alignas(64) static constexpr uint16_t kValues[32] = {0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                                       0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                                       0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                                       0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
-  return _mm512_permutexvar_epi16(x, _mm512_load_si512(kValues));
-}
-
 // Elements [32 c, 32 c + 32) of one key, in the order of element_of_slot.
 template <DType T>
 inline void key_parts(const uint8_t* row, int c, __m512i* out) {
@@ -72,10 +61,6 @@ inline void key_parts(const uint8_t* row, int c, __m512i* out) {
     out[0] = _mm512_loadu_si512(p);
   } else if constexpr (T == DType::f8_e4m3) {
     out[0] = e4m3_words(_mm512_cvtepu8_epi16(load32(p)));
-  } else if constexpr (T == DType::i4) {
-    const __m512i shifts = _mm512_setr_epi64(0, 0, 0x4000400040004, 0x4000400040004, 0x8000800080008, 0x8000800080008,
-                                             0xc000c000c000c, 0xc000c000c000c);
-    out[0] = nibble_words(_mm512_srlv_epi16(_mm512_broadcast_i32x4(load16(p)), shifts));
   } else {
     split<parts_of(T)>(sixteen<T>(p), sixteen<T>(p + 2 * bits_of(T)), out);
   }
@@ -90,10 +75,6 @@ inline void value_parts(const uint8_t* row0, const uint8_t* row1, int d, __m512i
   } else if constexpr (T == DType::f8_e4m3) {
     const __m128i a = load16(p), b = load16(q);
     out[0] = e4m3_words(_mm512_cvtepu8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b))));
-  } else if constexpr (T == DType::i4) {
-    const __m128i both = _mm_unpacklo_epi8(_mm_loadu_si64(p), _mm_loadu_si64(q));
-    const __m512i shifts = _mm512_set1_epi64(0x000c000400080000);
-    out[0] = nibble_words(_mm512_multishift_epi64_epi8(shifts, _mm512_cvtepu16_epi64(both)));
   } else {
     split<parts_of(T)>(sixteen<T>(p), sixteen<T>(q), out);
   }

@@ -6,7 +6,7 @@ constexpr int kWeightParts = 2;
 // One thread's memory, cut up. Little of it is in use at once, so that it stays in the first-level cache beside what
 // streams through.
 struct Memory {
-  int32_t head_dim, chunks, query_parts;
+  int32_t chunks, query_parts;
   bool many;                      // tiles of rows share the parts of a half of the keys; one tile needs two stages only
   bool keys_ready, values_ready;  // the first stage of the next scores, the first block of the next accumulate
   int32_t key_turn;               // of what the next scores begins with: which room it is in
@@ -15,9 +15,8 @@ struct Memory {
   uint8_t* values;                // [turn][32 keys][16 elements][part], 32 elements of 64 keys
   uint8_t* weights;               // [tile of rows][32 keys][part]
   float* sums;                    // [turn][2][16][16]
-  float* scales;                  // [group][key]
 };
-constexpr int kMostParts = 3, kWidest = 4;
+constexpr int kMostParts = 3, kWidest = 2;
 constexpr int kValueBlock = 2 * 2 * kMostParts * kUnit;
 
 constexpr int64_t key_bytes(int chunks) { return 2 * (chunks > kWidest ? chunks : kWidest) * kMostParts * 2 * kUnit; }
@@ -25,7 +24,7 @@ constexpr int64_t key_bytes(int chunks) { return 2 * (chunks > kWidest ? chunks 
 int64_t bytes(int rows, int head_dim) {
   const int64_t tiles = (rows + 15) / 16, chunks = head_dim / 32;
   return (sizeof(Memory) + 63) / 64 * 64 + kUnit * (tiles * chunks * kQueryParts + tiles * 2 * kWeightParts + 4) +
-         key_bytes(int(chunks)) + 2 * kValueBlock + chunks * kTile * 4;
+         key_bytes(int(chunks)) + 2 * kValueBlock;
 }
 
 inline Memory& cut(uint8_t* memory) { return *reinterpret_cast<Memory*>(memory); }
@@ -36,8 +35,8 @@ inline Memory& cut(uint8_t* memory) { return *reinterpret_cast<Memory*>(memory);
 // Half the keys of a tile and about a cache line of each are a stage.
 template <DType T>
 struct KeyFeed {
-  static constexpr int kParts = parts_of(T), kWide = T == DType::i4 ? 4 : bits_of(T) == 8 ? 2 : 1;
-  static constexpr int kRows = T == DType::bf16 ? 8 : T == DType::i4 ? 2 : 4;  // at a time
+  static constexpr int kParts = parts_of(T), kWide = bits_of(T) == 8 ? 2 : 1;
+  static constexpr int kRows = T == DType::bf16 ? 8 : 4;  // at a time
   const uint8_t* const* rows;
   uint8_t* keys;
   int from, to, chunks;
@@ -79,7 +78,7 @@ struct KeyFeed {
     if (row >= end) return;
     for (int i = 0; i < (kWide == 1 ? 1 : count); ++i) {
       uint8_t* out = room(keys, turn, many, chunks, chunk + i) + row % 32 * 64;
-      if (kRows >= 4 || row % 4 == 0) fetch(ahead);
+      fetch(ahead);
       if constexpr (kRows == 8) fetch(ahead);
       __m512i x[kRows][kParts];
       for (int r = 0; r < kRows; ++r) key_parts<T>(rows[row + r], chunk + i, x[r]);

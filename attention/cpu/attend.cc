@@ -173,7 +173,7 @@ void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, in
 
 }  // namespace
 
-Scratch::Scratch(const Attributes& a, int rows, const Matrix* matrix_units)
+Scratch::Scratch(const Attributes& a, int rows, int64_t matrix_bytes)
     : keys(int64_t(a.head_dim) * kTile),
       values(kTile * padded_dim(a.head_dim)),
       query(rows * padded_dim(a.head_dim)),
@@ -190,7 +190,7 @@ Scratch::Scratch(const Attributes& a, int rows, const Matrix* matrix_units)
       visible(size_t(rows)),
       params(size_t(rows)),
       pieces(4 * kTile) {
-  if (matrix_units) matrix = Floats(matrix_units->bytes(rows, a.head_dim) / 4);
+  if (matrix_bytes > 0) matrix = Floats(matrix_bytes / 4);
   if (a.cyclic_capacity > 0)
     for (Floats& rows_of : old) rows_of = Floats(kTile * padded_dim(a.head_dim));
 }
@@ -228,8 +228,7 @@ void attend(const Job& job, const Item& item, Scratch& s) {
   for (int64_t i = 0; i < tokens; ++i) s.visible[size_t(i)] = visible_keys(a, shape, item.token_begin + i);
   load_queries(job, item, s);
   if (job.matrix)
-    job.matrix->begin(s.query.get(), int(rows), int(padded), a.head_dim, job.tensors->cache.dtype,
-                      reinterpret_cast<uint8_t*>(s.matrix.get()));
+    job.matrix->begin(s.query.get(), int(rows), int(padded), job.kind, reinterpret_cast<uint8_t*>(s.matrix.get()));
 
   std::fill_n(s.M.get(), rows, kNone);
   std::fill_n(s.L.get(), rows, 0.0f);

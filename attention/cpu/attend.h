@@ -45,7 +45,7 @@ struct Tile {
 
 // What one thread needs while it works on an item.
 struct Scratch {
-  Scratch(const Attributes& a, int rows, const Matrix* matrix);
+  Scratch(const Attributes& a, int rows, int64_t matrix_bytes);
   Floats keys, values;     // one tile
   Floats old[2];           // cyclic only: dequantized keys and values of a tile that holds new tokens too
   Floats query, scores;    // [rows][padded_dim], [rows][kTile]
@@ -65,6 +65,7 @@ struct Job {
   const Attributes* a;
   const Kernels* kernels;
   const Matrix* matrix;  // null: not for this cache
+  CacheKind kind;
   const HeldStep* held;
   const Tensors* tensors;
   const float* angles;       // cos and sin of each new token, [T][rotary_dim]

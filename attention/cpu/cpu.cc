@@ -28,7 +28,7 @@ class CpuAttention final : public Attention {
         pool_(pool ? *pool : *own_) {
     if (a_.alibi_slopes.empty()) a_.alibi_slopes = default_alibi_slopes(a_.num_heads);
     const int rows = block_tokens(a_) * (a_.num_heads / a_.num_kv_heads);
-    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(a_, rows, matrix());
+    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(a_, rows, matrix_bytes(rows));
     if (pool_.threads() > 1) {
       plan_limits_ = {pool_.threads(), kWorkspaceFloats / (padded_dim(a_.head_dim) + kPartialHead)};
       partials_ = Floats(kWorkspaceFloats);
@@ -53,9 +53,9 @@ class CpuAttention final : public Attention {
   }
 
   Status run(const Tensors& tensors) override {
-    Job job{
-        &a_,          &kernels_,      matrix_for(tensors.cache), &held_, &tensors, angles_.data(), rank_angles_.data(),
-        fresh_.get(), partials_.get()};
+    const CacheKind kind = kind_of(tensors.cache);
+    Job job{&a_,      &kernels_,      matrix_for(kind),    kind,         &held_,
+            &tensors, angles_.data(), rank_angles_.data(), fresh_.get(), partials_.get()};
     // A cyclic cache is read as it was before this call; any other after all of its writes.
     if (a_.append) each_new_token([&](int64_t t, Scratch& s) { append(job, t, s); });
     pool_.for_each(int64_t(plan_.items.size()), 1,
@@ -80,14 +80,22 @@ class CpuAttention final : public Attention {
 
  private:
   // Matrix units read keys where they lie: not those that are rotated first.
-  const Matrix* matrix() const { return a_.streaming_positions ? nullptr : kernels_.matrix; }
-  const Matrix* matrix_for(const kvcache::CacheView& c) const {
-    const CacheKind kind{c.dtype, c.quant == kvcache::QuantKind::group, c.quant_group, c.head_dim,
-                         a_.num_heads / a_.num_kv_heads};
+  int64_t matrix_bytes(int rows) const {
+    int64_t most = 0;
+    for (const Matrix* m : kernels_.matrices)
+      if (m && !a_.streaming_positions) most = std::max(most, m->bytes(rows, a_.head_dim));
+    return most;
+  }
+  CacheKind kind_of(const kvcache::CacheView& c) const {
+    return {c.dtype, c.quant == kvcache::QuantKind::group, c.quant_group, c.head_dim, a_.num_heads / a_.num_kv_heads};
+  }
+  const Matrix* matrix_for(const CacheKind& kind) const {
     // A cyclic cache's new tokens are float32 beside it, and only float16 has the same sums then.
-    const bool alike = c.dtype == DType::f32 || c.dtype == DType::f16;
-    if (!matrix() || !(alike || a_.cyclic_capacity == 0) || !matrix()->takes(kind)) return nullptr;
-    return named_ || matrix()->pays(kind) ? matrix() : nullptr;
+    const bool alike = kind.dtype == DType::f32 || kind.dtype == DType::f16;
+    if (a_.streaming_positions || !(alike || a_.cyclic_capacity == 0)) return nullptr;
+    for (const Matrix* m : kernels_.matrices)
+      if (m && m->takes(kind) && (named_ || m->pays(kind))) return m;
+    return nullptr;
   }
 
   void make_angles() {

@@ -6,7 +6,7 @@
 //   score[j]  = for each lane l of a vector, fma over d = l, l + width, .., from 0; then the tree of the lanes' sums
 //   tile      = kTile keys that start at a multiple of kTile: maximum, exp, sum in lane order
 //   out[d]    = out[d] * correction, then fma over the tile's keys in order
-// amx.cc says what the sums are where matrix units take them.
+// amx.cc and amx_bytes.cc say what the sums are where matrix units take them.
 #pragma once
 
 #include <cstdint>
@@ -72,8 +72,8 @@ struct Matrix {
   bool (*pays)(const CacheKind& kind);  // so that it is chosen where nobody asked for it by name
   // Bytes that a thread needs for items of up to so many rows.
   int64_t (*bytes)(int rows, int head_dim);
-  // Before the tiles of an item, and after the last one. `type` is the cache's.
-  void (*begin)(const float* q, int rows, int q_stride, int head_dim, DType type, uint8_t* memory);
+  // Before the tiles of an item, and after the last one.
+  void (*begin)(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory);
   void (*end)();
   // s[r - row][j] of the item's rows [row, row + rows) for the tile's wanted keys (rounded out to blocks of 16).
   // The accumulate after it is over `values`, and the scores after that over `next_keys`, null where that is not known.
@@ -112,7 +112,7 @@ struct Kernels {
   void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);
   void (*to_f32)(const void* in, DType type, int64_t n, float* out);    // float32, float16, bfloat16
   void (*from_f32)(const float* in, DType type, int64_t n, void* out);  // likewise
-  const Matrix* matrix = nullptr;                                       // for the caches that it takes
+  const Matrix* matrices[2] = {};  // the first that takes a cache, and pays, has it
 };
 
 // Null when the processor or the build lacks it.

@@ -175,5 +175,39 @@ TEST(AttendCpu, DominantKeyAtEveryEdge) {
   }
 }
 
+// As many query heads as matrix units are for: groups of every size, scales of either sign, a dominant key; and a row
+// decoded alone has the bytes it has among others.
+TEST(AttendCpu, ManyQueryHeadsOnQuantizedCaches) {
+  for (DType type : {DType::i8, DType::i4})
+    for (int group : {0, 32, 64, 128})
+      for (int heads : {4, 5, 8, 12})
+        for (int head_dim : {64, 96, 128, 160, 256}) {
+          if ((group == 0 && type == DType::i4) || (group > 0 && head_dim % group != 0)) continue;
+          CaseShape s = small(heads, 1, head_dim);
+          s.attributes.append = false;
+          s.cache.dtype = type;
+          s.cache.quant = group > 0 ? kvcache::QuantKind::group : kvcache::QuantKind::per_tensor;
+          s.cache.quant_group = group;
+          s.cache.scale_dtype = heads == 5 ? DType::f32 : DType::f16;
+          s.cache.k_scale = 0.03f, s.cache.v_scale = -0.025f;
+          const int64_t kvlen = 150, fresh = 21;
+          s.sequences = {{fresh, kvlen - fresh}};
+          Case c = make_case(s);
+          const size_t bytes = heads == 5 ? 4 : 2;
+          for (size_t i = bytes - 1; i < c.scale.size(); i += 3 * bytes) c.scale[i] ^= 0x80;
+          const int64_t row = heads * head_dim;
+          for (int64_t i = 0; i < row; ++i) floats(c.query)[(fresh - 1) * row + i] *= 6.0f;
+          Outcome o = checked(c);
+          if (!o.status.ok()) continue;
+
+          Case alone = c;
+          alone.seqstarts = {0, 1}, alone.start_pos = {kvlen - 1};
+          alone.max_seqlen = 1;
+          alone.query.assign(c.query.end() - row * 4, c.query.end());
+          Outcome one = checked(alone);
+          EXPECT_EQ(0, std::memcmp(one.row(0, 0), o.row(fresh - 1, 0), size_t(row) * 4)) << describe(c);
+        }
+}
+
 }  // namespace
 }  // namespace kvasir::attention
