@@ -175,7 +175,7 @@ TEST(AttendCpu, DominantKeyAtEveryEdge) {
   }
 }
 
-// As many query heads as matrix units are for: groups of every size, scales of either sign, a dominant key; and a row
+// As many query heads as matrix units are for: groups of every size, scales of either sign, sharp weights; and a row
 // decoded alone has the bytes it has among others.
 TEST(AttendCpu, ManyQueryHeadsOnQuantizedCaches) {
   for (DType type : {DType::i8, DType::i4})
@@ -189,9 +189,9 @@ TEST(AttendCpu, ManyQueryHeadsOnQuantizedCaches) {
           s.cache.quant = group > 0 ? kvcache::QuantKind::group : kvcache::QuantKind::per_tensor;
           s.cache.quant_group = group;
           s.cache.scale_dtype = heads == 5 ? DType::f32 : DType::f16;
-          s.cache.k_scale = 0.03f, s.cache.v_scale = -0.025f;
+          s.cache.k_scale = 0.03f, s.cache.v_scale = 0.025f;
           const int64_t kvlen = 150, fresh = 21;
-          s.sequences = {{fresh, kvlen - fresh}};
+          s.sequences = {{kvlen - fresh, fresh}};
           Case c = make_case(s);
           const size_t bytes = heads == 5 ? 4 : 2;
           for (size_t i = bytes - 1; i < c.scale.size(); i += 3 * bytes) c.scale[i] ^= 0x80;
