@@ -86,8 +86,10 @@ void Scheduler::State::preempt_one(Sequence* s) {
     making.named.push_back({s, s->planned, 0, false, false});
     ++s->in_flight;
     s->last_step = step;
-  } else if (!s->verifying && !(s->request->needs_mask && s->awaiting > 0) && cheaper_to_move(*s, lease))
+  } else if (s->last_step != step &&  // a beam this plan names, whose others give way: moves come before its writes
+             !s->verifying && !(s->request->needs_mask && s->awaiting > 0) && cheaper_to_move(*s, lease)) {
     host = kv.move_out(lease, s->planned);
+  }
   const bool move = !host.pages().empty();
   if (move) {
     ++stats.swaps;

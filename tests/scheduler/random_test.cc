@@ -57,6 +57,9 @@ TEST(Random, AWorldThatOnceBroke) { live(6612323109426645864u, 417); }
 // Two beams behind a window came back one at a time, and the first gave its pages up again, for ever.
 TEST(Random, AWorldThatNeverEnded) { live(11028714021159511378u, 172); }
 
+// A beam was moved to the second tier by the very plan that was to write its last page.
+TEST(Random, AWorldThatMovedTooEarly) { live(8972206558244202372u, 512); }
+
 TEST(Random, TheSameSeedGivesTheSamePlans) {
   for (uint64_t seed = 0; seed < 60; ++seed) EXPECT_EQ(live(seed, 300), live(seed, 300)) << seed;
 }
