@@ -16,13 +16,15 @@ constexpr int kStep = 8;              // pairs that are one piece of code
 constexpr int64_t kPanelBlocks = 20;  // a panel and the rows at it stay in a first-level cache of 32 KB
 constexpr int64_t kPanelRows = 256;   // whose sums are kept while the panels of a group go by
 #if defined(__AVXVNNI__)
+constexpr bool kVnni = true;
 constexpr int kTall = 6;  // a chain of additions takes five cycles a link, of which two may begin a cycle
 #else
+constexpr bool kVnni = false;
 constexpr int kTall = 4;
 #endif
 
 // Fewer rows are not worth unpacking for.
-inline int64_t least_rows(const PackingInfo& info) { return info.of_rows ? 5 : 2; }
+inline int64_t least_rows(const PackingInfo& info) { return kVnni || info.of_rows ? 5 : 2; }
 
 struct Panel {
   V::I w[kPanelBlocks * kPairs][kParts];

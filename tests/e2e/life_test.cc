@@ -187,7 +187,8 @@ TEST(Life, KilledAndStartedAgainItIsReadyWithinASecond) {
   reader.wait();
   EXPECT_TRUE(reader.status.ok());
 #ifndef __SANITIZE_ADDRESS__
-  if (std::getenv("KVASIR_QUIET")) EXPECT_LT(took, 1.0);  // by the clock only where nothing else runs
+  const bool quiet = std::getenv("KVASIR_QUIET") != nullptr;  // by the clock only where nothing else runs
+  EXPECT_TRUE(!quiet || took < 1.0) << took;
 #endif
 }
 

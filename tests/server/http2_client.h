@@ -60,7 +60,7 @@ class Http2Client : public RawClient {
   static std::string length(size_t n) {
     if (n < 127) return std::string(1, char(n));
     std::string out(1, char(127));
-    for (n -= 127; n >= 128; n >>= 7) out += char(n & 127 | 128);
+    for (n -= 127; n >= 128; n >>= 7) out += char((n & 127) | 128);
     return out += char(n);
   }
 };
