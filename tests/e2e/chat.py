@@ -80,17 +80,19 @@ class Terminal:
     def leaves(self, code=0):
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            if done:
+            if not select.select([self.fd], [], [], 0.05)[0]:
+                continue
+            try:
+                more = os.read(self.fd, 65536)
+            except OSError:  # nobody has the other end any more, and all that was said is read
+                more = b""
+            self.all += more
+            if not more:
                 os.close(self.fd)
+                status = os.waitpid(self.pid, 0)[1]
                 assert os.waitstatus_to_exitcode(status) == code, status
                 return self
-            if select.select([self.fd], [], [], 0.05)[0]:
-                try:
-                    self.all += os.read(self.fd, 65536)
-                except OSError:
-                    pass
-        raise AssertionError("it does not leave")
+        raise AssertionError(f"it does not leave: {self.all[-200:]}")
 
     def canonical(self):
         return bool(termios.tcgetattr(self.fd)[3] & termios.ICANON)
