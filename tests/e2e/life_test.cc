@@ -57,8 +57,7 @@ TEST(Life, ASecondSignalCutsShort) {
   for (int i = 0; i < 100 && !server.said("cut short by a second signal", milliseconds(400)); ++i)
     server.signal(SIGTERM);
   EXPECT_EQ(server.wait(), 0) << server.log();
-  // The answer would go on for half a minute.
-  EXPECT_LT(Clock::now() - began, std::getenv("KVASIR_QUIET") ? milliseconds(3000) : milliseconds(15000));
+  EXPECT_LT(Clock::now() - began, milliseconds(3000));
   endless.wait();
   EXPECT_EQ(endless.status.error_code(), grpc::StatusCode::UNAVAILABLE) << endless.status.error_message();
   EXPECT_LT(endless.tokens.size(), 1500u);
@@ -155,16 +154,15 @@ TEST(Life, AStuckStepTurnsEveryProbeAndBackWhenItMoves) {
   ServerProcess server({"--model", model, "--kv-memory", "16MiB", "--threads", "1", "--watchdog-seconds", "2"});
   ASSERT_TRUE(server.ready()) << server.log();
   Probes probes(server);
-  ASSERT_LT(probes.until(1, milliseconds(60000)), milliseconds(60000));
+  ASSERT_LT(probes.until(1, milliseconds(5000)), milliseconds(5000));
   StreamReader one(*connect(server.address()), greedy("hello", 1, true));
   milliseconds turned = probes.until(0, milliseconds(7000));
   std::printf("stuck was told after %lld ms (watchdog 2 s)\n", static_cast<long long>(turned.count()));
-  // Two seconds and a quarter of one for the watch; on a busy machine, before the step ends.
-  EXPECT_LT(turned, std::getenv("KVASIR_QUIET") ? milliseconds(3500) : milliseconds(7000));
+  EXPECT_LT(turned, milliseconds(3500));  // two seconds, a quarter of one for the watch, and a busy machine
   EXPECT_GT(turned, milliseconds(1000));
   one.wait();
   EXPECT_TRUE(one.status.ok()) << one.status.error_message();
-  EXPECT_LT(probes.until(1, milliseconds(60000)), milliseconds(60000));
+  EXPECT_LT(probes.until(1, milliseconds(5000)), milliseconds(5000));
 }
 
 TEST(Life, KilledAndStartedAgainItIsReadyWithinASecond) {

@@ -211,20 +211,15 @@ TEST(Idle, TakesNoProcessorTimeAndWakesNobody) {
   Engine& e = h.start();
   EXPECT_TRUE(run(e, ask(5, 50)).complete());
   expect_all_pages_back(e);
-  // The first whole second in which nobody did anything; on a busy machine the way there may be longer.
-  double cpu = 1;
-  long woken = 1000;
-  for (int second = 0; second < 20 && (cpu >= 0.001 || woken > 2); ++second) {
-    rusage before, after;
-    getrusage(RUSAGE_SELF, &before);
-    const double cpu_before = cpu_seconds();
-    std::this_thread::sleep_for(milliseconds(1000));
-    cpu = cpu_seconds() - cpu_before;
-    getrusage(RUSAGE_SELF, &after);
-    woken = after.ru_nvcsw - before.ru_nvcsw;
-  }
+  std::this_thread::sleep_for(milliseconds(50));
+  rusage before, after;
+  getrusage(RUSAGE_SELF, &before);
+  double cpu = cpu_seconds();
+  std::this_thread::sleep_for(milliseconds(1000));
+  cpu = cpu_seconds() - cpu;
+  getrusage(RUSAGE_SELF, &after);
   EXPECT_LT(cpu, 0.001);
-  EXPECT_LE(woken, 2);  // this thread's own sleep
+  EXPECT_LE(after.ru_nvcsw - before.ru_nvcsw, 2);  // this thread's own sleep
 }
 
 TEST(Drain, FinishesWhatRunsAndTakesNothingNew) {
@@ -252,7 +247,7 @@ TEST(Drain, ThatIsCutShortFailsWhatRunsAndAnswersAll) {
   EXPECT_TRUE(eventually([&] { return e.state() == State::draining; }));
   auto began = steady_clock::now();
   e.drain(milliseconds(0));
-  EXPECT_LT(steady_clock::now() - began, milliseconds(5000));  // their answers would take ten seconds and more
+  EXPECT_LT(steady_clock::now() - began, milliseconds(1000));
   draining.join();
   for (auto& s : streams) EXPECT_EQ(read(*s).failed.code(), Code::unavailable);
 }
