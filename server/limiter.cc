@@ -9,49 +9,51 @@
 namespace kvasir::server {
 namespace {
 
-std::chrono::milliseconds until(double missing, int64_t per_minute) {
+constexpr double kRounding = 1e-3;  // of a request or a token
+
+// A limit of 0 is none: it costs nothing.
+double cost(int64_t amount, int64_t per_minute) { return per_minute > 0 ? double(amount) / double(per_minute) : 0; }
+
+// Until a bucket that holds `share` has room for `amount`; zero: it has.
+std::chrono::milliseconds until(double share, int64_t amount, int64_t per_minute) {
+  const double missing = double(amount) - share * double(per_minute);
+  if (per_minute <= 0 || missing <= kRounding) return std::chrono::milliseconds(0);
   return std::chrono::milliseconds(int64_t(std::ceil(missing * 60000.0 / double(per_minute))));
 }
 
 }  // namespace
 
-Limiter::Tenant& Limiter::refill(const Caller& caller) {
+Limiter::Tenant& Limiter::refilled(const Caller& caller) {
   Tenant& t = tenants_[caller.tenant];
-  Time now = clock_.now();
-  double minutes = std::chrono::duration<double, std::ratio<60>>(now - t.filled).count();
-  auto fill = [&](double& bucket, int64_t limit) {
-    bucket = t.fresh ? double(limit) : std::min(double(limit), bucket + minutes * double(limit));
-  };
-  fill(t.requests, caller.limits.requests_per_minute);
-  fill(t.tokens, caller.limits.tokens_per_minute);
+  const Time now = clock_.now();
+  const double minutes = std::chrono::duration<double, std::ratio<60>>(now - t.filled).count();
+  t.requests = std::min(1.0, t.requests + minutes);
+  t.tokens = std::min(1.0, t.tokens + minutes);
   t.filled = now;
-  t.fresh = false;
   return t;
 }
 
 Status Limiter::admit(const Caller& caller, int64_t prompt_tokens) {
   const TenantLimits& limits = caller.limits;
   std::lock_guard lock(mutex_);
-  Tenant& t = refill(caller);
+  Tenant& t = refilled(caller);
   if (limits.concurrent > 0 && t.open >= limits.concurrent)
     return resource_exhausted(cat("tenant ", caller.tenant, " has ", t.open, " requests open; its limit is ",
                                   limits.concurrent, "; wait for one to end"))
         .with_retry_after(std::chrono::seconds(1));
-  if (limits.requests_per_minute > 0 && t.requests < 1)
+  if (auto wait = until(t.requests, 1, limits.requests_per_minute); wait.count() > 0)
     return resource_exhausted(
                cat("tenant ", caller.tenant, " is over its ", limits.requests_per_minute, " requests a minute"))
-        .with_retry_after(until(1 - t.requests, limits.requests_per_minute));
-  if (limits.tokens_per_minute > 0) {
-    if (prompt_tokens > limits.tokens_per_minute)
-      return invalid_argument(cat("the prompt has ", prompt_tokens, " tokens; tenant ", caller.tenant, " may use ",
-                                  limits.tokens_per_minute, " a minute, so it can never run"));
-    if (t.tokens < double(prompt_tokens))
-      return resource_exhausted(
-                 cat("tenant ", caller.tenant, " is over its ", limits.tokens_per_minute, " tokens a minute"))
-          .with_retry_after(until(double(prompt_tokens) - t.tokens, limits.tokens_per_minute));
-  }
-  t.requests -= 1;
-  t.tokens -= double(prompt_tokens);
+        .with_retry_after(wait);
+  if (limits.tokens_per_minute > 0 && prompt_tokens > limits.tokens_per_minute)
+    return invalid_argument(cat("the prompt has ", prompt_tokens, " tokens; tenant ", caller.tenant, " may use ",
+                                limits.tokens_per_minute, " a minute, so it can never run"));
+  if (auto wait = until(t.tokens, prompt_tokens, limits.tokens_per_minute); wait.count() > 0)
+    return resource_exhausted(
+               cat("tenant ", caller.tenant, " is over its ", limits.tokens_per_minute, " tokens a minute"))
+        .with_retry_after(wait);
+  t.requests -= cost(1, limits.requests_per_minute);
+  t.tokens -= cost(prompt_tokens, limits.tokens_per_minute);
   ++t.open;
   return {};
 }
@@ -59,7 +61,7 @@ Status Limiter::admit(const Caller& caller, int64_t prompt_tokens) {
 void Limiter::spend(const Caller& caller, int64_t output_tokens) {
   if (caller.limits.tokens_per_minute <= 0) return;
   std::lock_guard lock(mutex_);
-  tenants_[caller.tenant].tokens -= double(output_tokens);
+  tenants_[caller.tenant].tokens -= cost(output_tokens, caller.limits.tokens_per_minute);
 }
 
 void Limiter::release(const Caller& caller) {

@@ -1,5 +1,6 @@
 // Each tenant's share of the clock: requests and tokens a minute as buckets that refill, and how many
-// requests it may have open at once.
+// requests it may have open at once. What a bucket holds is a share of the limit, not a count: keys of one tenant may
+// have different limits or none, and a limit may change while the server runs.
 #pragma once
 
 #include <memory>
@@ -24,12 +25,11 @@ class Limiter {
 
  private:
   struct Tenant {
-    double requests = 0, tokens = 0;  // what the buckets hold
+    double requests = 1, tokens = 1;  // what the buckets hold, of a minute's allowance
     int64_t open = 0;
     Time filled{};
-    bool fresh = true;
   };
-  Tenant& refill(const Caller& caller);
+  Tenant& refilled(const Caller& caller);
 
   const Clock& clock_;
   std::mutex mutex_;

@@ -145,6 +145,29 @@ TEST(LimiterTest, OutputCountsAndAHopelessPromptIsSaidToBe) {
   EXPECT_EQ(limiter.admit(c, 101).code(), Code::invalid_argument);
 }
 
+// A key without limits, or one from before its limits were set, leaves the tenant's account as it is.
+TEST(LimiterTest, OneKeyWithoutLimitsDoesNotUseUpAnothers) {
+  ManualClock clock;
+  Limiter limiter(clock);
+  Caller free = tenant({}), bound = tenant({.requests_per_minute = 3, .tokens_per_minute = 300});
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(limiter.admit(free, 100).ok());
+    limiter.release(free);
+  }
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(limiter.admit(bound, 100).ok()) << i;
+  EXPECT_EQ(*limiter.admit(bound, 1).retry_after(), std::chrono::seconds(20));
+}
+
+TEST(LimiterTest, KeysOfDifferentLimitsShareAnAccount) {
+  ManualClock clock;
+  Limiter limiter(clock);
+  Caller small = tenant({.requests_per_minute = 2}), large = tenant({.requests_per_minute = 600});
+  EXPECT_TRUE(limiter.admit(small, 1).ok());
+  for (int i = 0; i < 300; ++i) EXPECT_TRUE(limiter.admit(large, 1).ok()) << i;  // the other half
+  EXPECT_FALSE(limiter.admit(large, 1).ok());
+  EXPECT_FALSE(limiter.admit(small, 1).ok());
+}
+
 TEST(LimiterTest, OpenRequestsAreCounted) {
   ManualClock clock;
   Limiter limiter(clock);
