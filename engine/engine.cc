@@ -50,8 +50,10 @@ class EngineImpl final : public Engine {
     return load_status_.ok() ? unavailable("the server is shutting down") : load_status_;
   }
   const model::ModelInfo& info() const override { return info_; }
-  text::TokenizerPtr tokenizer() const override { return loaded_.tokenizer; }
-  std::shared_ptr<const text::ChatTemplate> chat_template() const override { return loaded_.chat_template; }
+  text::TokenizerPtr tokenizer() const override { return has_loaded_ ? loaded_.tokenizer : nullptr; }
+  std::shared_ptr<const text::ChatTemplate> chat_template() const override {
+    return has_loaded_ ? loaded_.chat_template : nullptr;
+  }
 
   Result<std::unique_ptr<Stream>> submit(Request request) override;
   bool cancel(const std::string& tenant, const std::string& id) override;
@@ -85,6 +87,7 @@ class EngineImpl final : public Engine {
   const std::shared_ptr<CacheEvents> cache_events_ =
       std::make_shared<CacheEvents>(static_cast<size_t>(options_.cache_event_ring));
   Loaded loaded_;
+  std::atomic<bool> has_loaded_{false};  // until then the step thread's alone
   model::ModelInfo info_;
   RequestLimits limits_;
   std::vector<int32_t> end_of_generation_;
@@ -108,6 +111,7 @@ class EngineImpl final : public Engine {
 void EngineImpl::run(const Loader& loader) {
   Status loaded = load(loader);
   if (loaded.ok()) {
+    has_loaded_ = true;
     enter(State::serving, "serving");
     loop_->run();
     publisher_.wait_empty();

@@ -89,10 +89,10 @@ class Engine {
 
   virtual State state() const = 0;
   virtual Stats stats() const = 0;
-  virtual std::vector<StepSample> recent_steps() const = 0;  // the last 256, oldest first
-  virtual Status wait_ready() = 0;                           // blocks until serving, or why not
-  virtual const model::ModelInfo& info() const = 0;          // once serving
-  virtual text::TokenizerPtr tokenizer() const = 0;
+  virtual std::vector<StepSample> recent_steps() const = 0;                     // the last 256, oldest first
+  virtual Status wait_ready() = 0;                                              // blocks until serving, or why not
+  virtual const model::ModelInfo& info() const = 0;                             // once serving
+  virtual text::TokenizerPtr tokenizer() const = 0;                             // null: none, or still loading
   virtual std::shared_ptr<const text::ChatTemplate> chat_template() const = 0;  // null: the model has none
 
   // Thread-safe, never blocks on a step. A refusal (queue full, draining, bad value) is the Status.

@@ -4,6 +4,7 @@
 
 #include "core/cat.h"
 #include "server/continued_chat.h"
+#include "server/described_tools.h"
 #include "server/json_text.h"
 
 namespace kvasir::server {
@@ -193,7 +194,7 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engi
   auto chat_template = engine.chat_template();
   if (!chat_template)
     return failed_precondition("this model has no chat template; send a prompt to the completions method instead");
-  KVASIR_ASSIGN(std::string text, render_chat(chat, *chat_template));
+  KVASIR_ASSIGN(std::string text, render_chat(with_tools_described(chat, *chat_template), *chat_template));
   KVASIR_TRY(fits(text));
   return tokenizer->encode(text, false, true);  // the template wrote the special tokens, bos too
 }

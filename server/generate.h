@@ -44,6 +44,7 @@ struct GenerateInput {
   int64_t n = 1;
   int64_t choices_of_call = 0;  // all the choices of the call this is part of; 0: n
   std::optional<int64_t> max_tokens;
+  int64_t default_max_tokens = 0;               // where none is set, as far as the context allows; 0: up to the context
   int64_t logprobs = -1, prompt_logprobs = -1;  // -1: none
   std::vector<int64_t> stop_tokens;
   std::vector<std::pair<int64_t, float>> logit_bias;

@@ -258,6 +258,8 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   r.prompt = out.prompt;
   r.n = int32_t(in.n);
   r.max_tokens = in.max_tokens;
+  if (!r.max_tokens && in.default_max_tokens > 0)
+    r.max_tokens = std::min(in.default_max_tokens, info.context_length - int64_t(out.prompt.size()));
   r.prompt_logprobs = int32_t(in.prompt_logprobs);
   r.sampling.logprobs = int32_t(in.logprobs);
   r.stop_tokens.assign(in.stop_tokens.begin(), in.stop_tokens.end());

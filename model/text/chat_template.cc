@@ -6,7 +6,7 @@ namespace {
 
 class RustTemplate final : public ChatTemplate {
  public:
-  explicit RustTemplate(kvt_template* handle) : handle_(handle) {}
+  RustTemplate(kvt_template* handle, std::string_view source) : handle_(handle), source_(source) {}
   ~RustTemplate() override { kvt_template_free(handle_); }
   RustTemplate(const RustTemplate&) = delete;
   RustTemplate& operator=(const RustTemplate&) = delete;
@@ -20,9 +20,11 @@ class RustTemplate final : public ChatTemplate {
     }
     return std::string(out.text());
   }
+  const std::string& source() const override { return source_; }
 
  private:
   kvt_template* handle_;
+  const std::string source_;
 };
 
 }  // namespace
@@ -36,7 +38,7 @@ Result<std::shared_ptr<const ChatTemplate>> ChatTemplate::compile(std::string_vi
   if (const int code = kvt_template_compile(as_str(source), as_str(bos), as_str(eos), &handle, error.out())) {
     return error.error(code);
   }
-  return std::shared_ptr<const ChatTemplate>(std::make_shared<RustTemplate>(handle));
+  return std::shared_ptr<const ChatTemplate>(std::make_shared<RustTemplate>(handle, source));
 }
 
 }  // namespace kvasir::text

@@ -81,6 +81,7 @@ class ChatTemplate {
   // `extra_json`: more template variables (enable_thinking, documents, ...), an object or empty.
   virtual Result<std::string> render(std::string_view messages_json, std::string_view tools_json,
                                      bool add_generation_prompt, std::string_view extra_json = "") const = 0;
+  virtual const std::string& source() const = 0;
 };
 
 // Grammars as token masks (llguidance). compile() may be slow and has limits: call it off the step thread.

@@ -69,7 +69,7 @@ Result<std::string> tokenizer_zip(const engine::Engine& engine) {
   if (tokenizer->bos() >= 0) config["bos_token"] = tokenizer->token_text(tokenizer->bos());
   if (!tokenizer->end_of_generation().empty())
     config["eos_token"] = tokenizer->token_text(tokenizer->end_of_generation().front());
-  if (!tokenizer->chat_template().empty()) config["chat_template"] = tokenizer->chat_template();
+  if (auto chat_template = engine.chat_template()) config["chat_template"] = chat_template->source();
   return zip({{"tokenizer.json", std::move(tokenizer_json)},
               {"tokenizer_config.json", config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)}});
 }

@@ -29,23 +29,18 @@ void hold_tools(OpenAiCall& call) {
     grammar = calls_grammar(format, call.held_tools, grammar.text);
 }
 
-// How calls will be found in the answer; a template with no place for tools has them described to it.
+// How calls will be found in the answer.
 void prepare_tools(Services& services, OpenAiCall& call) {
-  text::TokenizerPtr tokenizer = services.engine().tokenizer();
-  if (!tokenizer) return;  // still loading: the request will be refused
-  const std::string& source = tokenizer->chat_template();
+  const auto chat_template = services.engine().chat_template();
+  if (!chat_template) return;  // still loading, or a model without one: the request will be refused
   switch (call.tool_choice) {
     case ToolChoice::none: return;
-    case ToolChoice::automatic: call.shape.tools = free_tools(text::tool_format_of(source)); break;
+    case ToolChoice::automatic: call.shape.tools = free_tools(text::tool_format_of(chat_template->source())); break;
     case ToolChoice::required: call.shape.tools = required_tool(); break;
     case ToolChoice::named: call.shape.tools = named_tool(call.tool_name); break;
   }
   call.shape.tools.one |= call.one_tool;
   if (!call.held_tools.empty()) hold_tools(call);
-  if (source.find("tools") != std::string::npos) return;
-  auto& chat = std::get<ChatInput>(call.prompts[0]);
-  chat.messages_json = with_tools_described(chat.messages_json, chat.tools_json);
-  chat.tools_json.clear();
 }
 
 constexpr size_t kMostTraceParent = 128;

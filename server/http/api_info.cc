@@ -1,4 +1,6 @@
 // What a client may ask about: models, tokens, and how the server is doing.
+#include <charconv>
+
 #include "core/cat.h"
 #include "server/http/api.h"
 #include "server/http/error_body.h"
@@ -9,9 +11,30 @@
 
 namespace kvasir::server::http {
 
+namespace {
+
+// "a%2Fb" is "a/b". What is no such code stands for itself.
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2) {
+      out += static_cast<char>(value);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 Reply Api::models(const Request& request, const Caller&) {
   std::string name = services_.model_name();
-  if (name.empty()) return error_response(unavailable("the model is still loading; ask /ready"));
+  if (services_.engine().state() == engine::State::starting)
+    return error_response(unavailable("the model is still loading; ask /ready"));
   const model::ModelInfo& info = services_.engine().info();
   std::string model =
       cat("{\"id\":", json_string(name), ",\"object\":\"model\",\"created\":0,\"owned_by\":\"kvasir\"",
@@ -19,13 +42,14 @@ Reply Api::models(const Request& request, const Caller&) {
           ",\"quantization\":", json_string(info.quantization), ",\"n_params\":", info.parameters,
           ",\"n_vocab\":", info.vocab_size, "}}");
   Response r;
-  if (request.path == "/v1/models") {
+  const std::string asked = request.path == "/v1/models" ? "" : percent_decoded(request.path.substr(11));
+  if (asked.empty()) {
     r.body = cat("{\"object\":\"list\",\"data\":[", model, "]}");
-  } else if (request.path.substr(11) == name) {
+  } else if (asked == name) {
     r.body = model;
   } else {
     return error_response(
-        not_found(cat("there is no model '", request.path.substr(11, 100), "'; this server has '", name, "'")));
+        not_found(cat("there is no model '", asked.substr(0, 100), "'; this server has '", name, "'")));
   }
   return r;
 }
@@ -41,7 +65,7 @@ Reply Api::tokenize(const Request& request, const Caller& caller) {
   f.boolean("add_special_tokens", &text.add_special);
   text.parse_special = false;
   f.boolean("parse_special", &text.parse_special);
-  read_ending(f, chat);
+  read_template_input(f, chat);
   bool has_text = f.string("prompt", &text.text) || f.string("content", &text.text);
   const Json* messages = f.raw("messages");
   if (messages) chat.messages_json = messages->dump();

@@ -38,7 +38,8 @@ Status Guard::check(const Request& request) const {
   if (options_.keyless) {
     std::string name = lower(host_name(host));
     bool known = name == "localhost" || is_address(name) ||
-                 std::find(options_.hosts.begin(), options_.hosts.end(), name) != options_.hosts.end();
+                 std::any_of(options_.hosts.begin(), options_.hosts.end(),
+                             [&](const std::string& h) { return lower(host_name(h)) == name; });
     if (!known)
       return Status(Code::permission_denied, cat("Host '", name.substr(0, 100),
                                                  "' is not a name of this server; name it with --hosts, or use keys"));

@@ -5,7 +5,7 @@
 namespace kvasir::server::http {
 namespace {
 
-// A message's content for the template: text parts are joined, other kinds are refused by name.
+// A message's content for the template: text parts become lines of one text, other kinds are refused by name.
 Status flatten_content(const Json& content, const std::string& where, Json* out) {
   if (content.is_null() || content.is_string()) return *out = content, Status();
   if (!content.is_array()) return invalid_argument(where + " must be a string or a list of parts").with_field(where);
@@ -19,6 +19,7 @@ Status flatten_content(const Json& content, const std::string& where, Json* out)
     const char* key = type == "text" ? "text" : "refusal";
     if (!part.contains(key) || !part[key].is_string())
       return invalid_argument(cat(where, " has a part without ", key)).with_field(where);
+    if (!text.empty()) text += '\n';
     text += part[key].get<std::string>();
   }
   *out = text;
@@ -54,7 +55,7 @@ Result<Json> read_messages(const Json& messages) {
     if (!f.enumeration("role", &role, {"system", "developer", "user", "assistant", "tool"}))
       f.fail("role", "is missing");
     Json one;
-    one["role"] = role == "developer" ? "system" : role;
+    one["role"] = role;
     Json content;
     if (const Json* c = f.raw("content")) KVASIR_TRY(flatten_content(*c, where + ".content", &content));
     one["content"] = content.is_null() ? Json("") : content;
@@ -190,7 +191,14 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
   }
 }
 
-void read_ending(Fields& f, ChatInput& chat) {
+void read_template_input(Fields& f, ChatInput& chat) {
+  Json variables = Json::object();
+  if (const Json* extra = f.raw("chat_template_kwargs")) {
+    if (!extra->is_object()) return f.fail("chat_template_kwargs", "must be an object");
+    variables = *extra;
+  }
+  if (const Json* documents = f.raw("documents")) variables["documents"] = *documents;
+  if (!variables.empty()) chat.variables_json = variables.dump();
   f.boolean("continue_final_message", &chat.continue_final_message);
   const bool asked = f.boolean("add_generation_prompt", &chat.add_generation_prompt) && chat.add_generation_prompt;
   if (asked && chat.continue_final_message)
@@ -220,14 +228,7 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
       return f.fail("tool_choice", "that forces a call and response_format cannot both be given");
     call.held_tools = held_tools(*tools, call);
   }
-  Json variables = Json::object();
-  if (const Json* extra = f.raw("chat_template_kwargs")) {
-    if (!extra->is_object()) return f.fail("chat_template_kwargs", "must be an object");
-    variables = *extra;
-  }
-  if (const Json* documents = f.raw("documents")) variables["documents"] = *documents;
-  if (!variables.empty()) chat.variables_json = variables.dump();
-  read_ending(f, chat);
+  read_template_input(f, chat);
   call.prompts.emplace_back(std::move(chat));
 
   f.unserved("functions", "use tools");

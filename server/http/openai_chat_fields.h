@@ -6,7 +6,8 @@
 
 namespace kvasir::server::http {
 
-void read_ending(Fields& f, ChatInput& chat);  // how the prompt of a chat ends
+// What the template is given besides messages and tools, and how the prompt ends.
+void read_template_input(Fields& f, ChatInput& chat);
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call);
 void read_grammar(Fields& f, text::GrammarSpec& grammar);  // response_format and guided_*
 

@@ -111,6 +111,10 @@ class OpenAiReply final : public Producer {
   }
 
   void on(size_t s, engine::Finished& e) {
+    if (e.reason == engine::FinishReason::cancelled) {  // by its id, from elsewhere: half an answer is none
+      engine::Failed failed{Status(Code::cancelled, "the request was cancelled")};
+      return on(s, failed);
+    }
     Choice& c = choice(s, e.choice);
     if (c.tools) {
       ToolReader::Out rest = c.tools->finish();

@@ -27,6 +27,16 @@ void read_logit_bias(Fields& f, GenerateInput& input) {
   }
 }
 
+// All 64 bits of it, with a sign or without.
+void read_seed(Fields& f, GenerateInput& input) {
+  const Json* seed = f.raw("seed");
+  if (!seed) return;
+  if (seed->is_number_unsigned())
+    input.seed = seed->get<uint64_t>();
+  else if (int64_t value = 0; f.integer("seed", &value))
+    input.seed = static_cast<uint64_t>(value);
+}
+
 void read_stream_options(Fields& f, ReplyShape& shape) {
   f.boolean("stream", &shape.stream);
   const Json* options = f.raw("stream_options");
@@ -77,7 +87,7 @@ void read_common(Fields& f, OpenAiCall& call) {
   f.number("frequency_penalty", &s.frequency_penalty);
   read_logit_bias(f, in);
   int64_t value = 0;
-  if (f.integer("seed", &value)) in.seed = static_cast<uint64_t>(value);
+  read_seed(f, in);
   f.integer("n", &in.n);
   if (f.integer("max_tokens", &value)) in.max_tokens = value;
   f.strings("stop", &r.stop_strings, kMostStops);
@@ -164,7 +174,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   GenerateInput& in = call.input;
   in.protocol = "openai.completions";
   read_common(f, call);
-  if (!in.max_tokens) in.max_tokens = 16;  // OpenAI's default here
+  in.default_max_tokens = 16;  // OpenAI's
   if (f.integer("logprobs", &in.logprobs) && in.logprobs < 0)
     f.fail("logprobs", cat("is ", in.logprobs, "; it must be at least 0"));
   f.boolean("echo", &call.echo);

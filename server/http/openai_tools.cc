@@ -1,7 +1,5 @@
 #include "server/http/openai_tools.h"
 
-#include <nlohmann/json.hpp>
-
 #include "core/cat.h"
 #include "server/json_text.h"
 
@@ -28,21 +26,6 @@ ToolShape named_tool(std::string_view name) {
   s.after = "}" + s.after;
   s.says_so = false;
   return s;
-}
-
-std::string with_tools_described(std::string_view messages_json, std::string_view tools_json) {
-  using Json = nlohmann::ordered_json;
-  Json messages = Json::parse(messages_json), tools = Json::parse(tools_json);
-  std::string text = "You can call these functions:\n<tools>\n";
-  for (const Json& tool : tools) text += tool["function"].dump() + "\n";
-  text +=
-      "</tools>\nTo call one, write a JSON object with its name and arguments between tags and nothing else:\n"
-      "<tool_call>{\"name\": \"...\", \"arguments\": {...}}</tool_call>";
-  if (messages[0]["role"] == "system")
-    messages[0]["content"] = messages[0]["content"].get<std::string>() + "\n\n" + text;
-  else
-    messages.insert(messages.begin(), Json{{"role", "system"}, {"content", text}});
-  return messages.dump();
 }
 
 ToolReader::ToolReader(const ToolShape& shape, std::string id_prefix)

@@ -22,9 +22,6 @@ ToolShape free_tools(text::ToolFormat format);
 ToolShape required_tool();
 ToolShape named_tool(std::string_view name);
 
-// For templates with no place for tools: messages with a system message that describes them.
-std::string with_tools_described(std::string_view messages_json, std::string_view tools_json);
-
 class ToolReader {
  public:
   ToolReader(const ToolShape& shape, std::string id_prefix);

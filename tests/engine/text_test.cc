@@ -67,6 +67,18 @@ class Text : public ::testing::Test {
 };
 Engine* Text::engine_ = nullptr;
 
+// Other threads may ask at any time; the step thread writes these while it loads.
+TEST(Loading, TextIsSeenOnceAllHasLoaded) {
+  model::RunnerOptions model;
+  model.model = "dummy:llama,layers=1,hidden=64,heads=2,kv_heads=1,head_dim=32,ffn=64,vocab=300,context=512";
+  EngineOptions options;
+  options.kv_memory = 1;  // the model and its text are read, then there is no room for a page
+  auto engine = Engine::start(model, options);
+  EXPECT_FALSE(engine->wait_ready().ok());
+  EXPECT_EQ(engine->tokenizer(), nullptr);
+  EXPECT_EQ(engine->chat_template(), nullptr);
+}
+
 TEST_F(Text, TheTextIsThatOfTheTokens) {
   Answer a = run(ask("hello", 40));
   ASSERT_TRUE(a.failed.ok()) << a.failed.message();

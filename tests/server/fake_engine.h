@@ -105,6 +105,8 @@ class FakeEngine final : public engine::Engine {
   }
 
   void set_state(engine::State s) { state_ = s; }
+  void set_context(int32_t tokens) { info_.context_length = tokens; }
+  void use_template(const char* source) { chat_template_ = *text::ChatTemplate::compile(source, ByteTokenizer()); }
   // What was asked so far is forgotten (an hour of fuzzing asks much).
   void forget() {
     std::lock_guard lock(mutex_);

@@ -7,7 +7,10 @@ namespace {
 using namespace std::chrono_literals;
 
 class Http : public HttpFixture {
-  void configure(ServerOptions& o) override { o.max_body = ByteSize{20000}; }
+  void configure(ServerOptions& o) override {
+    o.max_body = ByteSize{20000};
+    o.hosts = {"Models.Example", "other.example:8000"};
+  }
 };
 
 // Apart from the others: on a busy machine an honest client may take as long for its first words.
@@ -120,6 +123,8 @@ TEST_F(Http, ServesOnlyPagesAndNamesItKnows) {
   std::string body = R"({"prompt":"ab"})";
   expect_error(ask("GET /health HTTP/1.1\r\nHost: evil.example:8000\r\n\r\n"), 403, "", "evil.example");
   EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n\r\n").status, 200);
+  EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: models.EXAMPLE:8000\r\n\r\n").status, 200);
+  EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: other.example\r\n\r\n").status, 200);
   EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: [::1]:8000\r\n\r\n").status, 200);
   expect_error(post("/v1/completions", body, "Origin: https://evil.example\r\n"), 403, "", "--cors");
   EXPECT_EQ(post("/v1/completions", body, "Origin: http://localhost\r\n").status, 200);

@@ -65,7 +65,75 @@ TEST_F(OpenAi, ChatStartsWithTheRole) {
   Json one =
       whole("/v1/chat/completions",
             R"({"messages":[{"role":"user","content":[{"type":"text","text":"h"},{"type":"text","text":"ey"}]}]})");
-  EXPECT_EQ(one["choices"][0]["message"]["content"], text);
+  EXPECT_EQ(one["choices"][0]["message"]["content"], "h\ney");
+}
+
+// Whoever counts a prompt's tokens counts those that chat sends.
+TEST_F(OpenAi, TokenizeSaysWhatChatReads) {
+  const std::string chat =
+      R"("messages":[{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+                     {"role":"user","content":"c"}],
+         "documents":[{"title":"D"}],"chat_template_kwargs":{"mood":"calm"})";
+  engine_.set_context(1000);
+  engine_.use_template(
+      "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ documents[0].title }}{{ mood }}");
+  for (const std::string& tools :
+       {std::string(), std::string(R"(,"tools":[{"type":"function","function":{"name":"f"}}])")}) {
+    Json ids = whole("/tokenize", cat("{", chat, tools, "}"))["tokens"];
+    whole("/v1/chat/completions", cat("{", chat, tools, R"(,"max_tokens":1})"));
+    EXPECT_EQ(ids.get<std::vector<int32_t>>(), engine_.last().prompt);
+    std::string text;
+    for (int32_t id : engine_.last().prompt) text += char(id);
+    EXPECT_TRUE(text.starts_with("system:a\nb")) << text;
+    EXPECT_TRUE(text.ends_with("user:c;Dcalm")) << text;
+    EXPECT_EQ(text.find("\"name\":\"f\"") != std::string::npos, !tools.empty()) << text;
+  }
+}
+
+// A template given with --chat-template, or beside the tokenizer, decides how tools are written; not the tokenizer's.
+TEST_F(OpenAi, ToolsAreThoseOfTheTemplateInUse) {
+  engine_.use_template("{% for t in tools %}[{{ t.function.name }}]{% endfor %}{{ messages[0].content }}");
+  whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"max_tokens":1,
+      "tools":[{"type":"function","function":{"name":"f"}}]})");
+  EXPECT_EQ(engine_.last().prompt, (std::vector<int32_t>{'[', 'f', ']', 'x'}));
+}
+
+TEST_F(OpenAi, SixteenTokensAreTheDefaultAsFarAsTheContextGoes) {
+  whole("/v1/completions", R"({"prompt":"x"})");
+  EXPECT_EQ(engine_.last().max_tokens, 16);
+  whole("/v1/completions", cat(R"({"prompt":")", std::string(120, 'x'), "\"}"));
+  EXPECT_EQ(engine_.last().max_tokens, 8);
+  expect_error(post("/v1/completions", cat(R"({"max_tokens":16,"prompt":")", std::string(120, 'x'), "\"}")), 400,
+               "max_tokens", "at most 8");
+}
+
+TEST_F(OpenAi, ASeedHas64Bits) {
+  whole("/v1/completions", R"({"prompt":"x","seed":18446744073709551615})");
+  EXPECT_EQ(engine_.last().sampling.seed, UINT64_MAX);
+  whole("/v1/completions", R"({"prompt":"x","seed":-2})");
+  EXPECT_EQ(engine_.last().sampling.seed, UINT64_MAX - 1);
+}
+
+// Half an answer must not look like a whole one.
+TEST_F(OpenAi, WhatSomebodyCancelledIsAnError) {
+  const char* bodies[] = {R"({"prompt":"x","cache_salt":"hang"})",
+                          R"({"prompt":"x","cache_salt":"hang","stream":true})"};
+  for (const char* body : bodies) {
+    RawClient client(server_->http_port());
+    client.send(RawClient::post("/v1/completions", body));
+    ASSERT_TRUE(engine_.wait_open(1));
+    ASSERT_TRUE(engine_.cancel("", engine_.last().id));
+    RawClient::Answer a = client.read();
+    EXPECT_EQ(a.body.find("finish_reason\":\"stop"), std::string::npos) << a.body;
+    EXPECT_NE(a.body.find("the request was cancelled"), std::string::npos) << a.body;
+    EXPECT_TRUE(all_gone());
+  }
+}
+
+TEST_F(OpenAi, AModelsNameMayHaveCodes) {
+  EXPECT_EQ(ask(RawClient::get("/v1/models/fake")).status, 200);
+  EXPECT_EQ(ask(RawClient::get("/v1/models/f%61k%65")).status, 200);
+  expect_error(ask(RawClient::get("/v1/models/a%2Fb%")), 404, "", "'a/b%'");
 }
 
 TEST_F(OpenAi, PromptsComeInFourForms) {

@@ -37,6 +37,12 @@ TEST_F(ChatTemplateTest, TextPartsBecomeOneText) {
             "a\nb");
 }
 
+TEST_F(ChatTemplateTest, TheDeveloperIsTheSystemToTemplatesThatKnowNone) {
+  const char* messages = R"([{"role":"developer","content":"x"}])";
+  EXPECT_EQ(render("{{ messages[0].role }}", messages), "system");
+  EXPECT_EQ(render("{{ messages[0].role }}{# developer #}", messages), "developer");
+}
+
 TEST_F(ChatTemplateTest, ToolsAsPythonWritesJson) {
   EXPECT_EQ(render("{{ tools[0] | tojson }}", "[]", R"([{"type":"function","n":1.5,"l":[1,null,"<é>"]}])"),
             R"({"type": "function", "n": 1.5, "l": [1, null, "<é>"]})");

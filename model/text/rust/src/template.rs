@@ -19,6 +19,7 @@ pub struct Template {
     env: Environment<'static>,
     bos: String,
     eos: String,
+    knows_developer: bool,
 }
 
 fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {
@@ -196,11 +197,14 @@ fn explain(e: &minijinja::Error) -> String {
     text
 }
 
-/// What templates expect of messages, from what OpenAI's clients send: text parts become one string, and
-/// the arguments of a call an object.
-fn settle(messages: &mut Json) {
+/// What templates expect of messages, from what OpenAI's clients send: text parts become one string, the arguments of
+/// a call an object, and the developer, where the template knows none, the system.
+fn settle(messages: &mut Json, knows_developer: bool) {
     let Some(messages) = messages.as_array_mut() else { return };
     for message in messages {
+        if !knows_developer && message["role"] == "developer" {
+            message["role"] = Json::String("system".into());
+        }
         if let Some(parts) = message["content"].as_array() {
             let texts: Option<Vec<&str>> =
                 parts.iter().map(|p| if p["type"] == "text" { p["text"].as_str() } else { None }).collect();
@@ -244,7 +248,8 @@ impl Template {
         env.add_filter("tojson", tojson);
         env.add_template_owned("chat", without_generation_marks(source))
             .map_err(|e| invalid(format!("the chat template does not compile: {}", explain(&e))))?;
-        Ok(Template { env, bos: bos.to_string(), eos: eos.to_string() })
+        let knows_developer = source.contains("developer");
+        Ok(Template { env, bos: bos.to_string(), eos: eos.to_string(), knows_developer })
     }
 
     pub fn render(&self, messages: &str, tools: &str, add_generation_prompt: bool, extra: &str) -> Result<Vec<u8>> {
@@ -258,7 +263,7 @@ impl Template {
         if !messages.is_array() {
             return Err(invalid("messages must be a list"));
         }
-        settle(&mut messages);
+        settle(&mut messages, self.knows_developer);
         let tools = match parse("tools", tools)? {
             Some(Json::Array(tools)) if tools.is_empty() => None,
             Some(Json::Null) => None,
