@@ -297,12 +297,13 @@ struct Together {
   }
   // As if there were no high plane.
   static void plane_sums(const int8_t* both, const int8_t*, int32_t* sums) {
-    for (int h = 0; h < 2; ++h) {
-      int16_t v[16];
-      __builtin_memcpy(v, both + 32 * h, sizeof v);
-      sums[h] = sums[2 + h] = 0;
-      for (int j = 0; j < 16; ++j) sums[2 + h] += v[j];
-    }
+    auto pairs = [&](int i) {
+      return _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const V::I*>(both + i)), _mm256_set1_epi16(1));
+    };
+    const V::I fours = _mm256_hadd_epi32(pairs(0), pairs(32));
+    __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+    halves = _mm_hadd_epi32(halves, halves);
+    sums[0] = sums[1] = 0, sums[2] = _mm_cvtsi128_si32(halves), sums[3] = _mm_extract_epi32(halves, 1);
   }
 };
 

@@ -55,25 +55,21 @@ void gelu(const float* gate, const float* up, int64_t n, float* out) {
   }
 }
 
+// Floats as integers of the same order.
+inline int32_t rank_of(float f) {
+  const auto bits = int32_t(bits_of(f));
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+// By integers, since compilers may not take floats out of their order.
 float greatest(const float* x, int64_t n) {
-  float most[16];
-  uint32_t bad[16] = {};
-  for (int j = 0; j < 16; ++j) most[j] = -__builtin_inff();
-  int64_t whole = n & ~int64_t(15);
-  for (int64_t i = 0; i < whole; i += 16)
-    for (int j = 0; j < 16; ++j) {
-      float v = x[i + j];
-      most[j] = v > most[j] ? v : most[j];
-      bad[j] |= uint32_t((bits_of(v) & 0x7f800000u) == 0x7f800000u);
-    }
-  for (int64_t i = whole; i < n; ++i) {
-    most[0] = x[i] > most[0] ? x[i] : most[0];
-    bad[0] |= uint32_t((bits_of(x[i]) & 0x7f800000u) == 0x7f800000u);
+  int32_t most = rank_of(-__builtin_inff()), widest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t rank = rank_of(x[i]), wide = int32_t(bits_of(x[i]) & 0x7fffffffu);
+    most = rank > most ? rank : most;
+    widest = wide > widest ? wide : widest;
   }
-  float m = most[0];
-  uint32_t any = 0;
-  for (int j = 0; j < 16; ++j) m = most[j] > m ? most[j] : m, any |= bad[j];
-  return any ? __builtin_nanf("") : m;
+  return widest >= 0x7f800000 ? __builtin_nanf("") : float_of(uint32_t(most ^ ((most >> 31) & 0x7fffffff)));
 }
 
 // Whole blocks are passed over together: what is looked for is rare.
@@ -115,8 +111,9 @@ int64_t at_least(const float* x, int64_t n, float least, int32_t* out) {
 }
 
 inline float scaled_exp(float x, float shift, float scale) {
-  float v = (x - shift) * scale, e = exp1(v);
-  return v < -87.0f ? 0.0f : e;
+  // A choice between two floats by what exp1() compares, too, would be a jump in gcc's eyes, and no vectors.
+  const float v = (x - shift) * scale;
+  return float_of(bits_of(exp1(v)) & (uint32_t(v < -87.0f) - 1u));
 }
 
 void exponential_sums(const float* x, int64_t n, float shift, float scale, float* sums) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -232,6 +233,41 @@ TEST(Kernels, NotANumberIsNeverLost) {
     for (float bad : {NAN, INFINITY, -INFINITY}) {
       x[40] = bad;
       EXPECT_TRUE(std::isnan(k->greatest(x.data(), 64))) << k->name << bad;
+    }
+  }
+}
+
+// Lengths that no vector divides, greatest values of either sign and at either end, and shares too small to count.
+TEST(Kernels, RowsThatTokensAreDrawnFrom) {
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal(-20, 8);
+  for (int64_t n : {1, 7, 16, 50, 1024, 2077}) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (float& f : x) f = normal(random);
+    if (n > 7) x[3] = -300, x[5] = -0.0f, x[6] = 30 * float(n % 3);
+    const float most = *std::max_element(x.begin(), x.end());
+    const auto blocks = static_cast<size_t>((n + kSumBlock - 1) / kSumBlock);
+    std::vector<float> sums(blocks), each(x.size());
+    kKernelsBase.exponential_sums(x.data(), n, most, 1.5f, sums.data());
+    kKernelsBase.exponentials(x.data(), n, most, 1.5f, each.data());
+    for (size_t b = 0; b < blocks; ++b) {
+      double sum = 0;
+      for (size_t i = b * kSumBlock; i < std::min(x.size(), (b + 1) * kSumBlock); ++i) {
+        const double want = std::exp(1.5 * (double(x[i]) - most));
+        EXPECT_NEAR(each[i], want, 1e-37 + 1e-5 * want) << i;
+        sum += want;
+      }
+      EXPECT_NEAR(sums[b], sum, 1e-5 * sum);
+    }
+    for (const Kernels* k : runnable_kernels()) {
+      SCOPED_TRACE(k->name);
+      std::vector<float> s(blocks), e(x.size());
+      k->exponential_sums(x.data(), n, most, 1.5f, s.data());
+      k->exponentials(x.data(), n, most, 1.5f, e.data());
+      EXPECT_EQ(s, sums);
+      EXPECT_EQ(e, each);
+      EXPECT_EQ(k->greatest(x.data(), n), most);
+      EXPECT_EQ(k->greatest(x.data(), 0), -INFINITY);
     }
   }
 }
