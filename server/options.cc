@@ -41,7 +41,8 @@ void ServerOptions::define(Options& o) {
   o.add("max_body", &max_body, "Largest request body or message").range(1024, 1 << 30);
   o.add("max_connections", &max_connections, "Connections open at once, on each port; more are closed")
       .range(1, 1000000);
-  o.add("max_streams_per_connection", &max_streams_per_connection, "gRPC calls open at once on one connection")
+  o.add("max_streams_per_connection", &max_streams_per_connection,
+        "gRPC calls open at once on one connection, and requests open in one call")
       .range(1, 1000000);
   o.add("max_choices", &max_choices, "Choices of one call: prompts x n or best_of").range(1, 4096);
   o.add("max_logprobs", &max_logprobs, "Alternatives for each token: logprobs, top_logprobs").range(0, 100);

@@ -7,7 +7,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <queue>
 #include <utility>
+#include <vector>
 
 #include "engine/request.h"
 
@@ -15,16 +17,24 @@ namespace kvasir::server::rpc {
 
 class Feed {
  public:
-  // Streams may be added before and after start(), by one thread at a time; their numbers count from 0.
-  void add(std::unique_ptr<engine::Stream> stream) {
+  // Streams may be added before and after start(), by one thread at a time. The number of each: the least that is free,
+  // so that a call that goes on for days needs no more of them than it has open at once.
+  size_t add(std::unique_ptr<engine::Stream> stream) {
     size_t i;
     {
       std::lock_guard lock(mutex_);
-      i = streams_.size();
-      streams_.push_back(std::move(stream));
-      if (!wake_) return;
+      if (free_.empty()) {
+        i = streams_.size();
+        streams_.push_back(std::move(stream));
+      } else {
+        i = free_.top();
+        free_.pop();
+        streams_[i] = std::move(stream);
+      }
+      if (!wake_) return i;
     }
     listen(i);
+    return i;
   }
   // `wake` must only signal, and may be called at once.
   void start(std::function<void()> wake) {
@@ -53,11 +63,13 @@ class Feed {
       ready_.pop_front();
     }
   }
-  // The reader is done with stream i.
+  // The reader is done with stream i. What was said of it may still be in ready_: whoever has its number next is asked
+  // once more than needed.
   void drop(size_t i) {
     std::unique_ptr<engine::Stream> gone;  // destroyed last: its destructor waits for a callback that may want the lock
     std::lock_guard lock(mutex_);
     gone.swap(streams_[i]);
+    free_.push(i);
   }
   // By the reader, or when no reader is left.
   void cancel() {
@@ -89,6 +101,7 @@ class Feed {
   std::deque<size_t> ready_;
   std::function<void()> wake_;
   std::deque<std::unique_ptr<engine::Stream>> streams_;
+  std::priority_queue<size_t, std::vector<size_t>, std::greater<>> free_;
 };
 
 }  // namespace kvasir::server::rpc

@@ -18,6 +18,15 @@ const char* reason_name(engine::FinishReason reason) {
   }
 }
 
+// Errors that a stream holds for its reader; a client that reads none of them is read no further.
+constexpr size_t kMostErrors = 64;
+
+Status check_version(const std::string& version) {
+  if (version.empty() || version == "1") return {};
+  return invalid_argument(cat("model_version is ", version.substr(0, 64), "; there is version 1"))
+      .with_field("model_version");
+}
+
 void name_answer(const Services& services, const std::string& id, pb::ModelInferResponse& out) {
   out.set_model_name(services.model_name());
   out.set_model_version("1");
@@ -45,7 +54,8 @@ class InferCall final : public std::enable_shared_from_this<InferCall> {
     auto* reactor = reactor_ = new Reactor(shared_from_this());
     auto self = shared_from_this();
     if (!context_.workers.post([self, in] { self->prepare(*in); }))
-      finish(resource_exhausted("the server has too many calls to look at; try again"));
+      finish(resource_exhausted("the server has too many calls to look at; try again")
+                 .with_retry_after(std::chrono::seconds(1)));
     return reactor;
   }
 
@@ -58,11 +68,16 @@ class InferCall final : public std::enable_shared_from_this<InferCall> {
     feed_.start([weak, &delivery = context_.delivery] {
       if (auto self = weak.lock()) (void)delivery.post([self = std::move(self)] { self->read(); });
     });
+    read();  // it may have been cancelled before there was a stream to cancel
   }
   Status submit(const pb::ModelInferRequest& in) {
     KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
     KVASIR_TRY(caller.require(Role::user, "ModelInfer"));
     KVASIR_ASSIGN(InferInput input, read_infer_request(in));
+    KVASIR_TRY(check_version(in.model_version()));
+    if (input.stream)
+      return invalid_argument("stream is true; ModelInfer answers once: call ModelStreamInfer, or leave it unset")
+          .with_field("stream");
     carry(*call_, input.generate.request);
     raw_ = input.raw;
     if (input.echo) text_ = std::move(input.text_input);
@@ -173,6 +188,7 @@ class StreamInferCall final
       out.set_error_message(errors_.front().second);
       out.mutable_infer_response()->set_id(errors_.front().first);
       errors_.pop_front();
+      if (held_) read_on();
       return Next::message;
     }
     while (auto event = feed_.poll())
@@ -184,9 +200,12 @@ class StreamInferCall final
   }
 
   void read() {
-    locked([&] {
-      if (!finished()) StartRead(&received_);
-    });
+    locked([&] { read_on(); });
+  }
+  // Under the lock.
+  void read_on() {
+    held_ = errors_.size() >= kMostErrors;
+    if (!held_ && !finished()) StartRead(&received_);
   }
   void submit() {
     request_.Clear();  // what does not parse has no id
@@ -201,6 +220,7 @@ class StreamInferCall final
           "it is not UTF-8");
     }
     KVASIR_ASSIGN(InferInput input, read_infer_request(request_));
+    KVASIR_TRY(check_version(request_.model_version()));
     carry(*call_, input.generate.request);
     bool full = false;
     locked([&] { full = open_ >= context_.services.options().max_streams_per_connection; });
@@ -208,11 +228,12 @@ class StreamInferCall final
       return resource_exhausted(cat("this stream has ", context_.services.options().max_streams_per_connection,
                                     " requests open; wait for one to end"));
     KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller_, std::move(input.generate)));
-    locked([&] {  // before the feed can name it
-      jobs_.push_back({request_.id(), input.echo ? input.text_input : "", input.stream, input.raw});
+    locked([&] {  // next() may only see its number together with what is kept under it
+      const size_t i = feed_.add(std::move(submitted.stream));
+      if (i >= jobs_.size()) jobs_.resize(i + 1);
+      jobs_[i] = {request_.id(), input.echo ? input.text_input : "", input.stream, input.raw};
       ++open_;
     });
-    feed_.add(std::move(submitted.stream));
     return {};
   }
 
@@ -251,7 +272,7 @@ class StreamInferCall final
   pb::ModelInferRequest request_;
   std::deque<Job> jobs_;  // by the feed's number
   std::deque<std::pair<std::string, std::string>> errors_;
-  bool reading_ = true;
+  bool reading_ = true, held_ = false;  // held_: no read is under way until errors have gone out
   int open_ = 0;
 };
 
@@ -277,7 +298,8 @@ class KServe final : public Methods {
   }
   grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* call, const pb::ModelReadyRequest* in,
                                        pb::ModelReadyResponse* out) override {
-    out->set_ready(c_.services.health().ready && c_.services.check_model(in->name()).ok());
+    out->set_ready(c_.services.health().ready && c_.services.check_model(in->name()).ok() &&
+                   check_version(in->version()).ok());
     return done(call);
   }
   grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* call, const pb::ServerMetadataRequest*,
@@ -290,6 +312,7 @@ class KServe final : public Methods {
                                           pb::ModelMetadataResponse* out) override {
     return unary(c_, call, Role::user, "ModelMetadata", [this, in, out](const Caller&) -> Status {
       KVASIR_TRY(c_.services.check_model(in->name()));
+      KVASIR_TRY(check_version(in->version()));
       out->set_name(c_.services.model_name());
       out->add_versions("1");
       out->set_platform("kvasir");

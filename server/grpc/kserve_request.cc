@@ -34,6 +34,16 @@ Status check_one(const pb::ModelInferRequest::InferInputTensor& t, const char* d
   return {};
 }
 
+// "shared_memory_region", "classification": what a tensor may be told elsewhere.
+template <class Tensor>
+Status check_no_parameters(const char* kind, const Tensor& t) {
+  if (t.parameters().empty()) return {};
+  const std::string& name = t.parameters().begin()->first;
+  return invalid_argument(cat(kind, ' ', t.name().substr(0, 64), " has the parameter ", name.substr(0, 64),
+                              ", which is not served; leave it unset"))
+      .with_field(name);
+}
+
 Result<std::string> read_bytes(const pb::ModelInferRequest::InferInputTensor& t, const std::string* raw) {
   KVASIR_TRY(check_one(t, "BYTES"));
   if (raw) {
@@ -73,6 +83,12 @@ json parse_limited(const std::string& text) {
   return json::parse(text, nullptr, false);
 }
 
+// Too large ones stay large.
+int64_t whole(const json& number) {
+  if (!number.is_number_unsigned()) return number.get<int64_t>();
+  return int64_t(std::min<uint64_t>(number.get<uint64_t>(), INT64_MAX));
+}
+
 // A number may come as one or as the text of one (perf_analyzer sends text).
 template <class T>
 Status read_number(const std::string& name, const json& v, T& out) {
@@ -83,7 +99,9 @@ Status read_number(const std::string& name, const json& v, T& out) {
                                 "; it must be ", std::is_integral_v<T> ? "an integer" : "a number"))
         .with_field(name);
   if constexpr (std::is_same_v<T, int32_t>)
-    out = int32_t(std::clamp<int64_t>(number.get<int64_t>(), INT32_MIN, INT32_MAX));
+    out = int32_t(std::clamp<int64_t>(whole(number), INT32_MIN, INT32_MAX));
+  else if constexpr (std::is_same_v<T, int64_t>)
+    out = whole(number);
   else
     out = number.get<T>();
   return {};
@@ -112,9 +130,7 @@ Status read_ids(const std::string& name, const json& v, std::vector<int64_t>& ou
   const json list = v.is_string() ? parse_limited(v.get<std::string>()) : v;
   if (!list.is_array() || !std::all_of(list.begin(), list.end(), [](const json& i) { return i.is_number_integer(); }))
     return invalid_argument(cat(name, " must be a list of token ids")).with_field(name);
-  for (const json& id : list)
-    out.push_back(id.is_number_unsigned() ? int64_t(std::min<uint64_t>(id.get<uint64_t>(), INT64_MAX))
-                                          : id.get<int64_t>());
+  for (const json& id : list) out.push_back(whole(id));
   return {};
 }
 
@@ -138,10 +154,7 @@ Status read_parameter(const std::string& name, const json& v, InferInput& in) {
   }
   if (name == "min_tokens") return read_number(name, v, g.request.min_tokens);
   if (name == "seed") {
-    int64_t seed = 0;
-    KVASIR_TRY(read_number(name, v, seed));
-    g.seed = uint64_t(seed);
-    return {};
+    return read_number(name, v, g.seed.emplace());  // all 64 bits, with a sign or without
   }
   if (name == "allowed_token_ids") return read_ids(name, v, g.allowed_tokens.emplace());
   if (name == "stop") return read_stop(v, g.request.stop_strings);
@@ -161,6 +174,7 @@ Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
   for (int i = 0; i < from.inputs_size(); ++i) {
     const auto& t = from.inputs(i);
     const std::string* raw = in.raw ? &from.raw_input_contents(i) : nullptr;
+    KVASIR_TRY(check_no_parameters("input", t));
     if (t.name() == "text_input") {
       KVASIR_ASSIGN(in.text_input, read_bytes(t, raw));
       has_text = true;
@@ -193,13 +207,12 @@ Result<InferInput> read_infer_request(const pb::ModelInferRequest& from) {
   in.generate.protocol = "kserve";
   in.generate.model = from.model_name();
   in.generate.request.id = from.id();
-  if (!from.model_version().empty() && from.model_version() != "1")
-    return invalid_argument(cat("model_version is ", from.model_version().substr(0, 64), "; there is version 1"))
-        .with_field("model_version");
-  for (const auto& output : from.outputs())
+  for (const auto& output : from.outputs()) {
     if (output.name() != "text_output")
       return invalid_argument(cat("output ", output.name().substr(0, 64), " is not made here; ask for text_output"))
           .with_field("outputs");
+    KVASIR_TRY(check_no_parameters("output", output));
+  }
   KVASIR_TRY(read_inputs(from, in));
   for (const auto& [name, value] : from.parameters()) KVASIR_TRY(read_parameter(name, to_json(value), in));
   return in;

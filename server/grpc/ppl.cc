@@ -64,6 +64,10 @@ class GenerationCall final : public StreamCall<pb::BatchedResponse> {
     KVASIR_TRY(caller.require(Role::user, "Generation"));
     KVASIR_TRY(context_.services.check_model(""));
     if (batch_->req_size() == 0) return invalid_argument("req is empty; send at least one request").with_field("req");
+    if (const int most = context_.services.options().max_streams_per_connection; batch_->req_size() > most)
+      return invalid_argument(cat("req has ", batch_->req_size(), " requests; at most ", most,
+                                  " (max_streams_per_connection) are taken in one call: send the others in another"))
+          .with_field("req");
     tokenizer_ = context_.services.engine().tokenizer();
     std::unordered_set<uint64_t> ids;
     for (const pb::Request& r : batch_->req()) {

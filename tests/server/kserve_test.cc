@@ -1,8 +1,10 @@
 // inference.GRPCInferenceService: tensors as contents and raw, one answer and streams.
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
+#include <thread>
 
 #include "kserve.grpc.pb.h"
 #include "tests/server/grpc_fixture.h"
@@ -93,6 +95,20 @@ TEST_F(KServeTest, BadTensorsAndParametersAreNamed) {
   refused("max_tokens", [](auto& r) { (*r.mutable_parameters())["max_tokens"].set_double_param(1.5); });
   refused("other", [](auto& r) { r.set_model_name("other"); });
   refused("model_version", [](auto& r) { r.set_model_version("2"); });
+  refused("shared_memory_region",
+          [](auto& r) { (*r.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r"); });
+  refused("classification", [](auto& r) {
+    r.add_outputs()->set_name("text_output");
+    (*r.mutable_outputs(0)->mutable_parameters())["classification"].set_int64_param(2);
+  });
+  refused("max_tokens is 9223372036854775807",
+          [](auto& r) { (*r.mutable_parameters())["max_tokens"].set_uint64_param(UINT64_MAX); });
+  refused("ModelStreamInfer", [](auto& r) {
+    auto& s = *r.add_inputs();
+    s.set_name("stream");
+    s.set_datatype("BOOL");
+    s.mutable_contents()->add_bool_contents(true);
+  });
   EXPECT_TRUE(engine_.requests.empty());
 }
 
@@ -145,6 +161,52 @@ TEST_F(KServeTest, ManyOnOneStream) {
   EXPECT_TRUE(all_gone());
 }
 
+// Errors wait for their reader in the transport's windows, not in the server's memory.
+TEST_F(KServeTest, WhoReadsNoErrorsIsNotReadFurther) {
+  constexpr int kMany = 20000;
+  grpc::ClientContext c;
+  auto stream = stub_->ModelStreamInfer(&c);
+  std::atomic<int> written{0};
+  std::thread writer([&] {
+    auto in = request("x");
+    in.set_model_name("wrong");
+    in.set_id(std::string(4000, 'i'));  // comes back with each error
+    for (int i = 0; i < kMany && stream->Write(in); ++i) ++written;
+    stream->WritesDone();
+  });
+  for (int before = -1; before != written;) {
+    before = written;
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  }
+  EXPECT_LT(written, kMany);
+  int errors = 0;
+  for (pb::ModelStreamInferResponse m; stream->Read(&m);) errors += !m.error_message().empty();
+  writer.join();
+  EXPECT_EQ(errors, kMany);
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(KServeTest, OneStreamMayAskForEver) {
+  grpc::ClientContext c;
+  auto stream = stub_->ModelStreamInfer(&c);
+  for (int i = 0; i < 300; ++i) {  // one after another, then a few at once: each with its own id and text
+    for (int k = 0; k < 1 + i % 3; ++k) {
+      auto in = request(cat("text ", i, k));
+      in.set_id(cat(i, k));
+      ASSERT_TRUE(stream->Write(in));
+    }
+    for (int k = 0; k < 1 + i % 3; ++k) {
+      pb::ModelStreamInferResponse m;
+      ASSERT_TRUE(stream->Read(&m));
+      EXPECT_EQ(m.error_message(), "");
+      EXPECT_EQ(m.infer_response().outputs(0).contents().bytes_contents(0), "text " + m.infer_response().id());
+    }
+  }
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(all_gone());
+}
+
 TEST_F(KServeTest, LiveReadyMetadata) {
   {
     grpc::ClientContext c;
@@ -159,6 +221,17 @@ TEST_F(KServeTest, LiveReadyMetadata) {
     pb::ModelReadyResponse out;
     ASSERT_TRUE(stub_->ModelReady(&c, in, &out).ok());
     EXPECT_TRUE(out.ready());
+    in.set_version("2");
+    grpc::ClientContext other;
+    ASSERT_TRUE(stub_->ModelReady(&other, in, &out).ok());
+    EXPECT_FALSE(out.ready());
+  }
+  {
+    grpc::ClientContext c;
+    pb::ModelMetadataRequest in;
+    in.set_version("2");
+    pb::ModelMetadataResponse out;
+    EXPECT_EQ(stub_->ModelMetadata(&c, in, &out).error_code(), grpc::INVALID_ARGUMENT);
   }
   {
     grpc::ClientContext c;

@@ -76,6 +76,16 @@ TEST_F(PplTest, ManyRequestsInOneCall) {
   EXPECT_TRUE(all_gone());
 }
 
+// Each costs an answer and a line in the log: eight MiB of empty ones would keep the workers for minutes.
+TEST_F(PplTest, ACallHasSoManyRequests) {
+  pb::BatchedRequest batch;
+  for (int i = 0; i <= options_.max_streams_per_connection; ++i) batch.add_req()->set_id(uint64_t(i));
+  grpc::Status status;
+  EXPECT_TRUE(call(batch, &status).empty());
+  EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("req has 1025 requests; at most 1024"));
+}
+
 TEST_F(PplTest, TokensInTokensOut) {
   pb::Request r;
   r.set_id(1);
