@@ -1,12 +1,15 @@
 // What a product of 16 rows by 16 outputs by 32 inputs takes, by kernels, weights and rows; and how free the matrix
 // unit is meanwhile, which a neighbour on the same core shares.
-//   product_bench [inputs]      one line for each; one thread, medians of 15 rounds, weights and rows in the caches
+//   product_bench [inputs] [kernels]      one line for each, or for those kernels; one thread, medians of 15 rounds,
+//   weights and rows in the caches
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/limits.h"
@@ -98,13 +101,14 @@ std::vector<uint8_t> random_tensor(WeightType type, int64_t elements) {
   return bytes;
 }
 
-void products(WeightType type, int64_t inputs) {
+void products(WeightType type, int64_t inputs, std::string_view only) {
   const std::vector<uint8_t> bytes = random_tensor(type, kOutputs * inputs);
   const HostTensor t{"w", type, kOutputs, inputs, bytes.data(), int64_t(bytes.size())};
   ThreadPool pool(1);
   Arena arena;
   const PackedMatrix m = pack({&t, 1}, arena, pool);
-  for (const Kernels* k : runnable_kernels())
+  for (const Kernels* k : runnable_kernels()) {
+    if (!only.empty() && k->name != only) continue;
     for (int64_t rows : {1, 2, 3, 4, 8, 16, 224}) {
       std::vector<float> x(size_t(rows * inputs)), y(size_t(rows * kOutputs));
       std::mt19937 random(2);
@@ -118,16 +122,18 @@ void products(WeightType type, int64_t inputs) {
       std::printf("%s  %-12s %4ld rows  %7.1f ns %7.1f cycles\n", std::string(type_info(type)->name).c_str(),
                   std::string(k->name).c_str(), long(rows), took.ns, took.cycles);
     }
+  }
 }
 
 int main(int argc, char** argv) {
   const int64_t inputs = argc > 1 ? std::atoll(argv[1]) : 576;
-  if (argc > 2 || inputs < 32 || inputs % 32 != 0) {
-    std::fprintf(stderr, "usage: product_bench [inputs, a multiple of 32; 576]\n");
+  if (argc > 3 || inputs < 32 || inputs % 32 != 0) {
+    std::fprintf(stderr, "usage: product_bench [inputs, a multiple of 32; 576] [kernels, as amx]\n");
     return 2;
   }
   matrix_unit();
-  for (WeightType type : {WeightType::q4_1, WeightType::q4_0, WeightType::q8_0}) products(type, inputs);
+  for (WeightType type : {WeightType::q4_1, WeightType::q4_0, WeightType::q8_0})
+    products(type, inputs, argc > 2 ? argv[2] : "");
   matrix_unit();
   return 0;
 }

@@ -1,6 +1,7 @@
-// AMX for weights that are integers of their row: W in two planes of bytes, the activations' two planes, four products
-// of tiles whose sums run over as many inputs as 32 bits hold. Nothing is stored or scaled between blocks: what a
-// tile's product takes is the product itself (64 cycles for 16 by 16 by 64), and with few rows the unpacking.
+// AMX for weights that are integers of their row: W and the activations are two bytes each, 256 * high + low, whose
+// four products of tiles go to three sums, of 65536, 256 and 1 times, over as many inputs as 32 bits hold. Nothing is
+// stored or scaled between blocks: what a tile's product takes is the product itself (64 cycles for 16 by 16 by 64),
+// and with few rows the unpacking.
 #pragma once
 
 #include "model/cpu/vector_avx512.h"
@@ -99,62 +100,52 @@ struct StepReader {
   const uint8_t *group_at, *quants = nullptr, *scales = nullptr;
 };
 
+// Sums of 16 rows by 16 outputs.
 struct alignas(64) TileSums {
-  int32_t of[4][kTileRows][kGroup];
-  // 256 times the high weights' sum, and the low ones'.
+  int32_t high[kTileRows][kGroup], cross[kTileRows][kGroup], low[kTileRows][kGroup];
   [[gnu::always_inline]] void add_to(RowSum& sum, int64_t t) const {
-    auto both = [&](int plane) __attribute__((always_inline)) {
-      return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(of[plane][t]), 4),
-                              _mm512_load_si512(of[plane + 1][t]));
-    };
-    sum.add<8>(both(0), both(2));
+    sum.add<8>(_mm512_load_si512(cross[t]), _mm512_load_si512(low[t]));
+    sum.top = _mm512_add_epi32(sum.top, _mm512_load_si512(high[t]));
   }
 };
 
-// Tiles 0 to 3 are sums: of high weights by high activations, by low ones, of low weights likewise. 4 and 5 are
-// activations, 6 and 7 weights. `first` and `second` are what else there is to do: vector instructions and tile
-// products go on beside each other only as near as that, not one after another (unpacking a step: 168 and 100 cycles).
-template <class First, class Second>
-[[gnu::always_inline]] inline void add_step(const uint8_t* x, const Step& w, const First& first, const Second& second) {
+// Tiles 0 to 2 are sums, 4 and 5 activations, 6 and 7 weights: a product that shares weights with the one before it, or
+// activations, is not to load them again. gcc's tile instructions want the tile's number written out. Where sums begin
+// those before go to `made`, if there are any.
+#define KVASIR_BEGIN(SUM, PLANE)                  \
+  if constexpr (Begins) {                         \
+    if (made) _tile_stored(SUM, made->PLANE, 64); \
+    _tile_zero(SUM);                              \
+  }
+
+constexpr auto kNothing = []() __attribute__((always_inline)){};
+
+// `first` and `second` are what else there is to do: vector instructions and tile products go on beside each other only
+// as near as that, not one after another (unpacking a step: 168 and 100 cycles).
+template <bool Begins, class First, class Second>
+[[gnu::always_inline]] inline void add_step(const uint8_t* x, const Step& w, [[maybe_unused]] TileSums* made,
+                                            const First& first, const Second& second) {
   asm volatile("" ::: "memory");  // what is loaded has been stored
   _tile_loadd(4, x, 64);
   _tile_loadd(6, w.high, 64);
+  KVASIR_BEGIN(0, high)
   _tile_dpbssd(0, 4, 6);
   _tile_loadd(5, x + kStepBytes / 2, 64);
   first();
-  _tile_dpbssd(1, 5, 6);
+  KVASIR_BEGIN(1, cross)
+  _tile_dpbusd(1, 5, 6);
   _tile_loadd(7, w.low, 64);
-  _tile_dpbsud(2, 4, 7);
+  KVASIR_BEGIN(2, low)
+  _tile_dpbuud(2, 5, 7);
   second();
-  _tile_dpbsud(3, 5, 7);
+  _tile_dpbsud(1, 4, 7);
 }
-
-// The first step of new sums; those before go to `made`, if there are any.
-[[gnu::always_inline]] inline void begin_sums(const uint8_t* x, const Step& w, TileSums* made) {
-  asm volatile("" ::: "memory");
-  _tile_loadd(4, x, 64);
-  _tile_loadd(6, w.high, 64);
-  if (made) _tile_stored(0, made->of[0], 64);
-  _tile_zero(0);
-  _tile_dpbssd(0, 4, 6);
-  _tile_loadd(5, x + kStepBytes / 2, 64);
-  if (made) _tile_stored(1, made->of[1], 64);
-  _tile_zero(1);
-  _tile_dpbssd(1, 5, 6);
-  _tile_loadd(7, w.low, 64);
-  if (made) _tile_stored(2, made->of[2], 64);
-  _tile_zero(2);
-  _tile_dpbsud(2, 4, 7);
-  if (made) _tile_stored(3, made->of[3], 64);
-  _tile_zero(3);
-  _tile_dpbsud(3, 5, 7);
-}
+#undef KVASIR_BEGIN
 
 [[gnu::always_inline]] inline void last_sums(TileSums& made) {
-  _tile_stored(0, made.of[0], 64);
-  _tile_stored(1, made.of[1], 64);
-  _tile_stored(2, made.of[2], 64);
-  _tile_stored(3, made.of[3], 64);
+  _tile_stored(0, made.high, 64);
+  _tile_stored(1, made.cross, 64);
+  _tile_stored(2, made.low, 64);
 }
 
 // Sums of 16 rows between two panels.
@@ -222,8 +213,8 @@ void sum_many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, in
         auto end_part = [&]() __attribute__((always_inline)) {
           if (part < kEndParts) end(tile - 1, part++);
         };
-        begin_sums(in, panel[0], tile > 0 ? made + (tile - 1) % 2 : nullptr);
-        for (int64_t i = 1; i < count; ++i) add_step(in + i * kStepBytes, panel[i], end_part, end_part);
+        add_step<true>(in, panel[0], tile > 0 ? made + (tile - 1) % 2 : nullptr, kNothing, kNothing);
+        for (int64_t i = 1; i < count; ++i) add_step<false>(in + i * kStepBytes, panel[i], nullptr, end_part, end_part);
         while (part < kEndParts) end_part();
       }
       last_sums(made[(tiles - 1) % 2]);
@@ -236,7 +227,7 @@ void sum_many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, in
 template <Packing P>
 void sum_one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
                   float* y, int64_t y_stride, bool add) {
-  constexpr int64_t kMostSteps = 64;  // sums of low weights would leave 32 bits after 64 times 64 inputs
+  constexpr int64_t kMostSteps = 64;  // 32 bits hold the sums of low bytes of 516
   Step ring[kStepRing];
   TileSums made[2];
   RowSums between;
@@ -258,12 +249,12 @@ void sum_one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const Qu
     const bool more = i + kStepsAhead < total;
     if (step % kMostSteps == 0) {
       while (part < kEndParts) end_part();
-      begin_sums(from, ring[i % kStepRing], i > 0 ? made + ++parts % 2 : nullptr);
+      add_step<true>(from, ring[i % kStepRing], i > 0 ? made + ++parts % 2 : nullptr, kNothing, kNothing);
       if (i > 0) part = 0, last_part = step == 0, first_part = last_part ? steps <= kMostSteps : step == kMostSteps;
       if (more) reader.next(to);
     } else {
-      add_step(
-          from, ring[i % kStepRing],
+      add_step<false>(
+          from, ring[i % kStepRing], nullptr,
           [&]() __attribute__((always_inline)) {
             if (more) reader.block(0, to);
             end_part();

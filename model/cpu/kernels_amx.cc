@@ -77,6 +77,16 @@ void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const Q
   });
 }
 
+// Integers as two bytes: x = 256 * high + low, low from 0 to 255. Nobody needs their sums.
+struct WholeBytes : V {
+  static void quantize_block(const float* x, float inverse, int8_t* high, int8_t* low) {
+    const __m512i v = quantize_words(x, inverse);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi16_epi8(_mm512_srai_epi16(v, 8)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi16_epi8(v));
+  }
+  static void plane_sums(const int8_t*, const int8_t*, int32_t*) {}
+};
+
 // As tiles want it: blocks of 16 rows, where there are enough.
 void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const PackingInfo info = packing_info(packing);
@@ -89,14 +99,14 @@ void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, in
         });
     });
   const int64_t t = row % kTileRows, first = row - t, blocks = to.cols / 32;
-  if (info.of_rows) {  // steps of two blocks, whose sums nobody needs
+  if (info.of_rows) {  // steps of two blocks
     const int64_t steps = (blocks + 1) / 2;
     int8_t* tile = to.q + first / kTileRows * steps * kStepBytes + 64 * t;
     auto place = [&](int64_t b) {
       int8_t* high = tile + b / 2 * kStepBytes + 32 * (b % 2);
       return BlockPlace{high, high + kStepBytes / 2, 0, 0};
     };
-    quantize_to<V>(x, to, row, place, [](int64_t, const BlockPlace&, const int32_t*) {});
+    quantize_to<WholeBytes>(x, to, row, place, [](int64_t, const BlockPlace&, const int32_t*) {});
     if (blocks % 2 != 0) {
       const BlockPlace rest = place(blocks);
       for (int8_t* half : {rest.high, rest.low})

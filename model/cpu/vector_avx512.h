@@ -114,12 +114,16 @@ struct V {
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
   }
-  static void quantize_block(const float* x, float inverse, int8_t* high, int8_t* low) {
+  // 32 inputs as integers of 16 bits.
+  static I quantize_words(const float* x, float inverse) {
     const F magic = set_f(12582912.0f), by = set_f(inverse);
     const I bias = _mm512_castps_si512(magic), in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     I a = _mm512_sub_epi32(_mm512_castps_si512(fma(load_f(x), by, magic)), bias);
     I b = _mm512_sub_epi32(_mm512_castps_si512(fma(load_f(x + 16), by, magic)), bias);
-    I v = _mm512_permutexvar_epi64(in_order, _mm512_packs_epi32(a, b));  // 32 of 16 bits
+    return _mm512_permutexvar_epi64(in_order, _mm512_packs_epi32(a, b));
+  }
+  static void quantize_block(const float* x, float inverse, int8_t* high, int8_t* low) {
+    const I v = quantize_words(x, inverse);
     I up = _mm512_add_epi16(v, _mm512_set1_epi16(8));
     I rest = _mm512_sub_epi16(_mm512_and_si512(up, _mm512_set1_epi16(15)), _mm512_set1_epi16(8));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi16_epi8(_mm512_srai_epi16(up, 4)));
