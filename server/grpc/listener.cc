@@ -1,6 +1,5 @@
 #include "server/grpc/listener.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -11,10 +10,9 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 
-#include "core/cat.h"
 #include "server/grpc/wire_guard.h"
+#include "server/listen.h"
 
 namespace kvasir::server::rpc {
 namespace {
@@ -28,69 +26,13 @@ uint64_t inode_of(int fd) {
 
 void set(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); }
 
-int port_of(int fd) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return -1;
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
-}
-
-// A listening socket, or -1 with errno.
-int listen_on(const addrinfo& a, int port, bool both_families) {
-  sockaddr_storage address{};
-  std::memcpy(&address, a.ai_addr, a.ai_addrlen);
-  auto& port_field = a.ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<sockaddr_in&>(address).sin_port;
-  port_field = htons(uint16_t(port));
-  int fd = ::socket(a.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return -1;
-  set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (a.ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, both_families ? 0 : 1);
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), a.ai_addrlen) == 0 && ::listen(fd, SOMAXCONN) == 0) return fd;
-  int why = errno;
-  ::close(fd);
-  errno = why;
-  return -1;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Listener>> Listener::open(const std::string& host, int port, int max_connections) {
-  std::string name = host.starts_with('[') && host.ends_with(']') ? host.substr(1, host.size() - 2) : host;
-  if (name.empty()) name = "::";
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  if (::getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0)
-    return invalid_argument(cat("host '", host, "' is no address and no known name"));
+  KVASIR_ASSIGN(Listening listening, listen_on(host, port, "--grpc-port"));
   std::unique_ptr<Listener> out(new Listener(max_connections));
-  int why = 0;
-  for (addrinfo* a = found; a; a = a->ai_next) {
-    int fd = listen_on(*a, out->port_ > 0 ? out->port_ : port, host.empty());
-    if (fd < 0) {
-      why = errno;
-      continue;
-    }
-    out->sockets_.push_back(fd);
-    out->port_ = port_of(fd);
-  }
-  if (out->sockets_.empty() && host.empty()) {  // a machine without IPv6
-    sockaddr_in any{};
-    any.sin_family = AF_INET;
-    addrinfo four{};
-    four.ai_family = AF_INET;
-    four.ai_addr = reinterpret_cast<sockaddr*>(&any);
-    four.ai_addrlen = sizeof any;
-    if (int fd = listen_on(four, port, false); fd >= 0) {
-      out->sockets_.push_back(fd);
-      out->port_ = port_of(fd);
-    }
-  }
-  ::freeaddrinfo(found);
-  if (out->sockets_.empty())
-    return unavailable(cat("cannot listen on ", host.empty() ? "every interface" : host.c_str(), ":", port, ": ",
-                           std::strerror(why), "; choose another port with --grpc-port, or 0 for a free one"));
+  out->sockets_ = std::move(listening.sockets);
+  out->port_ = listening.port;
   out->wake_ = ::eventfd(0, EFD_CLOEXEC);
   return out;
 }

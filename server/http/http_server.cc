@@ -1,22 +1,23 @@
 #include "server/http/http_server.h"
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/ip/address.hpp>
-#include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <optional>
+#include <list>
 #include <thread>
 #include <vector>
 
-#include "core/cat.h"
+#include "core/check.h"
 #include "server/http/connection.h"
+#include "server/listen.h"
 
 namespace kvasir::server::http {
 namespace {
@@ -37,32 +38,20 @@ class HttpServerImpl final : public HttpServer {
     context_.handler = std::move(handler);
     context_.workers = &workers_;
     context_.draining = [this] { return draining_.load(std::memory_order_relaxed); };
-    acceptor_.emplace(loops_[0]->io.get_executor());
   }
   ~HttpServerImpl() override { stop(); }
 
   Status listen() {
-    error_code error;
-    auto address = options_.host.empty() ? asio::ip::address(asio::ip::address_v6::any())
-                                         : asio::ip::make_address(options_.host, error);
-    if (error) {
-      tcp::resolver resolver(loops_[0]->io);
-      auto found = resolver.resolve(options_.host, "", error);
-      if (error || found.empty())
-        return invalid_argument(cat("host '", options_.host, "' is no address and no known name"));
-      address = found.begin()->endpoint().address();
+    KVASIR_ASSIGN(Listening listening, listen_on(options_.host, options_.port, "--http-port"));
+    port_ = listening.port;
+    for (int fd : listening.sockets) {
+      auto& acceptor = acceptors_.emplace_back(loops_[0]->io.get_executor());
+      error_code error;
+      const auto local = address_family(fd) == AF_INET6 ? tcp::v6() : tcp::v4();
+      acceptor.assign(local, fd, error);
+      KVASIR_CHECK(!error, "a listening socket was not taken: ", error.message());
     }
-    tcp::endpoint endpoint(address, static_cast<unsigned short>(options_.port));
-    acceptor_->open(endpoint.protocol(), error);
-    if (!error) acceptor_->set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error && options_.host.empty()) acceptor_->set_option(asio::ip::v6_only(false), error);
-    if (!error) acceptor_->bind(endpoint, error);
-    if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
-    if (error)
-      return unavailable(cat("cannot listen on ", address.to_string(), ":", options_.port, ": ", error.message(),
-                             "; choose another with --http-port, or 0 for a free one"));
-    port_ = acceptor_->local_endpoint().port();
-    asio::co_spawn(loops_[0]->io.get_executor(), accept(), asio::detached);
+    for (auto& acceptor : acceptors_) asio::co_spawn(loops_[0]->io.get_executor(), accept(acceptor), asio::detached);
     for (auto& loop : loops_) {
       guards_.emplace_back(loop->io.get_executor());
       threads_.emplace_back([&loop] { loop->io.run(); });
@@ -86,11 +75,12 @@ class HttpServerImpl final : public HttpServer {
     for (std::thread& t : threads_) t.join();
     workers_.join();  // a handler may still hold a request of a connection: those go after it
     guards_.clear();
-    acceptor_.reset();
+    acceptors_.clear();
     loops_.clear();  // destroys the connections' coroutines, and with them their producers
   }
 
  private:
+  using Acceptor = asio::basic_socket_acceptor<tcp, Executor>;
   struct Loop {
     IdleSet idle;  // outlives the coroutines that io's destructor ends
     asio::io_context io{1};
@@ -101,16 +91,22 @@ class HttpServerImpl final : public HttpServer {
     return loops;
   }
 
-  Task<void> accept() {
-    size_t turn = 0;
+  static int address_family(int fd) {
+    int family = AF_INET;
+    socklen_t size = sizeof family;
+    ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
+    return family;
+  }
+
+  Task<void> accept(Acceptor& acceptor) {
     while (true) {
-      auto& loop = *loops_[turn++ % loops_.size()];
+      auto& loop = *loops_[turn_++ % loops_.size()];
       error_code error;
       Socket socket(loop.io.get_executor());
-      co_await acceptor_->async_accept(socket, asio::redirect_error(kAwait, error));
+      co_await acceptor.async_accept(socket, asio::redirect_error(kAwait, error));
       if (error == asio::error::operation_aborted) co_return;
       if (error) {  // out of file descriptors, most likely: let some connections end
-        Timer pause(acceptor_->get_executor(), std::chrono::milliseconds(50));
+        Timer pause(acceptor.get_executor(), std::chrono::milliseconds(50));
         co_await pause.async_wait(asio::redirect_error(kAwait, error));
         continue;
       }
@@ -137,7 +133,8 @@ class HttpServerImpl final : public HttpServer {
   int port_ = -1;
   asio::thread_pool workers_;
   std::vector<std::unique_ptr<Loop>> loops_;
-  std::optional<asio::basic_socket_acceptor<tcp, Executor>> acceptor_;
+  std::list<Acceptor> acceptors_;
+  size_t turn_ = 0;  // of the loops; the first loop's thread counts
   std::vector<asio::executor_work_guard<Executor>> guards_;
   std::vector<std::thread> threads_;
 };
