@@ -67,6 +67,7 @@ Result<text::GrammarSpec> grammar_of(const pb::Grammar& g) {
     case pb::Grammar::kJsonObject: return text::GrammarSpec{g.json_object() ? Kind::json_object : Kind::none};
     case pb::Grammar::kJsonSchema: return text::GrammarSpec{Kind::json_schema, g.json_schema()};
     case pb::Grammar::kRegex: return text::GrammarSpec{Kind::regex, g.regex()};
+    case pb::Grammar::kStructuralTag: return text::GrammarSpec{Kind::structural_tag, g.structural_tag()};
     case pb::Grammar::kLark: return text::GrammarSpec{Kind::lark, g.lark()};
     case pb::Grammar::kChoice:
       return text::GrammarSpec{Kind::choice, "", {g.choice().values().begin(), g.choice().values().end()}};

@@ -129,13 +129,15 @@ class VllmEngine final : public pb::VllmEngine::CallbackService {
       const ServerOptions& o = c_.services.options();
       int64_t used = s.pages_total - s.pages_free - s.pages_cached;
       out->set_timestamp(utc_now());
+      out->set_version(KVASIR_VERSION);
       out->set_dp_rank_count(1);
       pb::SchedulerLoad& load = *out->add_loads();
       load.set_num_running_reqs(int32_t(s.running));
       load.set_num_waiting_reqs(int32_t(s.waiting + s.paused));
       load.set_num_total_reqs(int32_t(s.running + s.waiting + s.paused));
-      load.set_num_used_tokens(int32_t(used * o.page_size));
-      load.set_max_total_num_tokens(int32_t(std::min<int64_t>(s.pages_total * o.page_size, INT32_MAX)));
+      auto tokens = [&](int64_t pages) { return int32_t(std::min<int64_t>(pages * o.page_size, INT32_MAX)); };
+      load.set_num_used_tokens(tokens(used));
+      load.set_max_total_num_tokens(tokens(s.pages_total));
       if (s.pages_total > 0) load.set_token_usage(double(used) / double(s.pages_total));
       load.set_gen_throughput(s.tokens_per_second);
       if (s.prompt_tokens > 0) load.set_cache_hit_rate(double(s.cached_tokens) / double(s.prompt_tokens));

@@ -34,8 +34,7 @@ Result<text::GrammarSpec> read_constraint(const pb::SamplingParams& s) {
     case pb::SamplingParams::kJsonSchema: return text::GrammarSpec{Kind::json_schema, s.json_schema()};
     case pb::SamplingParams::kRegex: return text::GrammarSpec{Kind::regex, s.regex()};
     case pb::SamplingParams::kGrammar: return text::GrammarSpec{Kind::lark, s.grammar()};
-    case pb::SamplingParams::kStructuralTag:
-      return refuse("structural_tag", "this engine knows json_schema, regex, grammar, json_object and choice");
+    case pb::SamplingParams::kStructuralTag: return text::GrammarSpec{Kind::structural_tag, s.structural_tag()};
     case pb::SamplingParams::kJsonObject: return text::GrammarSpec{s.json_object() ? Kind::json_object : Kind::none};
     case pb::SamplingParams::kChoice:
       return text::GrammarSpec{Kind::choice, "", {s.choice().choices().begin(), s.choice().choices().end()}};

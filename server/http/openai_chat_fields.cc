@@ -155,7 +155,8 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
   if (const Json* format = f.raw("response_format")) {
     Fields inner(*format, "response_format");
     std::string type;
-    if (!inner.enumeration("type", &type, {"text", "json_object", "json_schema"})) inner.fail("type", "is missing");
+    if (!inner.enumeration("type", &type, {"text", "json_object", "json_schema", "structural_tag"}))
+      inner.fail("type", "is missing");
     if (type == "json_object") set("response_format", Kind::json_object);
     if (type == "json_schema") {
       const Json* wrapper = inner.raw("json_schema");
@@ -164,6 +165,11 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
       else
         grammar.text = (*wrapper)["schema"].dump();
       set("response_format", Kind::json_schema);
+    }
+    if (type == "structural_tag") {
+      for (const char* name : {"structures", "triggers", "format"}) inner.note(name);  // its compiler's to judge
+      set("response_format", Kind::structural_tag);
+      grammar.text = format->dump();
     }
     if (Status s = inner.finish(); !s.ok()) f.fail("response_format", "is wrong: " + s.message());
   }
@@ -182,12 +188,16 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
   if (const Json* outputs = f.raw("structured_outputs")) {
     Fields inner(*outputs, "structured_outputs");
     read(inner, "");
+    if (const Json* tag = inner.raw("structural_tag")) {
+      set("structural_tag", Kind::structural_tag);
+      grammar.text = tag->is_string() ? tag->get<std::string>() : tag->dump();
+    }
     bool any_object = false;
     if (inner.boolean("json_object", &any_object) && any_object)
       set("structured_outputs.json_object", Kind::json_object);
     if (Status s = inner.finish(); !s.ok()) f.fail("structured_outputs", "is wrong: " + s.message());
     if (grammar.kind == Kind::none)
-      f.fail("structured_outputs", "is empty; give one of json, regex, choice, grammar, json_object");
+      f.fail("structured_outputs", "is empty; give one of json, regex, choice, grammar, json_object, structural_tag");
   }
 }
 

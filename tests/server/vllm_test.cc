@@ -117,13 +117,23 @@ TEST_F(VllmTest, WhatIsNotServedIsRefusedByName) {
   refused("kv_transfer_params", [](auto& r) { r.mutable_kv_transfer_params(); });
   refused("kv_transfer_params_json", [](auto& r) { r.set_kv_transfer_params_json("{}"); });
   refused("data_parallel_rank", [](auto& r) { r.set_data_parallel_rank(1); });
-  refused("structural_tag", [](auto& r) { r.mutable_sampling_params()->set_structural_tag("x"); });
+  refused("structural tag nests 100 deep", [](auto& r) {
+    r.mutable_sampling_params()->set_structural_tag(std::string(100, '[') + std::string(100, ']'));
+  });
   refused("logprobs", [](auto& r) { r.mutable_sampling_params()->set_logprobs(-1); });
   refused("prompt_logprobs", [](auto& r) { r.mutable_sampling_params()->set_prompt_logprobs(-1); });
   refused("truncate_prompt_tokens", [](auto& r) { r.mutable_sampling_params()->set_truncate_prompt_tokens(0); });
   refused("logit_bias", [](auto& r) { (*r.mutable_sampling_params()->mutable_logit_bias())[-5] = 1; });
   refused("input", [](auto& r) { r.clear_input(); });
   EXPECT_TRUE(engine_.requests.empty());
+}
+
+TEST_F(VllmTest, AStructuralTagIsAGrammar) {
+  pb::GenerateRequest r = tokens({65});
+  r.mutable_sampling_params()->set_structural_tag(R"({"format":{"type":"any_text"}})");
+  EXPECT_TRUE(generate(r).second.ok());
+  EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::structural_tag);
+  EXPECT_EQ(engine_.last().grammar.text, R"({"format":{"type":"any_text"}})");
 }
 
 TEST_F(VllmTest, AbortAndDisconnectTogether) {
@@ -169,6 +179,7 @@ TEST_F(VllmTest, InfoLoadsHealthFlush) {
   ASSERT_TRUE(with([&](auto* c) { return stub_->GetLoads(c, {}, &loads); }).ok());
   EXPECT_DOUBLE_EQ(loads.loads(0).token_usage(), 0.4);
   EXPECT_EQ(loads.loads(0).max_total_num_tokens(), 1600);
+  EXPECT_NE(loads.version(), "");
   pb::HealthCheckResponse health;
   ASSERT_TRUE(with([&](auto* c) { return stub_->HealthCheck(c, {}, &health); }).ok());
   EXPECT_TRUE(health.healthy());

@@ -140,6 +140,6 @@ fn tokens(ids: &[u32]) -> String {
     format!("<[{}]>", list.join(","))
 }
 
-fn literal(text: &str) -> String {
+pub fn literal(text: &str) -> String {
     Value::String(text.to_string()).to_string()
 }

@@ -11,6 +11,7 @@ use serde_json::{json, Value};
 use crate::border::{give, guard, invalid, slice, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, INTERNAL};
 use crate::calls;
 use crate::schema;
+use crate::tags;
 use crate::tokenizer::{Tokenizer, NEVER_GENERATED, SPECIAL};
 
 const MAX_TEXT: usize = 256 << 10;
@@ -98,11 +99,17 @@ impl Grammar {
                 let specials: Vec<(u32, &str)> = self.specials.iter().map(|(id, text)| (*id, text.as_str())).collect();
                 TopLevelGrammar::from_lark(calls::lark(text, &specials)?)
             }
+            7 => TopLevelGrammar::from_lark(tags::lark(text)?),
             other => return Err(invalid(format!("grammar kind {other} does not exist"))),
         };
         let matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
-            return Err(invalid(format!("the grammar cannot be used: {}", shorten(&error))));
+            let hint = if kind == 4 && text.contains("::=") {
+                "its rules are written with ::= (GBNF, EBNF), and here they are Lark (start: \"a\" other): "
+            } else {
+                ""
+            };
+            return Err(invalid(format!("the grammar cannot be used: {hint}{}", shorten(&error))));
         }
         let matcher = OneMatcher { matcher, eos: self.eos.clone() };
         self.try_out(&mut matcher.copy())?;

@@ -8,5 +8,6 @@ mod json;
 mod pretok;
 mod schema;
 mod spm;
+mod tags;
 mod template;
 mod tokenizer;
