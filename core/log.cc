@@ -14,6 +14,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include "core/config.h"
+#include "core/utf8.h"
 
 namespace kvasir {
 namespace {
@@ -49,18 +50,6 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 const char* level_name(LogLevel level) {
   constexpr const char* names[] = {"debug", "info", "warn", "error"};
   return names[int(level)];
-}
-
-// Bytes of the well-formed UTF-8 character at the start of `s`, 0 when there is none.
-size_t utf8_length(std::string_view s) {
-  auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
-  size_t n = byte(0) < 0x80 ? 1 : byte(0) < 0xc2 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : byte(0) < 0xf5 ? 4 : 0;
-  if (n > s.size()) return 0;
-  for (size_t i = 1; i < n; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  if (n == 3 && ((byte(0) == 0xe0 && byte(1) < 0xa0) || (byte(0) == 0xed && byte(1) >= 0xa0))) return 0;
-  if (n == 4 && ((byte(0) == 0xf0 && byte(1) < 0x90) || (byte(0) == 0xf4 && byte(1) >= 0x90))) return 0;
-  return n;
 }
 
 std::string timestamp(int64_t time_ms) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/cat.h"
+#include "core/utf8.h"
 #include "server/continued_chat.h"
 #include "server/described_tools.h"
 #include "server/json_text.h"
@@ -94,33 +95,22 @@ Status check_stops(const GenerateInput& in, const ServerOptions& limits, const m
 // What a grammar's compiler would have to visit; its own limits are on what it makes of it.
 Status check_grammar(const text::GrammarSpec& grammar) {
   using Kind = text::GrammarSpec::Kind;
-  if (grammar.kind != Kind::json_schema) return {};
+  if (grammar.kind != Kind::json_schema && grammar.kind != Kind::structural_tag) return {};
+  const bool schema = grammar.kind == Kind::json_schema;
   if (int depth = json_depth(grammar.text); depth > kMostJsonDepth)
-    return invalid_argument(cat("the JSON schema nests ", depth, " deep; the limit is ", kMostJsonDepth))
-        .with_field("json_schema");
+    return invalid_argument(cat("the ", schema ? "JSON schema" : "structural tag", " nests ", depth,
+                                " deep; the limit is ", kMostJsonDepth))
+        .with_field(schema ? "json_schema" : "structural_tag");
   return {};
 }
 
 }  // namespace
 
 Status check_utf8(std::string_view text, const std::string& field) {
-  size_t i = 0, n = text.size();
-  auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
-  while (i < n) {
-    unsigned char c = byte(i);
-    if (c < 0x80) {
-      ++i;
-      continue;
-    }
-    size_t more = c >= 0xc2 && c < 0xe0 ? 1 : c >= 0xe0 && c < 0xf0 ? 2 : c >= 0xf0 && c < 0xf5 ? 3 : 0;
-    bool good = more > 0 && i + more < n;
-    for (size_t k = 1; good && k <= more; ++k) good = (byte(i + k) & 0xc0) == 0x80;
-    if (good && c == 0xe0) good = byte(i + 1) >= 0xa0;  // no longer form of a shorter one
-    if (good && c == 0xed) good = byte(i + 1) < 0xa0;   // no surrogate
-    if (good && c == 0xf0) good = byte(i + 1) >= 0x90;
-    if (good && c == 0xf4) good = byte(i + 1) < 0x90;
-    if (!good) return invalid_argument(cat(field, " is not UTF-8 from byte ", i, " on")).with_field(field);
-    i += more + 1;
+  for (size_t i = 0; i < text.size();) {
+    const size_t n = utf8_length(text.substr(i));
+    if (n == 0) return invalid_argument(cat(field, " is not UTF-8 from byte ", i, " on")).with_field(field);
+    i += n;
   }
   return {};
 }

@@ -2,30 +2,9 @@
 
 #include <algorithm>
 
+#include "core/utf8.h"
+
 namespace kvasir::server {
-namespace {
-
-// Length of the valid UTF-8 sequence at s[i], 0 if there is none.
-size_t sequence_length(std::string_view s, size_t i) {
-  auto byte = [&](size_t k) -> unsigned { return k < s.size() ? static_cast<unsigned char>(s[k]) : 0u; };
-  auto follows = [&](size_t k) { return (byte(k) & 0xc0) == 0x80; };
-  unsigned c = byte(i);
-  if (c < 0x80) return 1;
-  if (c >= 0xc2 && c <= 0xdf) return follows(i + 1) ? 2 : 0;
-  if (c >= 0xe0 && c <= 0xef) {
-    if (c == 0xe0 && byte(i + 1) < 0xa0) return 0;  // overlong
-    if (c == 0xed && byte(i + 1) > 0x9f) return 0;  // surrogate
-    return follows(i + 1) && follows(i + 2) ? 3 : 0;
-  }
-  if (c >= 0xf0 && c <= 0xf4) {
-    if (c == 0xf0 && byte(i + 1) < 0x90) return 0;
-    if (c == 0xf4 && byte(i + 1) > 0x8f) return 0;
-    return follows(i + 1) && follows(i + 2) && follows(i + 3) ? 4 : 0;
-  }
-  return 0;
-}
-
-}  // namespace
 
 int json_depth(std::string_view text) {
   int depth = 0, deepest = 0;
@@ -85,7 +64,7 @@ void append_json_string(std::string& out, std::string_view text) {
       out += hex[c >> 4];
       out += hex[c & 15];
       ++i;
-    } else if (size_t n = sequence_length(text, i)) {
+    } else if (size_t n = utf8_length(text.substr(i))) {
       out.append(text, i, n);
       i += n;
     } else {
