@@ -63,6 +63,10 @@ void ModelFlags::define(Options& o) {
   o.check([this]() -> Status {
     if (engine.page_size & (engine.page_size - 1))
       return invalid_argument(cat("page_size is ", engine.page_size, "; it must be a power of two"));
+    if (kv_index_ == "offset" && (engine.prefix_cache || host_kv_memory.bytes > 0))
+      return invalid_argument(
+          cat("kv_index is offset, which keeps one run of the cache a request; ",
+              engine.prefix_cache ? "turn prefix_cache off (--no-prefix-cache)" : "leave host_kv_memory at 0"));
     if (engine.max_step_ms > 0 && engine.max_step_ms < 1)
       return invalid_argument(
           cat("max_step_ms is ", engine.max_step_ms, "; it must be 0 (no bound), or from 1 to 60000"));

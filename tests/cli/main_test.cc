@@ -52,6 +52,16 @@ TEST(Version, AStrangeOptionIsNamed) {
   EXPECT_THAT(r.out, HasSubstr("--shrot"));
 }
 
+TEST(Serve, WhatExcludesEachOtherIsSaidByTheFlagsNames) {
+  Ran r = shell("serve --model x --kv-index offset --check-config");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_THAT(r.out, HasSubstr("kv_index is offset"));
+  EXPECT_THAT(r.out, HasSubstr("--no-prefix-cache"));
+  EXPECT_EQ(shell("serve --model x --kv-index offset --no-prefix-cache --check-config").code, 0);
+  EXPECT_THAT(shell("serve --model x --kv-index offset --no-prefix-cache --host-kv-memory 1MiB --check-config").out,
+              HasSubstr("host_kv_memory"));
+}
+
 TEST(Health, NobodyThereIsExitCodeOneAndSaysWhere) {
   Ran r = shell("health --http 1");
   EXPECT_EQ(r.code, 1);
