@@ -90,6 +90,7 @@ Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall cal
       if (!text.ok()) return error_response(text.status());
       shape.echo.push_back(*std::move(text));
     }
+    shape.prompts.push_back(static_cast<int64_t>(submitted->prompt.size()));
     streams.push_back(std::move(submitted->stream));
   }
   shape.tokenizer = services_.engine().tokenizer();

@@ -126,7 +126,7 @@ class OpenAiReply final : public Producer {
     if (shape_.stream) {
       open_choice(c);
       out_ += cat(prefix_, "{\"index\":", c.index, shape_.chat ? ",\"delta\":{}" : ",\"text\":\"\"",
-                  ",\"logprobs\":null,\"finish_reason\":\"", c.finish, "\"}]", chunk_end());
+                  ",\"logprobs\":null,\"finish_reason\":\"", c.finish, "\"}]", chunk_end(c));
     }
     if (e.last) open_[s] = false;
   }
@@ -146,14 +146,19 @@ class OpenAiReply final : public Producer {
     finished_ = true;
   }
 
-  const char* chunk_end() const { return shape_.include_usage ? ",\"usage\":null}\n\n" : "}\n\n"; }
+  std::string chunk_end(const Choice& c) const {
+    if (!shape_.include_usage) return "}\n\n";
+    if (!shape_.usage_so_far) return ",\"usage\":null}\n\n";
+    const size_t s = static_cast<size_t>(c.index) / static_cast<size_t>(shape_.best_of);
+    return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}), "}\n\n");
+  }
 
   void open_choice(Choice& c) {
     if (c.opened || !shape_.chat) return;
     c.opened = true;
     out_ += cat(prefix_, "{\"index\":", c.index,
                 ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]",
-                chunk_end());
+                chunk_end(c));
   }
 
   void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {
@@ -188,7 +193,7 @@ class OpenAiReply final : public Producer {
     }
     out_ += ",\"logprobs\":";
     append_logprobs(c, tokens, echo ? tokens.size() : 0);
-    out_ += cat(",\"finish_reason\":null}]", chunk_end());
+    out_ += cat(",\"finish_reason\":null}]", chunk_end(c));
   }
 
   // Of them the first `echoed` are the prompt's: its text is shown whole, and its first token was not drawn.

@@ -17,10 +17,12 @@ struct ReplyShape {
   bool chat = false;
   bool stream = false;
   bool include_usage = false;     // stream_options.include_usage
+  bool usage_so_far = false;      // stream_options.continuous_usage_stats: in each chunk, of its choice
   int logprobs = -1;              // -1: none; k: the chosen token's and k others'
   int choices = 1;                // n, of each prompt
   int best_of = 1;                // drawn by the engine; the best `choices` of them are returned
   bool special_shown = false;     // skip_special_tokens: false
+  std::vector<int64_t> prompts;   // tokens of each
   std::vector<std::string> echo;  // completions: what stands in front of each prompt's text
   ToolShape tools;
   std::string id;  // "chatcmpl-..."

@@ -43,6 +43,9 @@ void read_stream_options(Fields& f, ReplyShape& shape) {
   if (!options) return;
   Fields inner(*options, "stream_options");
   inner.boolean("include_usage", &shape.include_usage);
+  if (inner.boolean("continuous_usage_stats", &shape.usage_so_far) && shape.usage_so_far && !shape.include_usage)
+    inner.fail("continuous_usage_stats", "needs include_usage: true");
+  inner.unserved("include_obfuscation", "nothing is added to chunks");
   if (Status s = inner.finish(); !s.ok()) f.fail("stream_options", "is wrong: " + s.message());
   if (!shape.stream) f.fail("stream_options", "is only allowed with stream: true");
 }

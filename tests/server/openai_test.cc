@@ -55,6 +55,24 @@ TEST_F(OpenAi, ACompletionIsWholeOrStreamedAlike) {
   EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "stop");
 }
 
+TEST_F(OpenAi, UsageGrowsWithEachChunkWhenAsked) {
+  auto events = streamed("/v1/completions", R"({"prompt":["hello","hi"],"max_tokens":2,"ignore_eos":true,"stream":true,
+      "stream_options":{"include_usage":true,"continuous_usage_stats":true,"include_obfuscation":false}})");
+  std::map<int, int64_t> last;
+  for (const Json& e : events) {
+    if (e["choices"].empty()) continue;
+    const int index = e["choices"][0]["index"];
+    EXPECT_EQ(e["usage"]["prompt_tokens"], index == 0 ? 5 : 2);
+    EXPECT_GE(e["usage"]["completion_tokens"].get<int64_t>(), last[index]);
+    last[index] = e["usage"]["completion_tokens"];
+  }
+  EXPECT_EQ(last, (std::map<int, int64_t>{{0, 2}, {1, 2}}));
+  EXPECT_EQ(events.back()["usage"]["completion_tokens"], 4);
+  expect_error(post("/v1/completions", R"({"prompt":"x","stream":true,
+      "stream_options":{"continuous_usage_stats":true}})"),
+               400, "stream_options", "needs include_usage");
+}
+
 TEST_F(OpenAi, ChatStartsWithTheRole) {
   auto events = streamed("/v1/chat/completions", R"({"messages":[{"role":"user","content":"hey"}],"stream":true})");
   EXPECT_EQ(events[0]["object"], "chat.completion.chunk");
@@ -66,36 +84,6 @@ TEST_F(OpenAi, ChatStartsWithTheRole) {
       whole("/v1/chat/completions",
             R"({"messages":[{"role":"user","content":[{"type":"text","text":"h"},{"type":"text","text":"ey"}]}]})");
   EXPECT_EQ(one["choices"][0]["message"]["content"], "h\ney");
-}
-
-// Whoever counts a prompt's tokens counts those that chat sends.
-TEST_F(OpenAi, TokenizeSaysWhatChatReads) {
-  const std::string chat =
-      R"("messages":[{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
-                     {"role":"user","content":"c"}],
-         "documents":[{"title":"D"}],"chat_template_kwargs":{"mood":"calm"})";
-  engine_.set_context(1000);
-  engine_.use_template(
-      "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ documents[0].title }}{{ mood }}");
-  for (const std::string& tools :
-       {std::string(), std::string(R"(,"tools":[{"type":"function","function":{"name":"f"}}])")}) {
-    Json ids = whole("/tokenize", cat("{", chat, tools, "}"))["tokens"];
-    whole("/v1/chat/completions", cat("{", chat, tools, R"(,"max_tokens":1})"));
-    EXPECT_EQ(ids.get<std::vector<int32_t>>(), engine_.last().prompt);
-    std::string text;
-    for (int32_t id : engine_.last().prompt) text += char(id);
-    EXPECT_TRUE(text.starts_with("system:a\nb")) << text;
-    EXPECT_TRUE(text.ends_with("user:c;Dcalm")) << text;
-    EXPECT_EQ(text.find("\"name\":\"f\"") != std::string::npos, !tools.empty()) << text;
-  }
-}
-
-// A template given with --chat-template, or beside the tokenizer, decides how tools are written; not the tokenizer's.
-TEST_F(OpenAi, ToolsAreThoseOfTheTemplateInUse) {
-  engine_.use_template("{% for t in tools %}[{{ t.function.name }}]{% endfor %}{{ messages[0].content }}");
-  whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"max_tokens":1,
-      "tools":[{"type":"function","function":{"name":"f"}}]})");
-  EXPECT_EQ(engine_.last().prompt, (std::vector<int32_t>{'[', 'f', ']', 'x'}));
 }
 
 TEST_F(OpenAi, SixteenTokensAreTheDefaultAsFarAsTheContextGoes) {
@@ -272,6 +260,9 @@ TEST_F(OpenAi, AConstraintUnderEachOfItsNames) {
           {R"("guided_choice":["a","b"])", Kind::choice, ""},
           {R"("structured_outputs":{"json":{"type":"null"}})", Kind::json_schema, R"({"type":"null"})"},
           {R"("structured_outputs":{"regex":"a+"})", Kind::regex, "a+"},
+          {R"("structured_outputs":{"structural_tag":"{}"})", Kind::structural_tag, "{}"},
+          {R"("response_format":{"type":"structural_tag","format":{"type":"any_text"}})", Kind::structural_tag,
+           R"({"type":"structural_tag","format":{"type":"any_text"}})"},
           {R"("structured_outputs":{"grammar":"start: \"a\""})", Kind::lark, "start: \"a\""},
           {R"("structured_outputs":{"choice":["a","b"]})", Kind::choice, ""},
           {R"("structured_outputs":{"json_object":true})", Kind::json_object, ""},
