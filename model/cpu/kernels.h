@@ -67,6 +67,7 @@ struct Kernels {
   void (*exponential_sums)(const float* x, int64_t n, float shift, float scale, float* sums);
   // exp((x - shift) * scale), 0 below 1e-38.
   void (*exponentials)(const float* x, int64_t n, float shift, float scale, float* out);
+  bool slow_groups = false;  // of 9 rows and more: a group takes several microseconds
 };
 
 extern const Kernels kKernelsBase;

@@ -158,8 +158,10 @@ void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, co
   int64_t row_bytes = in.m.padded_cols() * (in.quants.q ? 3 : 4);
   int64_t span = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (in.rows + span - 1) / span;
   // As many pieces for each worker, and none larger than another by more than a group; of few rows not many, since
-  // kernels begin each by waiting for its first weights.
-  const int64_t threads = pool_.threads(), each = in.rows > 16 ? 4 : std::clamp<int64_t>(groups / (8 * threads), 1, 4);
+  // kernels begin each by waiting for its first weights, unless a group takes longer than that wait: who has a
+  // neighbour on its core is then helped by the others.
+  const int64_t threads = pool_.threads(), smallest = in.rows > 8 && kernels_.slow_groups ? 2 : 8;
+  const int64_t each = in.rows > 16 ? 4 : std::clamp<int64_t>(groups / (smallest * threads), 1, 32 / smallest);
   const int64_t least = std::max((groups + most_groups - 1) / most_groups, each * threads);
   const int64_t parts = std::min(groups, (least + threads - 1) / threads * threads);
   pool_.for_each_near(spans * parts, [&](int64_t i, int worker) {

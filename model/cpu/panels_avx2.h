@@ -41,27 +41,22 @@ inline V::I add_two_products(V::I to, V::I a, V::I b) {
   return to;
 }
 
-// A part's 16 pairs of a block, each as wide as it is stored.
-template <Packing P>
-inline void unpack_pairs(const uint8_t* quants, V::I* pairs) {
+// Of a chunk of a part, where each pair goes: put(pair, two neighbours of 8 outputs as they are stored). Reading a
+// byte further on is a shift that costs no arithmetic; what follows a group's integers are its scales.
+template <Packing P, class Put>
+inline void each_pair(const uint8_t* quants, int c, const Put& put) {
+  const uint8_t* from = quants + 64 * c;
+  const V::I v = V::chunk(from);
   if constexpr (packing_info(P).quant_bytes == 256) {
     const V::I low = _mm256_set1_epi16(15);
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      const V::I v = V::chunk(quants + 64 * c);
-      pairs[2 * c] = _mm256_and_si256(v, low);
-      pairs[2 * c + 1] = _mm256_and_si256(_mm256_srli_epi16(v, 8), low);
-      pairs[2 * c + 8] = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
-      pairs[2 * c + 9] = _mm256_srli_epi16(v, 12);
-    }
+    put(2 * c, _mm256_and_si256(v, low));
+    put(2 * c + 1, _mm256_and_si256(V::chunk(from + 1), low));
+    put(2 * c + 8, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
+    put(2 * c + 9, _mm256_srli_epi16(v, 12));
   } else {
     const V::I zero = _mm256_set1_epi16(packing_info(P).zero);
-#pragma GCC unroll 8
-    for (int c = 0; c < 8; ++c) {
-      const V::I v = V::chunk(quants + 64 * c);
-      pairs[2 * c] = _mm256_sub_epi16(_mm256_and_si256(v, _mm256_set1_epi16(255)), zero);
-      pairs[2 * c + 1] = _mm256_sub_epi16(_mm256_srli_epi16(v, 8), zero);
-    }
+    put(2 * c, _mm256_sub_epi16(_mm256_and_si256(v, _mm256_set1_epi16(255)), zero));
+    put(2 * c + 1, _mm256_sub_epi16(_mm256_srli_epi16(v, 8), zero));
   }
 }
 
@@ -92,20 +87,18 @@ void unpack_panel(const PackedMatrix& m, int64_t group, int64_t begin, int64_t e
     const uint8_t *q = quants + b * info.quant_bytes, *s = scales + b * info.scale_bytes;
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
-      V::I pairs[kPairs];
-      unpack_pairs<P>(q + 32 * part, pairs);
       V::I(*w)[kParts] = to.w + kPairs * (b - begin);
       if constexpr (info.of_rows) {
-#pragma GCC unroll 2
-        for (int h = 0; h < parts; ++h) {
-          const Line line = load_line<P>(s, h, part);
-#pragma GCC unroll 16
-          for (int i = h * kPairs / parts; i < (h + 1) * kPairs / parts; ++i)
-            w[i][part] = _mm256_add_epi16(_mm256_mullo_epi16(pairs[i], line.d), line.at_zero);
-        }
+        const Line lines[2] = {load_line<P>(s, 0, part), load_line<P>(s, parts - 1, part)};
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c)
+          each_pair<P>(q + 32 * part, c, [&](int i, V::I v) {
+            const Line& line = lines[i >= kPairs / 2];
+            w[i][part] = _mm256_add_epi16(_mm256_mullo_epi16(v, line.d), line.at_zero);
+          });
       } else {
-#pragma GCC unroll 16
-        for (int i = 0; i < kPairs; ++i) w[i][part] = pairs[i];
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; ++c) each_pair<P>(q + 32 * part, c, [&](int i, V::I v) { w[i][part] = v; });
         Scales<P> of;
         of.load(s, part);
         for (int h = 0; h < parts; ++h) {
@@ -355,6 +348,7 @@ constexpr Kernels panel_kernels(const char* name) {
   Kernels k = make_kernels(name);
   k.quantize = quantize_for_many;
   k.integer = integer_of_many;
+  k.slow_groups = true;
   return k;
 }
 
