@@ -102,15 +102,15 @@ void write_row(const Job& job, int64_t token, int64_t head, float m, float l, fl
 
 float score_scale(const Attributes& a) { return 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim))); }
 
-void attend_tile(const Job& job, const Item& item, Tile& tile, int lines_ahead, Ahead& ahead, Scratch& s) {
+void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scratch& s) {
   const Attributes& a = *job.a;
   const Kernels& k = *job.kernels;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
   const int rows = int(i1 - i0) * group;
   constexpr int kStrip = 24;  // rows whose scores stay in L1 between the three loops
-  const int stops = k.stops(rows, a.head_dim);
-  ahead.each = (lines_ahead + stops - 1) / stops;
+  ahead.stops = k.stops(rows, a.head_dim);
+  ahead.reach = k.reach(rows, tile.keys);
 
   const bool packed = rows > kFewRows, packed_keys = packed || a.streaming_positions;
   if (packed_keys) k.pack_keys(tile.keys, s.keys.get(), &ahead);
@@ -140,9 +140,9 @@ void attend_matrix_tile(const Job& job, const Item& item, Tile& tile, const Tile
   const Attributes& a = *job.a;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
-  const int rows = int(i1 - i0) * group, stops = job.matrix->stops(a.head_dim);
+  const int rows = int(i1 - i0) * group;
   uint8_t* memory = reinterpret_cast<uint8_t*>(s.matrix.get());
-  if (after) ahead.each = (after->lines + stops - 1) / stops;
+  ahead.stops = job.matrix->stops(a.head_dim);
   set_rows(job, item, tile, i0, i1, s);
   job.matrix->scores(int(r0), rows, tile.keys, tile.values, s.scores.get(), memory, &ahead);
   job.kernels->softmax(s.scores.get(), rows, s.params.data(), score_scale(a), a.softcap, s.m + r0, s.l + r0,
@@ -150,6 +150,65 @@ void attend_matrix_tile(const Job& job, const Item& item, Tile& tile, const Tile
   job.matrix->accumulate(s.scores.get(), rows, tile.values, after ? &after->keys : nullptr, s.fix.get(),
                          s.split + r0 * padded, padded, memory, &ahead);
 }
+
+// The tiles of an item in order, the one at work and as many of those after it as are asked for.
+class Tiles {
+ public:
+  Tiles(const Job& job, const Item& item, Scratch& s)
+      : job_(job), item_(item), s_(s), most_(job.fresh ? 1 : kTilesKnown), from_(int64_t(item.split_begin) * kSplit) {
+    look();
+  }
+  Tile* known(int i) { return i < count_ ? &s_.tiles[(now_ + i) % kTilesKnown] : nullptr; }
+  void pass() {
+    now_ = (now_ + 1) % kTilesKnown;
+    --count_;
+    look();
+  }
+  Ahead ahead() {
+    Ahead ahead;
+    auto over = [](const Tile* tile, const Piece** first, const Piece** last) {
+      if (tile) *first = tile->memory.data(), *last = *first + tile->pieces;
+    };
+    over(known(0), &ahead.soon.next, &ahead.soon.last);
+    over(known(1), &ahead.soon.then, &ahead.soon.then_last);
+    over(known(1), &ahead.next.next, &ahead.next.last);
+    over(known(2), &ahead.later.next, &ahead.later.last);
+    skip(kSoon, &ahead.soon);
+    if (Tile* after = known(1)) ahead.bursts = (after->lines + kBurst - 1) / kBurst;
+    return ahead;
+  }
+
+ private:
+  // So many lines before it is read one comes into L1: 8 KB, a sixth of it.
+  static constexpr int64_t kSoon = 128;
+
+  static void skip(int64_t lines, Walk* walk) {
+    for (; walk->next != walk->last && lines > 0; ++walk->next) {
+      Piece& p = walk->row = *walk->next;
+      const int64_t each = (p.bytes + kLine - 1) / kLine, rows = std::min(p.rows, lines / each);
+      lines -= rows * each, p.rows -= rows, p.at += rows * p.step;
+      if (p.rows == 1) p.at += lines * kLine, p.bytes -= lines * kLine;
+      if (p.rows > 0) lines = 0;
+    }
+  }
+  void look() {
+    while (more_ && count_ < most_) {
+      Tile* tile = &s_.tiles[(now_ + count_) % kTilesKnown];
+      more_ = next_tile(job_, item_, from_, s_, tile);
+      if (!more_) return;
+      from_ = tile->first + kTile;
+      ++count_;
+    }
+  }
+
+  const Job& job_;
+  const Item& item_;
+  Scratch& s_;
+  const int most_;  // of a cyclic cache `old` holds the rows of one only
+  int64_t from_;
+  bool more_ = true;
+  int now_ = 0, count_ = 0;
+};
 
 void begin_split(int64_t rows, int64_t padded, Scratch& s) {
   std::fill_n(s.m.get(), rows, kNone);
@@ -188,8 +247,8 @@ Scratch::Scratch(const Attributes& a, int rows, int64_t matrix_bytes)
       fix(rows),
       row(padded_dim(a.head_dim)),
       visible(size_t(rows)),
-      params(size_t(rows)),
-      pieces(4 * kTile) {
+      params(size_t(rows)) {
+  for (Tile& tile : tiles) tile.memory.resize(4 * kTile);
   if (matrix_bytes > 0) matrix = Floats(matrix_bytes / 4);
   if (a.cyclic_capacity > 0)
     for (Floats& rows_of : old) rows_of = Floats(kTile * padded_dim(a.head_dim));
@@ -233,26 +292,19 @@ void attend(const Job& job, const Item& item, Scratch& s) {
   std::fill_n(s.M.get(), rows, kNone);
   std::fill_n(s.L.get(), rows, 0.0f);
   // While one tile is worked on, the rows of the next are on their way from memory.
+  Tiles tiles(job, item, s);
   int64_t split = item.split_begin;
-  int now = 0;
   begin_split(rows, padded, s);
-  bool have = next_tile(job, item, int64_t(item.split_begin) * kSplit, s, &s.tiles[now]);
-  while (have) {
-    Tile &tile = s.tiles[now], &after = s.tiles[1 - now];
-    const bool reuses = job.fresh != nullptr;  // `old` holds the rows of one tile only
-    have = !reuses && next_tile(job, item, tile.first + kTile, s, &after);
-    Ahead ahead;
-    if (have) ahead.next = s.pieces.data(), ahead.last = ahead.next + after.pieces;
-    for (; split < tile.first / kSplit; ++split) {
+  for (; Tile* tile = tiles.known(0); tiles.pass()) {
+    Ahead ahead = tiles.ahead();
+    for (; split < tile->first / kSplit; ++split) {
       end_split(job, item, split, rows, padded, s);
       begin_split(rows, padded, s);
     }
     if (job.matrix)
-      attend_matrix_tile(job, item, tile, have ? &after : nullptr, ahead, s);
+      attend_matrix_tile(job, item, *tile, tiles.known(1), ahead, s);
     else
-      attend_tile(job, item, tile, have ? after.lines : 0, ahead, s);
-    if (reuses) have = next_tile(job, item, tile.first + kTile, s, &after);
-    now = 1 - now;
+      attend_tile(job, item, *tile, ahead, s);
   }
   for (; split < item.split_end; ++split) {
     end_split(job, item, split, rows, padded, s);

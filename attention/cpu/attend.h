@@ -29,7 +29,8 @@ class Floats {
 // The best this machine has, or the one that is wanted by name; null: none such, and `known` lists them.
 const Kernels* find_kernels(const char* wanted, std::string* known);
 
-constexpr int kLine = 64;  // bytes of a cache line
+constexpr int kLine = 64;       // bytes of a cache line
+constexpr int kTilesKnown = 3;  // whose lines are asked for
 
 // Where one tile's keys or values lie. Only the keys that some row sees are looked up: index entries of
 // others may be anything.
@@ -38,7 +39,9 @@ struct Tile {
   int begin = 0, end = 0;                  // wanted keys
   int sink_end = 0, lo = 0;                // of those, [begin, sink_end) and [lo, end)
   int64_t token_begin = 0, token_end = 0;  // new tokens that see any of it
-  int lines = 0, pieces = 0;               // of memory that they lie in: Scratch::pieces
+  int lines = 0;                           // of memory that they lie in
+  std::vector<Piece> memory;               // as many as `pieces`
+  int pieces = 0;
   KvRows keys, values;
   bool wanted(int j) const { return j < sink_end || j >= lo; }
 };
@@ -56,8 +59,7 @@ struct Scratch {
   Floats matrix;           // what matrix units work on
   std::vector<Visible> visible;
   std::vector<SoftmaxRow> params;
-  Tile tiles[2];              // the one at work and the one after it
-  std::vector<Piece> pieces;  // of the latter
+  Tile tiles[kTilesKnown];  // in turn: the one at work and those after it
 };
 
 // Everything an item reads that is the same for all of them.

@@ -33,22 +33,39 @@ struct KvRows {
   const uint8_t* scales[kTile];
 };
 
-// Memory of the next tile: `rows` pieces of `bytes`, one every `step`.
+// Memory of a tile: `rows` pieces of `bytes`, one every `step`.
 struct Piece {
   const uint8_t* at;
   int64_t step;
   int64_t rows, bytes;
 };
 
-// Its cache lines are asked for a few at a time between pieces of work on this one, evenly, so that memory is never
-// idle and never waited for. (Pages lie anywhere: the processor cannot guess them.)
-struct Ahead {
+constexpr int kBurst = 4;  // cache lines that are asked for at once
+
+// A walk over the cache lines of pieces, those of one tile and then those of another.
+struct Walk {
   const Piece* next = nullptr;
   const Piece* last = nullptr;  // one past it
-  int each = 0;                 // lines at a time; 0: all asked for
-  Piece now = {};
+  const Piece* then = nullptr;
+  const Piece* then_last = nullptr;
+  Piece row = {};  // what is left of the piece it is in
   const uint8_t* line = nullptr;
   const uint8_t* end = nullptr;
+};
+
+// What is asked for besides the next tile: every fourth line of the one after it, from where the processor guesses the
+// rest of a page; and lines of this one, into L1, a little before they are read. Reading waits for places for
+// lines on their way into L1: a line that was guessed holds its place for less long, and work whose lines are there
+// already goes on while no place is free.
+enum class Reach { next, later, all };
+
+// Lines are asked for between pieces of work, evenly, so that memory is never idle and never waited for. (Pages lie
+// anywhere: the processor cannot guess the next one.)
+struct Ahead {
+  Walk soon, next, later;
+  Reach reach = Reach::next;
+  int bursts = 0, stops = 1;  // so many bursts at so many stops
+  int due = -1;               // not below 0: one is
 };
 
 struct SoftmaxRow {
@@ -106,8 +123,9 @@ struct Kernels {
   void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
                           Ahead* ahead);
 
-  // How often these loops ask for lines of the next tile while they work on one for so many rows.
+  // How often these loops stop to ask for lines while they work on one tile for so many rows, and for which.
   int (*stops)(int rows, int head_dim);
+  Reach (*reach)(int rows, const KvRows& keys);
   // (M, L, O) becomes its merge with (m, l, o), n a multiple of 16.
   void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);
   void (*to_f32)(const void* in, DType type, int64_t n, float* out);    // float32, float16, bfloat16

@@ -52,6 +52,6 @@ void from_f32(const float* in, DType type, int64_t n, void* out) {
 }
 
 constexpr Kernels kTable = {
-    kName,           W,     pack_keys, pack_values, scores,   scores_rows, softmax, accumulate,
-    accumulate_rows, stops, merge,     to_f32,      from_f32,
+    kName,           W,     pack_keys, pack_values, scores, scores_rows, softmax, accumulate,
+    accumulate_rows, stops, reach,     merge,       to_f32, from_f32,
 };

@@ -20,7 +20,7 @@ inline void product(const float* a, int a_stride, const B b, int k0, int k1, con
     for (int i = 0; i < C; ++i)
       acc[r][i] = correction ? mul(load(c + r * c_stride + n + i * W), set1(correction[r])) : zero();
   for (int k = k0; k < k1;) {
-    fetch_apart(ahead);
+    fetch(ahead);
     for (const int stop = k + kEvery < k1 ? k + kEvery : k1; k < stop; ++k) {
       V x[C];
       const auto row = b.row(k);
@@ -248,6 +248,13 @@ int stops(int rows, int head_dim) {
     return kTile + blocks * (kTile / (kColumns / 2) / 2 + passes(head_dim, kColumns) * kTile / kPackedEvery);
   const int columns = rows <= 2 ? kFewColumns : rows <= 4 ? kColumns : kWideColumns;
   return (kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile) / few_ahead(rows);
+}
+
+// Asking costs instructions: it pays where reading a line takes longer than the work on it.
+Reach reach(int rows, const KvRows& k) {
+  const int work = 512 / bits_of(k.dtype) / W * rows;  // vectors a line
+  if (work > 16 || (work > 8 && rows > 4) || (k.grouped && W < 16)) return Reach::next;
+  return k.grouped || work > 8 ? Reach::later : Reach::all;
 }
 
 // ---- values ---------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
   const kvcache::CacheView& c = job.tensors->cache;
   Run runs[kTile];
   const int count = find_runs(job, item, *tile, runs);
-  Piece* end = s.pieces.data();
+  Piece* end = tile->memory.data();
   int64_t lines = 0;
   for (bool value : {false, true}) {
     KvRows& rows = value ? tile->values : tile->keys;
@@ -121,7 +121,7 @@ void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
     }
   }
   tile->lines = int(lines);
-  tile->pieces = int(end - s.pieces.data());
+  tile->pieces = int(end - tile->memory.data());
   if (job.fresh && tile->first + tile->end > job.held->step.start_pos[item.sequence]) {
     point_at_fresh(job, item, *tile, false, s.old[0].get(), &tile->keys);
     point_at_fresh(job, item, *tile, true, s.old[1].get(), &tile->values);
