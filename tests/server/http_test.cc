@@ -18,6 +18,19 @@ class ImpatientHttp : public HttpFixture {
   void configure(ServerOptions& o) override { o.header_timeout = Millis(300); }
 };
 
+class NamedHttp : public HttpFixture {
+  void configure(ServerOptions& o) override { o.served_model_name = "a/name"; }
+};
+
+// It has a name before there is anything to say of it.
+TEST_F(NamedHttp, AModelThatIsLoadingIsNotListed) {
+  engine_.set_state(engine::State::starting);
+  EXPECT_EQ(ask(RawClient::get("/v1/models")).status, 503);
+  engine_.set_state(engine::State::serving);
+  EXPECT_NE(ask(RawClient::get("/v1/models")).body.find("\"id\":\"a/name\""), std::string::npos);
+  EXPECT_EQ(ask(RawClient::get("/v1/models/a/name")).status, 200);
+}
+
 TEST_F(Http, KeepsAConnectionForMoreThanOneRequest) {
   RawClient client(server_->http_port());
   for (int i = 0; i < 3; ++i) {

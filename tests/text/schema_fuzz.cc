@@ -1,4 +1,4 @@
-// A client's schema, regex or Lark grammar: refused, or its masks come.
+// A client's schema, regex, Lark grammar or structural tag: refused, or its masks come.
 #include "tests/text/small_vocab.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -6,7 +6,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const TokenizerPtr tokenizer = *Tokenizer::from_gguf(small_byte_level_vocab());
   static const std::shared_ptr<GrammarCompiler> compiler = *GrammarCompiler::create(tokenizer);
   if (size == 0) return 0;
-  const auto kind = static_cast<GrammarSpec::Kind>(2 + data[0] % 3);
+  const auto kind =
+      data[0] >= 128 ? GrammarSpec::Kind::structural_tag : static_cast<GrammarSpec::Kind>(2 + data[0] % 3);
   auto made = compiler->compile({kind, std::string(reinterpret_cast<const char*>(data + 1), size - 1), {}});
   if (!made.ok()) return 0;
   std::vector<uint32_t> bits((tokenizer->vocab_size() + 31) / 32);
