@@ -242,10 +242,15 @@ class KvasirV1 final : public pb::Inference::CallbackService {
     return unary(c_, call, Role::user, "Tokenize", [this, in, out](const Caller& caller) -> Status {
       Status status;
       PromptInput prompt;
-      if (in->has_chat())
-        prompt = chat_input(in->chat(), c_.services.options(), status);
-      else
-        prompt = TextInput{in->text(), !in->has_add_special_tokens() || in->add_special_tokens(), in->parse_special()};
+      switch (in->input_case()) {
+        case pb::TokenizeRequest::kChat: prompt = chat_input(in->chat(), c_.services.options(), status); break;
+        case pb::TokenizeRequest::kText:
+          prompt =
+              TextInput{in->text(), !in->has_add_special_tokens() || in->add_special_tokens(), in->parse_special()};
+          break;
+        case pb::TokenizeRequest::INPUT_NOT_SET:
+          status = invalid_argument("there is no input; set text or chat").with_field("input");
+      }
       KVASIR_TRY(status);
       KVASIR_ASSIGN(auto ids, c_.services.tokenize(caller, in->model(), prompt));
       out->mutable_ids()->Add(ids.begin(), ids.end());

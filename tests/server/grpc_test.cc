@@ -192,6 +192,24 @@ TEST_F(KvasirV1Test, UnaryMethods) {
   }
   {
     grpc::ClientContext c;
+    pb::TokenizeResponse out;
+    auto status = stub_->Tokenize(&c, {}, &out);
+    EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("set text or chat"));
+  }
+  {
+    engine_.use_template("{{ messages[0].role }}={{ messages[0].content }}");  // as HTTP has it
+    grpc::ClientContext c;
+    pb::TokenizeRequest in;
+    pb::TokenizeResponse out;
+    auto& message = *in.mutable_chat()->add_messages();
+    message.set_role("developer");
+    message.set_content("x");
+    ASSERT_TRUE(stub_->Tokenize(&c, in, &out).ok());
+    EXPECT_THAT(out.pieces(), ElementsAre("s", "y", "s", "t", "e", "m", "=", "x"));
+  }
+  {
+    grpc::ClientContext c;
     pb::DetokenizeRequest in;
     pb::DetokenizeResponse out;
     in.add_ids(104);
