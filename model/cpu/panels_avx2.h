@@ -110,10 +110,24 @@ void unpack_panel(const PackedMatrix& m, int64_t group, int64_t begin, int64_t e
   }
 }
 
+// The group to be unpacked after this one's tiles, fetched beside them a line at a time: many at once would wait.
+struct Ahead {
+  const uint8_t *at, *end;
+  void fetch() {
+    __builtin_prefetch(at, 0, 2);
+    at += at < end ? 64 : 0;
+  }
+  void fetch_rest() {
+    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // `times` times kStep pairs by T rows of activations: row t's pair i is the four bytes at q + t * stride + 4 * i.
 template <int T>
-inline void add_pairs(const V::I (*w)[kParts], int64_t times, const int8_t* q, int64_t stride, V::I (*to)[kParts]) {
+inline void add_pairs(const V::I (*w)[kParts], int64_t times, const int8_t* q, int64_t stride, Ahead& ahead,
+                      V::I (*to)[kParts]) {
   do {
+    ahead.fetch();
 #pragma GCC unroll 8
     for (int i = 0; i < kStep; ++i)
 #pragma GCC unroll 8
@@ -138,7 +152,8 @@ struct FloatSums {
 inline int32_t& fit_of(const QuantRows& x, int64_t row) { return x.planes[row * x.cols / 32 * 4]; }
 
 template <Packing P, int T>
-void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, WholeSums* sums) {
+void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, Ahead& ahead,
+                WholeSums* sums) {
   const int8_t* q = x.q + 2 * row * x.cols;
   int64_t fit = fit_of(x, row);
   for (int t = 1; t < T; ++t) fit = fit_of(x, row + t) < fit ? fit_of(x, row + t) : fit;
@@ -147,7 +162,7 @@ void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows&
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) acc[t][0] = acc[t][1] = V::zero_i();
     const int64_t full = (b | (fit - 1)) + 1, next = full < end ? full : end;
-    add_pairs<T>(panel.w + kPairs * (b - begin), (next - b) * (kPairs / kStep), q + 64 * b, 2 * x.cols, acc);
+    add_pairs<T>(panel.w + kPairs * (b - begin), (next - b) * (kPairs / kStep), q + 64 * b, 2 * x.cols, ahead, acc);
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
@@ -160,7 +175,8 @@ void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows&
 }
 
 template <Packing P, int T>
-void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, FloatSums* sums) {
+void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, Ahead& ahead,
+                FloatSums* sums) {
   constexpr int parts = packing_info(P).halves ? 2 : 1, pairs = kPairs / parts;
   const int8_t* q = x.q + 2 * row * x.cols;
   const int64_t all = x.cols / 32 * parts;
@@ -170,7 +186,7 @@ void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows&
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) acc[t][0] = acc[t][1] = V::zero_i();
     const int64_t at = i - begin * parts;
-    add_pairs<T>(panel.w + pairs * at, pairs / kStep, q + 4 * pairs * i, 2 * x.cols, acc);
+    add_pairs<T>(panel.w + pairs * at, pairs / kStep, q + 4 * pairs * i, 2 * x.cols, ahead, acc);
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
@@ -194,8 +210,8 @@ inline V::F finish(const FloatSums& sums, int part, const PackedMatrix&, int64_t
 // A tile of `rows` rows, kTall at most.
 template <Packing P, class Sums>
 inline void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, int64_t rows,
-                       Sums* sums) {
-  auto run = [&]<int T>() { panel_tile<P, T>(panel, begin, end, x, row, sums); };
+                       Ahead& ahead, Sums* sums) {
+  auto run = [&]<int T>() { panel_tile<P, T>(panel, begin, end, x, row, ahead, sums); };
   switch (rows) {
     case 1: return run.template operator()<1>();
     case 2: return run.template operator()<2>();
@@ -210,17 +226,6 @@ inline void panel_tile(const Panel& panel, int64_t begin, int64_t end, const Qua
   }
 }
 
-// Memory to be unpacked when a panel's tiles are done, fetched beside them a part each: all at once would wait.
-struct Ahead {
-  const uint8_t *at, *end;
-  int64_t step;
-  Ahead(const uint8_t* from, int64_t bytes, int64_t parts)
-      : at(from), end(from + bytes), step((bytes / parts + 64) & ~int64_t(63)) {}
-  void fetch() {
-    for (const uint8_t* stop = end - at < step ? end : at + step; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 template <Packing P, class Sums>
 void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                 int64_t y_stride, bool add) {
@@ -228,20 +233,16 @@ void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   Sums kept[kPanelRows];
   const int64_t panels = (m.blocks + kPanelBlocks - 1) / kPanelBlocks;
   const int64_t tiles = (rows + kTall - 1) / kTall, tall = rows / tiles, taller = rows % tiles;
+  Ahead ahead{m.quants(group + 1), m.quants(group + 2)};
   for (int64_t i = 0; i < panels; ++i) {
     const int64_t begin = m.blocks * i / panels, end = m.blocks * (i + 1) / panels;
     unpack_panel<P>(m, group, begin, end, panel);
-    // The same of the next group.
-    constexpr PackingInfo info = packing_info(P);
-    Ahead quants(m.quants(group + 1) + begin * info.quant_bytes, (end - begin) * info.quant_bytes, tiles);
-    Ahead scales(m.scales(group + 1) + begin * info.scale_bytes, (end - begin) * info.scale_bytes, tiles);
     for (int64_t tile = 0, t = 0; tile < tiles; ++tile) {
       const int64_t after = t + tall + (tile < taller ? 1 : 0);
-      quants.fetch(), scales.fetch();
       Sums* sums = panels == 1 ? kept : kept + t;
       if (i == 0)
         for (int64_t j = 0; j < after - t; ++j) sums[j] = Sums{};
-      panel_tile<P>(panel, begin, end, x, first + t, after - t, sums);
+      panel_tile<P>(panel, begin, end, x, first + t, after - t, ahead, sums);
       if (i + 1 < panels)
         t = after;
       else  // its sums are at hand, and storing goes on beside the next tile
@@ -250,6 +251,7 @@ void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
             store_lanes(finish(*sums, part, m, group, x.d[first + t]), part, y + t * y_stride, m.valid(group), add);
     }
   }
+  ahead.fetch_rest();
 }
 
 void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
