@@ -176,8 +176,12 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
           if (M::kSums == 0) sum[h] = sum[h] * shrink[h] + all;
         }
       };
-      // The same by the maximum as it was, which moves only for rows that outgrow what a weight can be: true where one
-      // of the warp did. Logarithms of two keys lie side by side, in float16.
+      // The same by the maximum as it was, which moves only for rows that outgrow their limit, and then for all that
+      // are larger among the eight of a warp that lanes have as their first or their second. Logarithms of two keys lie
+      // side by side, in float16.
+      bool moved[2] = {true, true};
+      uint32_t limits = 0;  // of both rows; what they may be now is looked up where they are met
+      if constexpr (M::kLogs) limits = M::pack_logs(M::kFirstLimit, M::kFirstLimit);
       auto softmax_by_old_top = [&] {
         if constexpr (M::kLogs) {
           const float by = scale * 8.0f;
@@ -196,20 +200,25 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
           }
           const uint32_t first = M::larger(most[0][0], most[0][1]), second = M::larger(most[1][0], most[1][1]);
           uint32_t rows = M::larger(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
-          const bool moved = __any_sync(0xffffffffu, M::outgrown(rows));
-          if (moved) {
+          moved[0] = moved[1] = false;
+          if (__any_sync(0xffffffffu, M::larger(rows, limits) != limits)) {
+            float limit[2];
             rows = M::larger(rows, __shfl_xor_sync(0xffffffffu, rows, 1));
             rows = M::larger(rows, __shfl_xor_sync(0xffffffffu, rows, 2));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const float log = M::log_of(rows, h);
+              limit[h] = M::limit(sum[h]);
+              moved[h] = __any_sync(0xffffffffu, log > limit[h]);
+              if (!moved[h]) continue;
+              limit[h] = M::kFirstLimit;
               const bool unknown = log == INFINITY;  // no key was seen before, or this one is far above them
               float less = 0.0f;
               shrink[h] = 1.0f;
-              if (log > M::kMostLog && !unknown) {
+              if (log > M::kFirstLog && !unknown) {
                 less = M::excess(log);
                 shrink[h] = exp2_fast(less * -0.125f);
-                top[h] += less * 0.125f / scale;
+                top[h] += less * __fdividef(0.125f, scale);
               }
               if (__any_sync(0xffffffffu, unknown)) {
                 float here = -INFINITY;
@@ -228,12 +237,11 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
 #pragma unroll
               for (int p = h; p < kTileKeys / 4; p += 2) logs[p] = M::lower(logs[p], less);
             }
+            limits = M::pack_logs(limit[0], limit[1]);
           }
 #pragma unroll
           for (int p = 0; p < kTileKeys / 4; ++p) score[p * 2] = __uint_as_float(M::weights_of(logs[p]));
-          return moved;
         }
-        return true;
       };
 
       wgmma_wait<0>();
@@ -264,23 +272,24 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
         hold(score);
         if (thread == 0) barrier_arrive(&sh.k_empty[use]);
         mask(i);
-        bool moved = true;
-        if constexpr (M::kLogs)
-          moved = softmax_by_old_top();
-        else
-          softmax();
         if constexpr (M::kLogs) {
+          softmax_by_old_top();
           hold(score);
           barrier_wait(&sh.v_full[use], phase);
+        } else {
+          softmax();
         }
         wgmma_wait<0>();
         hold(out);
         if (thread == 0) barrier_arrive(&sh.v_empty[previous]);
         add_sums();
-        if (moved) {
 #pragma unroll
-          for (int e = 0; e < kD / 2; ++e) out[e] *= shrink[(e / 2) % 2];
-          if (M::kSums > 0) sum[0] *= shrink[0], sum[1] *= shrink[1];
+        for (int h = 0; h < 2; ++h) {
+          if (!moved[h]) continue;
+#pragma unroll
+          for (int e = 0; e < kD / 2; ++e)
+            if ((e / 2) % 2 == h) out[e] *= shrink[h];
+          if (M::kSums > 0) sum[h] *= shrink[h];
         }
         if constexpr (M::kLogs)
           M::join(score, weights);

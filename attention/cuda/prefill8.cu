@@ -2,7 +2,7 @@
 // of a sequence is read back from its pages once: K row by row, V turned over, because the matrix units want the
 // contracted index of 8-bit operands innermost. Within sixteen keys V lies in the order in which the scores of one
 // multiplication become the weights of the next, so those never leave their registers. What a weight is as E4M3 is read
-// off its logarithm: no exponential and no conversion is needed for it.
+// off its logarithm, after a row's first tile: no exponential and no conversion is needed for it.
 #include "attention/cuda/prefill8.h"
 
 #include "attention/cuda/prefill.cuh"
@@ -69,7 +69,12 @@ __global__ void __launch_bounds__(128)
 // A weight's logarithm on its way to E4M3: eight times log2 (there are eight steps an octave, and between powers of two
 // E4M3 is a straight line itself), counted from where a byte would be kLow below zero, so that what rounds to no weight
 // is clamped for nothing. Two lie side by side, in float16.
-constexpr float kLow = 18.0f, kMost = 120.0f + kLow - 0.45f;  // 2^8, less what the line lies above on the average
+constexpr float kLow = 18.0f;
+__host__ __device__ constexpr float log_of_power(float power) {  // less what the line lies above on the average
+  return (power + 7.0f) * 8.0f + kLow - 0.45f;
+}
+constexpr float kFirst = 6.0f;  // a row's maximum weighs 2^6, of E4M3's 448
+constexpr float kMost = log_of_power(kFirst);
 
 __device__ inline uint32_t pack_halves(float x0, float x1) {  // below zero: zero
   uint32_t y;
@@ -93,7 +98,7 @@ struct Eight {
   static constexpr int kSums = 4,
                        kOnes = 8 * kTileKeys;  // rows of ones behind the values: their product sums the weights
   static constexpr bool kTurns = false, kLogs = true, kGathered = true, kStores = false;
-  static constexpr float kShift = 8.0f;  // weights up to 256, of E4M3's 448
+  static constexpr float kShift = kFirst;
   struct Maps {
     CUtensorMap q, k, v, out;
   };
@@ -116,7 +121,7 @@ struct Eight {
   }
 
   __device__ static float weigh(float score, float scale, float most) {
-    return score * (scale * 8.0f) - (most * 8.0f - kMost);
+    return exp2_fast(score * scale - (most - kShift));
   }
   __device__ static float base_of_logs(float most) { return fmaxf(most, -1e30f) * 8.0f - kMost; }
   __device__ static uint32_t pack_logs(float x0, float x1) { return pack_halves(x0, x1); }
@@ -125,9 +130,14 @@ struct Eight {
     const __half2 y = __hmax2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
     return reinterpret_cast<const uint32_t&>(y);
   }
-  // Above this a weight would be more than the largest that E4M3 has, 448; here in float16's bits.
-  static constexpr float kMostLog = 143.75f;
-  __device__ static bool outgrown(uint32_t logs) { return int(logs << 16) > 0x587e0000 || int(logs) > 0x587effff; }
+  // How far a row's logarithms may grow before its maximum moves: to the largest that E4M3 has, 448, but not where one
+  // weight would be more than a sixteenth of the row's sum so far: as the maximum it is exact, else it is rounded.
+  static constexpr float kFirstLog = kMost, kFirstLimit = kMost + 0.2f, kMostLog = 143.75f;
+  __device__ static float limit(float sum) {
+    float log;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log) : "f"(sum));
+    return fminf(fmaxf(log * 8.0f + log_of_power(-4.0f), kFirstLimit), kMostLog);
+  }
   __device__ static float log_of(uint32_t rows, int row) {
     const __half2 x = reinterpret_cast<const __half2&>(rows);
     return row == 0 ? __low2float(x) : __high2float(x);
@@ -154,12 +164,15 @@ struct Eight {
 #pragma unroll
     for (int i = 0; i < kTileKeys / 32; ++i) wgmma_weights8(out, weights + i * 4, elements + i * 2);
   }
+  // A row's first tile, which may be all that it sees: each weight to its nearest.
   __device__ static void pack(const float (&score)[kTileKeys / 2], uint32_t (&weights)[kTileKeys / 8]) {
 #pragma unroll
     for (int i = 0; i < kTileKeys / 8; ++i) {  // columns of tiles 2 * (i / 2) and the next, rows g and g + 8 in turn
       const float* x = score + (i / 2) * 8 + (i % 2) * 2;
-      weights[i] =
-          __byte_perm(weights_of_pair(pack_halves(x[0], x[1])), weights_of_pair(pack_halves(x[4], x[5])), 0x6420);
+      asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; "
+          "mov.b32 %0, {low, high};}"
+          : "=r"(weights[i])
+          : "f"(x[0]), "f"(x[1]), "f"(x[4]), "f"(x[5]));
     }
   }
 };

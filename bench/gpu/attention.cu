@@ -346,20 +346,21 @@ int main(int argc, char** argv) {
   shapes.push_back({"plan", 1024, 512, 32, 8, 128, 16});
   for (const Shape& s : shapes)
     if (only.empty() || s.name.find(only) != std::string::npos) decode(timer, s, sink);
-  if (only.empty() || only == "prefill") {
-    prefill(timer, "8k", 1, 8192, 0);
-    prefill(timer, "2k", 4, 2048, 0);
-    prefill(timer, "512", 16, 512, 0);
-    prefill(timer, "8k head 64", 1, 8192, 0, 64);
-    prefill(timer, "8k head 96", 1, 8192, 0, 96);
-    prefill(timer, "8k fp8", 1, 8192, 0, 128, 16, 0, 0, 0.05f);
-    prefill(timer, "8k fp8 spread", 1, 8192, 0, 128, 16, 0, 0, 80.0f);
-    prefill(timer, "2k fp8", 4, 2048, 0, 128, 16, 0, 0, 0.05f);
-    prefill(timer, "2k fp8 spread", 4, 2048, 0, 128, 16, 0, 0, 80.0f);
-    prefill(timer, "extend 2k on 30k", 1, 2048, 30720);
-    prefill(timer, "chunks", 2, 1024, 0);
-    prefill(timer, "mixed", 2, 1024, 0, 128, 16, 200, 2048);
-    prefill(timer, "decodes", 0, 0, 0, 128, 16, 200, 2048);
-  }
+  const auto prefill_if = [&](const std::string& name, auto... shape) {
+    if (only.empty() || ("prefill " + name).find(only) != std::string::npos) prefill(timer, name, shape...);
+  };
+  prefill_if("8k", 1, 8192, 0);
+  prefill_if("2k", 4, 2048, 0);
+  prefill_if("512", 16, 512, 0);
+  prefill_if("8k head 64", 1, 8192, 0, 64);
+  prefill_if("8k head 96", 1, 8192, 0, 96);
+  prefill_if("8k fp8", 1, 8192, 0, 128, 16, 0, 0, 0.05f);
+  prefill_if("8k fp8 spread", 1, 8192, 0, 128, 16, 0, 0, 80.0f);
+  prefill_if("2k fp8", 4, 2048, 0, 128, 16, 0, 0, 0.05f);
+  prefill_if("2k fp8 spread", 4, 2048, 0, 128, 16, 0, 0, 80.0f);
+  prefill_if("extend 2k on 30k", 1, 2048, 30720);
+  prefill_if("chunks", 2, 1024, 0);
+  prefill_if("mixed", 2, 1024, 0, 128, 16, 200, 2048);
+  prefill_if("decodes", 0, 0, 0, 128, 16, 200, 2048);
   return 0;
 }
