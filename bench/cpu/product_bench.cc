@@ -117,7 +117,8 @@ void products(WeightType type, int64_t inputs, std::string_view only) {
       QuantRoom room;
       const QuantRows in = room.rows(rows, m.padded_cols());
       for (int64_t r = 0; r < rows; ++r) k->quantize(x.data() + r * inputs, m.packing, in, r);
-      const double each = double((rows + 15) / 16) * double(m.groups) * double(m.blocks);
+      const int64_t tiles = (rows + 15) / 16;
+      const double each = double(tiles * m.groups * m.blocks);
       const Took took = time_of(each, [&] { k->integer(m, 0, m.groups, in, 0, rows, y.data(), kOutputs, false); });
       std::printf("%s  %-12s %4ld rows  %7.1f ns %7.1f cycles\n", std::string(type_info(type)->name).c_str(),
                   std::string(k->name).c_str(), long(rows), took.ns, took.cycles);

@@ -156,7 +156,8 @@ void CpuOps::Input::product(const Kernels& kernels, int64_t first, int64_t count
 template <class F>
 void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f) {
   int64_t row_bytes = in.m.padded_cols() * (in.quants.q ? 3 : 4);
-  int64_t span = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (in.rows + span - 1) / span;
+  const int64_t most = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (in.rows + most - 1) / most;
+  const int64_t span = (in.rows + 16 * spans - 1) / (16 * spans) * 16;
   // As many pieces for each worker, and none larger than another by more than a group; of few rows not many, since
   // kernels begin each by waiting for its first weights, unless a group takes longer than that wait: who has a
   // neighbour on its core is then helped by the others.
@@ -186,7 +187,7 @@ Status CpuOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffe
   const PackedMatrix& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(2 * out.cols == m.rows, m.rows, " columns in halves into ", out.cols);
   if (out.cols % kGroup != 0) return Ops::linear_glu(in, weight, activation, between, out);
-  constexpr int64_t kRows = 256;
+  constexpr int64_t kRows = 512;  // weights are unpacked for each so many
   auto f = activation == Activation::silu ? kernels_.silu : kernels_.gelu;
   Input input = input_of(in, m);
   int64_t half = m.groups / 2;
