@@ -4,14 +4,7 @@
 namespace kvasir::server {
 namespace {
 
-class ChatPrompt : public HttpFixture {
- protected:
-  Json whole(std::string_view path, const std::string& body) {
-    RawClient::Answer a = post(path, body);
-    EXPECT_EQ(a.status, 200) << a.body;
-    return Json::parse(a.body);
-  }
-};
+class ChatPrompt : public HttpFixture {};
 
 // Whoever counts a prompt's tokens counts those that chat sends.
 TEST_F(ChatPrompt, TokenizeSaysWhatChatReads) {

@@ -37,6 +37,12 @@ class HttpFixture : public testing::Test {
   RawClient::Answer post(std::string_view path, std::string_view body, std::string_view headers = "") {
     return ask(RawClient::post(path, body, headers));
   }
+  // The answer to what must be fine.
+  Json whole(std::string_view path, std::string_view body) {
+    RawClient::Answer a = post(path, body);
+    EXPECT_EQ(a.status, 200) << a.body;
+    return Json::parse(a.body);
+  }
   // What the error body says, and about which field.
   void expect_error(const RawClient::Answer& a, int status, std::string_view param, std::string_view says) {
     ASSERT_EQ(a.status, status) << a.body;

@@ -6,11 +6,6 @@ namespace {
 
 class OpenAi : public HttpFixture {
  protected:
-  Json whole(std::string_view path, const std::string& body) {
-    RawClient::Answer a = post(path, body);
-    EXPECT_EQ(a.status, 200) << a.body;
-    return Json::parse(a.body);
-  }
   std::vector<Json> streamed(std::string_view path, const std::string& body) {
     RawClient::Answer a = post(path, body);
     EXPECT_EQ(a.status, 200) << a.body;

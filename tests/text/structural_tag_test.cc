@@ -99,6 +99,9 @@ TEST_F(StructuralTag, WhatCannotBeIsRefused) {
            {format(R"({"type":"sequence","elements":[{"type":"any_text"},{"type":"const_string","value":"x"}]})"),
             "any_text has no end"},
            {format(R"({"type":"sequence","elements":[]})"), "empty sequence"},
+           {format(R"({"type":"tags_with_separator","separator":",","tags":[
+               {"type":"regex","begin":"<","content":{"type":"const_string","value":"x"},"end":">"}]})"),
+            "lists a \"regex\""},
            {format(R"({"type":"regex","pattern":"x\\"})"), "backslash"},
            {format(R"({"type":"regex","pattern":"("})"), "cannot be used"},
            {format(R"({"type":"const_string","value":""})"), "empty value"}})

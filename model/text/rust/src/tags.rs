@@ -71,7 +71,7 @@ enum Format {
 struct Tag {
     /// Where tags are listed their kind is known; some say it all the same.
     #[serde(rename = "type", alias = "format", default)]
-    _kind: Option<String>,
+    kind: Option<String>,
     begin: String,
     content: Box<Format>,
     end: Ends,
@@ -116,7 +116,7 @@ pub fn lark(text: &str) -> Result<String> {
 
 fn tag_of(s: Structure) -> Tag {
     let content = Box::new(Format::JsonSchema { json_schema: s.schema });
-    Tag { _kind: None, begin: s.begin, content, end: Ends::One(s.end) }
+    Tag { kind: None, begin: s.begin, content, end: Ends::One(s.end) }
 }
 
 struct Writer {
@@ -179,6 +179,9 @@ impl Writer {
 
     /// A tag of which `begin` is still to come.
     fn tag(&mut self, tag: &Tag, begin: &str, last: bool) -> Result<String> {
+        if let Some(kind) = tag.kind.as_deref().filter(|kind| *kind != "tag") {
+            return Err(invalid(format!("the structural tag lists a {kind:?} where its type can only be tag")));
+        }
         let ends = some("list of ends", tag.end.texts())?;
         let open = ends.iter().all(|end| end.is_empty());
         let begin = if begin.is_empty() { String::new() } else { literal(begin) + " " };
