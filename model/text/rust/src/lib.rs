@@ -11,3 +11,4 @@ mod spm;
 mod tags;
 mod template;
 mod tokenizer;
+mod tokenizer_face;
