@@ -104,7 +104,7 @@ struct PairReader {
 
 template <class L>
 struct alignas(64) PairSums {
-  int32_t of[L::kProducts][L::kMade][kGroup];
+  int32_t of[L::kProducts * L::kMade][kGroup];  // of either block (or half) kSums
 };
 
 // gcc's tile instructions want the tile's number written out.
@@ -139,10 +139,10 @@ template <class L, int Turn>
 [[gnu::always_inline]] inline void end_pair(PairSums<L>& to) {
   if constexpr (Turn == 0) {
     _tile_stored(0, to.of[0], 64);
-    if constexpr (L::kProducts == 2) _tile_stored(1, to.of[1], 64);
+    if constexpr (L::kProducts == 2) _tile_stored(1, to.of[L::kMade], 64);
   } else {
     _tile_stored(2, to.of[0], 64);
-    if constexpr (L::kProducts == 2) _tile_stored(3, to.of[1], 64);
+    if constexpr (L::kProducts == 2) _tile_stored(3, to.of[L::kMade], 64);
   }
 }
 
@@ -159,13 +159,11 @@ template <Packing P, class L>
     first = V::template load_pair<P>(scales, 0, 0),
     second = V::template load_pair<P>(scales + L::kInfo.scale_bytes, 0, 0);
   }
-  const auto& one = made.of[0];
-  const auto* two = L::kProducts == 2 ? made.of[L::kProducts - 1] : made.of[0] + L::kSums;
 #pragma GCC unroll 16
   for (int t = 0; t < L::kSums; ++t) {
-    acc[t] = _mm512_dpwssd_epi32(acc[t], first, _mm512_load_si512(one[t]));
+    acc[t] = _mm512_dpwssd_epi32(acc[t], first, _mm512_load_si512(made.of[t]));
     if constexpr (L::kMinima) acc[t] = _mm512_dpwssd_epi32(acc[t], minima, _mm512_set1_epi32(x_sums[t]));
-    acc[t] = _mm512_dpwssd_epi32(acc[t], second, _mm512_load_si512(two[t]));
+    acc[t] = _mm512_dpwssd_epi32(acc[t], second, _mm512_load_si512(made.of[L::kSums + t]));
   }
 }
 
@@ -226,16 +224,15 @@ void few_rows(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
 // The same for weights of 8 bits, which are tiles as they lie. Each block is scaled by itself, in the other kernels'
 // order.
 template <Packing P, int R>
-void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, float* y,
-                        int64_t y_stride, bool add) {
+void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t rows,
+                        float* y, int64_t y_stride, bool add) {
   using L = Few<P, R>;
-  static_assert(L::kProducts == 1);
   constexpr int64_t kTurns = 2, kLag = 2, kFirst = kLag + kTurns - 1, kBuffers = 4;
   constexpr int64_t kPairQuants = L::kPairBlocks * L::kInfo.quant_bytes, kFetchBytes = 8192;
   configure_few<L>();
   PairSums<L> sums[kBuffers];
   V::F acc[R];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int t = 0; t < R; ++t) acc[t] = V::set_f(0.0f);
   const int64_t pairs = m.blocks / L::kPairBlocks, total = pairs * groups;
   const int64_t ahead = (kFetchBytes / m.group_bytes + 1) * m.group_bytes;
@@ -252,7 +249,7 @@ void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, co
     }
     if (i + kLag >= 0 && i + kLag < total) end_pair<L, Turn>(sums[(i + kLag) % kBuffers]);
     if (i < 0 || i >= total) return;
-    const auto& made = sums[i % kBuffers].of[0];
+    const auto& made = sums[i % kBuffers].of;
     const uint8_t* at = scales + scaled * L::kPairBlocks * L::kInfo.scale_bytes;
 #pragma GCC unroll 4
     for (int k = 0; k < L::kPairBlocks * L::kInfo.scale_bytes; k += 64) __builtin_prefetch(at + ahead + k, 0, 2);
@@ -262,7 +259,7 @@ void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, co
     for (int part = 0; part < 2; ++part) {
       const Scales<P>& s = of_block[L::kPairBlocks == 2 ? part : 0];
       const int half = L::kPairBlocks == 2 ? 0 : part;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int t = 0; t < R; ++t) {
         const int64_t sum = L::block_sum(scaled, part, t);
         V::I v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(made[part * L::kSums + t]), 4),
@@ -274,9 +271,9 @@ void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, co
     }
     if (++scaled < pairs) return;
     const int valid = m.valid(group);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < R; ++t) {
-      store_lanes(V::mul(acc[t], V::set_f(x.d[t])), 0, y + t * y_stride, valid, add);
+      if (t < rows) store_lanes(V::mul(acc[t], V::set_f(x.d[t])), 0, y + t * y_stride, valid, add);
       acc[t] = V::set_f(0.0f);
     }
     ++group, y += kGroup, scales += m.group_bytes, scaled = 0;

@@ -8,7 +8,7 @@ namespace {
 
 // What amx_few_rows.h multiplies: its tiles of 8 bits are of two blocks, as they lie.
 bool are_few(const PackingInfo& info, const QuantRows& x) {
-  return info.of_rows ? x.rows > 1 && x.rows <= 8 : x.rows <= 4 && (info.halves || x.cols % 64 == 0);
+  return x.rows <= 8 && (info.of_rows ? x.rows > 1 : info.halves || x.cols % 64 == 0);
 }
 // Fewer rows are not worth setting tiles up for.
 bool are_plain(const PackingInfo& info, const QuantRows& x) { return x.rows < 3 && !are_few(info, x); }
@@ -57,8 +57,8 @@ void few(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& 
   with_few(x.rows, [&]<int R>() {
     if constexpr (of_rows && R > 1)
       few_rows<P, R>(m, group, groups, x, x.rows, y, y_stride, add);
-    else if constexpr (!of_rows && R <= 4)
-      few_rows_of_blocks<P, R>(m, group, groups, x, y, y_stride, add);
+    else if constexpr (!of_rows)
+      few_rows_of_blocks<P, R>(m, group, groups, x, x.rows, y, y_stride, add);
   });
   _tile_release();
 }
@@ -95,7 +95,7 @@ void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, in
     return with_packing(packing, [&]<Packing P>() {
       if constexpr (has_integers(P))
         with_few(to.rows, [&]<int R>() {
-          if constexpr (packing_info(P).of_rows ? R > 1 : R <= 4) quantize_few<P, R>(x, to, row);
+          if constexpr (!packing_info(P).of_rows || R > 1) quantize_few<P, R>(x, to, row);
         });
     });
   const int64_t t = row % kTileRows, first = row - t, blocks = to.cols / 32;
