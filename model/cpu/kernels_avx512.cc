@@ -1,8 +1,5 @@
-#include "model/cpu/vector_avx512.h"
-
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
+#include "model/cpu/panels_avx512.h"
 
 namespace kvasir::model::cpu {
-const Kernels kKernelsAvx512 = make_kernels("avx512");
+const Kernels kKernelsAvx512 = panel_kernels("avx512");
 }
