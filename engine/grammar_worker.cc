@@ -13,6 +13,8 @@ namespace {
 constexpr int kFewestMaskThreads = 2, kMostMaskThreads = 4;
 constexpr int kSlowMaskThreads = 2;
 
+bool now_past(const std::optional<Time>& deadline) { return deadline && *deadline <= std::chrono::steady_clock::now(); }
+
 }  // namespace
 
 GrammarWorker::Lane::~Lane() {
@@ -56,7 +58,8 @@ GrammarWorker::~GrammarWorker() = default;
 
 void GrammarWorker::compile(JobPtr job, std::function<void(JobPtr, Status)> ready) {
   compiling_.post([this, job = std::move(job), ready = std::move(ready)]() mutable {
-    Status status = job->cancel_requested.load() ? Status() : first_masks(*job);
+    const bool over = ended_ || job->cancel_requested || now_past(job->request.deadline);
+    Status status = over ? Status() : first_masks(*job);
     ready(std::move(job), std::move(status));
   });
 }

@@ -5,6 +5,7 @@
 // with a grammar.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -22,8 +23,10 @@ class GrammarWorker {
   GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size);
   ~GrammarWorker();
 
-  // Compiles the request's grammar and its first masks, then calls `ready`, whose status says how it went.
+  // Compiles the request's grammar and its first masks, then calls `ready`, whose status says how it went. One that is
+  // over before its turn comes is not compiled.
   void compile(JobPtr job, std::function<void(JobPtr, Status)> ready);
+  void end() { ended_ = true; }  // the turn of all that still wait does not come
   // Masks asked for from here on are another step's: wait() is for these alone.
   void begin_step();
   // The next mask of a choice of the job's, which is touched when it is done.
@@ -53,6 +56,7 @@ class GrammarWorker {
   const MakeCompiler make_compiler_;
   std::shared_ptr<text::GrammarCompiler> compiler_;  // the compiling thread's
   const int32_t vocab_size_;
+  std::atomic<bool> ended_{false};
   std::mutex step_mutex_;
   std::condition_variable step_complete_;
   uint64_t step_ = 0;  // counts begin_step()

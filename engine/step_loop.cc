@@ -37,6 +37,7 @@ void StepLoop::run() {
     if (!step()) sleep();
   }
   mailbox_.close(mail_);
+  if (grammars_ != nullptr) grammars_->end();
   handle(mail_, now());
   for (auto& [number, job] : std::unordered_map(jobs_)) fail(*job, unavailable("the server is shutting down"));
   while (!in_flight_.empty()) finish_oldest();

@@ -72,6 +72,7 @@ class Compiler final : public text::GrammarCompiler {
  public:
   Result<std::unique_ptr<text::Matcher>> compile(const text::GrammarSpec& spec) override {
     ++compiled;
+    if (spec.text == "slow to compile") gate_of(spec.text).pass();
     return std::unique_ptr<text::Matcher>(new EveryFifth(gate_of(spec.text), spec.text == "broken"));
   }
   Gate& gate_of(const std::string& name) {
@@ -223,6 +224,32 @@ TEST_P(GrammarFlow, NoStopBeforeMinTokens) {
     tokens.push_back(draw_from(tokens, r.sampling, 0, bits.data()));
     EXPECT_EQ(a.tokens[0][size_t(k)], tokens.back()) << k;
   }
+}
+
+// Each may take long: nobody waits for answers that nobody will be given.
+TEST_P(GrammarFlow, WhatIsOverIsNotCompiled) {
+  Engine& e = h.start();
+  Gate& gate = compiler->gate_of("slow to compile");
+  gate.close();
+  std::vector<std::unique_ptr<Stream>> streams;
+  streams.push_back(std::move(*e.submit(under("slow to compile", 5, 12))));
+  gate.wait_for_somebody();
+  Request late = under("quick", 5, 12, 1);
+  late.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+  auto expired = std::move(*e.submit(late));
+  while (std::chrono::steady_clock::now() < *late.deadline) std::this_thread::yield();
+  gate.open();
+  EXPECT_EQ(read(*expired).failed.code(), Code::deadline_exceeded);
+  EXPECT_EQ(compiler->compiled, 1);
+  EXPECT_TRUE(read(*streams[0]).complete());
+
+  gate.close();
+  for (int32_t i = 2; i < 6; ++i) streams.push_back(std::move(*e.submit(under("slow to compile", 5, 12, i))));
+  gate.wait_for_somebody();
+  e.drain(std::chrono::milliseconds(0));
+  gate.open();
+  for (size_t i = 1; i < streams.size(); ++i) EXPECT_EQ(read(*streams[i]).failed.code(), Code::unavailable) << i;
+  EXPECT_EQ(compiler->compiled, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Depth, GrammarFlow, ::testing::Values(1, 2));
