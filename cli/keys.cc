@@ -24,11 +24,16 @@ struct KeysConfig {
     o.add("tenant", &tenant, "Who it is for: keys of one tenant share limits, requests and cached prompts");
     o.add("role", &roles, "What it may do: user, metrics or admin (user when none is given)");
     o.add("priority", &priority, "Highest priority its requests may ask for").range(-1000, 1000);
-    o.add("weight", &weight, "Its tenant's share under the policy fair, as of the server's next start")
+    o.add("weight", &weight, "Its tenant's share under the policy fair; of several keys, the one that asked last")
         .range(0.001, 1000);
     o.add("requests_per_minute", &limits.requests_per_minute, "0: no limit").at_least(0);
     o.add("tokens_per_minute", &limits.tokens_per_minute, "Prompt and output; 0: no limit").at_least(0);
     o.add("concurrent", &limits.concurrent, "Requests at once; 0: no limit").at_least(0);
+    o.check([this]() -> Status {
+      if (!id.empty() && action != "revoke")
+        return invalid_argument(cat("'", id, "' means nothing to ", action, "; only revoke takes a key's id"));
+      return {};
+    });
     o.example("kvasir keys add --tenant acme", "make a key and show it, once");
     o.example("kvasir keys add --tenant ops --role metrics --role admin", "more than generating");
     o.example("kvasir keys list", "who has a key");

@@ -87,7 +87,8 @@ void ModelFlags::define_queue(Options& o) {
       .range(0, 1e12);
   o.add("tenant_cache_share", &engine.tenant_cache_share, "Part of the cache that one tenant's prefixes may fill")
       .range(0, 1);
-  o.add("tenant_weight", &tenant_weights_, "TENANT=WEIGHT for the policy fair; 1 when not named")
+  o.add("tenant_weight", &tenant_weights_,
+        "TENANT=WEIGHT for the policy fair; a tenant that is not named has its key's, or 1")
       .value_name("TENANT=WEIGHT");
   o.check([this]() -> Status {
     engine.tenant_weights.clear();

@@ -9,7 +9,6 @@
 #include "cli/command.h"
 #include "cli/model_flags.h"
 #include "cli/ppl_names.h"
-#include "server/keys.h"
 #include "server/server.h"
 
 namespace kvasir::cli {
@@ -85,15 +84,6 @@ void print_ready(const ServeConfig& config, const engine::Engine& engine, const 
                      {"host", config.server.host}});
 }
 
-// A tenant's weight comes from its keys, as they are at the start; --tenant-weight wins.
-engine::EngineOptions weighted_engine_options(const ServeConfig& config) {
-  engine::EngineOptions options = config.model.engine_options();
-  if (config.server.keys_file.empty()) return options;
-  if (auto keys = server::read_keys(config.server.keys_file); keys.ok())  // if not, the server says so
-    for (const server::KeyEntry& key : *keys) options.tenant_weights.emplace(key.caller.tenant, key.caller.weight);
-  return options;
-}
-
 int serve_with(ServeConfig& config) {
   auto began = std::chrono::steady_clock::now();
   signal(SIGPIPE, SIG_IGN);
@@ -105,7 +95,7 @@ int serve_with(ServeConfig& config) {
   config.server.max_running = config.model.engine.max_running;
   config.server.model_path = config.model.model.model;
   config.server.on_drain = [here] { pthread_kill(here, SIGTERM); };
-  auto engine = engine::Engine::start(config.model.runner_options(), weighted_engine_options(config));
+  auto engine = engine::Engine::start(config.model.runner_options(), config.model.engine_options());
   auto started = server::Server::start(config.server, *engine);
   if (!started.ok()) {
     std::fprintf(stderr, "kvasir serve: %s\n", started.status().message().c_str());

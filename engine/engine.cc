@@ -225,7 +225,7 @@ Stats EngineImpl::stats() const {
   s.step_seconds_p50 = s.step_time.percentile(0.50);
   s.step_seconds_p99 = s.step_time.percentile(0.99);
   s.requests = requests_.load();
-  s.waiting = shared_.waiting_requests.load();
+  s.waiting += shared_.waiting_requests.load();
   s.state = state();
   std::lock_guard lock(phase_mutex_);
   s.message = message_;

@@ -35,6 +35,7 @@ struct Request {
   text::GrammarSpec grammar;
   std::optional<Time> deadline;
   int32_t priority = 0;  // higher runs first
+  double weight = 0;     // of its tenant under the policy fair; 0: as it was
   std::string cache_salt;
   std::string trace_parent;  // W3C traceparent
 };

@@ -193,6 +193,7 @@ void StepLoop::publish_stats() {
   Stats& out = shared_.stats;
   out.running = s.running;
   out.paused = s.paused;
+  out.waiting = s.preempted;
   out.pages_total = s.pages_total;
   out.pages_free = s.pages_free;
   out.pages_cached = s.pages_cached;

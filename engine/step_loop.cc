@@ -100,6 +100,7 @@ void StepLoop::submit(const JobPtr& job, Time at) {
     s.n = r.n;
     s.max_new = r.max_tokens;
     s.priority = r.priority;
+    s.weight = r.weight;
     s.deadline = r.deadline;
     s.cache_salt = r.cache_salt;
     s.no_prefix_read = r.prompt_logprobs >= 0;

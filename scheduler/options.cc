@@ -48,7 +48,7 @@ Status Options::validate() const {
   if (!(tenant_cache_share > 0 && tenant_cache_share <= 1))
     return wrong("tenant_cache_share", cat("is ", tenant_cache_share, "; it must be above 0 and at most 1"));
   for (const auto& [name, weight] : tenant_weights)
-    if (!(weight > 0 && weight <= 1e6))
+    if (!(weight > 0 && weight <= kMostWeight))
       return wrong("tenant_weights", cat("gives \"", name, "\" ", weight, "; a weight is above 0 and at most 1000000"));
   if (host_pages < 0) return wrong("host_pages", cat("is ", host_pages, "; it must not be negative"));
   if (host_pages > 0 && groups.size() > 1) return wrong("host_pages", "needs a model with one layer group");

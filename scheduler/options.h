@@ -33,6 +33,8 @@ struct StepCost {
 
 class Recorder;
 
+constexpr double kMostWeight = 1e6;  // of a tenant
+
 struct Options {
   int32_t page_size = 16;         // a power of two, 1 to 256
   std::vector<PageGroup> groups;  // at least one

@@ -66,11 +66,8 @@ void Scheduler::State::look(Time now, StepPlan& plan) {
 }
 
 void Scheduler::State::expire(Time now) {
-  for (; !expiries.empty() && expiries.top().deadline <= now; expiries.pop()) {
-    Request* r = find_request(expiries.top().request);
-    if (r == nullptr || r->ordinal != expiries.top().ordinal || r->alive == 0) continue;
-    end_request(r, Event::Kind::expired);
-  }
+  while (!expiries.empty() && expiries.begin()->first.first <= now)
+    end_request(find_request(expiries.begin()->second), Event::Kind::expired);
 }
 
 void Scheduler::State::compact() {

@@ -38,6 +38,7 @@ class Policy {
   // The order of the running ones, least first: decodes are planned in it, and the last one loses its pages first.
   virtual double rank(const Sequence& s) const { return static_cast<double>(s.request->ordinal); }
   virtual void tenant(int32_t /*index*/, const std::string& /*name*/) {}  // before its first sequence
+  virtual void weigh(int32_t /*index*/, double /*weight*/) {}             // of a tenant, from now on
   virtual void started(const Sequence&) {}                                // runs from now on
   virtual void stopped(const Sequence&) {}                                // ended or preempted
   virtual void served(const Sequence&, int64_t /*tokens*/) {}

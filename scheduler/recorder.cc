@@ -71,6 +71,7 @@ void Recorder::begin(const Options& options) {
 void Recorder::submit(const Submission& s, Time now) {
   put(lines_, "{\"call\":\"submit\",\"t\":", nanoseconds(now), ",\"id\":", s.id, ",\"tenant\":", json_string(s.tenant),
       ",\"n\":", s.n, ",\"priority\":", s.priority);
+  if (s.weight > 0) put(lines_, ",\"weight\":", s.weight);
   if (s.beam) lines_ += ",\"beam\":true";
   if (s.max_new) put(lines_, ",\"max_new\":", *s.max_new);
   if (s.deadline) put(lines_, ",\"deadline\":", nanoseconds(*s.deadline));

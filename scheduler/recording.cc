@@ -76,6 +76,7 @@ class Player {
 
   ReplayReport report;
   Options options;
+  std::map<std::string, double> weights;  // that requests said
   Workload workload;
 
  private:
@@ -164,6 +165,7 @@ class Player {
     s.beam = j.value("beam", false);
     if (j.contains("max_new")) s.max_new = j["max_new"].get<int64_t>();
     s.priority = j.at("priority").get<int32_t>();
+    s.weight = j.value("weight", 0.0);
     if (j.contains("deadline")) s.deadline = time_of(j["deadline"].get<int64_t>());
     s.cache_salt = j.value("salt", "");
     s.adapter = j.value("adapter", "");
@@ -176,6 +178,7 @@ class Player {
       return differ(cat("request ", s.id, " was ", refused.empty() ? "taken" : refused, " and is now ",
                         verdict.empty() ? "taken" : verdict));
     if (!first.ok()) return;
+    if (s.weight > 0 && !options.tenant_weights.contains(s.tenant)) weights[s.tenant] = s.weight;
     live_[s.id] = {workload.items.size(), *first, s.n, now, s.needs_mask && !s.beam};
     first_of_[*first] = s.n;
     for (int32_t c = 0; c < s.n; ++c) {
@@ -326,6 +329,7 @@ Result<RecordedWorkload> read_workload(std::istream& in) {
     return failed_precondition(cat("the recording does not replay as it was, so what its requests said is not known: ",
                                    player.report.difference));
   if (player.workload.items.empty()) return invalid_argument("the recording has no requests");
+  player.options.tenant_weights.merge(player.weights);
   return RecordedWorkload{std::move(player.options), std::move(player.workload)};
 }
 

@@ -130,7 +130,8 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
     const double ran = in_seconds(clock - s->admitted);
     load.slot_seconds += (load.slot_seconds > 0 ? 0.02 : 1.0) * (ran - load.slot_seconds);
   }
-  --s->request->alive;
+  Request& r = *s->request;
+  if (--r.alive == 0 && r.deadline) expiries.erase({*r.deadline, r.ordinal});
   kvcache::Lease lease;
   std::vector<int32_t> draft;
   if (auto* d = std::get_if<Decoding>(&s->state)) draft = std::move(d->draft);
@@ -282,17 +283,20 @@ bool Scheduler::idle() const { return state_->requests.empty() && state_->flight
 
 std::optional<Time> Scheduler::wake_at() const {
   if (state_->expiries.empty()) return std::nullopt;
-  return state_->expiries.top().deadline;
+  return state_->expiries.begin()->first.first;
 }
 
 Stats Scheduler::stats() const {
   const State& st = *state_;
   Stats s = brief_stats();
   for (const auto& [id, seq] : st.sequences) {
-    s.paused += !seq->over() && seq->request->paused;
-    s.running += seq->running();
-    s.waiting += std::holds_alternative<Waiting>(seq->state);
-    s.swapped += std::holds_alternative<Swapped>(seq->state);
+    if (seq->over()) continue;
+    const bool swapped = std::holds_alternative<Swapped>(seq->state), paused = seq->request->paused;
+    s.swapped += swapped;
+    s.paused += paused;
+    s.running += !paused && seq->running();
+    s.waiting += !paused && !swapped && seq->waits();
+    s.preempted += !paused && seq->waits() && seq->request->announced;
   }
   return s;
 }

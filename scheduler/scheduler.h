@@ -29,6 +29,7 @@ struct Submission {
   bool beam = false;               // the n choices are beams of one search: advance says each one's parent
   std::optional<int64_t> max_new;  // unset: what context and pool allow; 0: prompt only
   int32_t priority = 0;            // higher runs first
+  double weight = 0;               // policy fair: its tenant's from now on, unless the options name it; 0: as it was
   std::optional<Time> deadline;
   std::string cache_salt;  // requests share cached pages only with equal tenant, salt and adapter
   std::string adapter;
@@ -72,7 +73,10 @@ struct Event {
 };
 
 struct Stats {
-  int64_t running = 0, waiting = 0, paused = 0, swapped = 0;  // sequences
+  int64_t running = 0, waiting = 0;  // sequences whose request is not paused
+  int64_t paused = 0;                // of paused requests, whatever they hold
+  int64_t swapped = 0;               // whose pages are in the second tier
+  int64_t preempted = 0;             // that ran, wait again and are not paused
   int64_t waiting_tokens = 0;
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;  // group 0; cached: kept for prefixes, unused
   int64_t host_pages_total = 0, host_pages_free = 0;

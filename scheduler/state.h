@@ -3,9 +3,10 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
-#include <queue>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kvcache/kv_space.h"
@@ -36,12 +37,6 @@ struct Scheduler::State {
   struct TenantLoad {
     std::string name;
     int64_t waiting = 0, waiting_tokens = 0;
-  };
-  struct Expiry {
-    Time deadline;
-    RequestId request;
-    uint64_t ordinal;
-    bool operator<(const Expiry& o) const { return deadline > o.deadline; }  // the queue's top is the earliest
   };
 
   // submit.cc
@@ -120,7 +115,7 @@ struct Scheduler::State {
   std::deque<Flight> flights;
   std::vector<Flight> spare_flights;
   Flight making;
-  std::priority_queue<Expiry> expiries;
+  std::map<std::pair<Time, uint64_t>, RequestId> expiries;  // by deadline and ordinal, of those that are not over
   std::vector<Event> events;
 
   Time clock{};        // the latest time it was told

@@ -51,6 +51,8 @@ Status Scheduler::State::check(const Submission& s) const {
   if (s.max_new && *s.max_new > most - prompt)
     return wrong("max_tokens", cat("max_tokens is ", *s.max_new, "; with a prompt of ", prompt, " tokens at most ",
                                    most - prompt, " fit"));
+  if (!(s.weight >= 0 && s.weight <= kMostWeight))
+    return wrong("weight", cat("weight is ", s.weight, "; it must be above 0 and at most ", kMostWeight));
   return {};
 }
 
@@ -135,6 +137,8 @@ Result<SeqId> Scheduler::State::submit(Submission submission, Time now) {
     ++stats.refused;
     return s;
   }
+  if (submission.weight > 0 && !options.tenant_weights.contains(submission.tenant))
+    policy->weigh(r->tenant, submission.weight);
   ++next_ordinal;
   next_seq += r->n;
   requests[r->id] = std::move(owned);
@@ -142,7 +146,7 @@ Result<SeqId> Scheduler::State::submit(Submission submission, Time now) {
   Sequence* s = make_sequence(r, 0);
   s->tokens = std::move(probe.tokens);
   s->tokens.shrink_to_fit();
-  if (r->deadline) expiries.push({*r->deadline, r->id, r->ordinal});
+  if (r->deadline) expiries[{*r->deadline, r->ordinal}] = r->id;
   enqueue(s);
   return s->id;
 }

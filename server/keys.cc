@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -103,8 +102,8 @@ Result<KeyEntry> from_json(const json& j, const std::string& path) {
   }
   if (e.hash.size() != 64) return bad(path, cat("key ", e.id, " has a sha256 of ", e.hash.size(), " digits, not 64"));
   if (e.caller.tenant.empty()) return bad(path, cat("key ", e.id, " has no tenant"));
-  if (!(e.caller.weight > 0) || !std::isfinite(e.caller.weight))
-    return bad(path, cat("key ", e.id, " has the weight ", e.caller.weight, "; it must be more than 0"));
+  if (!(e.caller.weight >= 0.001 && e.caller.weight <= 1000))
+    return bad(path, cat("key ", e.id, " has the weight ", e.caller.weight, "; it must be from 0.001 to 1000"));
   return e;
 }
 

@@ -255,6 +255,7 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
 
   engine::Request& r = in.request;
   r.tenant = caller.tenant;
+  r.weight = caller.weight;
   r.prompt = out.prompt;
   r.n = int32_t(in.n);
   r.max_tokens = in.max_tokens;

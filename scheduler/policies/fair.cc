@@ -23,6 +23,7 @@ class FairShare final : public Policy {
     auto it = weights_.find(name);
     if (it != weights_.end()) accounts_[index].weight = it->second;
   }
+  void weigh(int32_t index, double weight) override { accounts_[index].weight = weight; }
   void push(Sequence* s) override {
     Account& a = account(*s);
     if (a.queue.size() == 0 && a.running == 0) a.served = std::max(a.served, least_at_work() - burst_ / a.weight);

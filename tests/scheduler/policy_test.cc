@@ -114,11 +114,12 @@ TEST(Starvation, ADeadlineIsNoWayPastEverybody) {
   EXPECT_LE(last, Time{} + seconds(2) + milliseconds(600));
 }
 
-// Both always want more: each gets its weight's share of what is computed, whatever the size of what it asks.
-TEST(FairShare, WeightsAreKeptBetweenTenantsThatAlwaysWantMore) {
+// Both always want more: what is computed for "heavy" against "light", whose weights the options or their requests say.
+double heavy_against_light(const std::map<std::string, double>& by_options,
+                           const std::map<std::string, double>& by_requests) {
   Options o = crowded("fair");
   o.max_running = 8;
-  o.tenant_weights = {{"light", 1}, {"heavy", 3}};
+  o.tenant_weights = by_options;
   Desk desk(o);
   std::map<std::string, double> computed;
   std::map<RequestId, std::pair<std::string, int64_t>> live;
@@ -132,8 +133,9 @@ TEST(FairShare, WeightsAreKeptBetweenTenantsThatAlwaysWantMore) {
       s.tenant = tenant;
       s.prompt = fresh_prompt(id, prompt);
       s.max_new = output;
+      if (auto said = by_requests.find(tenant); said != by_requests.end()) s.weight = said->second;
       live[id] = {tenant, prompt + output};
-      ASSERT_TRUE(desk.scheduler->submit(std::move(s), desk.now).ok());
+      EXPECT_TRUE(desk.scheduler->submit(std::move(s), desk.now).ok());
     }
   };
   for (int step = 0; step < 12000; ++step) {
@@ -146,9 +148,19 @@ TEST(FairShare, WeightsAreKeptBetweenTenantsThatAlwaysWantMore) {
       if (e.kind == Event::Kind::released) live.erase(e.request);
     }
   }
-  std::printf("tokens of heavy (weight 3) against light (weight 1): %.3f times\n",
-              computed["heavy"] / computed["light"]);
-  EXPECT_NEAR(computed["heavy"] / computed["light"], 3.0, 0.3);
+  return computed["heavy"] / computed["light"];
+}
+
+// Each gets its weight's share of what is computed, whatever the size of what it asks.
+TEST(FairShare, WeightsAreKeptBetweenTenantsThatAlwaysWantMore) {
+  const double times = heavy_against_light({{"light", 1}, {"heavy", 3}}, {});
+  std::printf("tokens of heavy (weight 3) against light (weight 1): %.3f times\n", times);
+  EXPECT_NEAR(times, 3.0, 0.3);
+}
+
+// A key's weight comes with its requests, and what the options say wins.
+TEST(FairShare, ARequestSaysTheWeightOfATenantThatTheOptionsDoNotName) {
+  EXPECT_NEAR(heavy_against_light({{"light", 1}}, {{"light", 50}, {"heavy", 3}}), 3.0, 0.3);
 }
 
 TEST(Deadlines, ARequestThatCannotMakeItsOwnIsRefusedAtOnce) {

@@ -165,5 +165,41 @@ TEST(Scenario, DeadlinesEndRequests) {
   w.expect_all_back();
 }
 
+// Else a server would keep, and wake up for, each deadline it was ever told.
+TEST(Scenario, WhatIsOverHasNoDeadlineAnyMore) {
+  World w(small());
+  for (RequestId id : {1, 2, 3}) {
+    Submission s = w.make(id, prompt_of(9), 4);
+    s.n = id == 3 ? 2 : 1;
+    s.deadline = w.now + std::chrono::hours(1000);
+    w.submit(s);
+  }
+  ASSERT_TRUE(w.scheduler->cancel(2).ok());
+  EXPECT_NE(w.scheduler->wake_at(), std::nullopt);
+  w.run();
+  EXPECT_EQ(w.count(Event::Kind::finished), 3);
+  EXPECT_EQ(w.scheduler->wake_at(), std::nullopt);
+  w.expect_all_back();
+}
+
+TEST(Scenario, ASequenceIsCountedOnce) {
+  Options o = small();
+  o.max_running = 2;
+  World w(o);
+  for (RequestId id : {1, 2, 3, 4}) w.submit(w.make(id, prompt_of(9), 40));
+  ASSERT_TRUE(w.launch());
+  w.retire();
+  ASSERT_TRUE(w.scheduler->pause(1).ok());
+  ASSERT_TRUE(w.scheduler->pause(4).ok());
+  const Stats s = w.scheduler->stats();
+  EXPECT_EQ(s.running, 1);
+  EXPECT_EQ(s.waiting, 1);
+  EXPECT_EQ(s.paused, 2);
+  EXPECT_EQ(s.preempted, 0);
+  for (RequestId id : {1, 4}) ASSERT_TRUE(w.scheduler->resume(id).ok());
+  w.run();
+  w.expect_all_back();
+}
+
 }  // namespace
 }  // namespace kvasir::scheduler

@@ -150,7 +150,9 @@ TEST_F(FieldsTest, PriorityAndRolesComeFromTheKey) {
   in.request.priority = 0;
   in.request.tenant = "someone-else";
   caller.tenant = "ann";
+  caller.weight = 2.5;
   EXPECT_TRUE(services_->generate(caller, in).ok());
+  EXPECT_EQ(engine_.last().weight, 2.5);
   EXPECT_EQ(engine_.last().tenant, "ann");
   caller.user = false;
   caller.metrics = true;

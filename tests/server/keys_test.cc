@@ -51,6 +51,7 @@ TEST(KeysFile, WhatCannotBeIsRefusedByName) {
   for (const auto& [field, says] : std::vector<std::pair<const char*, const char*>>{
            {R"("weight":0)", "weight"},
            {R"("weight":-1)", "weight"},
+           {R"("weight":1e300)", "it must be from 0.001 to 1000"},
            {R"("weight":"heavy")", "type"},
            {R"("priority":1e300)", "priority is 1e+300"},
            {R"("priority":3000000000)", "priority is 3000000000"},
