@@ -24,6 +24,15 @@ std::string utc_now() {
   return text;
 }
 
+// This contract's answer has the section "core" and no other; those of its sisters may be asked for all the same.
+Status check_section(const std::string& section) {
+  constexpr std::string_view kSections[] = {"all", "core", "memory", "spec", "lora", "disagg", "queues"};
+  if (std::find(std::begin(kSections), std::end(kSections), section) != std::end(kSections)) return {};
+  return invalid_argument(cat("include names '", section.substr(0, 64),
+                              "'; it must be all, core, memory, spec, lora, disagg or queues (core is always there)"))
+      .with_field("include");
+}
+
 // The tokenizer as a zip, in pieces that any client's message limit takes.
 class TokenizerCall final : public StreamCall<smg::GetTokenizerChunk> {
  public:
@@ -125,6 +134,7 @@ class VllmEngine final : public pb::VllmEngine::CallbackService {
     return unary(c_, call, Role::metrics, "GetLoads", [this, in, out](const Caller&) -> Status {
       if (in->has_dp_rank() && in->dp_rank() != 0)
         return invalid_argument(cat("dp_rank is ", in->dp_rank(), "; this engine has the one rank 0"));
+      for (const std::string& section : in->include()) KVASIR_TRY(check_section(section));
       engine::Stats s = c_.services.engine().stats();
       const ServerOptions& o = c_.services.options();
       int64_t used = s.pages_total - s.pages_free - s.pages_cached;

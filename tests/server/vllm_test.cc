@@ -180,6 +180,14 @@ TEST_F(VllmTest, InfoLoadsHealthFlush) {
   EXPECT_DOUBLE_EQ(loads.loads(0).token_usage(), 0.4);
   EXPECT_EQ(loads.loads(0).max_total_num_tokens(), 1600);
   EXPECT_NE(loads.version(), "");
+  pb::GetLoadsRequest sections;
+  sections.add_include("core");
+  sections.add_include("all");
+  EXPECT_TRUE(with([&](auto* c) { return stub_->GetLoads(c, sections, &loads); }).ok());
+  sections.add_include("weather");
+  const grpc::Status unknown = with([&](auto* c) { return stub_->GetLoads(c, sections, &loads); });
+  EXPECT_EQ(unknown.error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_THAT(unknown.error_message(), HasSubstr("'weather'; it must be all, core"));
   pb::HealthCheckResponse health;
   ASSERT_TRUE(with([&](auto* c) { return stub_->HealthCheck(c, {}, &health); }).ok());
   EXPECT_TRUE(health.healthy());
