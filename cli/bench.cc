@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
@@ -31,8 +32,10 @@ struct BenchConfig {
   std::string slo, json, csv, html, answers;
   bool compare = false;
   std::chrono::milliseconds duration{0};
+  const Options* given = nullptr;
 
   void define(Options& o) {
+    given = &o;
     o.positional("target", &words, "HOST:PORT (default 127.0.0.1:50051, HTTP 8000); with --compare, two JSON reports");
     o.section("Server");
     o.add("protocol", &b.target.protocol, "What it speaks: gRPC (ours, ppl's, vLLM's) or OpenAI's HTTP")
@@ -68,7 +71,8 @@ struct BenchConfig {
 
   void define_load(Options& o) {
     o.section("Load");
-    o.add("concurrency", &b.concurrency, "Closed loop: so many clients, each asks again when answered")
+    o.add("concurrency", &b.concurrency,
+          "Closed loop: so many clients, each asks again when answered; the times of a trace are then left aside")
         .range(1, 20000)
         .only_flag();
     o.add("rate", &b.rate, "Open loop: requests a second (conversations, with --turns), however many are under way")
@@ -136,6 +140,40 @@ struct BenchConfig {
     o.add("compare", &compare, "Set two JSON reports side by side").only_flag();
   }
 
+  bool says(std::string_view name) const {
+    return std::any_of(given->all().begin(), given->all().end(),
+                       [&](const auto& option) { return option->name() == name && option->source() == "flag"; });
+  }
+
+  // A flag that would change nothing is a misunderstanding, and figures of a load that was not asked for.
+  Status check_use() const {
+    const bool at_once = b.arrival.pattern == "at-once", open = b.rate > 0 || at_once, sweep = !b.sweep.empty();
+    const bool file = !b.workload.file.empty(), http = b.target.protocol.starts_with("openai");
+    const struct {
+      const char* name;
+      bool used;
+      const char* needs;
+    } kUses[] = {
+        {"concurrency", !open && !sweep, "a closed loop: leave out --rate, --arrival at-once and --sweep"},
+        {"rate", !at_once, "another --arrival than at-once"},
+        {"arrival", open || b.sweep == "rate", "an open loop: --rate, or --sweep rate"},
+        {"burstiness", b.arrival.pattern == "bursty", "--arrival bursty"},
+        {"sweep_low", sweep, "--sweep"},
+        {"sweep_high", sweep, "--sweep"},
+        {"slo_share", b.slo.any(), "--slo"},
+        {"input_len", !file, "prompts that are made up: leave out --prompts"},
+        {"shared_prefix", !file, "prompts that are made up: leave out --prompts"},
+        {"prefix_groups", b.workload.shared_prefix > 0, "--shared-prefix"},
+        {"turn_len", b.turns > 1, "--turns"},
+        {"time_scale", file && !open && !sweep && !b.closed, "the times of a trace: --prompts without another load"},
+        {"connections", !http, "a protocol over gRPC"},
+        {"model", http || b.target.protocol == "kvasir", "a protocol that names models: kvasir, openai or openai-chat"},
+    };
+    for (const auto& [name, used, needs] : kUses)
+      if (says(name) && !used) return invalid_argument(cat(name, " would change nothing here; it needs ", needs));
+    return {};
+  }
+
   // What no single value shows to be wrong.
   Status settle() {
     if (words.size() > 1) return invalid_argument(cat("one HOST:PORT is taken, not ", words.size()));
@@ -149,6 +187,8 @@ struct BenchConfig {
                                   " carries one request a call: it needs --protocol ppl"));
     if (b.sweep_low > b.sweep_high)
       return invalid_argument(cat("sweep_low is ", b.sweep_low, ", above sweep_high, which is ", b.sweep_high));
+    b.closed = says("concurrency");
+    KVASIR_TRY(check_use());
     b.duration = std::chrono::duration<double>(duration).count();
     b.workload.seed = b.seed;
     b.keep_text = !answers.empty();

@@ -18,6 +18,7 @@ namespace {
 
 using json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
+constexpr int64_t kMostTokens = 1'000'000'000;  // of an answer
 
 struct GenerateConfig {
   LogConfig log{.level = "warn"};
@@ -42,7 +43,7 @@ struct GenerateConfig {
           "one finds in the prefix cache, and what that saves")
         .range(1, 1000);
     o.section("Answers");
-    o.add("max_tokens", &max_tokens, "Longest answer").range(0, 1e9);
+    o.add("max_tokens", &max_tokens, "Longest answer").range(0, double(kMostTokens));
     o.add("temperature", &temperature, "0 is greedy").range(0, 100);
     o.add("top_p", &top_p, "Nucleus sampling").range(0, 1);
     o.add("top_k", &top_k, "Draw among so many; 0: all").range(0, 1e6);
@@ -87,6 +88,9 @@ Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) 
       if (key == "prompt" || key == "id") continue;
       if (!value.is_number_unsigned() || (key != "max_tokens" && key != "seed"))
         return invalid_argument(cat("line ", number, ": \"", key, "\" is not max_tokens or seed with a whole number"));
+      if (key == "max_tokens" && value.get<uint64_t>() > uint64_t(kMostTokens))
+        return invalid_argument(
+            cat("line ", number, ": max_tokens is ", value.dump(), "; it must be at most ", kMostTokens));
       if (key == "max_tokens") item.max_tokens = value;
       if (key == "seed") item.seed = value;
     }
@@ -104,7 +108,8 @@ Result<std::vector<Item>> read_prompts(const GenerateConfig& c) {
     KVASIR_ASSIGN(auto lines, read_lines(in, c));
     std::move(lines.begin(), lines.end(), std::back_inserter(out));
   } else if (c.file == "-") {
-    KVASIR_ASSIGN(out, read_lines(std::cin, c));
+    KVASIR_ASSIGN(auto lines, read_lines(std::cin, c));
+    std::move(lines.begin(), lines.end(), std::back_inserter(out));
   } else if (out.empty()) {
     out.push_back({std::string(std::istreambuf_iterator<char>(std::cin), {}), {}, c.max_tokens, uint64_t(c.seed)});
   }
@@ -222,7 +227,7 @@ Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vec
     else
       answer.failed = std::move(refused);
     if (!answer.failed.ok()) {
-      if (items.size() == 1) return answer.failed;
+      if (one) return answer.failed;
       ++failures;
       std::fprintf(stderr, "kvasir generate: prompt %zu: %s\n", done + 1, answer.failed.message().c_str());
     }

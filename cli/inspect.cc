@@ -64,6 +64,10 @@ int inspect(int argc, char** argv) {
   o.add("tensors", &tensors, "List every tensor").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();
   hub.define(o);
+  o.check([&steps]() -> Status {
+    if ((steps.page_size & (steps.page_size - 1)) == 0) return {};
+    return invalid_argument(cat("page_size is ", steps.page_size, "; it must be a power of two"));
+  });
   o.example("kvasir inspect model.gguf --batch 32 --context 4096", "the memory 32 sequences of 4,096 tokens take");
   if (auto code = o.parse(argc, argv)) return *code;
   if (model.empty()) {

@@ -89,6 +89,8 @@ Status run(const SimulateConfig& c) {
   in.seekg(0);
   if (scheduler::is_recording(first_line)) {
     if (c.policy == "auto" && c.configs.empty()) return replay(c, in);
+    if (!c.fit.empty())
+      return invalid_argument("--fit takes the times of a recording as it was: leave out --policy and --config");
     auto recorded = scheduler::read_workload(in);
     if (!recorded.ok()) return in_file(c.workload, recorded.status());
     return simulate_with(c, recorded->options, recorded->workload);

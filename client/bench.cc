@@ -156,7 +156,7 @@ Result<Bench> run_bench(Target& target, const BenchOptions& o, const std::atomic
   KVASIR_ASSIGN(b.workload, make_workload(o.workload, prompts));
   const Workload& workload = b.workload;
   const bool open_by_rate = o.rate > 0 || at_once(o);
-  const bool replay = !workload.arrivals.empty() && !open_by_rate && o.sweep.empty();
+  const bool replay = !workload.arrivals.empty() && !open_by_rate && !o.closed && o.sweep.empty();
   const bool open = open_by_rate || replay;
   Bencher bencher(target, o, workload, stop, progress);
   Report& r = b.report;

@@ -13,6 +13,7 @@ struct BenchOptions {
   double duration = 0;
   double rate = 0;  // open loop when above 0, or when the workload is a trace; of conversations when `turns` is above 1
   int concurrency = 8;
+  bool closed = false;  // a closed loop even where the workload is a trace
   int batch = 1;
   int turns = 1, turn_words = 32;
   double time_scale = 1;  // of a trace: 2 is twice as fast

@@ -22,7 +22,7 @@ constexpr std::array kWords = {
     "night", "point",  "home",   "water",   "room",    "mother",  "area",     "money",   "story",      "fact",
     "month", "lot",    "right",  "study",   "book",    "eye",     "job",      "word",    "business",   "issue"};
 
-constexpr int64_t kMostTokens = 1'000'000;  // of one prompt or answer
+constexpr int kMostTokens = 1'000'000;  // of one prompt or answer
 
 struct Trace {
   double at;
@@ -150,7 +150,10 @@ Result<bool> add_entry(const Json& j, int output, std::mt19937_64& random, Workl
   }
   for (const char* key : {"prompt", "text", "question"}) {
     if (j.contains(key) && j[key].is_string()) {
-      w.prompts.push_back({j[key].get<std::string>(), j.value("max_tokens", output), {}});
+      const double most = j.value("max_tokens", static_cast<double>(output));
+      if (!(most >= 1 && most <= kMostTokens))
+        return invalid_argument(cat("has max_tokens ", most, "; it may be 1 to ", kMostTokens));
+      w.prompts.push_back({j[key].get<std::string>(), static_cast<int>(most), {}});
       return true;
     }
   }
@@ -221,25 +224,28 @@ Workload in_order(Workload w) {
 Result<Length> Length::parse(const std::string& text, const std::string& field) {
   Length l;
   char rest = 0;
-  if (std::sscanf(text.c_str(), "lognormal:%lf,%lf%c", &l.a_, &l.b_, &rest) == 2 && l.a_ >= 1 && l.b_ >= 0 &&
+  const auto length = [](double x) { return x >= 1 && x <= kMostTokens; };
+  if (std::sscanf(text.c_str(), "lognormal:%lf,%lf%c", &l.a_, &l.b_, &rest) == 2 && length(l.a_) && l.b_ >= 0 &&
       l.b_ < 5) {
     l.kind_ = Kind::lognormal;
     return l;
   }
-  if (std::sscanf(text.c_str(), "%lf-%lf%c", &l.a_, &l.b_, &rest) == 2 && l.a_ >= 1 && l.b_ >= l.a_) {
+  if (std::sscanf(text.c_str(), "%lf-%lf%c", &l.a_, &l.b_, &rest) == 2 && length(l.a_) && length(l.b_) &&
+      l.b_ >= l.a_) {
     l.kind_ = Kind::uniform;
     return l;
   }
-  if (std::sscanf(text.c_str(), "%lf%c", &l.a_, &rest) == 1 && l.a_ >= 1) return l;
-  return invalid_argument(field + " is " + text + "; it must be N, LOW-HIGH or lognormal:MEDIAN,SIGMA");
+  if (std::sscanf(text.c_str(), "%lf%c", &l.a_, &rest) == 1 && length(l.a_)) return l;
+  return invalid_argument(
+      cat(field, " is ", text, "; it must be N, LOW-HIGH or lognormal:MEDIAN,SIGMA, from 1 to ", kMostTokens));
 }
 
 int Length::draw(std::mt19937_64& random) const {
-  constexpr double kMost = 1'000'000;
   switch (kind_) {
     case Kind::uniform: return std::uniform_int_distribution<int>(static_cast<int>(a_), static_cast<int>(b_))(random);
     case Kind::lognormal:
-      return static_cast<int>(std::clamp(std::lognormal_distribution<double>(std::log(a_), b_)(random), 1.0, kMost));
+      return static_cast<int>(
+          std::clamp(std::lognormal_distribution<double>(std::log(a_), b_)(random), 1.0, double(kMostTokens)));
     default: return static_cast<int>(a_);
   }
 }

@@ -148,6 +148,34 @@ TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
   EXPECT_EQ(bad.code, 1);
   EXPECT_THAT(bad.out, HasSubstr("line 2"));
   EXPECT_THAT(shell("generate --model /nonexistent.gguf x").out, HasSubstr("/nonexistent.gguf"));
+  // Arguments are asked beside a file, also where the file is standard input.
+  file = folder.file("one.jsonl", "{\"prompt\":\"from the file\"}\n");
+  Ran both = shell("generate " + dummy + "--max-tokens 1 --ignore-eos --json --file - 'an argument' < " + file);
+  EXPECT_EQ(both.code, 0) << both.out;
+  EXPECT_THAT(both.out, HasSubstr("\"prompt\":\"an argument\""));
+  EXPECT_THAT(both.out, HasSubstr("\"prompt\":\"from the file\""));
+  // A line is answered by a line, when it is the only one, too.
+  file = folder.file("empty.jsonl", "{\"prompt\":\"\",\"id\":\"e\"}\n");
+  Ran alone = shell("generate " + dummy + "--json --file " + file);
+  EXPECT_EQ(alone.code, 1);
+  EXPECT_THAT(alone.out, HasSubstr("\"id\":\"e\""));
+  EXPECT_THAT(alone.out, HasSubstr("\"error\":"));
+  file = folder.file("long.jsonl", "{\"prompt\":\"a\",\"max_tokens\":18446744073709551615}\n");
+  EXPECT_THAT(shell("generate " + dummy + "--file " + file).out, HasSubstr("it must be at most 1000000000"));
+}
+
+TEST(Inspect, ShowsOnlyPagesThatAServerCanHave) {
+  if (!built("inspect")) GTEST_SKIP() << "this build has no model";
+  EXPECT_EQ(shell("inspect dummy:llama --page-size 32").code, 0);
+  const Ran odd = shell("inspect dummy:llama --page-size 24");
+  EXPECT_EQ(odd.code, 2);
+  EXPECT_THAT(odd.out, HasSubstr("page_size is 24; it must be a power of two"));
+}
+
+TEST(Keys, OnlyRevokeTakesAnId) {
+  const Ran r = shell("keys add --tenant ann bob");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_THAT(r.out, HasSubstr("'bob' means nothing to add"));
 }
 
 }  // namespace

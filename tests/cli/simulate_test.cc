@@ -69,6 +69,10 @@ TEST_F(Simulate, ARecordedRunIsReplayedToTheSamePlansAndSimulatedUnderEveryPolic
   const auto cost = nlohmann::json::parse(read(file("cost.json")), nullptr, false);
   EXPECT_THAT(cost["source"].get<std::string>(), HasSubstr("fitted by kvasir simulate --fit"));
 
+  const Ran both = shell("simulate --workload " + recording + " --policy all --fit " + file("other.json"));
+  EXPECT_EQ(both.code, 2);
+  EXPECT_THAT(both.out, HasSubstr("leave out --policy and --config"));
+
   const Ran all = shell("simulate --workload " + recording + " --config " + file("cost.json") + " --policy all --out " +
                         file("all.json"));
   EXPECT_EQ(all.code, 0) << all.out;

@@ -33,7 +33,8 @@ TEST(Length, FixedUniformLognormal) {
   std::sort(drawn.begin(), drawn.end());
   EXPECT_NEAR(drawn[10000], 100, 3);
   EXPECT_NEAR(std::log(drawn[16826] / 100.0), 0.5, 0.05);  // one sigma
-  for (const char* bad : {"", "0", "-3", "20-10", "x", "lognormal:5", "3 4"}) {
+  for (const char* bad :
+       {"", "0", "-3", "20-10", "x", "lognormal:5", "3 4", "1e30", "inf", "nan", "1-1e12", "lognormal:1e9,1"}) {
     EXPECT_THAT(Length::parse(bad, "input_len").status().message(), HasSubstr("input_len")) << bad;
   }
 }

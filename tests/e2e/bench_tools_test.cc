@@ -153,6 +153,7 @@ TEST_F(Tools, TracesAreReplayedAtTheirTimes) {
     EXPECT_TRUE(row.starts_with(due)) << row;
     EXPECT_TRUE(row.ends_with(",OK")) << row;
   }
+  EXPECT_EQ(load_of(bench("--prompts " + azure + " --concurrency 3", 3)), "closed loop, 3 clients");
   const std::string mooncake = file("mooncake.jsonl",
                                     "{\"timestamp\":0,\"input_length\":20,\"output_length\":5,\"hash_ids\":[1]}\n"
                                     "{\"timestamp\":100,\"input_length\":30,\"output_length\":5,\"hash_ids\":[1]}\n");
@@ -198,6 +199,18 @@ TEST_F(Tools, WhatIsAskedWronglySaysWhatToDo) {
   EXPECT_THAT(refused("--sweep rate"), HasSubstr("--slo ttft=500ms,itl=50ms"));
   EXPECT_THAT(refused("--sweep rate --slo ttft=1s --rate 3"), HasSubstr("leave out --rate"));
   EXPECT_THAT(refused("--batch 3"), HasSubstr("--protocol ppl"));
+  for (const auto& [flags, needs] : std::vector<std::pair<std::string, std::string>>{
+           {"--rate 3 --concurrency 4", "concurrency would change nothing here; it needs a closed loop"},
+           {"--arrival constant", "it needs an open loop: --rate"},
+           {"--rate 3 --arrival at-once", "another --arrival"},
+           {"--rate 3 --burstiness 0.5", "--arrival bursty"},
+           {"--sweep-low 2", "--sweep"},
+           {"--prefix-groups 4", "--shared-prefix"},
+           {"--turn-len 4", "--turns"},
+           {"--time-scale 2", "the times of a trace"},
+           {"--protocol openai --connections 2", "a protocol over gRPC"},
+           {"--protocol ppl --model x", "names models"}})
+    EXPECT_THAT(refused(flags), HasSubstr(needs));
   EXPECT_THAT(refused("--slo quick=1s"), HasSubstr("write ttft=500ms"));
   EXPECT_THAT(refused("--protocol soap"), HasSubstr("openai-chat"));
   EXPECT_THAT(refused("--arrival sometimes"), HasSubstr("poisson"));
