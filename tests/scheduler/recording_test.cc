@@ -64,6 +64,7 @@ struct Conversation {
       s.id = id;
       s.tenant = "acme \"quoted\"";
       s.cache_salt = "a secret salt";
+      s.weight = 2.5;
       s.prompt = prompt;
       s.max_new = 6;
       EXPECT_TRUE(scheduler->submit(s, now += std::chrono::milliseconds(100)).ok());
@@ -100,6 +101,7 @@ TEST(Recording, IsAlsoAWorkload) {
   EXPECT_EQ(recorded->workload.items[0].output_tokens, 6);
   EXPECT_EQ(recorded->workload.items[1].prompt_tokens, 15);
   EXPECT_NEAR(recorded->workload.items[1].arrival_s, 0.16, 1e-9);
+  EXPECT_EQ(recorded->options.tenant_weights["acme \"quoted\""], 2.5);
   recorded->options.policy = "lpm";
   auto sim = simulate(recorded->options, recorded->workload);
   ASSERT_TRUE(sim.ok());
