@@ -46,6 +46,11 @@ TEST_F(ChatTemplateTest, TheDeveloperIsTheSystemToTemplatesThatKnowNone) {
 TEST_F(ChatTemplateTest, ToolsAsPythonWritesJson) {
   EXPECT_EQ(render("{{ tools[0] | tojson }}", "[]", R"([{"type":"function","n":1.5,"l":[1,null,"<é>"]}])"),
             R"({"type": "function", "n": 1.5, "l": [1, null, "<é>"]})");
+  const std::string out_of_order = R"([{"b":{"z":1,"a":"\u00e9\ud83d\ude00"},"a":[2]}])";
+  EXPECT_EQ(render("{{ tools[0] | tojson(sort_keys=true) }}", "[]", out_of_order),
+            "{\"a\": [2], \"b\": {\"a\": \"\xc3\xa9\xf0\x9f\x98\x80\", \"z\": 1}}");
+  EXPECT_EQ(render("{{ tools[0].b | tojson(separators=(',', ':'), ensure_ascii=true) }}", "[]", out_of_order),
+            R"({"z":1,"a":"\u00e9\ud83d\ude00"})");
   EXPECT_EQ(render("{{ tools | tojson(indent=2) }}", "[]", R"([{"a":1}])"), "[\n  {\n    \"a\": 1\n  }\n]");
   EXPECT_EQ(render("{% if tools %}y{% else %}n{% endif %}", "[]", "[]"), "n");
 }

@@ -14,6 +14,7 @@ use crate::border::{
 const FUEL: u64 = 5_000_000; // instructions; a chat of a thousand messages takes about 100,000
 const MAX_OUTPUT: usize = 64 << 20;
 const MAX_SOURCE: usize = 1 << 20;
+const MAX_INDENT: usize = 16;
 
 pub struct Template {
     env: Environment<'static>,
@@ -96,24 +97,47 @@ fn strftime(format: &str, unix: i64) -> String {
     out
 }
 
-/// JSON as Python's json.dumps writes it, with ensure_ascii off: ", " and ": ", nothing escaped for HTML.
-fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut String) {
+/// How Python's json.dumps is told to write.
+struct Dump {
+    indent: Option<usize>,
+    comma: String,
+    colon: String,
+    ascii: bool,
+}
+
+impl Dump {
+    fn string(&self, text: &str, out: &mut String) {
+        let quoted = Json::String(text.to_string()).to_string();
+        if !self.ascii {
+            return out.push_str(&quoted);
+        }
+        for c in quoted.chars() {
+            if c.is_ascii() {
+                out.push(c);
+            } else {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| *out += &format!("\\u{unit:04x}"));
+            }
+        }
+    }
+}
+
+/// JSON as json.dumps writes it: nothing is escaped for HTML.
+fn write_json(value: &Json, how: &Dump, depth: usize, out: &mut String) {
     let open = |out: &mut String, depth: usize| {
-        if let Some(width) = indent {
+        if let Some(width) = how.indent {
             out.push('\n');
             out.extend(std::iter::repeat(' ').take(width * depth));
         }
     };
-    let comma = if indent.is_some() { "," } else { ", " };
     match value {
         Json::Array(items) if !items.is_empty() => {
             out.push('[');
             for (i, item) in items.iter().enumerate() {
                 if i > 0 {
-                    out.push_str(comma);
+                    out.push_str(&how.comma);
                 }
                 open(out, depth + 1);
-                write_json(item, indent, depth + 1, out);
+                write_json(item, how, depth + 1, out);
             }
             open(out, depth);
             out.push(']');
@@ -122,30 +146,42 @@ fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut Strin
             out.push('{');
             for (i, (key, item)) in items.iter().enumerate() {
                 if i > 0 {
-                    out.push_str(comma);
+                    out.push_str(&how.comma);
                 }
                 open(out, depth + 1);
-                out.push_str(&Json::String(key.clone()).to_string());
-                out.push_str(": ");
-                write_json(item, indent, depth + 1, out);
+                how.string(key, out);
+                out.push_str(&how.colon);
+                write_json(item, how, depth + 1, out);
             }
             open(out, depth);
             out.push('}');
         }
+        Json::String(text) => how.string(text, out),
         scalar => out.push_str(&scalar.to_string()),
     }
 }
 
 fn tojson(value: Value, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
+    let wrong = |what: String| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {what}"));
     let indent = kwargs.get::<Option<usize>>("indent")?;
-    let _ = kwargs.get::<Option<bool>>("ensure_ascii")?;
-    let _ = kwargs.get::<Option<bool>>("sort_keys")?;
-    let _ = kwargs.get::<Option<Value>>("separators")?;
+    let ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let sorted = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
     kwargs.assert_all_used()?;
-    let json = serde_json::to_value(&value)
-        .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}")))?;
+    if let Some(width) = indent.filter(|&width| width > MAX_INDENT) {
+        return Err(wrong(format!("indent is {width}; at most {MAX_INDENT}")));
+    }
+    let (comma, colon) = match separators.as_deref() {
+        Some([comma, colon]) => (comma.clone(), colon.clone()),
+        Some(other) => return Err(wrong(format!("separators has {} entries; it must have 2", other.len()))),
+        None => (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string()),
+    };
+    let mut json = serde_json::to_value(&value).map_err(|e| wrong(e.to_string()))?;
+    if sorted {
+        json.sort_all_objects();
+    }
     let mut out = String::new();
-    write_json(&json, indent.filter(|&width| width <= 16), 0, &mut out);
+    write_json(&json, &Dump { indent, comma, colon, ascii }, 0, &mut out);
     Ok(out)
 }
 
