@@ -16,6 +16,8 @@ Status to_status(const grpc::Status& s) {
   return s.ok() ? Status() : Status(static_cast<Code>(s.error_code()), s.error_message());
 }
 
+Status ended_early() { return internal_error("the call ended without this request's end"); }
+
 void prepare_call(grpc::ClientContext& context, const TargetOptions& options) {
   context.set_deadline(std::chrono::system_clock::now() + options.timeout);
   if (!options.api_key.empty()) context.AddMetadata("authorization", "Bearer " + options.api_key);
@@ -40,7 +42,9 @@ class Call final : public grpc::ClientReadReactor<typename Protocol::Message> {
     this->StartRead(&message_);
   }
   void OnDone(const grpc::Status& status) override {
-    sink_->on_done(status.ok() ? protocol_.outcome : to_status(status), protocol_.usage);
+    Status outcome = status.ok() ? protocol_.outcome : to_status(status);
+    if (outcome.ok() && !protocol_.ended) outcome = ended_early();
+    sink_->on_done(outcome, protocol_.usage);
     delete this;
   }
 
@@ -53,7 +57,10 @@ class Call final : public grpc::ClientReadReactor<typename Protocol::Message> {
 
 struct Common {
   Status outcome;  // of a call whose transport was fine
+  bool ended = false;
   Usage usage;
+
+  void cancelled() { outcome = Status(Code::cancelled, "the server cancelled the request"); }
 };
 
 struct Kvasir : Common {
@@ -83,6 +90,8 @@ struct Kvasir : Common {
       }
       sink.on_tokens(piece);
     } else if (m.has_finished()) {
+      ended = true;
+      if (m.finished().reason() == v1::GenerateResponse_Finished_Reason_CANCELLED) cancelled();
       const v1::Usage& u = m.finished().usage();
       usage = {static_cast<int64_t>(u.prompt_tokens()), static_cast<int64_t>(u.completion_tokens()),
                static_cast<int64_t>(u.cached_tokens())};
@@ -133,7 +142,9 @@ struct Ppl : Common {
         outcome = Status(Code::unknown, r.generated());
       } else {
         sink.on_tokens(ppl_piece(r));
-        if (r.status() == ppl::llm::proto::FINISHED) usage = ppl_usage(r, request.req(0));
+        if (r.status() != ppl::llm::proto::FINISHED) continue;
+        ended = true;
+        usage = ppl_usage(r, request.req(0));
       }
     }
   }
@@ -170,8 +181,7 @@ class PplBatch final : public grpc::ClientReadReactor<ppl::llm::proto::BatchedRe
   }
   void OnDone(const grpc::Status& status) override {
     for (auto& sink : sinks_) {
-      if (sink)
-        end(sink, status.ok() ? internal_error("the call ended without this request's end") : to_status(status));
+      if (sink) end(sink, status.ok() ? ended_early() : to_status(status));
     }
     delete this;
   }
@@ -218,6 +228,8 @@ struct Vllm : Common {
       }
       sink.on_tokens(piece);
     } else if (m.has_complete()) {
+      ended = true;
+      if (m.complete().finish_reason() == "abort") cancelled();
       usage = {static_cast<int64_t>(m.complete().prompt_tokens()),
                static_cast<int64_t>(m.complete().completion_tokens()),
                static_cast<int64_t>(m.complete().cached_tokens())};

@@ -35,6 +35,20 @@ TEST(OverGrpc, FiguresAreTheServersDelaysWithinTwoPercent) {
   EXPECT_EQ(f.prompt_tokens, 24 * 7);
 }
 
+TEST(OverGrpc, HalfAnAnswerIsNoAnswer) {
+  SlowServer server(Ms(0), Ms(0));
+  auto target = *make_target({"kvasir", server.address()});
+  LoadOptions o;
+  o.requests = 3;
+  o.concurrency = 1;
+  Workload w;
+  w.prompts = {{"whole", 3}, {"forget the end", 3}, {"cancel", 3}};
+  const Figures f = figures_of(run_load(*target, w, o, never, {}), {});
+  EXPECT_EQ(f.good, 1);
+  EXPECT_EQ(f.errors.count("INTERNAL: the call ended without this request's end"), 1u);
+  EXPECT_EQ(f.errors.count("CANCELLED: the server cancelled the request"), 1u);
+}
+
 TEST(OverGrpc, AnOpenLoopDoesNotWaitForASlowServer) {
   SlowServer server(Ms(200), Ms(0));
   auto target = *make_target({"kvasir", server.address()});

@@ -52,6 +52,8 @@ class SlowServer final : public v1::Inference::Service {
       out->Write(m);
     }
     ++calls;
+    if (r->prompt() == "forget the end") return grpc::Status::OK;
+    if (r->prompt() == "cancel") m.mutable_finished()->set_reason(v1::GenerateResponse_Finished_Reason_CANCELLED);
     m.mutable_finished()->mutable_usage()->set_completion_tokens(r->max_tokens());
     m.mutable_finished()->mutable_usage()->set_prompt_tokens(7);
     out->Write(m);

@@ -92,6 +92,8 @@ class OverGrpc : public Tls, public v1::Inference::Service {
     v1::GenerateResponse m;
     m.mutable_delta()->add_tokens();
     for (uint32_t i = 0; i < r->max_tokens(); ++i) out->Write(m);
+    m.mutable_finished();
+    out->Write(m);
     return grpc::Status::OK;
   }
   TargetOptions options(const TlsFiles& tls) const {
