@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "cli/socket.h"
 #include "core/cat.h"
 #include "health.grpc.pb.h"
 
@@ -34,8 +35,7 @@ Result<std::shared_ptr<grpc::ChannelCredentials>> credentials(const TlsFiles& tl
 Result<std::string> grpc_health(const std::string& host, int port, const std::string& service, const TlsFiles& tls,
                                 std::chrono::milliseconds limit) {
   KVASIR_ASSIGN(auto creds, credentials(tls));
-  bool six = host.find(':') != host.npos && host[0] != '[';
-  auto channel = grpc::CreateChannel(cat(six ? "[" : "", host, six ? "]" : "", ':', port), creds);
+  auto channel = grpc::CreateChannel(host_port(host, port), creds);
   auto stub = grpc::health::v1::Health::NewStub(channel);
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() + limit);
@@ -43,7 +43,7 @@ Result<std::string> grpc_health(const std::string& host, int port, const std::st
   grpc::health::v1::HealthCheckResponse out;
   in.set_service(service);
   grpc::Status status = stub->Check(&call, in, &out);
-  if (!status.ok()) return unavailable(cat("no answer from ", host, ':', port, ": ", status.error_message()));
+  if (!status.ok()) return unavailable(cat("no answer from ", host_port(host, port), ": ", status.error_message()));
   return grpc::health::v1::HealthCheckResponse::ServingStatus_Name(out.status());
 }
 

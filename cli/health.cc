@@ -26,6 +26,7 @@ struct HealthConfig {
     o.add("tls_key", &tls.key, "Its private key").value_name("FILE");
     o.add("timeout", &timeout, "How long to wait for an answer").at_least(0.01);
     o.check([this]() -> Status {
+      if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
       if (tls.cert.empty() != tls.key.empty())
         return invalid_argument("tls_cert and tls_key go together: set both or neither");
       if (!tls.cert.empty() && tls.ca.empty()) return invalid_argument("tls_cert needs tls_ca: whom to trust");

@@ -107,7 +107,8 @@ Result<HttpReply> http_get(const std::string& host, int port, const std::string&
                            std::chrono::milliseconds limit) {
   Deadline until = std::chrono::steady_clock::now() + limit;
   KVASIR_ASSIGN(Socket s, connect_to(host, port, until));
-  std::string ask = cat("GET ", path, " HTTP/1.0\r\nHost: ", host, "\r\nConnection: close\r\n\r\n"), text;
+  std::string ask = cat("GET ", path, " HTTP/1.0\r\nHost: ", host_port(host, port), "\r\nConnection: close\r\n\r\n"),
+              text;
   if (tls.ca.empty()) {
     KVASIR_TRY(send_plain(s, ask));
     KVASIR_TRY(read_plain(s, until, text));

@@ -27,6 +27,11 @@ Status Socket::wait(short what, Deadline until) const {
   }
 }
 
+std::string host_port(const std::string& host, int port) {
+  const bool six = host.find(':') != std::string::npos;
+  return cat(six ? "[" : "", host, six ? "]" : "", ':', port);
+}
+
 Result<Socket> connect_to(const std::string& host, int port, Deadline until) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -49,7 +54,7 @@ Result<Socket> connect_to(const std::string& host, int port, Deadline until) {
       out = std::move(s);
       break;
     }
-    out = unavailable(cat("nobody answers at ", host, ':', port, ": ", std::strerror(error)));
+    out = unavailable(cat("nobody answers at ", host_port(host, port), ": ", std::strerror(error)));
   }
   freeaddrinfo(found);
   return out;

@@ -28,6 +28,9 @@ class Socket {
   int fd_;
 };
 
+// "localhost:8000", "[::1]:8000".
+std::string host_port(const std::string& host, int port);
+
 // Non-blocking.
 Result<Socket> connect_to(const std::string& host, int port, Deadline until);
 

@@ -141,7 +141,7 @@ bool Fields::integers(std::string_view name, std::vector<int64_t>* out) {
 
 void Fields::unserved(std::string_view name, const char* why) {
   const Json* v = find(name);
-  if (!v || (v->is_boolean() && !v->get<bool>()) || (v->is_array() && v->empty())) return;
+  if (!v || (v->is_boolean() && !v->get<bool>()) || (v->is_array() && v->empty()) || *v == "") return;
   fail(name, cat("is not served here: ", why));
 }
 

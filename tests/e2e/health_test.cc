@@ -1,5 +1,6 @@
 // `kvasir health` as a container would run it: by HTTP and by gRPC, plain, over TLS, and with a certificate of its own.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "tests/e2e/server_process.h"
 #include "tests/server/tls_files.h"
@@ -36,6 +37,17 @@ TEST(Health, PlainOnBothPorts) {
   EXPECT_EQ(server.wait(), 0);
   EXPECT_EQ(health(http + " --timeout 1"), 1);
   EXPECT_EQ(health(grpc + " --timeout 1"), 1);
+}
+
+// An address with colons has brackets in a Host header, without which a server without keys refuses it.
+TEST(Health, OfAnAddressWithColons) {
+  if (access("/proc/net/if_inet6", F_OK) != 0) GTEST_SKIP() << "no IPv6 here";
+  ServerProcess server(serve({"--host", "::1"}));
+  ASSERT_TRUE(server.ready()) << server.log();
+  for (const std::string host : {"--host ::1", "--host '[::1]'"}) {
+    EXPECT_EQ(health(host + " --http " + std::to_string(server.http_port())), 0) << host;
+    EXPECT_EQ(health(host + " --grpc " + std::to_string(server.grpc_port())), 0) << host;
+  }
 }
 
 TEST(Health, OverTlsItNeedsTheRightRootAndItsOwnCertificate) {

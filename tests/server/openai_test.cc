@@ -236,6 +236,11 @@ TEST_F(OpenAi, EachWrongFieldIsNamed) {
   EXPECT_EQ(engine_.requests.size(), 0u);
 }
 
+TEST_F(OpenAi, WhatAsksForNothingIsNoneOfWhatIsNotServed) {
+  const auto answer = post("/v1/completions", R"({"prompt":"ab","suffix":"","store":false,"max_tokens":1})");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+}
+
 TEST_F(OpenAi, AConstraintUnderEachOfItsNames) {
   using Kind = text::GrammarSpec::Kind;
   struct Case {
