@@ -30,10 +30,9 @@ __device__ inline void copy8(uint32_t to, const void* from, bool live) {
 __device__ inline void copy4(uint32_t to, const void* from, bool live) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(live ? 4 : 0));
 }
-// A row of a cache on its way into L2 (sm_90).
-template <int kBytes>
-__device__ inline void prefetch_l2(const void* from) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "n"(kBytes));
+// Bytes on their way into L2, a multiple of 16 (sm_90).
+__device__ inline void prefetch_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes));
 }
 __device__ inline void copies_commit() { asm volatile("cp.async.commit_group;\n" ::); }
 template <int kPending>
@@ -96,6 +95,13 @@ struct Brain {
   }
   static constexpr uint32_t kMagic = 0x43004300u, kMagic4 = 0x43084308u;
 };
+
+// Sums of products of bytes, exact.
+__device__ inline void mma_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 template <class T>
 __device__ inline uint32_t pair_sub(uint32_t a, uint32_t b) {

@@ -66,13 +66,25 @@ class Feed {
   __device__ __forceinline__ void ask_ahead() const {
 #if __CUDA_ARCH__ >= 900
     if (segment_ >= last_) return;
+    // Where heads lie side by side, sixteen keys of all of them are one run of bytes. An ask costs much the same
+    // whatever its length, so the warps that have the same keys of other heads ask for the others of these runs. Not in
+    // a short part, whose first keys would come later so, nor for wide types (1 x 128k took 1 % longer).
+    if (kOnce && K::kBits < 16 && list_.joined > 0 && segment_ == known_segment_ && end_ - key_ > 2 * kKeyBlock &&
+        key_ >= seen_begin_ && c_.head == kRow && c_.token == int64_t(kRow) * s_.kv_heads) {
+      for (int i = kv_head_; i < Size::kAhead / kPlaceKeys * 2; i += s_.kv_heads) {
+        const int32_t place = __shfl_sync(0xffffffffu, i < 4 ? known_[0] : known_[1], i / 2 % 2 * kPlaceKeys);
+        if (lane_ == 0)
+          prefetch_l2(c_.key + place * c_.token + (i % 2 ? to_value_ : 0), uint32_t(kPlaceKeys * c_.token));
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < Size::kAhead; i += 32) {
       const int t = key_ + i + lane_;
       if (i + lane_ >= Size::kAhead || t >= end_ || !(t >= seen_begin_ || t < s_.sinks)) continue;
       const uint8_t* row = key_base_ + (segment_ == known_segment_ ? int64_t(known_[i / 32]) : place_of(t)) * c_.token;
-      prefetch_l2<kRow>(row);
-      prefetch_l2<kRow>(row + to_value_);
+      prefetch_l2(row, kRow);
+      prefetch_l2(row + to_value_, kRow);
     }
 #endif
   }

@@ -91,20 +91,12 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
         }
       if (segment == head.begin)  // behind the queries on the way to memory, so that they do not wait for all keys
         for (int i = 0; i < kStages - 1; ++i) feed.issue();
-      if (__is_same(T, Half) && s.work == DType::bf16) unit = brain_to_half(q);
+      if constexpr (K::kBytes)
+        unit = to_bytes(q, s.work);
+      else if (__is_same(T, Half) && s.work == DType::bf16)
+        unit = brain_to_half(q);
     }
-    float excess = 0.0f;  // of the scores of row g
-    if constexpr (K::kKeyExcess > 0.0f) {
-#pragma unroll
-      for (int k = 0; k < kD / 8; ++k) {
-        const float2 x = __half22float2(reinterpret_cast<const __half2&>(q[k / 2][k % 2]));
-        excess += x.x + x.y;
-      }
-      excess += __shfl_xor_sync(0xffffffffu, excess, 1);
-      excess += __shfl_xor_sync(0xffffffffu, excess, 2);
-      excess *= K::kKeyExcess;
-    }
-    float row_scale[2], row_slope[2], row_excess[2], top[2], sum[2];
+    float row_scale[2], row_slope[2], top[2], sum[2];
     int row_begin[2], row_end[2], row_own[2];
     int64_t row_mask[2];
     int safe_begin = 0, safe_end = 0x7fffffff;
@@ -119,7 +111,6 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
       row_slope[h] = s.slopes ? s.slopes[query_head] * kLog2e : 0.0f;
       row_mask[h] = query_head * l.mask_head + int64_t(row.token) * l.mask_row + row.column;
       row_scale[h] = s.scale * __shfl_sync(0xffffffffu, unit, r * 4) * (s.softcap > 0.0f ? 1.0f : kLog2e) * c.k_scale;
-      row_excess[h] = __shfl_sync(0xffffffffu, excess, r * 4);
       top[h] = -INFINITY, sum[h] = 0.0f;
     }
     for (int o = 1; o < 4; o <<= 1) {
@@ -138,33 +129,57 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
                               K::kShift > 0 || c.scale_dtype == DType::f16};
 
       float score[kM][4] = {}, other[kM][4] = {};  // two chains of additions instead of one twice as long
-      if constexpr (K::kKeyExcess > 0.0f) {
+      if constexpr (K::kBytes) {
+        int upper[kM][4] = {}, lower[kM][4] = {};
 #pragma unroll
-        for (int e = 0; e < kM * 4; ++e) score[e / 4][e % 4] = -row_excess[e % 2];
-      }
+        for (int kk = 0; kk < kD / 32; ++kk)
 #pragma unroll
-      for (int kk = 0; kk < kD / 32; ++kk)
+          for (int m = 0; m < kM; ++m) {
+            uint32_t a[4];
+            K::template key_bytes<kD>(stage, m * 16, lane, kk, a);
+            mma_bytes(upper[m], a, q[kk * 2][0], q[kk * 2][1]);
+            mma_bytes(lower[m], a, q[kk * 2 + 1][0], q[kk * 2 + 1][1]);
+            if constexpr (K::kGroup) {
+              if ((((kk + 1) * 32) & ((1 << scales.group_shift) - 1)) == 0) {
+                float by[2];
+                scales.rows(m * 16 + g, kk * 32, by);
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          uint32_t b[2][2][2];
-          K::template keys<kD, false>(stage, m * 16, lane, kk, scales, b);
-          const uint32_t low[4] = {b[0][0][0], b[1][0][0], b[0][0][1], b[1][0][1]};
-          const uint32_t high[4] = {b[0][1][0], b[1][1][0], b[0][1][1], b[1][1][1]};
-          auto& to = K::kGroup || kk % 2 ? other[m] : score[m];
-          T::mma(to, low, q[kk * 2][0], q[kk * 2][1]);
-          T::mma(to, high, q[kk * 2 + 1][0], q[kk * 2 + 1][1]);
-          if constexpr (K::kGroup) {
-            if ((((kk + 1) * 32) & ((1 << scales.group_shift) - 1)) == 0) {
-              float by[2];
-              scales.rows(m * 16 + g, kk * 32, by);
-#pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                score[m][e] += other[m][e] * by[e / 2];
-                other[m][e] = 0.0f;
+                for (int e = 0; e < 4; ++e) {
+                  score[m][e] += float(upper[m][e] * 256 + lower[m][e]) * by[e / 2];
+                  upper[m][e] = lower[m][e] = 0;
+                }
               }
             }
           }
+        if constexpr (!K::kGroup) {
+#pragma unroll
+          for (int e = 0; e < kM * 4; ++e) score[e / 4][e % 4] = float(upper[e / 4][e % 4] * 256 + lower[e / 4][e % 4]);
         }
+      } else {
+#pragma unroll
+        for (int kk = 0; kk < kD / 32; ++kk)
+#pragma unroll
+          for (int m = 0; m < kM; ++m) {
+            uint32_t b[2][2][2];
+            K::template keys<kD, false>(stage, m * 16, lane, kk, scales, b);
+            const uint32_t low[4] = {b[0][0][0], b[1][0][0], b[0][0][1], b[1][0][1]};
+            const uint32_t high[4] = {b[0][1][0], b[1][1][0], b[0][1][1], b[1][1][1]};
+            auto& to = K::kGroup || kk % 2 ? other[m] : score[m];
+            T::mma(to, low, q[kk * 2][0], q[kk * 2][1]);
+            T::mma(to, high, q[kk * 2 + 1][0], q[kk * 2 + 1][1]);
+            if constexpr (K::kGroup) {
+              if ((((kk + 1) * 32) & ((1 << scales.group_shift) - 1)) == 0) {
+                float by[2];
+                scales.rows(m * 16 + g, kk * 32, by);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                  score[m][e] += other[m][e] * by[e / 2];
+                  other[m][e] = 0.0f;
+                }
+              }
+            }
+          }
+      }
       const bool whole = key >= safe_begin && key + kTile <= min(safe_end, seg.kv_end);
       float x[2][kM * 2], most[2];
 #pragma unroll
@@ -172,7 +187,7 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
 #pragma unroll
         for (int e = 0; e < kM * 2; ++e) {
           float y = score[e / 2][(e % 2) * 2 + h];
-          if constexpr (!K::kGroup) y += other[e / 2][(e % 2) * 2 + h];
+          if constexpr (!K::kGroup && !K::kBytes) y += other[e / 2][(e % 2) * 2 + h];
           x[h][e] = y * row_scale[h];
         }
         if (extra) {
@@ -226,27 +241,45 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
 #pragma unroll
         for (int e = 0; e < kM * 2; ++e) p[e] = transposed(T::pack(x[0][e], x[1][e]));
       }
+      if constexpr (K::template kWide<kD>) {
 #pragma unroll
-      for (int block = 0; block < kD / 32; ++block) {
-        if constexpr (K::kGroup) {
-          if (((block * 32) & ((1 << scales.group_shift) - 1)) == 0) {
-            float by[kM * 2];
-            scales.rows(kTile + g, block * 32, by);
+        for (int m = 0; m < kM; ++m) {
+          uint4 rows[4];
+          K::template wide_rows<kD>(stage + kTile * kRow, m * 16, lane, rows);
 #pragma unroll
-            for (int e = 0; e < kM * 2; ++e) {
-              const float f = fminf(by[e], kMostScale);
-              p[e] = transposed(T::pack(x[0][e] * f, x[1][e] * f));
+          for (int block = 0; block < kD / 32; ++block) {
+            uint32_t b[4][2];
+            K::wide_columns(rows, block, b);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const uint32_t a[4] = {b[i * 2][0], b[i * 2 + 1][0], b[i * 2][1], b[i * 2 + 1][1]};
+              T::mma(out[block * 2 + i], a, p[m * 2], p[m * 2 + 1]);
             }
           }
         }
+      } else {
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          uint32_t b[4][2];
-          K::template columns<kD>(stage + kTile * kRow, m * 16, lane, block, b);
+        for (int block = 0; block < kD / 32; ++block) {
+          if constexpr (K::kGroup) {
+            if (((block * 32) & ((1 << scales.group_shift) - 1)) == 0) {
+              float by[kM * 2];
+              scales.rows(kTile + g, block * 32, by);
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const uint32_t a[4] = {b[i * 2][0], b[i * 2 + 1][0], b[i * 2][1], b[i * 2 + 1][1]};
-            T::mma(out[block * 2 + i], a, p[m * 2], p[m * 2 + 1]);
+              for (int e = 0; e < kM * 2; ++e) {
+                const float f = fminf(by[e], kMostScale);
+                p[e] = transposed(T::pack(x[0][e] * f, x[1][e] * f));
+              }
+            }
+          }
+#pragma unroll
+          for (int m = 0; m < kM; ++m) {
+            uint32_t b[4][2];
+            K::template columns<kD>(stage + kTile * kRow, m * 16, lane, block, b);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const uint32_t a[4] = {b[i * 2][0], b[i * 2 + 1][0], b[i * 2][1], b[i * 2 + 1][1]};
+              T::mma(out[block * 2 + i], a, p[m * 2], p[m * 2 + 1]);
+            }
           }
         }
       }
@@ -269,9 +302,9 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
                               out[block * 2 + 1][2 + h]};
           if constexpr (K::kBits == 16) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) to[K::column_dim(block, i, g)] = y[i];
+            for (int i = 0; i < 4; ++i) to[K::template column_dim<kD>(block, i, g)] = y[i];
           } else {
-            *reinterpret_cast<float4*>(to + K::column_dim(block, 0, g)) = {y[0], y[1], y[2], y[3]};
+            *reinterpret_cast<float4*>(to + K::template column_dim<kD>(block, 0, g)) = {y[0], y[1], y[2], y[3]};
           }
         }
       }
@@ -301,9 +334,10 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
                               out[block * 2 + 1][2 + h] * f};
           if constexpr (K::kBits == 16) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) store_float(to, type.value, row * kD + K::column_dim(block, i, g), y[i]);
+            for (int i = 0; i < 4; ++i)
+              store_float(to, type.value, row * kD + K::template column_dim<kD>(block, i, g), y[i]);
           } else {
-            store_run<4>(to, type.value, row * kD + K::column_dim(block, 0, g), {y[0], y[1], y[2], y[3]});
+            store_run<4>(to, type.value, row * kD + K::template column_dim<kD>(block, 0, g), {y[0], y[1], y[2], y[3]});
           }
         }
       });

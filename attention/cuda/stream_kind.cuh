@@ -79,9 +79,24 @@ struct Kind {
     return key_chunk<kD>(r, c);
   }
 
-  // What every element of `keys<kD, false>` is too large by. With a scale a tensor it is left there: times the sum of a
-  // query's elements it is one number a query, which takes part in no product.
-  static constexpr float kKeyExcess = kNarrow == Narrow::i8 && !kGroup && __is_same(T, Half) ? 1152.0f : 0.0f;
+  // A few rows of q are multiplied with int8 keys as the bytes they are.
+  static constexpr bool kBytes = kNarrow == Narrow::i8;
+  // A lane reads V a chunk at a time; scales by group stand in the way, since a chunk's groups are not a product's.
+  template <int kD>
+  static constexpr bool kWide = kBits == 8 && !kGroup && kD == 128;
+
+  // Bytes of keys first_row + g and first_row + g + 8, elements 32*kk .. 32*kk+31, as the tall side of a product.
+  template <int kD>
+  __device__ static void key_bytes(const uint8_t* tile, int first_row, int lane, int kk, uint32_t (&a)[4]) {
+    const int g = lane >> 2, d = kk * 32 + (lane & 3) * 8;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int row = first_row + n * 8 + g;
+      const uint2 w =
+          *reinterpret_cast<const uint2*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, d / 16) * 16 + d % 16);
+      a[n] = w.x, a[n + 2] = w.y;
+    }
+  }
 
   // b[n][k][register] for keys first_row + 8n.. and two contraction steps: elements 32*kk .. 32*kk+31.
   template <int kD, bool kExact = true>
@@ -104,8 +119,8 @@ struct Kind {
         if constexpr (kBits == 8) {
           const uint2 w =
               *reinterpret_cast<const uint2*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, d / 16) * 16 + d % 16);
-          widen4<kExact || kKeyExcess == 0.0f>(w.x, b[n][0][0], b[n][0][1]);
-          widen4<kExact || kKeyExcess == 0.0f>(w.y, b[n][1][0], b[n][1][1]);
+          widen4(w.x, b[n][0][0], b[n][0][1]);
+          widen4(w.y, b[n][1][0], b[n][1][1]);
         } else {
           const uint32_t w =
               *reinterpret_cast<const uint32_t*>(tile + row * kRowBytes<kD> + key_chunk<kD>(row, kk) * 16 + tid * 4);
@@ -194,8 +209,7 @@ struct Kind {
           w[i] = *reinterpret_cast<const uint32_t*>(tile + (row + i) * kRowBytes<kD> +
                                                     value_chunk<kD>(row + i, byte / 16) * 16 + byte % 16);
         if constexpr (kBits == 8) {
-          widen4(__byte_perm(w[0], w[1], 0x5140), b[0][pair], b[1][pair]);
-          widen4(__byte_perm(w[0], w[1], 0x7362), b[2][pair], b[3][pair]);
+          pairs_of_rows(w[0], w[1], pair, b);
         } else {
           const uint32_t mine = __byte_perm(w[0], w[1], g % 2 ? 0x7632 : 0x5410);
           nibbles4(mine, b[0][pair], b[1][pair], b[2][pair], b[3][pair]);
@@ -203,13 +217,34 @@ struct Kind {
       }
     }
   }
+  template <int kD>
   __device__ static int column_dim(int block, int i, int g) {
+    if constexpr (kWide<kD>) return g * 16 + block * 4 + i;
     return block * 32 + (kBits == 16 ? i * 8 + g : g * 4 + i);
+  }
+  // Where kWide: the same for all of V's elements, a lane those of one chunk. rows[pair * 2 + i] are what it reads.
+  template <int kD>
+  __device__ static void wide_rows(const uint8_t* tile, int first_row, int lane, uint4 (&rows)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + (lane & 3) * 2 + i / 2 * 8 + i % 2;
+      rows[i] = *reinterpret_cast<const uint4*>(tile + row * kRowBytes<kD> + value_chunk<kD>(row, lane >> 2) * 16);
+    }
+  }
+  __device__ static uint32_t word(const uint4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+  __device__ static void wide_columns(const uint4 (&rows)[4], int block, uint32_t (&b)[4][2]) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair)
+      pairs_of_rows(word(rows[pair * 2], block), word(rows[pair * 2 + 1], block), pair, b);
+  }
+  // Four elements of two rows as four pairs.
+  __device__ static void pairs_of_rows(uint32_t even, uint32_t odd, int pair, uint32_t (&b)[4][2]) {
+    widen4(__byte_perm(even, odd, 0x5140), b[0][pair], b[1][pair]);
+    widen4(__byte_perm(even, odd, 0x7362), b[2][pair], b[3][pair]);
   }
 
  private:
-  // Four bytes to two pairs, exactly or too large by kKeyExcess.
-  template <bool kExact = true>
+  // Four bytes to two pairs.
   __device__ static void widen4(uint32_t w, uint32_t& first, uint32_t& second) {
     if constexpr (kNarrow == Narrow::f8) {
 #if __CUDA_ARCH__ >= 890
@@ -226,7 +261,7 @@ struct Kind {
       w ^= 0x80808080u;  // 1024 + (x + 128), minus 1152
       first = __byte_perm(w, 0x64646464u, 0x4140);
       second = __byte_perm(w, 0x64646464u, 0x4342);
-      if constexpr (kExact) first = pair_sub<T>(first, Half::kMagic8), second = pair_sub<T>(second, Half::kMagic8);
+      first = pair_sub<T>(first, Half::kMagic8), second = pair_sub<T>(second, Half::kMagic8);
     } else {
       // 128 + (x & 127), minus 128 or 256 by the sign bit.
       const uint32_t a = __byte_perm(w, 0x43434343u, 0x4140), b = __byte_perm(w, 0x43434343u, 0x4342);

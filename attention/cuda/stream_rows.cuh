@@ -31,6 +31,42 @@ __device__ inline float brain_to_half(uint32_t (&raw)[kN][2]) {
   return unit;
 }
 
+// A row of q over the four lanes that share it as 16-bit integers of a step of its own, which it gives: of every four
+// words, the first two become the upper bytes of eight elements and the others their lower ones, each with a sign.
+template <int kN>
+__device__ inline float to_bytes(uint32_t (&raw)[kN][2], DType type) {
+  auto element = [&](int i, int half) {
+    const uint32_t w = raw[i / 2][i % 2];
+    if (type == DType::bf16) return __uint_as_float(half ? w & 0xffff0000u : w << 16);
+    const __half2& pair = reinterpret_cast<const __half2&>(w);
+    return half ? __high2float(pair) : __low2float(pair);
+  };
+  float big = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kN * 4; ++i) big = fmaxf(big, fabsf(element(i / 2, i % 2)));
+  big = fmaxf(big, __shfl_xor_sync(0xffffffffu, big, 1));
+  big = fmaxf(big, __shfl_xor_sync(0xffffffffu, big, 2));
+  constexpr float kMost = 127.0f * 256.0f;
+  const float steps = big > 1e-30f ? kMost / big : 0.0f;
+#pragma unroll
+  for (int k = 0; k < kN; k += 2) {
+    uint32_t upper[2], lower[2];
+#pragma unroll
+    for (int four = 0; four < 2; ++four) {
+      uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)  // the last bits of 1.5 * 2^23 + x are those of the integer x
+        x[i] = __float_as_uint(fmaf(element((k + four) * 2 + i / 2, i % 2), steps, 12582912.0f));
+      lower[four] = __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] += 128;  // lower bytes are -128 to 127
+      upper[four] = __byte_perm(__byte_perm(x[0], x[1], 0x0051), __byte_perm(x[2], x[3], 0x0051), 0x5410);
+    }
+    raw[k][0] = upper[0], raw[k][1] = upper[1], raw[k + 1][0] = lower[0], raw[k + 1][1] = lower[1];
+  }
+  return big / kMost;
+}
+
 // kN elements side by side, as wide as they go.
 template <int kN>
 struct Run {

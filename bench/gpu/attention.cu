@@ -1,5 +1,7 @@
 // Decode bandwidth and prefill rate of the cuda back end beside a bare read kernel over the same bytes, all in
 // CUDA graphs, L2 cold by rotating caches. One JSON object a line; bench/gpu/attention.py adds the peers.
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -47,6 +49,20 @@ __global__ void fill_kernel(uint32_t* p, int64_t n, uint32_t seed, int kind) {
     if (kind == 2) x &= 0xbfbfbfbfu;                     // FP8 below 2
     if (kind == 4) x = 0x20002000u | (x & 0x03ff03ffu);  // small positive float16: scales
     if (kind == 5) x = 0x3c000000u | (x & 0x007fffffu);  // small positive float32
+    if (kind == 6 || kind == 7) {                        // standard normal: E4M3, bfloat16
+      const int each = kind == 6 ? 8 : 16;
+      uint32_t word = 0;
+      for (int b = 0; b < 32; b += each) {
+        const float radius = sqrtf(-2.0f * __logf((float(x >> 8) + 1.0f) * 0x1p-24f));
+        x = x * 747796405u + 2891336453u, x ^= x >> 16;
+        const float y = radius * cospif(float(x >> 8) * 0x1p-23f);
+        x = x * 747796405u + 2891336453u, x ^= x >> 15;
+        word |= (kind == 6 ? uint32_t(__nv_cvt_float_to_fp8(y, __NV_SATFINITE, __NV_E4M3))
+                           : uint32_t(__bfloat16_as_ushort(__float2bfloat16_rn(y))))
+                << b;
+      }
+      x = word;
+    }
     p[i] = x;
   }
 }
@@ -238,9 +254,10 @@ double append_alone(Timer& timer, const Attributes& a, const Limits& limits, con
 }
 
 // Causal prefill of `batch` sequences of `tokens` on `old` cached ones; the cache is written as well. `fp8`: the scale
-// of E4M3 queries, where all is that; at 80 scores deviate by 1.4, at 0.05 they are much the same.
+// of E4M3 queries, where all is that; at 80 scores deviate by 1.4, at 0.05 they are much the same. `normal`: what is
+// given and cached are standard normal numbers, by which scores deviate by 1.
 void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t tokens, int64_t old, int dim = 128,
-             int page = 16, int64_t decodes = 0, int64_t decode_kv = 0, float fp8 = 0.0f) {
+             int page = 16, int64_t decodes = 0, int64_t decode_kv = 0, float fp8 = 0.0f, bool normal = false) {
   Attributes a;
   a.num_heads = 32, a.num_kv_heads = 8, a.head_dim = dim;
   a.io = a.out = DType::bf16;
@@ -254,8 +271,9 @@ void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t token
   view.dtype = DType::bf16, view.max_tokens = max_tokens, view.kv_heads = 8, view.head_dim = dim;
   view.strides = {8 * dim, 2 * max_tokens * 8 * dim, max_tokens * 8 * dim, dim};
   if (fp8 > 0)
-    view.dtype = DType::f8_e4m3, view.quant = kvcache::QuantKind::per_tensor, view.k_scale = view.v_scale = 0.05f;
-  const int kind = kind_of(view.dtype);
+    view.dtype = DType::f8_e4m3, view.quant = kvcache::QuantKind::per_tensor,
+    view.k_scale = view.v_scale = normal ? 1.0f : 0.05f;
+  const int kind = normal ? (fp8 > 0 ? 6 : 7) : kind_of(view.dtype);
   view.data = random_memory(max_tokens * 2 * 8 * dim * element, kind, 1, timer.stream);
   // Inputs in turn, so that none is found in L2.
   const int64_t one = T * 48 * dim * element;
@@ -356,6 +374,8 @@ int main(int argc, char** argv) {
   prefill_if("8k head 96", 1, 8192, 0, 96);
   prefill_if("8k fp8", 1, 8192, 0, 128, 16, 0, 0, 0.05f);
   prefill_if("8k fp8 spread", 1, 8192, 0, 128, 16, 0, 0, 80.0f);
+  prefill_if("8k normal", 1, 8192, 0, 128, 16, 0, 0, 0.0f, true);
+  prefill_if("8k fp8 normal", 1, 8192, 0, 128, 16, 0, 0, 1.0f, true);
   prefill_if("2k fp8", 4, 2048, 0, 128, 16, 0, 0, 0.05f);
   prefill_if("2k fp8 spread", 4, 2048, 0, 128, 16, 0, 0, 80.0f);
   prefill_if("extend 2k on 30k", 1, 2048, 30720);
