@@ -194,6 +194,9 @@ struct BenchConfig {
     b.keep_text = !answers.empty();
     const bool http = b.target.protocol.starts_with("openai");
     b.target.address = words.empty() ? (http ? "127.0.0.1:8000" : "127.0.0.1:50051") : words[0];
+    if (!http && (b.target.address.find(':') == std::string::npos || b.target.address.starts_with("http://") ||
+                  b.target.address.starts_with("https://")))
+      return invalid_argument(cat("target is ", b.target.address, "; over gRPC it must be HOST:PORT"));
     return {};
   }
 };

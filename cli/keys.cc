@@ -79,7 +79,9 @@ int add(const KeysConfig& c) {
 int list(const KeysConfig& c) {
   auto entries = server::read_keys(c.file);
   if (!entries.ok()) return failed(entries.status());
-  std::printf("%-14s %-20s %-20s %s\n", "key", "tenant", "roles", "made");
+  constexpr const char* kRow = "%-14s %-20s %-20s %8s %8s %12s %12s %8s  %s\n";
+  const auto limit = [](int64_t most) { return most > 0 ? cat(most) : std::string("-"); };
+  std::printf(kRow, "key", "tenant", "roles", "priority", "weight", "requests/min", "tokens/min", "at once", "made");
   for (const auto& e : *entries) {
     std::string roles;
     for (auto [has, name] :
@@ -89,7 +91,10 @@ int list(const KeysConfig& c) {
     std::time_t at = e.created;
     std::tm utc{};
     std::strftime(made, sizeof made, "%Y-%m-%d %H:%M", gmtime_r(&at, &utc));
-    std::printf("%-14s %-20s %-20s %s\n", e.id.c_str(), e.caller.tenant.c_str(), roles.c_str(), made);
+    const server::TenantLimits& limits = e.caller.limits;
+    std::printf(kRow, e.id.c_str(), e.caller.tenant.c_str(), roles.c_str(), cat(e.caller.priority_ceiling).c_str(),
+                cat(e.caller.weight).c_str(), limit(limits.requests_per_minute).c_str(),
+                limit(limits.tokens_per_minute).c_str(), limit(limits.concurrent).c_str(), made);
   }
   return kOk;
 }

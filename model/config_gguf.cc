@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <map>
-
 #include "core/cat.h"
 #include "model/arch/registry.h"
 #include "model/config.h"
@@ -8,14 +5,6 @@
 
 namespace kvasir::model {
 namespace {
-
-// The type most of the file's bytes have.
-std::string main_type(const Gguf& gguf) {
-  std::map<WeightType, int64_t> bytes;
-  for (const GgufTensor& t : gguf.tensors()) bytes[t.type] += t.bytes;
-  auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });
-  return most == bytes.end() ? "" : std::string(type_info(most->first)->name);
-}
 
 class Reader {
  public:
@@ -85,7 +74,6 @@ Result<ModelConfig> config_from_gguf(const Gguf& gguf) {
   ModelConfig c;
   c.architecture = *architecture;
   c.name = gguf.string("general.name").value_or(c.architecture);
-  c.quantization = main_type(gguf);
   Reader in(gguf, c.architecture);
   KVASIR_TRY(in.need("context_length", &c.context));
   KVASIR_TRY(in.need("block_count", &c.layers));

@@ -1,6 +1,8 @@
 #include "model/load.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "attention/backend.h"
 #include "core/cat.h"
@@ -72,6 +74,14 @@ Result<std::string> find_file(const std::string& model) {
   return found.front();
 }
 
+// The type most of the weights' bytes have: norms are float32 in many a model.
+std::string main_type(const Weights& weights) {
+  std::map<WeightType, int64_t> bytes;
+  for (const HostTensor& t : weights.tensors()) bytes[t.type] += t.bytes;
+  auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  return most == bytes.end() ? "" : std::string(type_info(most->first)->name);
+}
+
 // auto is the GPU where there is one that this build can use, and the CPU with a line that says why not.
 Result<bool> wants_gpu(const RunnerOptions& options) {
   if (options.device == "cpu") return false;
@@ -107,13 +117,14 @@ Result<ModelFiles> open_model(const std::string& model) {
       KVASIR_ASSIGN(out.config, config_from_json(json, (fs::path(model) / "config.json").string()));
     }
     KVASIR_ASSIGN(out.weights, open_safetensors(model, out.config.tied_head));
-    for (const HostTensor& t : out.weights->tensors()) out.config.quantization = type_info(t.type)->name;
+    out.config.quantization = main_type(*out.weights);
     return out;
   }
   KVASIR_ASSIGN(std::string file, find_file(model));
   KVASIR_ASSIGN(auto gguf, Gguf::open(file));
   KVASIR_ASSIGN(out.config, config_from_gguf(*gguf));
   out.weights = gguf_weights(std::move(gguf));
+  out.config.quantization = main_type(*out.weights);
   return out;
 }
 

@@ -88,12 +88,13 @@ TEST(Keys, AreMadeShownOnceListedAndRevoked) {
   if (!built("keys")) GTEST_SKIP() << "this build has no server";
   const ScratchFolder folder;
   const std::string file = folder.path("keys.json");
-  Ran made = shell("keys add --tenant acme --role metrics --keys " + file);
+  Ran made = shell("keys add --tenant acme --role metrics --requests-per-minute 77 --weight 2.5 --keys " + file);
   EXPECT_EQ(made.code, 0) << made.out;
   std::string key = made.out.substr(0, made.out.find('\n'));
   Ran listed = shell("keys list --keys " + file);
   EXPECT_THAT(listed.out, HasSubstr("acme"));
   EXPECT_THAT(listed.out, HasSubstr("metrics"));
+  for (const char* what : {"requests/min", " 77 ", " 2.5 "}) EXPECT_THAT(listed.out, HasSubstr(what));
   EXPECT_THAT(listed.out, ::testing::Not(HasSubstr(key)));
   size_t at = listed.out.find("k-");
   std::string id = listed.out.substr(at, listed.out.find(' ', at) - at);

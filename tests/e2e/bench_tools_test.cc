@@ -217,6 +217,8 @@ TEST_F(Tools, WhatIsAskedWronglySaysWhatToDo) {
   EXPECT_THAT(refused("--input-len 20-10", 1), HasSubstr("lognormal:MEDIAN,SIGMA"));
   EXPECT_THAT(refused("--prompts /no/such/file", 1), HasSubstr("cannot be opened"));
   EXPECT_THAT(refused("--compare"), HasSubstr("--compare takes two reports"));
+  EXPECT_THAT(run("bench http://127.0.0.1:1").out, HasSubstr("over gRPC it must be HOST:PORT"));
+  EXPECT_EQ(run("bench nohost").code, 2);
   EXPECT_THAT(run("bench --help").out, HasSubstr("kvasir bench --sweep rate --slo"));
 }
 

@@ -152,6 +152,21 @@ TEST(Safetensors, ShardsStayInTheFolder) {
   }
 }
 
+// Not that of the last tensor by name, which is a norm.
+TEST(Load, AFolderIsOfTheTypeThatMostOfItsBytesHave) {
+  Folder folder("types");
+  folder.write("config.json", R"({"model_type":"llama","hidden_size":32,"intermediate_size":64,"num_hidden_layers":1,)"
+                              R"("num_attention_heads":1,"vocab_size":64})");
+  const std::string header = R"({"model.embed_tokens.weight":{"dtype":"BF16","shape":[64,32],"data_offsets":[0,4096]},)"
+                             R"("model.norm.weight":{"dtype":"F32","shape":[32],"data_offsets":[4096,4224]}})";
+  const uint64_t n = header.size();
+  folder.write("model.safetensors",
+               std::string(reinterpret_cast<const char*>(&n), 8) + header + std::string(4224, 'x'));
+  auto opened = open_model(folder.path.string());
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  EXPECT_EQ(opened->config.quantization, "BF16");
+}
+
 TEST(Load, WhatIsNotThereOrUnknownIsRefusedInWords) {
   EXPECT_EQ(open_model("/nowhere/model.gguf").status().code(), Code::not_found);
   Folder folder("load");
