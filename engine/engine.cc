@@ -226,6 +226,7 @@ Stats EngineImpl::stats() const {
   s.step_seconds_p99 = s.step_time.percentile(0.99);
   s.requests = requests_.load();
   s.waiting += shared_.waiting_requests.load();
+  s.waiting_tokens = shared_.waiting_tokens.load();
   s.state = state();
   std::lock_guard lock(phase_mutex_);
   s.message = message_;

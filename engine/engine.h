@@ -64,6 +64,7 @@ struct Stats {
   State state = State::starting;
   std::string message;
   int64_t running = 0, waiting = 0, paused = 0;
+  int64_t waiting_tokens = 0;  // of the prompts that wait for their first step
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
@@ -71,13 +72,18 @@ struct Stats {
   int64_t moved = 0;                      // preemptions that moved their pages to the second tier
   std::map<std::string, int64_t> errors;  // by cause (code name)
   double step_seconds_p50 = 0, step_seconds_p99 = 0;
-  double tokens_per_second = 0;  // computed, prompts included, lately
+  double tokens_per_second = 0;   // computed, prompts included, lately
+  double outputs_per_second = 0;  // of those that run
 
   // Seconds: submit to first token, between tokens, submit to end, submit to first run, one step.
   Histogram first_token, between_tokens, whole, queued, step_time;
   Histogram batch_size, step_tokens;       // sequences and tokens of a step
   Histogram prompt_length, output_length;  // tokens of a request
   Histogram prefill, decode;               // seconds: from its first step to the first token, and from there to the end
+
+  double cache_hit_rate() const { return prompt_tokens > 0 ? double(cached_tokens) / double(prompt_tokens) : 0; }
+  // Of waiting_tokens, if as many of them will be found cached as were so far.
+  int64_t waiting_uncached_tokens() const { return int64_t(double(waiting_tokens) * (1 - cache_hit_rate())); }
 };
 
 class Engine {

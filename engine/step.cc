@@ -204,6 +204,7 @@ void StepLoop::publish_stats() {
   out.steps = s.steps;
   out.steps_cut = s.steps_cut;
   out.tokens_per_second = s.tokens_per_second;
+  out.outputs_per_second = s.running > 0 ? s.outputs_per_second : 0;
   out.step_time = step_time_;
   out.queued = queued_;
   out.batch_size = batch_size_;

@@ -17,6 +17,7 @@ namespace kvasir::scheduler {
 // What has been measured so far, for policies that look ahead.
 struct Load {
   double tokens_per_second = 0;  // computed, all sequences together; 0: nothing measured yet
+  double outputs_per_second = 0;
   double step_seconds = 0;
   double slot_seconds = 0;     // that a sequence runs, from admission to its end
   int64_t waiting_tokens = 0;  // of prompts

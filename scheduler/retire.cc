@@ -12,6 +12,7 @@ void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
   flights.pop_front();
   clock = std::max(clock, now);
   kv.retire_step(flight.step);
+  const int64_t outputs_before = stats.output_tokens;
 
   // Results come in the plan's order, as a rule; then finding one is looking at the next.
   size_t next = 0;
@@ -57,9 +58,11 @@ void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
   last_advance = now;
   const double took = std::chrono::duration<double>(now - flight.planned).count();
   if (took > 0 && flight.tokens > 0) {
-    const double rate = static_cast<double>(flight.tokens) / took, keep = load.tokens_per_second > 0 ? 0.95 : 0.0;
-    load.tokens_per_second = keep * load.tokens_per_second + (1 - keep) * rate;
-    load.step_seconds = keep * load.step_seconds + (1 - keep) * took;
+    const double keep = load.tokens_per_second > 0 ? 0.95 : 0.0;
+    const auto follow = [keep](double& average, double now) { average = keep * average + (1 - keep) * now; };
+    follow(load.tokens_per_second, static_cast<double>(flight.tokens) / took);
+    follow(load.outputs_per_second, static_cast<double>(stats.output_tokens - outputs_before) / took);
+    follow(load.step_seconds, took);
   }
   flight.named.clear();
   spare_flights.push_back(std::move(flight));

@@ -310,6 +310,7 @@ Stats Scheduler::brief_stats() const {
   s.host_pages_total = st.kv.host_pool().size();
   s.host_pages_free = st.kv.host_pool().free_pages();
   s.tokens_per_second = st.load.tokens_per_second;
+  s.outputs_per_second = st.load.outputs_per_second;
   return s;
 }
 

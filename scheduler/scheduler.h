@@ -85,6 +85,7 @@ struct Stats {
   int64_t steps_cut = 0;  // that took up fewer prompt tokens, for max_step_ms
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0, recomputed_tokens = 0;
   double tokens_per_second = 0;  // computed tokens, a moving average
+  double outputs_per_second = 0;
 };
 
 class Scheduler {

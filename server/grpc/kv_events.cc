@@ -76,9 +76,10 @@ void KvEvents::measure() {
   load.set_waiting_requests(uint32_t(s.waiting + s.paused));
   load.set_token_usage(double(used) / total);
   load.set_active_token_usage(double(used) / total);
-  load.set_gen_throughput(s.running > 0 ? s.tokens_per_second : 0);
+  load.set_gen_throughput(s.outputs_per_second);
   load.set_max_running_requests(uint32_t(o.max_running));
-  if (s.prompt_tokens > 0) load.set_cache_hit_rate(double(s.cached_tokens) / double(s.prompt_tokens));
+  load.set_waiting_uncached_tokens(uint32_t(std::min<int64_t>(s.waiting_uncached_tokens(), UINT32_MAX)));
+  if (s.prompt_tokens > 0) load.set_cache_hit_rate(s.cache_hit_rate());
   load.set_num_used_tokens(int32_t(std::min<int64_t>(used * o.page_size, INT32_MAX)));
   load.set_max_total_num_tokens(int32_t(std::min<int64_t>(s.pages_total * o.page_size, INT32_MAX)));
   load.mutable_queues()->set_waiting(int32_t(s.waiting));

@@ -149,8 +149,9 @@ class VllmEngine final : public pb::VllmEngine::CallbackService {
       load.set_num_used_tokens(tokens(used));
       load.set_max_total_num_tokens(tokens(s.pages_total));
       if (s.pages_total > 0) load.set_token_usage(double(used) / double(s.pages_total));
-      load.set_gen_throughput(s.tokens_per_second);
-      if (s.prompt_tokens > 0) load.set_cache_hit_rate(double(s.cached_tokens) / double(s.prompt_tokens));
+      load.set_gen_throughput(s.outputs_per_second);
+      load.set_cache_hit_rate(s.cache_hit_rate());
+      load.set_num_waiting_uncached_tokens(int32_t(std::min<int64_t>(s.waiting_uncached_tokens(), INT32_MAX)));
       load.set_utilization(std::min(1.0, double(s.running) / std::max(1, o.max_running)));
       load.set_max_running_requests(o.max_running);
       return {};

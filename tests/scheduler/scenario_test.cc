@@ -182,6 +182,17 @@ TEST(Scenario, WhatIsOverHasNoDeadlineAnyMore) {
   w.expect_all_back();
 }
 
+// Prompts are no output, however fast they are read.
+TEST(Scenario, OutputsASecondAreThoseOfTheStepsThatDrewThem) {
+  World w(small());  // a step takes 10 ms, and each of these draws one token
+  w.submit(1, prompt_of(20), 60);
+  w.run();
+  const Stats s = w.scheduler->stats();
+  EXPECT_NEAR(s.outputs_per_second, 100, 1e-6);
+  EXPECT_GT(s.tokens_per_second, 110);
+  w.expect_all_back();
+}
+
 TEST(Scenario, ASequenceIsCountedOnce) {
   Options o = small();
   o.max_running = 2;

@@ -64,6 +64,11 @@ class FakeEngine final : public engine::Engine {
     s.running = open_;
     s.pages_total = 100;
     s.pages_free = 60;
+    s.waiting_tokens = 1000;
+    s.prompt_tokens = 400;
+    s.cached_tokens = 100;
+    s.tokens_per_second = 900;
+    s.outputs_per_second = 12.5;
     return s;
   }
   std::vector<engine::StepSample> recent_steps() const override {

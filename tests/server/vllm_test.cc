@@ -179,6 +179,9 @@ TEST_F(VllmTest, InfoLoadsHealthFlush) {
   ASSERT_TRUE(with([&](auto* c) { return stub_->GetLoads(c, {}, &loads); }).ok());
   EXPECT_DOUBLE_EQ(loads.loads(0).token_usage(), 0.4);
   EXPECT_EQ(loads.loads(0).max_total_num_tokens(), 1600);
+  EXPECT_DOUBLE_EQ(loads.loads(0).gen_throughput(), 12.5);
+  EXPECT_DOUBLE_EQ(loads.loads(0).cache_hit_rate(), 0.25);
+  EXPECT_EQ(loads.loads(0).num_waiting_uncached_tokens(), 750);
   EXPECT_NE(loads.version(), "");
   pb::GetLoadsRequest sections;
   sections.add_include("core");
@@ -327,6 +330,8 @@ TEST_F(KvEventsTest, TheLoadIsToldBeforeTheFirstEventOnlyToThoseWhoAsked) {
   EXPECT_TRUE(batch.load().load_only());
   EXPECT_EQ(batch.load().sample(), 1u);
   EXPECT_DOUBLE_EQ(batch.load().token_usage(), 0.4);
+  EXPECT_DOUBLE_EQ(batch.load().gen_throughput(), 12.5);
+  EXPECT_EQ(batch.load().waiting_uncached_tokens(), 750u);
   EXPECT_EQ(batch.events_size(), 0);
   stored(11, 0, {1, 2});
   batch = not_asked->next();
