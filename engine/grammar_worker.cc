@@ -26,11 +26,21 @@ GrammarWorker::Lane::~Lane() {
   for (std::thread& t : threads_) t.join();
 }
 
-void GrammarWorker::Lane::post(std::function<void()> task) {
+void GrammarWorker::Lane::post(const std::string& tenant, Task task) {
   std::lock_guard lock(mutex_);
-  tasks_.push_back(std::move(task));
+  tasks_[tenant].push_back(std::move(task));
   while (int(threads_.size()) < wanted_) threads_.emplace_back([this] { run(); });
   more_.notify_one();
+}
+
+GrammarWorker::Lane::Task GrammarWorker::Lane::next() {
+  auto turn = tasks_.upper_bound(last_);
+  if (turn == tasks_.end()) turn = tasks_.begin();
+  last_ = turn->first;
+  Task task = std::move(turn->second.front());
+  turn->second.pop_front();
+  if (turn->second.empty()) tasks_.erase(turn);
+  return task;
 }
 
 void GrammarWorker::Lane::run() {
@@ -38,8 +48,7 @@ void GrammarWorker::Lane::run() {
   for (;;) {
     more_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
     if (tasks_.empty()) return;
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
+    Task task = next();
     lock.unlock();
     task();
     task = nullptr;
@@ -57,7 +66,8 @@ GrammarWorker::GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size)
 GrammarWorker::~GrammarWorker() = default;
 
 void GrammarWorker::compile(JobPtr job, std::function<void(JobPtr, Status)> ready) {
-  compiling_.post([this, job = std::move(job), ready = std::move(ready)]() mutable {
+  const std::string& tenant = job->request.tenant;
+  compiling_.post(tenant, [this, job, ready = std::move(ready)]() mutable {
     const bool over = ended_ || job->cancel_requested || now_past(job->request.deadline);
     Status status = over ? Status() : first_masks(*job);
     ready(std::move(job), std::move(status));
@@ -69,8 +79,11 @@ Status GrammarWorker::first_masks(Job& job) {
     KVASIR_ASSIGN(compiler_, make_compiler_());
   }
   KVASIR_ASSIGN(auto matcher, compiler_->compile(job.request.grammar));
-  for (size_t i = 1; i < job.choices.size(); ++i)
-    job.choices[i].grammar = std::make_unique<ChoiceGrammar>(job, *this, matcher->clone());
+  for (size_t i = 1; i < job.choices.size(); ++i) {
+    auto copy = matcher->clone();
+    if (copy == nullptr) return internal_error("a compiled grammar could not be copied");
+    job.choices[i].grammar = std::make_unique<ChoiceGrammar>(job, *this, std::move(copy));
+  }
   job.choices[0].grammar = std::make_unique<ChoiceGrammar>(job, *this, std::move(matcher));
   for (Choice& choice : job.choices) KVASIR_TRY(choice.grammar->compute_first());
   return {};
@@ -94,7 +107,8 @@ void GrammarWorker::compute(JobPtr job, ChoiceGrammar& grammar, bool slow) {
     step = step_;
     ++left_;
   }
-  (slow ? slowly_ : masking_).post([this, job = std::move(job), &grammar, step] {
+  const std::string& tenant = job->request.tenant;
+  (slow ? slowly_ : masking_).post(tenant, [this, job, &grammar, step] {
     if (Status status = grammar.compute(); !status.ok()) job->fail_mask(std::move(status));
     grammar.computed();
     job->touch();

@@ -9,7 +9,9 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -36,17 +38,21 @@ class GrammarWorker {
   int32_t vocab_size() const { return vocab_size_; }
 
  private:
-  class Lane {  // threads and what they have to do, first come first served
+  // Threads and what they have to do: tenants in turn, each first come first served.
+  class Lane {
    public:
+    using Task = std::function<void()>;
     explicit Lane(int threads) : wanted_(threads) {}
     ~Lane();
-    void post(std::function<void()> task);
+    void post(const std::string& tenant, Task task);
 
    private:
     void run();
+    Task next();
     std::mutex mutex_;
     std::condition_variable more_;
-    std::deque<std::function<void()>> tasks_;
+    std::map<std::string, std::deque<Task>> tasks_;  // none empty
+    std::string last_;                               // whose turn it was
     bool stop_ = false;
     const int wanted_;
     std::vector<std::thread> threads_;

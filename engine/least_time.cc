@@ -41,19 +41,19 @@ std::optional<Duration> least_time(const std::deque<StepSample>& recent, const W
 Status check_deadline(const Request& r, Duration left, const EngineOptions& options,
                       const std::deque<StepSample>& recent, const Stats& stats, int64_t waiting_tokens) {
   Work work;
-  work.ahead = options.policy == "fcfs" ? waiting_tokens : 0;  // under the others it may overtake them
-  work.prompt = int64_t(r.prompt.size());
+  work.ahead = options.policy == "fcfs" ? waiting_tokens : 0;                // under the others it may overtake them
+  const bool may_be_cached = options.prefix_cache && r.prompt_logprobs < 0;  // whatever was found for others
+  work.prompt = may_be_cached ? 1 : int64_t(r.prompt.size());
   work.outputs = outputs_of(r);
   work.max_tokens_per_step = options.max_tokens_per_step;
-  if (stats.prompt_tokens > 0)
-    work.computed_share = std::max(0.0, 1 - double(stats.cached_tokens) / double(stats.prompt_tokens));
+  work.computed_share = 1 - stats.cache_hit_rate();
   auto least = least_time(recent, work);
   if (!least || *least <= left) return {};
   auto seconds = [](Duration d) { return in_seconds(std::chrono::duration<double>(d).count()); };
   return Status(Code::deadline_exceeded,
                 cat("the deadline is in ", seconds(left), " and this request takes at least ", seconds(*least), ": ",
-                    work.ahead, " prompt tokens wait before its ", work.prompt, ", and it ends after ", work.outputs,
-                    " tokens at the soonest; give it more time, or ask for less"))
+                    work.ahead, " prompt tokens wait before its ", r.prompt.size(), ", and it ends after ",
+                    work.outputs, " tokens at the soonest; give it more time, or ask for less"))
       .with_field("deadline");
 }
 

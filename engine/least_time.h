@@ -15,7 +15,7 @@ namespace kvasir::engine {
 
 struct Work {
   int64_t ahead = 0;          // prompt tokens that wait before it
-  int64_t prompt = 0;         // its own
+  int64_t prompt = 0;         // its own that must be computed
   int64_t outputs = 1;        // tokens it cannot end before
   double computed_share = 1;  // of prompt tokens, that the prefix cache does not have
   int64_t max_tokens_per_step = 1;

@@ -60,7 +60,10 @@ class EveryFifth final : public text::Matcher {
     return {};
   }
   bool finished() const override { return false; }
-  std::unique_ptr<text::Matcher> clone() const override { return std::make_unique<EveryFifth>(*this); }
+  std::unique_ptr<text::Matcher> clone() const override {
+    return may_copy ? std::make_unique<EveryFifth>(*this) : nullptr;
+  }
+  bool may_copy = true;
 
  private:
   Gate& gate_;
@@ -72,14 +75,21 @@ class Compiler final : public text::GrammarCompiler {
  public:
   Result<std::unique_ptr<text::Matcher>> compile(const text::GrammarSpec& spec) override {
     ++compiled;
+    {
+      std::lock_guard lock(mutex_);
+      order.push_back(spec.text);
+    }
     if (spec.text == "slow to compile") gate_of(spec.text).pass();
-    return std::unique_ptr<text::Matcher>(new EveryFifth(gate_of(spec.text), spec.text == "broken"));
+    auto matcher = std::make_unique<EveryFifth>(gate_of(spec.text), spec.text == "broken");
+    matcher->may_copy = spec.text != "no copies";
+    return std::unique_ptr<text::Matcher>(std::move(matcher));
   }
   Gate& gate_of(const std::string& name) {
     std::lock_guard lock(mutex_);
     return gates_[name];
   }
   std::atomic<int> compiled{0};
+  std::vector<std::string> order;
 
  private:
   std::mutex mutex_;
@@ -208,6 +218,15 @@ TEST_P(GrammarFlow, OneThatBreaksFailsAlone) {
   expect_all_pages_back(e);
 }
 
+TEST_P(GrammarFlow, OneThatCannotBeCopiedFailsAlone) {
+  Engine& e = h.start();
+  Request two = under("no copies", 5, 3);
+  two.n = 2;
+  EXPECT_EQ(run(e, two).failed.code(), Code::internal);
+  EXPECT_TRUE(run(e, under("no copies", 5, 3)).complete());
+  expect_all_pages_back(e);
+}
+
 TEST_P(GrammarFlow, NoStopBeforeMinTokens) {
   Engine& e = h.start();
   Request r = under("quick", 5, 12);
@@ -224,6 +243,24 @@ TEST_P(GrammarFlow, NoStopBeforeMinTokens) {
     tokens.push_back(draw_from(tokens, r.sampling, 0, bits.data()));
     EXPECT_EQ(a.tokens[0][size_t(k)], tokens.back()) << k;
   }
+}
+
+// Nor does one tenant's pile of grammars keep another's waiting until all of them are done.
+TEST_P(GrammarFlow, TenantsCompileInTurn) {
+  Engine& e = h.start();
+  Gate& gate = compiler->gate_of("slow to compile");
+  gate.close();
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int32_t i = 0; i < 5; ++i) {
+    Request r = under(i < 4 ? "slow to compile" : "quick", 5, 3, i);
+    r.tenant = i < 4 ? "many" : "one";
+    streams.push_back(std::move(*e.submit(std::move(r))));
+    if (i == 0) gate.wait_for_somebody();
+  }
+  gate.open();
+  for (auto& stream : streams) EXPECT_TRUE(read(*stream).complete());
+  ASSERT_EQ(compiler->order.size(), 5u);
+  EXPECT_EQ(compiler->order[1], "quick");
 }
 
 // Each may take long: nobody waits for answers that nobody will be given.

@@ -149,6 +149,16 @@ TEST_F(Deadlines, AnAnswerThatIsTooLongForItIsRefusedAtOnce) {
   EXPECT_TRUE(refusal(e, ask(5, 1000)).ok());
 }
 
+// Computed, the prompt would take a quarter of a second: but it may be cached, and here it is.
+TEST_F(Deadlines, APromptThatMayBeCachedIsNotRefusedForItsLength) {
+  Engine& e = start();
+  EXPECT_TRUE(run(e, ask(3200, 1, 3)).failed.ok());
+  EXPECT_TRUE(refusal(e, in(milliseconds(150), ask(3200, 1, 3))).ok());
+  Request scored = ask(3200, 1, 3);  // each of its positions is computed
+  scored.prompt_logprobs = 0;
+  EXPECT_EQ(refusal(e, in(milliseconds(150), scored)).code(), Code::deadline_exceeded);
+}
+
 TEST_F(Deadlines, AQueueThatIsTooLongForItIsSaidAtOnce) {
   Engine& e = start();
   std::vector<std::unique_ptr<Stream>> waiting;
