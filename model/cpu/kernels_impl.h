@@ -248,6 +248,10 @@ inline float magnitude(const float* x, int64_t cols) {
   return float_of(most);
 }
 
+// The greatest integer of a row. Two rows in three bytes (pairs_avx2.h) allow 15 * 127 - 120, two planes alone would
+// 2039; an even one leaves half of the greatest number whole.
+constexpr int kActivationRange = 1784;
+
 // 12 bits of 32 inputs in two planes. Adding 1.5 * 2^23 rounds half to even into the low bits.
 inline void quantize_block(const float* x, float inverse, int8_t* high, int8_t* low) {
   for (int j = 0; j < 32; ++j) {
@@ -291,7 +295,7 @@ inline void put_sums(const PackingInfo& info, const BlockPlace& at, const int32_
 // Each block of a row goes to place(b); done(b, where, its plane_sums).
 template <class Own, class Place, class Done>
 inline void quantize_to(const float* x, const QuantRows& to, int64_t row, const Place& place, const Done& done) {
-  constexpr float kRange = 2039.0f;  // 16 * 127 + 7
+  constexpr float kRange = kActivationRange;
   float max, inverse;
   if constexpr (requires { &Own::magnitude; })
     max = Own::magnitude(x, to.cols);

@@ -126,7 +126,10 @@ Status CpuOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector wei
 QuantRows CpuOps::quantize_rows(const PackedMatrix& m, const float* x, int64_t rows) {
   const int64_t cols = m.padded_cols();
   QuantRows out = quants_.rows(rows, cols);
-  each_row(rows, cols, [&](int64_t t) { kernels_.quantize(x + t * cols, m.packing, out, t); });
+  each_row((rows + 1) / 2, 2 * cols, [&](int64_t pair) {
+    for (int64_t t = 2 * pair; t < std::min(rows, 2 * pair + 2); ++t)
+      kernels_.quantize(x + t * cols, m.packing, out, t);
+  });
   return out;
 }
 

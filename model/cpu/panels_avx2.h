@@ -1,11 +1,12 @@
-// Products of many rows with AVX2: a group's weights become panels of 16-bit integers once, for all rows, so that two
-// products of 8 outputs are one multiplication and one addition of 32 bits (with AVX-VNNI one instruction).
+// Products of many rows with AVX2 where blocks have scales of their own: a group's weights become panels of 16-bit
+// integers once, for all rows, so that two products of 8 outputs are one multiplication and one addition of 32 bits
+// (with AVX-VNNI one instruction). Weights of_rows are in pairs_avx2.h.
 //
 // Activations are 16-bit integers then, in the room of their two planes: 4 inputs stand as 0, 2, 1, 3, since
 // unpacking bytes to 16 bits takes every other one. Each vector of a panel has two such neighbours of 8 outputs.
 #pragma once
 
-#include "model/cpu/one_row_avx2.h"
+#include "model/cpu/pairs_avx2.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
@@ -14,12 +15,9 @@ namespace {
 constexpr int kPairs = 16;            // of inputs, in a block
 constexpr int kStep = 8;              // pairs that are one piece of code
 constexpr int64_t kPanelBlocks = 20;  // a panel and the rows at it stay in a first-level cache of 32 KB
-constexpr int64_t kPanelRows = 256;   // whose sums are kept while the panels of a group go by
 #if defined(__AVXVNNI__)
-constexpr bool kVnni = true;
 constexpr int kTall = 6;  // a chain of additions takes five cycles a link, of which two may begin a cycle
 #else
-constexpr bool kVnni = false;
 constexpr int kTall = 4;
 #endif
 
@@ -28,7 +26,7 @@ inline int64_t least_rows(const PackingInfo& info) { return kVnni || info.of_row
 
 struct Panel {
   V::I w[kPanelBlocks * kPairs][kParts];
-  V::F d[2 * kPanelBlocks][kParts], m[2 * kPanelBlocks][kParts];  // where weights are not of_rows
+  V::F d[2 * kPanelBlocks][kParts], m[2 * kPanelBlocks][kParts];
 };
 
 // Where these are intrinsics gcc 12 adds products to one another first, and spills them and the sums.
@@ -41,41 +39,12 @@ inline V::I add_two_products(V::I to, V::I a, V::I b) {
   return to;
 }
 
-// Of a chunk of a part, where each pair goes: put(pair, two neighbours of 8 outputs as they are stored). Reading a
-// byte further on is a shift that costs no arithmetic; what follows a group's integers are its scales.
+// Of a chunk of a part, where each pair goes: put(pair, two neighbours of 8 outputs as they are stored).
 template <Packing P, class Put>
 inline void each_pair(const uint8_t* quants, int c, const Put& put) {
-  const uint8_t* from = quants + 64 * c;
-  const V::I v = V::chunk(from);
-  if constexpr (packing_info(P).quant_bytes == 256) {
-    const V::I low = _mm256_set1_epi16(15);
-    put(2 * c, _mm256_and_si256(v, low));
-    put(2 * c + 1, _mm256_and_si256(V::chunk(from + 1), low));
-    put(2 * c + 8, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
-    put(2 * c + 9, _mm256_srli_epi16(v, 12));
-  } else {
-    const V::I zero = _mm256_set1_epi16(packing_info(P).zero);
-    put(2 * c, _mm256_sub_epi16(_mm256_and_si256(v, _mm256_set1_epi16(255)), zero));
-    put(2 * c + 1, _mm256_sub_epi16(_mm256_srli_epi16(v, 8), zero));
-  }
-}
-
-// D in both halves of a lane, and so what q = 0 stands for.
-struct Line {
-  V::I d, at_zero;
-};
-template <Packing P>
-inline Line load_line(const uint8_t* scales, int half, int part) {
-  V::I d, m = V::zero_i();
-  if constexpr (packing_info(P).zero != 0) {
-    d = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * part)));
-    d = _mm256_or_si256(d, _mm256_slli_epi32(d, 16));
-  } else {
-    const V::I pair = V::chunk(scales + 64 * half + 32 * part);
-    d = _mm256_blend_epi16(pair, _mm256_slli_epi32(pair, 16), 0xaa);
-    m = _mm256_blend_epi16(_mm256_srli_epi32(pair, 16), pair, 0xaa);
-  }
-  return {d, _mm256_sub_epi16(m, _mm256_slli_epi16(d, 3))};
+  const V::I v = V::chunk(quants + 64 * c), zero = _mm256_set1_epi16(packing_info(P).zero);
+  put(2 * c, _mm256_sub_epi16(_mm256_and_si256(v, _mm256_set1_epi16(255)), zero));
+  put(2 * c + 1, _mm256_sub_epi16(_mm256_srli_epi16(v, 8), zero));
 }
 
 template <Packing P>
@@ -88,39 +57,17 @@ void unpack_panel(const PackedMatrix& m, int64_t group, int64_t begin, int64_t e
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       V::I(*w)[kParts] = to.w + kPairs * (b - begin);
-      if constexpr (info.of_rows) {
-        const Line lines[2] = {load_line<P>(s, 0, part), load_line<P>(s, parts - 1, part)};
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c)
-          each_pair<P>(q + 32 * part, c, [&](int i, V::I v) {
-            const Line& line = lines[i >= kPairs / 2];
-            w[i][part] = _mm256_add_epi16(_mm256_mullo_epi16(v, line.d), line.at_zero);
-          });
-      } else {
 #pragma GCC unroll 8
-        for (int c = 0; c < 8; ++c) each_pair<P>(q + 32 * part, c, [&](int i, V::I v) { w[i][part] = v; });
-        Scales<P> of;
-        of.load(s, part);
-        for (int h = 0; h < parts; ++h) {
-          to.d[(b - begin) * parts + h][part] = of.d[h];
-          if constexpr (info.zero == 0) to.m[(b - begin) * parts + h][part] = of.m[h];
-        }
+      for (int c = 0; c < 8; ++c) each_pair<P>(q + 32 * part, c, [&](int i, V::I v) { w[i][part] = v; });
+      Scales<P> of;
+      of.load(s, part);
+      for (int h = 0; h < parts; ++h) {
+        to.d[(b - begin) * parts + h][part] = of.d[h];
+        if constexpr (info.zero == 0) to.m[(b - begin) * parts + h][part] = of.m[h];
       }
     }
   }
 }
-
-// The group to be unpacked after this one's tiles, fetched beside them a line at a time: many at once would wait.
-struct Ahead {
-  const uint8_t *at, *end;
-  void fetch() {
-    __builtin_prefetch(at, 0, 2);
-    at += at < end ? 64 : 0;
-  }
-  void fetch_rest() {
-    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
 
 // `times` times kStep pairs by T rows of activations: row t's pair i is the four bytes at q + t * stride + 4 * i.
 template <int T>
@@ -140,39 +87,9 @@ inline void add_pairs(const V::I (*w)[kParts], int64_t times, const int8_t* q, i
   } while (--times != 0);
 }
 
-// What a row's sums are while the panels of a group go by: exact integers, or floats of blocks.
-struct WholeSums {
-  V::I top[kParts], low[kParts];  // of parts of the sum: their upper halves, and all of them modulo 2^32
-};
 struct FloatSums {
   V::F sum[kParts];
 };
-
-// For how many blocks, from a multiple of as many on, the sums of a row of_rows fit 32 bits whatever the weights.
-inline int32_t& fit_of(const QuantRows& x, int64_t row) { return x.planes[row * x.cols / 32 * 4]; }
-
-template <Packing P, int T>
-void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, Ahead& ahead,
-                WholeSums* sums) {
-  const int8_t* q = x.q + 2 * row * x.cols;
-  int64_t fit = fit_of(x, row);
-  for (int t = 1; t < T; ++t) fit = fit_of(x, row + t) < fit ? fit_of(x, row + t) : fit;
-  for (int64_t b = begin; b < end;) {
-    V::I acc[T][kParts];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) acc[t][0] = acc[t][1] = V::zero_i();
-    const int64_t full = (b | (fit - 1)) + 1, next = full < end ? full : end;
-    add_pairs<T>(panel.w + kPairs * (b - begin), (next - b) * (kPairs / kStep), q + 64 * b, 2 * x.cols, ahead, acc);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-      for (int part = 0; part < kParts; ++part) {
-        sums[t].top[part] = V::add_i(sums[t].top[part], V::right<16>(acc[t][part]));
-        sums[t].low[part] = V::add_i(sums[t].low[part], acc[t][part]);
-      }
-    b = next;
-  }
-}
 
 template <Packing P, int T>
 void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, Ahead& ahead,
@@ -198,19 +115,10 @@ void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows&
   }
 }
 
-inline V::F finish(const WholeSums& sums, int part, const PackedMatrix& m, int64_t group, float d) {
-  const V::I top = sums.top[part], rest = _mm256_sub_epi32(sums.low[part], V::left<16>(top));
-  const RowSum sum{V::add_i(top, V::right<16>(rest)), V::and_i(rest, 0xffff)};
-  return sum.finish(V::mul(V::load_f(m.row_scales(group) + part * V::N), V::set_f(d)));
-}
-inline V::F finish(const FloatSums& sums, int part, const PackedMatrix&, int64_t, float d) {
-  return V::mul(sums.sum[part], V::set_f(d));
-}
-
 // A tile of `rows` rows, kTall at most.
-template <Packing P, class Sums>
+template <Packing P>
 inline void panel_tile(const Panel& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, int64_t rows,
-                       Ahead& ahead, Sums* sums) {
+                       Ahead& ahead, FloatSums* sums) {
   auto run = [&]<int T>() { panel_tile<P, T>(panel, begin, end, x, row, ahead, sums); };
   switch (rows) {
     case 1: return run.template operator()<1>();
@@ -226,11 +134,11 @@ inline void panel_tile(const Panel& panel, int64_t begin, int64_t end, const Qua
   }
 }
 
-template <Packing P, class Sums>
+template <Packing P>
 void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                 int64_t y_stride, bool add) {
   Panel panel;
-  Sums kept[kPanelRows];
+  FloatSums kept[kPanelRows];
   const int64_t panels = (m.blocks + kPanelBlocks - 1) / kPanelBlocks;
   const int64_t tiles = (rows + kTall - 1) / kTall, tall = rows / tiles, taller = rows % tiles;
   Ahead ahead{m.quants(group + 1), m.quants(group + 2)};
@@ -239,16 +147,16 @@ void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
     unpack_panel<P>(m, group, begin, end, panel);
     for (int64_t tile = 0, t = 0; tile < tiles; ++tile) {
       const int64_t after = t + tall + (tile < taller ? 1 : 0);
-      Sums* sums = panels == 1 ? kept : kept + t;
+      FloatSums* sums = panels == 1 ? kept : kept + t;
       if (i == 0)
-        for (int64_t j = 0; j < after - t; ++j) sums[j] = Sums{};
+        for (int64_t j = 0; j < after - t; ++j) sums[j] = FloatSums{};
       panel_tile<P>(panel, begin, end, x, first + t, after - t, ahead, sums);
       if (i + 1 < panels)
         t = after;
       else  // its sums are at hand, and storing goes on beside the next tile
         for (; t < after; ++t, ++sums)
           for (int part = 0; part < kParts; ++part)
-            store_lanes(finish(*sums, part, m, group, x.d[first + t]), part, y + t * y_stride, m.valid(group), add);
+            store_lanes(V::mul(sums->sum[part], V::set_f(x.d[first + t])), part, y + t * y_stride, m.valid(group), add);
     }
   }
   ahead.fetch_rest();
@@ -266,11 +174,15 @@ void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const
 #endif
     if (x.rows < least_rows(packing_info(P))) return integer(m, group, groups, x, first, rows, y, y_stride, add);
     if constexpr (has_integers(P)) {
-      using Sums = std::conditional_t<packing_info(P).of_rows, WholeSums, FloatSums>;
       for (int64_t t = 0; t < rows; t += kPanelRows)
-        for (int64_t g = 0; g < groups; ++g)
-          panel_rows<P, Sums>(m, group + g, x, first + t, rows - t < kPanelRows ? rows - t : kPanelRows,
-                              y + t * y_stride + g * kGroup, y_stride, add);
+        for (int64_t g = 0; g < groups; ++g) {
+          const int64_t some = rows - t < kPanelRows ? rows - t : kPanelRows;
+          float* to = y + t * y_stride + g * kGroup;
+          if constexpr (packing_info(P).of_rows)
+            digit_rows<P>(m, group + g, x, first + t, some, to, y_stride, add);
+          else
+            panel_rows<P>(m, group + g, x, first + t, some, to, y_stride, add);
+        }
     }
   });
 }
@@ -302,48 +214,20 @@ struct Together {
   }
 };
 
-// The sum of a block's magnitudes.
-inline int32_t size_of(const int8_t* q) {
-  auto half = [&](int i) { return _mm256_abs_epi16(_mm256_loadu_si256(reinterpret_cast<const V::I*>(q + i))); };
-  const V::I twos = _mm256_madd_epi16(_mm256_add_epi16(half(0), half(32)), _mm256_set1_epi16(1));
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(twos), _mm256_extracti128_si256(twos, 1));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
-
-// As fit_of() says, from the sizes of a row's blocks, which are lost: weights are below 2^14, so that 64 inputs below
-// 2^11 always fit.
-inline int32_t find_fit(int32_t* sizes, int64_t blocks) {
-  constexpr int32_t kMost = (1 << 17) - 1;
-  int32_t fit = 1, most = 0;
-  for (; blocks > 1; fit *= 2, blocks = (blocks + 1) / 2) {
-    for (int64_t i = 0; i < blocks; i += 2) {
-      const int32_t both = sizes[i] + (i + 1 < blocks ? sizes[i + 1] : 0);
-      sizes[i / 2] = both, most = both > most ? both : most;
-    }
-    if (most > kMost) break;
-  }
-  return fit;
-}
-
 void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const PackingInfo info = packing_info(packing);
   if (to.rows < least_rows(info)) return quantize(x, packing, to, row);
+  if (info.of_rows) return quantize_digits(x, packing, to, row);
   const int64_t blocks = to.cols / 32, parts = info.halves ? 2 : 1;
-  int32_t* sizes = &fit_of(to, row);  // there is room for more
   quantize_to<Together>(
       x, to, row,
       [&](int64_t b) {
         int8_t* q = to.q + 2 * row * to.cols + 64 * b;
         return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
       },
-      [&](int64_t b, const BlockPlace& at, const int32_t* sums) {
-        if (info.of_rows)
-          sizes[b] = size_of(at.high);
-        else if (info.zero == 0)
-          put_sums(info, at, sums, to);
+      [&](int64_t, const BlockPlace& at, const int32_t* sums) {
+        if (info.zero == 0) put_sums(info, at, sums, to);
       });
-  if (info.of_rows) *sizes = find_fit(sizes, blocks);
 }
 
 constexpr Kernels panel_kernels(const char* name) {

@@ -226,9 +226,18 @@ TEST(Kernels, NotANumberIsNeverLost) {
     std::vector<float> x(64, 1.0f);
     for (int64_t rows : {3, 9}) {
       Product p = product_of(w, arena, pool, std::vector<float>(size_t(rows * 64), 1.0f), rows);
-      p.x[64 + 40] = NAN;
-      const std::vector<float> y = p.integer(*k);
-      for (int64_t i = 0; i < int64_t(y.size()); ++i) EXPECT_EQ(std::isnan(y[size_t(i)]), i / 64 == 1) << k->name << i;
+      const std::vector<float> without = p.integer(*k);
+      for (int64_t row : {1, 2})
+        for (float bad : {NAN, INFINITY}) {
+          p.x[size_t(64 * row + 40)] = bad;
+          const std::vector<float> y = p.integer(*k);
+          for (size_t i = 0; i < y.size(); ++i)
+            if (int64_t(i) / 64 == row)
+              EXPECT_FALSE(std::isfinite(y[i])) << k->name << i;
+            else
+              EXPECT_EQ(y[i], without[i]) << k->name << i;
+          p.x[size_t(64 * row + 40)] = 1.0f;
+        }
     }
     for (float bad : {NAN, INFINITY, -INFINITY}) {
       x[40] = bad;
