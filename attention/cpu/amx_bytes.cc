@@ -6,6 +6,7 @@
 //   score[j] = (for each digit: over scales in order, fma) joined from the highest digit, by what the query's unit is
 //   worth out[d]   = out[d] * correction + (sum over the tile's keys) * what the weights' unit is worth
 #include "attention/cpu/amx_bytes.h"
+#include "attention/cpu/byte_vectors.h"
 #include "core/cpu.h"
 
 #if defined(__x86_64__)
@@ -17,6 +18,8 @@ namespace {
 #include "attention/cpu/ahead_inl.h"
 #include "attention/cpu/amx_tile_inl.h"
 #include "attention/cpu/turn16_inl.h"
+
+#include "attention/cpu/bytes_inl.h"
 
 // After what it is made of.
 #include "attention/cpu/amx_bytes_inl.h"
@@ -49,7 +52,6 @@ struct Memory {
   ProductStep step[kMostSteps];
 };
 
-constexpr int64_t rounded_up(int64_t n) { return (n + 63) / 64 * 64; }
 inline Memory& cut(uint8_t* memory) { return *reinterpret_cast<Memory*>(memory); }
 
 // Where what a thread needs lies: f(pointer member, bytes) for each part of it.
@@ -135,44 +137,6 @@ void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_
   });
   kind.dtype == DType::i8 ? pack_queries<DType::i8>(q, q_stride, m) : pack_queries<DType::i4>(q, q_stride, m);
   configure();
-}
-
-// ---- scales ---------------------------------------------------------------------------------------
-
-// Scales of two groups of sixteen keys that stand in words.
-inline void two_groups(__m512i words, float* to) {
-  _mm512_store_ps(to, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)));
-  _mm512_store_ps(to + kTile, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words, 16))));
-}
-
-// Scales of the tile's keys as [group][key], those of keys that nobody wants 0. Keys stand in blocks of sixteen.
-void collect_scales(const KvRows& k, int groups, float* to) {
-  const int begin = k.begin / 16 * 16, end = (k.end + 15) / 16 * 16;
-  if (begin > 0 || end < kTile) __builtin_memset(to, 0, size_t(groups * kTile) * 4);
-  if (!k.grouped) {
-    for (int j = begin; j < end; j += 16) _mm512_store_ps(to + j, _mm512_set1_ps(k.scale));
-    return;
-  }
-  if (k.scale_dtype == DType::f32) {
-    for (int g = 0; g < groups; ++g)
-      for (int j = begin; j < end; ++j) __builtin_memcpy(to + g * kTile + j, k.scales[j] + 4 * g, 4);
-    return;
-  }
-  for (int j = begin; j < end; j += 16) {
-    if (groups == 2 && in_step(k.scales + j, 4)) {
-      two_groups(load64(k.scales[j]), to + j);
-    } else if (groups == 2) {
-      alignas(64) uint32_t words[16];
-      for (int i = 0; i < 16; ++i) __builtin_memcpy(words + i, k.scales[j + i], 4);
-      two_groups(_mm512_load_si512(words), to + j);
-    } else {
-      alignas(32) uint16_t half[16];
-      for (int g = 0; g < groups; ++g) {
-        for (int i = 0; i < 16; ++i) __builtin_memcpy(half + i, k.scales[j + i] + 2 * g, 2);
-        _mm512_store_ps(to + g * kTile + j, _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<__m256i*>(half))));
-      }
-    }
-  }
 }
 
 // ---- scores ---------------------------------------------------------------------------------------
@@ -365,17 +329,21 @@ bool takes(const CacheKind& kind) {
          (!kind.grouped || kind.group % 32 == 0);
 }
 // With fewer query heads what the matrix unit takes until its first sums weighs more than what it saves.
-bool pays(const CacheKind& kind) { return kind.query_heads >= 4; }
+// Unless items of few rows go to vectors: at four heads those take a third longer.
+constexpr int kFewForVectors = 3;
+bool pays(const CacheKind& kind) { return kind.query_heads >= 4 || (byte_vectors() && byte_vectors()->takes(kind)); }
 
 int stops(int head_dim) {
   return 16 + (head_dim + 63) / 64 * 16;
 }  // one for four keys, and one for 256 bytes of values
 
-constexpr Matrix kMatrix = {takes, pays, bytes, begin, release, scores, accumulate, stops};
-
 }  // namespace
 
-const Matrix* matrix_of_bytes() { return kvasir::cpu().amx_int8 ? &kMatrix : nullptr; }
+const Matrix* matrix_of_bytes() {
+  static const Matrix matrix = {takes,      pays,  bytes,       begin,          release,       scores,
+                                accumulate, stops, Reach::next, byte_vectors(), kFewForVectors};
+  return kvasir::cpu().amx_int8 ? &matrix : nullptr;
+}
 
 }  // namespace kvasir::attention::cpu
 #endif

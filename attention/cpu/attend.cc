@@ -136,19 +136,21 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scr
   }
 }
 
-void attend_matrix_tile(const Job& job, const Item& item, Tile& tile, const Tile* after, Ahead& ahead, Scratch& s) {
+void attend_matrix_tile(const Job& job, const Matrix& matrix, const Item& item, Tile& tile, const Tile* after,
+                        Ahead& ahead, Scratch& s) {
   const Attributes& a = *job.a;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
   const int rows = int(i1 - i0) * group;
   uint8_t* memory = reinterpret_cast<uint8_t*>(s.matrix.get());
-  ahead.stops = job.matrix->stops(a.head_dim);
+  ahead.stops = matrix.stops(a.head_dim);
+  ahead.reach = matrix.reach;
   set_rows(job, item, tile, i0, i1, s);
-  job.matrix->scores(int(r0), rows, tile.keys, tile.values, s.scores.get(), memory, &ahead);
+  matrix.scores(int(r0), rows, tile.keys, tile.values, s.scores.get(), memory, &ahead);
   job.kernels->softmax(s.scores.get(), rows, s.params.data(), score_scale(a), a.softcap, s.m + r0, s.l + r0,
                        s.fix.get());
-  job.matrix->accumulate(s.scores.get(), rows, tile.values, after ? &after->keys : nullptr, s.fix.get(),
-                         s.split + r0 * padded, padded, memory, &ahead);
+  matrix.accumulate(s.scores.get(), rows, tile.values, after ? &after->keys : nullptr, s.fix.get(),
+                    s.split + r0 * padded, padded, memory, &ahead);
 }
 
 // The tiles of an item in order, the one at work and as many of those after it as are asked for.
@@ -286,8 +288,10 @@ void attend(const Job& job, const Item& item, Scratch& s) {
   const SequenceShape shape = job.held->shape(item.sequence);
   for (int64_t i = 0; i < tokens; ++i) s.visible[size_t(i)] = visible_keys(a, shape, item.token_begin + i);
   load_queries(job, item, s);
-  if (job.matrix)
-    job.matrix->begin(s.query.get(), int(rows), int(padded), job.kind, reinterpret_cast<uint8_t*>(s.matrix.get()));
+  const Matrix* matrix = job.matrix;
+  if (matrix && matrix->of_few && rows <= matrix->few && matrix->of_few->takes(job.kind)) matrix = matrix->of_few;
+  if (matrix)
+    matrix->begin(s.query.get(), int(rows), int(padded), job.kind, reinterpret_cast<uint8_t*>(s.matrix.get()));
 
   std::fill_n(s.M.get(), rows, kNone);
   std::fill_n(s.L.get(), rows, 0.0f);
@@ -301,8 +305,8 @@ void attend(const Job& job, const Item& item, Scratch& s) {
       end_split(job, item, split, rows, padded, s);
       begin_split(rows, padded, s);
     }
-    if (job.matrix)
-      attend_matrix_tile(job, item, *tile, tiles.known(1), ahead, s);
+    if (matrix)
+      attend_matrix_tile(job, *matrix, item, *tile, tiles.known(1), ahead, s);
     else
       attend_tile(job, item, *tile, ahead, s);
   }
@@ -310,7 +314,7 @@ void attend(const Job& job, const Item& item, Scratch& s) {
     end_split(job, item, split, rows, padded, s);
     begin_split(rows, padded, s);
   }
-  if (job.matrix) job.matrix->end();
+  if (matrix) matrix->end();
   if (item.partial >= 0) return;
   const int64_t token0 = job.held->step.seqstarts[item.sequence];
   for (int64_t r = 0; r < rows; ++r)

@@ -1,3 +1,4 @@
+#include "attention/cpu/byte_vectors.h"
 #include "attention/cpu/kernels.h"
 #include "core/cpu.h"
 
@@ -189,7 +190,14 @@ inline void turn_halves_to(const Words r[16], uint16_t* out) {
 }  // namespace
 
 #if KVASIR_VBMI
-const Kernels* kernels_avx512_vbmi() { return kvasir::cpu().avx512 && kvasir::cpu().avx512_vbmi ? &kTable : nullptr; }
+const Kernels* kernels_avx512_vbmi() {
+  static const Kernels with_bytes = [] {
+    Kernels table = kTable;
+    table.matrices[0] = byte_vectors();
+    return table;
+  }();
+  return kvasir::cpu().avx512 && kvasir::cpu().avx512_vbmi ? &with_bytes : nullptr;
+}
 #else
 const Kernels* kernels_avx512() { return kvasir::cpu().avx512 ? &kTable : nullptr; }
 #endif

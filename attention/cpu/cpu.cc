@@ -83,7 +83,8 @@ class CpuAttention final : public Attention {
   int64_t matrix_bytes(int rows) const {
     int64_t most = 0;
     for (const Matrix* m : kernels_.matrices)
-      if (m && !a_.streaming_positions) most = std::max(most, m->bytes(rows, a_.head_dim));
+      for (const Matrix* it = a_.streaming_positions ? nullptr : m; it; it = it->of_few)
+        most = std::max(most, it->bytes(rows, a_.head_dim));
     return most;
   }
   CacheKind kind_of(const kvcache::CacheView& c) const {

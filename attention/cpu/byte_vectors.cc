@@ -1,0 +1,355 @@
+// int8 and int4 caches by vectors that multiply bytes (AVX-512 VNNI): four of them a lane and instruction, where floats
+// take a conversion and a product each. Keys are turned, sixteen at once, so that a lane is a key; values of four keys
+// stand beside each other, so that a lane is an element. The other side are digits (bytes_inl.h), and the sums are the
+// very ones of amx_bytes.cc, joined in the same order.
+#include "attention/cpu/byte_vectors.h"
+
+#include "core/cpu.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+namespace kvasir::attention::cpu {
+namespace {
+
+#include "attention/cpu/ahead_inl.h"
+#include "attention/cpu/turn16_inl.h"
+
+#include "attention/cpu/bytes_inl.h"
+
+constexpr int kStep = 64;      // elements that are worked on together
+constexpr int kKeyRows = 4;    // rows whose sums stay in registers: of keys,
+constexpr int kValueRows = 2;  // of values
+constexpr int kMostGroups = 4, kMostDim = kMostGroups * kStep;
+constexpr int kQuads = kTile / 4;
+
+// One thread's memory, cut up. The instruction wants one side without signs: the cache's bytes are 128 more than they
+// are, and sums begin at what that makes less.
+struct Memory {
+  int32_t head_dim, rows, groups;
+  float byte_worth;
+  float* worth;      // [row]: of the query's unit
+  int32_t* less;     // [row][digit][group]
+  int8_t* queries;   // [row][digit][place]
+  uint8_t* keys;     // [16 of 64][4 elements][16 keys][4], for many rows
+  uint8_t* values;   // [64 elements][4 keys of 64][64 dwords]
+  uint8_t* weights;  // [row of some][group][digit][64 keys]
+  float* scales;     // [group][key]
+};
+
+inline Memory& cut(uint8_t* memory) { return *reinterpret_cast<Memory*>(memory); }
+
+// Where what a thread needs lies: f(pointer member, bytes) for each part of it.
+template <class F>
+void each_part(int rows, int head_dim, const F& f) {
+  const int64_t wide = rounded_up(head_dim);
+  f(&Memory::worth, rounded_up(rows * int64_t(4)));
+  f(&Memory::less, rounded_up(rows * int64_t(kDigits * kMostGroups * 4)));
+  f(&Memory::queries, rows * kDigits * wide);
+  f(&Memory::keys, kTile * wide);
+  f(&Memory::values, kTile * wide);
+  f(&Memory::weights, int64_t(kValueRows * kMostGroups * kDigits * 64));
+  f(&Memory::scales, int64_t(kMostGroups * kTile * 4));
+}
+
+int64_t bytes(int rows, int head_dim) {
+  int64_t n = rounded_up(sizeof(Memory));
+  each_part(rows, head_dim, [&](auto, int64_t size) { n += size; });
+  return n;
+}
+
+// What 64 digits make of bytes that are 128 too large.
+inline int32_t less_for(__m512i digits, int32_t sum = 0) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  return sum - 128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, digits));
+}
+
+void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
+  Memory& m = cut(memory);
+  m.head_dim = kind.head_dim, m.rows = rows;
+  m.groups = kind.grouped ? kind.head_dim / kind.group : 1;
+  m.byte_worth = kind.dtype == DType::i4 ? 0.0625f : 1.0f;
+  uint8_t* at = memory + rounded_up(sizeof(Memory));
+  each_part(rows, kind.head_dim, [&](auto member, int64_t size) {
+    m.*member = reinterpret_cast<std::remove_reference_t<decltype(m.*member)>>(at);
+    at += size;
+  });
+  const int wide = kind.head_dim, steps = wide / kStep / m.groups;
+  const __m512i places = element_at_place<DType::i4>();
+  for (int r = 0; r < rows; ++r) {
+    int8_t* digits = m.queries + r * kDigits * wide;
+    m.worth[r] = m.byte_worth * query_digits(q + r * q_stride, wide, digits, wide);
+    for (int p = 0; p < kDigits; ++p)
+      for (int g = 0; g < m.groups; ++g) {
+        int32_t& less = m.less[(r * kDigits + p) * kMostGroups + g];
+        less = 0;
+        for (int s = g * steps; s < (g + 1) * steps; ++s) {
+          int8_t* to = digits + p * wide + s * kStep;
+          __m512i x = _mm512_loadu_si512(to);
+          if (kind.dtype == DType::i4) _mm512_storeu_si512(to, x = _mm512_permutexvar_epi8(places, x));
+          less = less_for(x, less);
+        }
+      }
+  }
+}
+void end() {}
+
+// 64 elements of a row and 128 more, in the order of element_at_place.
+template <DType T>
+inline __m512i bytes_at(const uint8_t* row, int d) {
+  const __m512i more = _mm512_set1_epi8(char(0x80));
+  if constexpr (T == DType::i8) return _mm512_xor_si512(load64(row + d), more);
+  const __m512i both = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d / 2)));
+  const __m512i shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 0);
+  constexpr int kAndThenXor = 0x6a;
+  return _mm512_ternarylogic_epi32(_mm512_sllv_epi16(both, shifts), _mm512_set1_epi8(char(0xf0)), more, kAndThenXor);
+}
+
+// The compiler would broadcast in an instruction of its own.
+inline void add_products(__m512i& sums, __m512i bytes, const void* digits) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(bytes), "m"(*static_cast<const int32_t*>(digits)));
+}
+inline __m512i four_digits(const void* at) {
+  int32_t four;
+  __builtin_memcpy(&four, at, 4);
+  return _mm512_set1_epi32(four);
+}
+
+// ---- scores ---------------------------------------------------------------------------------------
+
+// Elements [d, d + 64) of sixteen keys, four of them a register, a key a lane.
+template <DType T>
+[[gnu::always_inline]] inline void turn_keys(const uint8_t* const* rows, int d, __m512i t[16], Ahead& ahead) {
+  for (int i = 0; i < 16; ++i) {
+    if (i % 4 == 0) fetch(ahead);
+    t[i] = bytes_at<T>(rows[i], d);
+  }
+  transpose(t);
+}
+
+inline uint8_t* turned(const Memory& m, int j, int step) { return m.keys + (j * m.head_dim + step * 1024); }
+
+// The scores of rows [row, row + R) for keys [begin, end), whole blocks of sixteen that lie as they are or stand
+// turned.
+template <DType T, int R, bool kTurned>
+[[gnu::noinline]] void score_blocks(const Memory& m, int row, const KvRows& keys, int begin, int end, float* s,
+                                    Ahead& ahead) {
+  const int wide = m.head_dim, groups = m.groups, steps = wide / kStep / groups;
+  for (int j = begin; j < end; j += 16) {
+    const int8_t* queries = m.queries + row * kDigits * wide;
+    __m512 scaled[R][kDigits];
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < kDigits; ++p) scaled[r][p] = _mm512_setzero_ps();
+    for (int g = 0; g < groups; ++g) {
+      const int32_t* less = m.less + row * kDigits * kMostGroups + g;
+      __m512i sums[R][kDigits];
+      for (int r = 0; r < R; ++r)
+        for (int p = 0; p < kDigits; ++p) sums[r][p] = _mm512_set1_epi32(less[(r * kDigits + p) * kMostGroups]);
+      for (int k = g * steps; k < (g + 1) * steps; ++k, queries += kStep) {
+        __m512i t[16];
+        if constexpr (kTurned)
+          for (int i = 0; i < 16; ++i) t[i] = _mm512_load_si512(turned(m, j, k) + i * 64);
+        else
+          turn_keys<T>(keys.row + j, k * kStep, t, ahead);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+          for (int r = 0; r < R; ++r)
+            for (int p = 0; p < kDigits; ++p)
+              add_products(sums[r][p], t[i], queries + (r * kDigits + p) * wide + 4 * i);
+      }
+      const __m512 scale = _mm512_load_ps(m.scales + g * kTile + j);
+      for (int r = 0; r < R; ++r)
+        for (int p = 0; p < kDigits; ++p)
+          scaled[r][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][p]), scale, scaled[r][p]);
+    }
+    for (int r = 0; r < R; ++r) {
+      const __m512 x = _mm512_fmadd_ps(scaled[r][2], _mm512_set1_ps(65536.0f),
+                                       _mm512_fmadd_ps(scaled[r][1], _mm512_set1_ps(256.0f), scaled[r][0]));
+      _mm512_storeu_ps(s + r * kTile + j, _mm512_mul_ps(x, _mm512_set1_ps(m.worth[row + r])));
+    }
+  }
+}
+
+template <DType T, bool kTurned>
+inline void score_rows(const Memory& m, int row, int rows, const KvRows& keys, int begin, int end, float* s,
+                       Ahead& ahead) {
+  switch (rows) {
+    case 1: return score_blocks<T, 1, kTurned>(m, row, keys, begin, end, s, ahead);
+    case 2: return score_blocks<T, 2, kTurned>(m, row, keys, begin, end, s, ahead);
+    case 3: return score_blocks<T, 3, kTurned>(m, row, keys, begin, end, s, ahead);
+    default: return score_blocks<T, kKeyRows, kTurned>(m, row, keys, begin, end, s, ahead);
+  }
+}
+
+template <DType T>
+void scores_of(int row, int rows, const KvRows& k, float* s, Memory& m, Ahead& ahead) {
+  const int begin = k.begin / 16 * 16, end = (k.end + 15) / 16 * 16;
+  collect_scales(k, m.groups, m.scales);
+  if (rows <= kKeyRows) return score_rows<T, false>(m, row, rows, k, begin, end, s, ahead);
+  for (int j = begin; j < end; j += 16)
+    for (int step = 0; step < m.head_dim / kStep; ++step) {
+      __m512i t[16];
+      turn_keys<T>(k.row + j, step * kStep, t, ahead);
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(turned(m, j, step) + i * 64, t[i]);
+    }
+  for (int r = 0; r < rows; r += kKeyRows)
+    score_rows<T, true>(m, row + r, rows - r, k, begin, end, s + r * kTile, ahead);
+}
+
+void scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Ahead* ahead) {
+  if (keys.dtype == DType::i8)
+    scores_of<DType::i8>(row, rows, keys, s, cut(memory), *ahead);
+  else
+    scores_of<DType::i4>(row, rows, keys, s, cut(memory), *ahead);
+}
+
+// ---- values ---------------------------------------------------------------------------------------
+
+// Elements [d, d + 64) of four keys, theirs in a lane: place 16 l + 4 i + t is lane 4 l + t of register i.
+template <DType T>
+[[gnu::always_inline]] inline void interleave(const uint8_t* const* rows, int d, __m512i v[4]) {
+  __m512i x[4];
+  for (int i = 0; i < 4; ++i) x[i] = bytes_at<T>(rows[i], d);
+  const __m512i low0 = _mm512_unpacklo_epi8(x[0], x[1]), low1 = _mm512_unpacklo_epi8(x[2], x[3]);
+  const __m512i high0 = _mm512_unpackhi_epi8(x[0], x[1]), high1 = _mm512_unpackhi_epi8(x[2], x[3]);
+  v[0] = _mm512_unpacklo_epi16(low0, low1), v[1] = _mm512_unpackhi_epi16(low0, low1);
+  v[2] = _mm512_unpacklo_epi16(high0, high1), v[3] = _mm512_unpackhi_epi16(high0, high1);
+}
+
+// Lanes of four registers as interleave() leaves them, in the order of elements.
+template <DType T>
+inline void in_order(__m512 x[4]) {
+  __m512 t[4];
+  for (int i = 0; i < 4; i += 2) {
+    t[i] = _mm512_shuffle_f32x4(x[i], x[i + 1], 0x44);
+    t[i + 1] = _mm512_shuffle_f32x4(x[i], x[i + 1], 0xee);
+  }
+  x[0] = _mm512_shuffle_f32x4(t[0], t[2], 0x88), x[1] = _mm512_shuffle_f32x4(t[0], t[2], 0xdd);
+  x[2] = _mm512_shuffle_f32x4(t[1], t[3], 0x88), x[3] = _mm512_shuffle_f32x4(t[1], t[3], 0xdd);
+  if constexpr (T == DType::i4) {  // even elements, and then odd ones
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int i = 0; i < 4; ++i) t[i] = _mm512_permutex2var_ps(x[i / 2], i % 2 ? high : low, x[i / 2 + 2]);
+    for (int i = 0; i < 4; ++i) x[i] = t[i];
+  }
+}
+
+// Where the digits of four keys stand (weight_digits).
+inline int place_of(int quad) { return (quad % 4 * 4 + quad / 4) * 4; }
+
+// o = o * correction + sum over the tile's keys, for 64 elements of R rows; step(quad, v) gives four keys of them.
+template <DType T, int R, class Step>
+[[gnu::always_inline]] inline void add_values(const uint8_t* weights, const int32_t (*less)[kDigits],
+                                              const float* worth, const float* correction, int from, int to, float* o,
+                                              int o_stride, const Step& step) {
+  __m512i sums[R][4][kDigits];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < kDigits; ++p)
+      for (int i = 0; i < 4; ++i) sums[r][i][p] = _mm512_set1_epi32(less[r * kMostGroups][p]);
+  for (int quad = from; quad < to; ++quad) {
+    __m512i v[4];
+    step(quad, v);
+    const uint8_t* at = weights + place_of(quad);
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < kDigits; ++p) {
+        const __m512i w = four_digits(at + (r * kMostGroups * kDigits + p) * 64);
+        for (int i = 0; i < 4; ++i) sums[r][i][p] = _mm512_dpbusd_epi32(sums[r][i][p], v[i], w);
+      }
+  }
+  for (int r = 0; r < R; ++r) {
+    __m512 x[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m512i below = _mm512_add_epi32(_mm512_slli_epi32(sums[r][i][1], 8), sums[r][i][0]);
+      x[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][i][2]), _mm512_set1_ps(65536.0f), _mm512_cvtepi32_ps(below));
+    }
+    in_order<T>(x);
+    for (int i = 0; i < 4; ++i) {
+      float* out = o + r * o_stride + 16 * i;
+      const __m512 before = _mm512_mul_ps(_mm512_loadu_ps(out), _mm512_set1_ps(correction[r]));
+      _mm512_storeu_ps(out, _mm512_fmadd_ps(x[i], _mm512_set1_ps(worth[r * kMostGroups]), before));
+    }
+  }
+}
+
+// step(quad, d, v) gives 64 elements of four keys.
+template <DType T, int R, class Step>
+[[gnu::noinline]] void accumulate_some(const float* p, const KvRows& v, const float* correction, float* o, int o_stride,
+                                       Memory& m, const Step& step) {
+  float worth[R * kMostGroups];
+  int32_t less[R * kMostGroups][kDigits];
+  for (int r = 0; r < R; ++r)
+    for (int g = 0; g < m.groups; ++g) {
+      const int at = r * kMostGroups + g;
+      uint8_t* digits = m.weights + at * kDigits * 64;
+      worth[at] = m.byte_worth * weight_digits(p + r * kTile, m.scales + g * kTile, digits);
+      for (int i = 0; i < kDigits; ++i) less[at][i] = less_for(load64(digits + i * 64));
+    }
+  const int steps = m.head_dim / kStep, each = steps / m.groups;
+  for (int k = 0; k < steps; ++k) {
+    const int g = k / each;
+    add_values<T, R>(m.weights + g * kDigits * 64, less + g, worth + g, correction, v.begin / 4, (v.end + 3) / 4,
+                     o + k * kStep, o_stride, [&](int quad, __m512i x[4]) { step(quad, k * kStep, x); });
+  }
+}
+
+template <DType T>
+void accumulate_of(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
+                   Memory& m, Ahead& ahead) {
+  collect_scales(v, m.groups, m.scales);
+  const auto all = [&](const auto& step) {
+    for (int r = 0; r < rows; r += kValueRows) {
+      if (rows - r > 1)
+        accumulate_some<T, 2>(p + r * kTile, v, correction + r, o + r * o_stride, o_stride, m, step);
+      else
+        accumulate_some<T, 1>(p + r * kTile, v, correction + r, o + r * o_stride, o_stride, m, step);
+    }
+  };
+  if (rows <= kValueRows)
+    return all([&](int quad, int d, __m512i x[4]) {
+      fetch(ahead);
+      interleave<T>(v.row + 4 * quad, d, x);
+    });
+  for (int d = 0; d < m.head_dim; d += kStep)
+    for (int quad = v.begin / 4; quad < (v.end + 3) / 4; ++quad) {
+      __m512i x[4];
+      fetch(ahead);
+      interleave<T>(v.row + 4 * quad, d, x);
+      for (int i = 0; i < 4; ++i) _mm512_store_si512(m.values + ((d / kStep * kQuads + quad) * 4 + i) * 64, x[i]);
+    }
+  all([&](int quad, int d, __m512i x[4]) {
+    const uint8_t* at = m.values + (d / kStep * kQuads + quad) * 256;
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_load_si512(at + i * 64);
+  });
+}
+
+void accumulate(const float* p, int rows, const KvRows& v, const KvRows*, const float* correction, float* o,
+                int o_stride, uint8_t* memory, Ahead* ahead) {
+  if (v.dtype == DType::i8)
+    accumulate_of<DType::i8>(p, rows, v, correction, o, o_stride, cut(memory), *ahead);
+  else
+    accumulate_of<DType::i4>(p, rows, v, correction, o, o_stride, cut(memory), *ahead);
+}
+
+bool takes(const CacheKind& kind) {
+  return (kind.dtype == DType::i8 || kind.dtype == DType::i4) && kind.head_dim % kStep == 0 &&
+         kind.head_dim <= kMostDim && (!kind.grouped || kind.group % kStep == 0);
+}
+bool pays(const CacheKind&) { return true; }
+
+int stops(int head_dim) { return head_dim / kStep * 2 * kQuads; }  // one for four keys, and one for four values
+
+constexpr Matrix kMatrix = {takes, pays, bytes, begin, end, scores, accumulate, stops, Reach::later};
+
+}  // namespace
+
+const Matrix* byte_vectors() {
+  const CpuFeatures& has = kvasir::cpu();
+  return has.avx512 && has.avx512_vbmi && has.avx512_vnni ? &kMatrix : nullptr;
+}
+
+}  // namespace kvasir::attention::cpu
+#else
+namespace kvasir::attention::cpu {
+const Matrix* byte_vectors() { return nullptr; }
+}  // namespace kvasir::attention::cpu
+#endif
