@@ -29,12 +29,30 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows) {
   return {};
 }
 
-void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count) {
+bool Draws::takes_greatest(int64_t i) const {
+  const SampleRow& row = rows_[size_t(drawn_ + i)];
+  const SamplingParams& p = *row.params;
+  return p.temperature == 0 && p.logprobs < 0 && p.repetition_penalty == 1 && p.presence_penalty == 0 &&
+         p.frequency_penalty == 0 && p.logit_bias.empty() && !row.mask && !row.constraint && !row.score_only;
+}
+
+void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const Greatest* greatest) {
   KVASIR_CHECK(count <= rows_left(), count, " rows of logits for ", rows_left());
   const auto first = size_t(drawn_);
   auto row = [&](int64_t i) { return std::span(logits + i * stride, size_t(vocab_)); };
   refused_.clear();
-  pool.for_each(count, 1, [&](int64_t i, int worker) {
+  drawing_.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    Sampled& out = samples_[first + size_t(i)];
+    if (!greatest || !takes_greatest(i))
+      drawing_.push_back(i);
+    else if (greatest[i].bad_logits)
+      out.bad_logits = true;
+    else
+      out.token = greatest[i].token, out.logprob = greatest[i].logprob;
+  }
+  pool.for_each(int64_t(drawing_.size()), 1, [&](int64_t k, int worker) {
+    const int64_t i = drawing_[size_t(k)];
     const size_t r = first + size_t(i);
     Sampler::Refused refused{.row = i};
     if (samplers_[size_t(worker)].sample(row(i), rows_[r], samples_[r], refused)) return;

@@ -24,8 +24,11 @@ class Draws {
   // The next rows that begin() was told of, in order and at most so many as the device has room for.
   int64_t rows_left() const { return int64_t(rows_.size()) - drawn_; }
   int64_t rows_drawn() const { return drawn_; }
-  // `logits`: `count` rows, `stride` apart, changed in place.
-  void draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count);
+  // Whether the i-th of them takes its greatest logit and nobody asks for more: a device can say so by itself.
+  bool takes_greatest(int64_t i) const;
+  // `logits`: `count` rows, `stride` apart, changed in place. With `greatest` (one a row) only those are there that do
+  // not take it.
+  void draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const Greatest* greatest = nullptr);
   void end();
   // The launch's results, once.
   std::vector<Sampled> take();
@@ -39,6 +42,7 @@ class Draws {
   std::function<void()> const* wait_for_masks_ = nullptr;  // the batch's
   std::mutex refused_mutex_;
   std::vector<Sampler::Refused> refused_;
+  std::vector<int64_t> drawing_;  // rows of one draw() that take more than their greatest logit
   int64_t drawn_ = 0;
   bool in_flight_ = false;
 };

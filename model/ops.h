@@ -67,6 +67,11 @@ class Ops {
   }
   // Append this step's keys and values to the cache, and attend. qkv rows are [q heads | k heads | v heads].
   virtual Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) = 0;
+  // attend() of linear(), which nobody else reads: `between` is room for it, in what precision the device likes.
+  virtual Status linear_attend(Buffer in, Matrix weight, int32_t kind, int32_t layer, Buffer between, Buffer out) {
+    KVASIR_TRY(linear(in, weight, between));
+    return attend(kind, layer, between, out);
+  }
   // [first, first + count) of the rows whose logits are wanted, into a buffer of logit rows; what follows on
   // such buffers is for these `count` rows.
   virtual Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) = 0;

@@ -40,6 +40,7 @@ struct RunnerOptions {
   int32_t page_size = 16;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;  // how batches say where a token lives
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;            // a step's limits
+  bool graphs = true;  // a GPU replays steps it has launched before; tests compare with launching each
 };
 
 // Pages of a cache. With two groups the layers that have a window live in the second, the others in the first;

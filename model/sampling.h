@@ -67,4 +67,11 @@ struct Sampled {
   bool late = false;              // no token: the constraint's mask did not come in time
 };
 
+// What a device found in a row of logits: the greatest, of equal ones the first.
+struct Greatest {
+  int32_t token = -1;
+  float logprob = 0;
+  int32_t bad_logits = 0;  // NaN or Inf in the row
+};
+
 }  // namespace kvasir::model

@@ -34,8 +34,7 @@ class Llama final : public Network {
     for (int32_t i = 0; i < c_.layers; ++i) {
       const Layer& l = layers_[size_t(i)];
       KVASIR_TRY(ops_.norm(b_.x, l.attn_norm, c_.norm_eps, b_.h));
-      KVASIR_TRY(ops_.linear(b_.h, l.qkv, b_.qkv));
-      KVASIR_TRY(ops_.attend(attention_, i, b_.qkv, b_.attended));
+      KVASIR_TRY(ops_.linear_attend(b_.h, l.qkv, attention_, i, b_.qkv, b_.attended));
       KVASIR_TRY(ops_.add_linear(b_.attended, l.attn_out, b_.x));
       KVASIR_TRY(ops_.norm(b_.x, l.ffn_norm, c_.norm_eps, b_.h));
       KVASIR_TRY(ops_.linear_glu(b_.h, l.gate_up, c_.activation, b_.gate_up, b_.ffn));

@@ -105,8 +105,8 @@ Result<std::unique_ptr<Cublas>> Cublas::open(cudaStream_t stream) {
   return c;
 }
 
-Result<const Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, bool add) {
-  auto& slot = plans_[{rows, n, k, add}];
+Result<const Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, Form form) {
+  auto& slot = plans_[{rows, n, k, form}];
   if (slot) return slot.get();
   const Functions& f = *f_;
   auto p = std::make_unique<Plan>(f);
@@ -119,7 +119,7 @@ Result<const Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, boo
   };
   KVASIR_TRY(layout(&p->weight, CUDA_R_16BF, k, n));
   KVASIR_TRY(layout(&p->in, CUDA_R_16BF, k, rows));
-  KVASIR_TRY(layout(&p->out, CUDA_R_32F, n, rows));
+  KVASIR_TRY(layout(&p->out, form == Form::bf16 ? CUDA_R_16BF : CUDA_R_32F, n, rows));
   cublasLtMatmulPreference_t preference = nullptr;
   KVASIR_TRY(check(f.preference_create(&preference), "preference"));
   size_t most = kWorkspace;
@@ -137,9 +137,9 @@ Result<const Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, boo
   return slot.get();
 }
 
-Status Cublas::product(const void* in, const void* weight, float* out, int64_t rows, int64_t n, int64_t k, bool add) {
-  KVASIR_ASSIGN(const Plan* p, plan(rows, n, k, add));
-  float alpha = 1, beta = add ? 1.0f : 0.0f;
+Status Cublas::product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form) {
+  KVASIR_ASSIGN(const Plan* p, plan(rows, n, k, form));
+  float alpha = 1, beta = form == Form::added_f32 ? 1.0f : 0.0f;
   return check(f_->matmul(static_cast<cublasLtHandle_t>(handle_), p->desc, &alpha, weight, p->weight, in, p->in, &beta,
                           out, p->out, out, p->out, &p->algorithm, workspace_.get(), kWorkspace, stream_),
                "product");

@@ -10,6 +10,7 @@
 
 #include "attention/cuda/memory.h"
 #include "core/status.h"
+#include "model/cuda/form.h"
 
 namespace kvasir::model::cuda {
 
@@ -18,20 +19,20 @@ class Cublas {
   static Result<std::unique_ptr<Cublas>> open(cudaStream_t stream);
   ~Cublas();
 
-  // out[rows, n] (float32) = in[rows, k] (bfloat16) * weight[n, k]' (bfloat16), plus what out held when `add`.
-  Status product(const void* in, const void* weight, float* out, int64_t rows, int64_t n, int64_t k, bool add);
+  // out[rows, n] = in[rows, k] (bfloat16) * weight[n, k]' (bfloat16), summed in float32; f32, added_f32 or bf16.
+  Status product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form);
 
  private:
   struct Functions;
   struct Plan;
   Cublas();
-  Result<const Plan*> plan(int64_t rows, int64_t n, int64_t k, bool add);
+  Result<const Plan*> plan(int64_t rows, int64_t n, int64_t k, Form form);
 
   std::unique_ptr<Functions> f_;
   void* handle_ = nullptr;
   cudaStream_t stream_ = nullptr;
   attention::cuda::DeviceMemory workspace_;
-  std::map<std::tuple<int64_t, int64_t, int64_t, bool>, std::unique_ptr<Plan>> plans_;
+  std::map<std::tuple<int64_t, int64_t, int64_t, Form>, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace kvasir::model::cuda

@@ -1,19 +1,32 @@
 #include "model/cuda/ops.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 
+#include "attention/cuda/cuda.h"
 #include "core/cat.h"
 #include "core/check.h"
+#include "model/cuda/few_rows.h"
 #include "model/cuda/kernels.h"
 
 namespace kvasir::model::cuda {
 
 using attention::cuda::check;
 
+namespace {
+
+// Four sizes between a power of two and the next, so that padding costs little.
+int64_t padded(int64_t rows) {
+  const int64_t step = std::max<int64_t>(1, int64_t(std::bit_ceil(uint64_t(rows))) / 8);
+  return (rows + step - 1) / step * step;
+}
+
+}  // namespace
+
 Status CudaOps::prepare() {
   KVASIR_ASSIGN(cublas_, Cublas::open(stream_));
-  size_t ids = size_t(2 * options_.max_tokens) * sizeof(int32_t);
+  // Choices that fork from one row draw from it each.
+  size_t ids = size_t(2 * options_.max_tokens + options_.max_batch) * sizeof(int32_t);
   KVASIR_TRY(ids_.allocate(ids));
   return host_ids_.allocate(ids);
 }
@@ -50,11 +63,11 @@ Result<Vector> CudaOps::load_vector(Weights& source, const HostTensor& tensor, f
 }
 
 Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
-  int64_t rows = logit_rows ? options_.max_logit_rows : options_.max_tokens;
+  const auto size = size_t((logit_rows ? options_.max_logit_rows : options_.max_tokens) * cols);
   auto room = std::make_unique<Room>();
-  room->cols = cols, room->logit_rows = logit_rows;
-  KVASIR_TRY(room->data.allocate(size_t(rows * cols) * sizeof(float)));
-  half_size_ = std::max(half_size_, rows * cols);
+  room->logit_rows = logit_rows;
+  KVASIR_TRY(room->data.allocate(size * 4));
+  KVASIR_TRY(room->half_data.allocate(size * 2));
   buffers_.push_back(std::move(room));
   return Buffer{int32_t(buffers_.size() - 1), cols};
 }
@@ -80,12 +93,10 @@ Status CudaOps::set_cache(const kvcache::CacheView& cache) {
     KVASIR_ASSIGN(auto attention, options_.attention->create(a, limits, {.stream = stream_}));
     attentions_.push_back(std::move(attention));
   }
-  KVASIR_TRY(half_in_.allocate(size_t(half_size_) * 2));
-  return half_out_.allocate(size_t(half_size_) * 2);
+  return {};
 }
 
 Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
-  batch_ = &batch;
   tokens_ = int64_t(tokens.size());
   attention::Step step;
   step.batch = batch.size();
@@ -98,62 +109,103 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   step.max_seqlen = batch.max_seqlen;
   step.max_kvlen = batch.max_kvlen;
   for (auto& a : attentions_) KVASIR_TRY(a->plan(step));
+  int64_t logit_rows = int64_t(batch.logit_rows.size());
+  decodes_ = tokens_ == batch.size() && tokens_ == logit_rows && tokens_ <= options_.max_logit_rows;
+  if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   int32_t* ids = host_ids_.as<int32_t>();
+  std::fill_n(ids, tokens_ + logit_rows, 0);
   std::copy(tokens.begin(), tokens.end(), ids);
-  std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), ids + tokens.size());
-  return check(cudaMemcpyAsync(ids_.get(), ids, (tokens.size() + batch.logit_rows.size()) * sizeof(int32_t),
-                               cudaMemcpyHostToDevice, stream_),
-               "token ids");
+  std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), ids + tokens_);
+  return check(
+      cudaMemcpyAsync(ids_.get(), ids, size_t(tokens_ + logit_rows) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
+      "token ids");
+}
+
+uint64_t CudaOps::key() const {
+  uint64_t key = uint64_t(tokens_);
+  for (const auto& a : attentions_) {
+    const uint64_t launches = dynamic_cast<const attention::cuda::GraphKeyed&>(*a).launch_key();
+    if (launches == 0) return 0;  // its first run() prepares what later ones need
+    key = key * 1099511628211ull ^ launches;
+  }
+  return key;
 }
 
 Status CudaOps::embed(Matrix table, float scale, Buffer out) {
   const Weight& w = *matrices_[size_t(table.id)];
-  launch_embed(ids_.as<int32_t>(), w.data.get(), scale, data(out), tokens_, w.cols, stream_);
+  launch_embed(ids_.as<int32_t>(), w.data.get(), scale, write(out), tokens_, w.cols, stream_);
   return launched("embed");
 }
 
-Status CudaOps::norm(Buffer in, Vector weight, float eps, bool add, Buffer out) {
-  launch_norm(data(in), in.cols, vectors_[size_t(weight.id)]->as<float>(), eps, add, data(out), out.cols, rows(in),
-              in.cols, stream_);
+const float* CudaOps::read(Buffer b) {
+  KVASIR_CHECK(!room(b).half, "buffer ", b.id, " holds bfloat16, which only products and attention read");
+  return data(b);
+}
+
+Result<const void*> CudaOps::read_half(Buffer b) {
+  const void* half = room(b).half_data.get();
+  if (!room(b).half) launch_to_bf16(data(b), room(b).half_data.get(), rows(b) * b.cols, stream_);
+  KVASIR_TRY(launched("to_bf16"));
+  return half;
+}
+
+Status CudaOps::norm(Buffer in, Vector weight, float eps, Buffer out) {
+  const float* from = read(in);
+  launch_norm(from, vectors_[size_t(weight.id)]->as<float>(), eps, write_half(out), rows(in), in.cols, stream_);
   return launched("norm");
 }
 
+Status CudaOps::add_norm(Buffer in, Vector weight, float eps, Buffer out) {
+  KVASIR_CHECK(!room(out).half, "what is added to is float32");
+  launch_add_norm(read(in), vectors_[size_t(weight.id)]->as<float>(), eps, data(out), rows(in), in.cols, stream_);
+  return launched("add_norm");
+}
+
 Status CudaOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) {
+  (void)read(in_out);
   launch_head_norm(data(in_out), in_out.cols, first, count, weight.size, vectors_[size_t(weight.id)]->as<float>(), eps,
                    rows(in_out), stream_);
   return launched("head_norm");
 }
 
-Status CudaOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
+Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out) {
   const Weight& w = *matrices_[size_t(weight.id)];
-  KVASIR_CHECK(in.cols == w.cols && out.cols == w.rows, "a product of ", in.cols, " by ", w.rows, " x ", w.cols,
-               " into ", out.cols);
-  launch_to_bf16(data(in), half_in_.get(), rows(in) * in.cols, stream_);
-  KVASIR_TRY(launched("to_bf16"));
-  return cublas_->product(half_in_.get(), w.data.get(), data(out), rows(in), w.rows, w.cols, add);
+  const bool gated = form == Form::silu || form == Form::gelu;
+  KVASIR_CHECK(in.cols == w.cols && out.cols * (gated ? 2 : 1) == w.rows, "a product of ", in.cols, " by ", w.rows,
+               " x ", w.cols, " into ", out.cols);
+  KVASIR_CHECK(form != Form::added_f32 || !room(out).half, "what is added to is float32");
+  KVASIR_ASSIGN(const void* from, read_half(in));
+  void* to = form == Form::f32 || form == Form::added_f32 ? write(out) : write_half(out);
+  if (!few_rows_takes(rows(in), out.cols, w.cols))
+    return cublas_->product(from, w.data.get(), to, rows(in), w.rows, w.cols, form);
+  launch_few_rows(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
+  return launched("product");
+}
+
+Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
+  if (few_rows_takes(rows(in), out.cols, in.cols))
+    return product(in, weight, activation == Activation::silu ? Form::silu : Form::gelu, out);
+  return Ops::linear_glu(in, weight, activation, between, out);
 }
 
 Status CudaOps::glu(Activation activation, Buffer in, Buffer out) {
-  launch_glu(activation != Activation::silu, data(in), data(out), rows(in), out.cols, stream_);
+  launch_glu(activation != Activation::silu, read(in), write_half(out), rows(in), out.cols, stream_);
   return launched("glu");
 }
 
 Status CudaOps::attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) {
-  launch_to_bf16(data(qkv), half_in_.get(), tokens_ * qkv.cols, stream_);
   attention::Tensors t;
-  t.query = half_in_.get();
-  t.output = half_out_.get();
+  KVASIR_ASSIGN(t.query, read_half(qkv));
+  t.output = write_half(out);
   t.cache = cache_;
   t.layer = layer;
-  KVASIR_TRY(attentions_[size_t(kind)]->run(t));
-  launch_from_bf16(half_out_.get(), data(out), tokens_ * out.cols, stream_);
-  return launched("attend");
+  return attentions_[size_t(kind)]->run(t);
 }
 
 Status CudaOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {
   KVASIR_CHECK(count <= options_.max_logit_rows, count, " logit rows, room for ", options_.max_logit_rows);
   logit_rows_ = count;
-  launch_take_rows(data(in), ids_.as<int32_t>() + tokens_ + first, data(out), count, in.cols, stream_);
+  launch_take_rows(read(in), ids_.as<int32_t>() + tokens_ + first, write(out), count, in.cols, stream_);
   return launched("take_logit_rows");
 }
 

@@ -1,4 +1,5 @@
-// The device operations on a GPU: bfloat16 weights and attention, float32 between operations.
+// The device operations on a GPU: bfloat16 weights and attention. What is added up is float32; what norm(), glu() and
+// attend() give is read by products alone, and is bfloat16 at once.
 #pragma once
 
 #include <memory>
@@ -28,8 +29,14 @@ class CudaOps final : public Ops {
 
   Status prepare();  // opens the product library
   Status set_cache(const kvcache::CacheView& cache);
+  // A step of decodes is padded to rows(), of which there are few, so that few kinds of steps serve all batches; what
+  // comes of the rows past its own is read by nobody.
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
-  float* data(Buffer b) { return buffers_[size_t(b.id)]->data.as<float>(); }
+  bool decodes() const { return decodes_; }
+  int64_t rows() const { return tokens_; }
+  // Of a step of decodes: forward() and logits() of rows() launch the same for any other of this key. 0: not known yet.
+  uint64_t key() const;
+  float* data(Buffer b) { return room(b).data.as<float>(); }
   int64_t weight_bytes() const { return weight_bytes_; }
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
@@ -38,28 +45,37 @@ class CudaOps final : public Ops {
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
-  Status norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, false, out); }
-  Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, true, out); }
+  Status norm(Buffer in, Vector weight, float eps, Buffer out) override;
+  Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) override;
-  Status linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, false, out); }
-  Status add_linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, true, out); }
+  Status linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::f32, out); }
+  Status add_linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::added_f32, out); }
   Status glu(Activation activation, Buffer in, Buffer out) override;
+  Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) override;
+  Status linear_attend(Buffer in, Matrix weight, int32_t kind, int32_t layer, Buffer between, Buffer out) override {
+    KVASIR_TRY(product(in, weight, Form::bf16, between));
+    return attend(kind, layer, between, out);
+  }
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
 
  private:
   struct Room {
-    DeviceMemory data;
-    int64_t cols = 0;
+    DeviceMemory data, half_data;  // float32 and bfloat16
+    bool half = false;             // what was written last
     bool logit_rows = false;
   };
   struct Weight {
     DeviceMemory data;  // bfloat16 [rows, cols]
     int64_t rows = 0, cols = 0;
   };
-  Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
-  Status linear(Buffer in, Matrix weight, bool add, Buffer out);
-  int64_t rows(Buffer b) const { return buffers_[size_t(b.id)]->logit_rows ? logit_rows_ : tokens_; }
+  Status product(Buffer in, Matrix weight, Form form, Buffer out);
+  Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
+  int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
+  const float* read(Buffer b);              // that is float32
+  Result<const void*> read_half(Buffer b);  // made bfloat16 where it is not
+  float* write(Buffer b) { return room(b).half = false, room(b).data.as<float>(); }
+  void* write_half(Buffer b) { return room(b).half = true, room(b).half_data.get(); }
   Status launched(const char* what) const { return attention::cuda::check(cudaGetLastError(), what); }
 
   CudaOptions options_;
@@ -70,12 +86,10 @@ class CudaOps final : public Ops {
   std::vector<std::unique_ptr<Room>> buffers_;
   std::vector<attention::Attributes> kinds_;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
-  DeviceMemory half_in_, half_out_;  // bfloat16 copies, the widest buffer's size each
-  int64_t half_size_ = 0;
   DeviceMemory ids_;  // token ids, then logit rows
   PinnedMemory host_ids_;
   kvcache::CacheView cache_;
-  const Batch* batch_ = nullptr;
+  bool decodes_ = false;
   int64_t tokens_ = 0, logit_rows_ = 0, weight_bytes_ = 0;
 };
 

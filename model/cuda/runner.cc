@@ -7,6 +7,8 @@
 #include "core/check.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "model/cuda/graphs.h"
+#include "model/cuda/kernels.h"
 #include "model/cuda/ops.h"
 #include "model/draws.h"
 
@@ -15,10 +17,10 @@ namespace {
 
 using attention::cuda::check;
 
-// Logits of so many rows are made and read back at a time.
-constexpr int64_t kLogitRows = 256;
+// Logits of so many rows are made at a time; so many of them are drawn from while the next ones are on their way.
+constexpr int64_t kLogitRows = 256, kDrawnRows = 16;
 
-class CudaRunner final : public Runner {
+class CudaRunner final : public Runner, public Replaying {
  public:
   CudaRunner(const ModelConfig& config, const RunnerOptions& options, DType kv)
       : config_(config),
@@ -31,8 +33,10 @@ class CudaRunner final : public Runner {
   }
   ~CudaRunner() override {
     if (stream_) cudaStreamSynchronize(stream_);
+    graphs_.reset();
     network_.reset();
     ops_.reset();
+    for (cudaEvent_t e : arrived_) cudaEventDestroy(e);
     if (stream_) cudaStreamDestroy(stream_);
   }
 
@@ -51,6 +55,10 @@ class CudaRunner final : public Runner {
     KVASIR_ASSIGN(network_, find_architecture(config_.architecture)->load(config_, *weights, *ops_, progress));
     info_.parameters = weights->parameters();
     info_.weight_bytes = ops_->weight_bytes();
+    if (options_.graphs) graphs_.emplace(stream_);
+    for (int64_t row = 0; row < o.max_logit_rows; row += kDrawnRows)
+      KVASIR_TRY(check(cudaEventCreateWithFlags(&arrived_.emplace_back(), cudaEventDisableTiming), "event"));
+    KVASIR_TRY(greatest_.allocate(size_t(o.max_logit_rows) * sizeof(Greatest)));
     return logits_.allocate(size_t(o.max_logit_rows * config_.vocab) * sizeof(float));
   }
 
@@ -64,11 +72,13 @@ class CudaRunner final : public Runner {
   Status allocate_cache(const CachePages& pages) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override { return draws_.take(); }
+  int64_t replays() const override { return graphs_ ? graphs_->replays() : 0; }
 
  private:
   Status copy_page(const PageCopy& c);
   Status move_page(const PageMove& m);
-  Status sample();
+  Status forward();
+  Status draw(Buffer logits, int64_t count);
 
   ModelConfig config_;
   RunnerOptions options_;
@@ -82,7 +92,10 @@ class CudaRunner final : public Runner {
   DeviceMemory cache_memory_;
   PinnedMemory host_memory_;  // the second tier
   size_t page_bytes_ = 0;
-  PinnedMemory logits_;
+  std::optional<Graphs> graphs_;
+  Buffer decoded_;  // logits of a step of decodes
+  PinnedMemory logits_, greatest_;
+  std::vector<cudaEvent_t> arrived_;
   kvcache::CacheView cache_;
 };
 
@@ -110,9 +123,10 @@ Status CudaRunner::copy_page(const PageCopy& c) {
     return cache_memory_.bytes() + dtype_bytes(kv_, int64_t(page) * options_.page_size * s.token);
   };
   size_t pitch = size_t(dtype_bytes(kv_, s.head));
-  return check(cudaMemcpy2DAsync(at(c.to), pitch, at(c.from), pitch, size_t(dtype_bytes(kv_, c.tokens * s.token)),
-                                 size_t(2 * config_.layers * config_.kv_heads), cudaMemcpyDeviceToDevice, stream_),
-               "page copy");
+  return check(
+      cudaMemcpy2DAsync(at(c.to), pitch, at(c.from), pitch, size_t(dtype_bytes(kv_, c.tokens * s.token)),
+                        2 * size_t(config_.layers) * size_t(config_.kv_heads), cudaMemcpyDeviceToDevice, stream_),
+      "page copy");
 }
 
 // A page in host memory is in one piece, so that a move is one transfer.
@@ -133,24 +147,60 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   for (const PageCopy& c : batch.copies) KVASIR_TRY(copy_page(c));
   if (!batch.tokens.empty()) {
     KVASIR_TRY(ops_->begin(batch, draws_.tokens()));
-    KVASIR_TRY(network_->forward());
-    KVASIR_TRY(sample());
+    KVASIR_TRY(forward());
   }
   if (rows.empty()) KVASIR_TRY(check(cudaStreamSynchronize(stream_), "step"));
   draws_.end();
   return {};
 }
 
-Status CudaRunner::sample() {
+Status CudaRunner::forward() {
+  if (ops_->decodes()) {  // one kind of step with all its logits: a graph where it was launched before
+    auto step = [this]() -> Status {
+      KVASIR_TRY(network_->forward());
+      KVASIR_ASSIGN(decoded_, network_->logits(0, ops_->rows()));
+      return {};
+    };
+    const uint64_t key = graphs_ ? ops_->key() : 0;
+    KVASIR_TRY(key ? graphs_->run(key, step) : step());
+    return draw(decoded_, draws_.rows_left());
+  }
+  KVASIR_TRY(network_->forward());
   const int64_t most = std::min(kLogitRows, options_.max_tokens);
   while (draws_.rows_left() > 0) {
     const int64_t count = std::min(most, draws_.rows_left());
     KVASIR_ASSIGN(Buffer logits, network_->logits(draws_.rows_drawn(), count));
-    KVASIR_TRY(check(cudaMemcpyAsync(logits_.get(), ops_->data(logits), size_t(count * logits.cols) * sizeof(float),
-                                     cudaMemcpyDeviceToHost, stream_),
-                     "logits"));
-    KVASIR_TRY(check(cudaStreamSynchronize(stream_), "step"));
-    draws_.draw(pool_, logits_.as<float>(), logits.cols, count);
+    KVASIR_TRY(draw(logits, count));
+  }
+  return {};
+}
+
+// Rows that take their greatest logit are decided where they are; the others come here a few at a time, so that some
+// are drawn from while the next are on their way.
+Status CudaRunner::draw(Buffer logits, int64_t count) {
+  const float* from = ops_->data(logits);
+  auto* to = logits_.as<float>();
+  auto* greatest = greatest_.as<Greatest>();
+  auto there = [&](int64_t i) { return draws_.takes_greatest(i); };
+  bool any = false;
+  for (int64_t i = 0; i < count; ++i) any |= there(i);
+  if (any) launch_greatest(from, greatest, count, logits.cols, stream_);
+  KVASIR_TRY(check(cudaGetLastError(), "greatest"));
+  for (int64_t first = 0; first < count; first += kDrawnRows) {
+    const int64_t end = std::min(count, first + kDrawnRows);
+    for (int64_t i = first, begin; i < end; ++i) {
+      for (begin = i; i < end && !there(i);) ++i;
+      if (begin < i)
+        KVASIR_TRY(
+            check(cudaMemcpyAsync(to + begin * logits.cols, from + begin * logits.cols,
+                                  size_t((i - begin) * logits.cols) * sizeof(float), cudaMemcpyDeviceToHost, stream_),
+                  "logits"));
+    }
+    KVASIR_TRY(check(cudaEventRecord(arrived_[size_t(first / kDrawnRows)], stream_), "logits"));
+  }
+  for (int64_t first = 0; first < count; first += kDrawnRows) {
+    KVASIR_TRY(check(cudaEventSynchronize(arrived_[size_t(first / kDrawnRows)]), "step"));
+    draws_.draw(pool_, to + first * logits.cols, logits.cols, std::min(kDrawnRows, count - first), greatest + first);
   }
   return {};
 }

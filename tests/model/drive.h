@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -38,11 +39,9 @@ class Drive {
  public:
   Drive(const std::string& model, int threads, bool precise = false, int64_t length = 2048, int sequences = 1,
         int64_t max_tokens = 2048)
-      : pages_((length + kPage - 1) / kPage) {
-    RunnerOptions o;
-    o.model = model;
-    o.threads = threads;
-    o.precise = precise;
+      : Drive(options(model, threads, precise), length, sequences, max_tokens) {}
+  // Of `o` the model and how it runs; its limits are the other arguments.
+  Drive(RunnerOptions o, int64_t length, int sequences, int64_t max_tokens) : pages_((length + kPage - 1) / kPage) {
     o.page_size = kPage;
     o.max_batch = std::max(sequences, 16);
     o.max_tokens = max_tokens;
@@ -54,7 +53,13 @@ class Drive {
   }
 
   // Pages are handed out backwards, so that nothing works by being contiguous.
-  int64_t page(int seq, int64_t i) const { return (int64_t(seq) + 1) * pages_ - 1 - i; }
+  int64_t page(int seq, int64_t i) const {
+    const auto hit = prefixes_.find(seq);
+    if (hit != prefixes_.end() && i < hit->second.second) seq = hit->second.first;
+    return (int64_t(seq) + 1) * pages_ - 1 - i;
+  }
+  // A prefix hit: the first `pages` of `seq` are those of `owner`.
+  void share(int seq, int owner, int64_t pages) { prefixes_[seq] = {owner, pages}; }
 
   // Pieces in packed order (decodes first). One result a sampled row.
   std::vector<Sampled> step(const std::vector<Piece>& pieces, const SamplingParams& params = greedy(),
@@ -103,7 +108,14 @@ class Drive {
   std::unique_ptr<Runner> runner;
 
  private:
+  static RunnerOptions options(const std::string& model, int threads, bool precise) {
+    RunnerOptions o;
+    o.model = model, o.threads = threads, o.precise = precise;
+    return o;
+  }
+
   int64_t pages_;
+  std::map<int, std::pair<int, int64_t>> prefixes_;
 };
 
 }  // namespace kvasir::model

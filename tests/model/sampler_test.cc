@@ -1,4 +1,5 @@
 #include "model/sampler.h"
+#include "model/draws.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +8,7 @@
 #include <random>
 
 #include "model/cpu/kernels.h"
+#include "model/draws.h"
 #include "model/philox.h"
 
 namespace kvasir::model {
@@ -387,6 +389,49 @@ TEST(SamplingParams, EachFieldIsRefusedByName) {
   EXPECT_EQ(field([](auto& p) { p.logprobs = kVocab + 1; }), "logprobs");
   EXPECT_EQ(field([](auto& p) { p.logit_bias = {{kVocab, 1.0f}}; }), "logit_bias");
   EXPECT_EQ(field([](auto&) {}), "");
+}
+
+// Rows that a device decided are taken as they are; only the others have logits on the host.
+TEST(Draws, TakesWhatTheDeviceFound) {
+  constexpr int32_t kVocab = 8;
+  std::vector<SamplingParams> params(9);
+  for (SamplingParams& p : params) p.temperature = 0;
+  params[1].temperature = 1;
+  params[2].logprobs = 0;
+  params[3].repetition_penalty = 1.5f;
+  params[4].presence_penalty = 1;
+  params[5].frequency_penalty = 1;
+  params[6].logit_bias = {{2, 50.0f}};
+  std::vector<SampleRow> rows;
+  for (const SamplingParams& p : params) rows.push_back({.params = &p});
+  const uint32_t mask = 1u << 3;
+  rows[7].mask = &mask;
+  rows[8].score_only = true, rows[8].target = 1;
+  rows.push_back(rows[0]);
+  Batch batch;
+  batch.tokens = {0};
+  batch.logit_rows.assign(rows.size(), 0);
+  ThreadPool pool(2);
+  Draws draws(kVocab, pool.threads());
+  ASSERT_TRUE(draws.begin(batch, rows).ok());
+  const int64_t count = int64_t(rows.size());
+  std::vector<float> logits(size_t(count * kVocab), 0.0f);
+  std::vector<Greatest> found(size_t(count), Greatest{7, -0.5f, 0});
+  found.back().bad_logits = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    EXPECT_EQ(draws.takes_greatest(i), i == 0 || i + 1 == count) << "row " << i;
+    logits[size_t(i * kVocab + 4)] = 30;  // what the host would take
+  }
+  draws.draw(pool, logits.data(), kVocab, count, found.data());
+  draws.end();
+  const std::vector<Sampled> drawn = draws.take();
+  EXPECT_EQ(drawn[0].token, 7);
+  EXPECT_EQ(drawn[0].logprob, -0.5f);
+  for (size_t i : {1, 2, 3, 4, 5}) EXPECT_EQ(drawn[i].token, 4) << "row " << i;
+  EXPECT_EQ(drawn[6].token, 2);
+  EXPECT_EQ(drawn[7].token, 3);
+  EXPECT_EQ(drawn[8].token, 1);
+  EXPECT_TRUE(drawn.back().bad_logits);
 }
 
 }  // namespace

@@ -1,0 +1,251 @@
+// What a GPU does between products and tokens, against the same steps launched kernel by kernel and the host's sampler.
+#include <array>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "attention/cuda/cuda.h"
+#include "attention/cuda/memory.h"
+#include "model/cuda/few_rows.h"
+#include "model/cuda/graphs.h"
+#include "model/cuda/kernels.h"
+#include "model/cuda/runner.h"
+#include "model/sampler.h"
+#include "tests/model/drive.h"
+
+namespace kvasir::model {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+class CudaModel : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (Status s = attention::cuda_backend().available(); !s.ok()) GTEST_SKIP() << "skipped: " << s.message();
+  }
+};
+
+constexpr int kSequences = 40;
+
+// Sequences that are fed what they drew: a prompt each, then decodes of whoever is asked for.
+class Decoding {
+ public:
+  Decoding(const std::string& model, bool graphs, const SamplingParams& params)
+      : drive_(options(model, graphs), 512, kSequences, 512), params_(params), tokens_(kSequences) {}
+
+  void prompt(int seq, int64_t tokens) {
+    for (int64_t i = 0; i < tokens; ++i) tokens_[size_t(seq)].push_back(int32_t((seq * 31 + i * 7) % 250));
+    feed(seq, 0);
+  }
+  // Begins with the first 32 tokens of `owner`, whose pages it reads.
+  void prefix_hit(int seq, int owner, int64_t tokens) {
+    const Ids& from = tokens_[size_t(owner)];
+    tokens_[size_t(seq)].assign(from.begin(), from.begin() + 32);
+    for (int64_t i = 0; i < tokens; ++i) tokens_[size_t(seq)].push_back(int32_t((seq * 13 + i * 3) % 250));
+    drive_.share(seq, owner, 32 / Drive::kPage);
+    feed(seq, 32);
+  }
+  std::vector<Sampled> decode(const std::vector<int>& seqs) {
+    std::vector<Piece> pieces;
+    for (int seq : seqs) {
+      const Ids& ids = tokens_[size_t(seq)];
+      pieces.push_back({seq, int64_t(ids.size()) - 1, {ids.back()}});
+    }
+    auto drawn = drive_.step(pieces, params_);
+    for (size_t i = 0; i < drawn.size(); ++i) tokens_[size_t(seqs[i])].push_back(drawn[i].token);
+    return drawn;
+  }
+  int64_t replays() const { return dynamic_cast<const cuda::Replaying&>(*drive_.runner).replays(); }
+
+ private:
+  static RunnerOptions options(const std::string& model, bool graphs) {
+    RunnerOptions o;
+    o.model = model, o.device = "cuda", o.threads = 2, o.graphs = graphs;
+    return o;
+  }
+  void feed(int seq, int64_t begin) {
+    Ids& ids = tokens_[size_t(seq)];
+    ids.push_back(drive_.step({{seq, begin, {ids.begin() + begin, ids.end()}}}, params_)[0].token);
+  }
+
+  Drive drive_;
+  SamplingParams params_;
+  std::vector<Ids> tokens_;
+};
+
+SamplingParams greedy(int32_t logprobs) {
+  SamplingParams p;
+  p.temperature = 0, p.logprobs = logprobs;
+  return p;
+}
+
+// Lengths that pass pages and powers of two, batches that grow and shrink, a prefix that another sequence wrote.
+TEST_F(CudaModel, ReplayedStepsAreTheLaunchedOnes) {
+  for (const char* model : {"dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096",
+                            "dummy:gemma3,hidden=256,layers=7,window=48"}) {
+    SCOPED_TRACE(model);
+    Decoding launched(model, false, greedy(-1)), replayed(model, true, greedy(-1)), by_host(model, true, greedy(0));
+    int step = 0;
+    auto same = [&](const std::vector<int>& seqs) {
+      const auto a = launched.decode(seqs), b = replayed.decode(seqs), c = by_host.decode(seqs);
+      ASSERT_EQ(a.size(), b.size());
+      for (size_t i = 0; i < a.size(); ++i) {
+        EXPECT_EQ(a[i].token, b[i].token) << "step " << step << ", row " << i;
+        EXPECT_EQ(a[i].logprob, b[i].logprob) << "step " << step << ", row " << i;
+        EXPECT_EQ(a[i].token, c[i].token) << "step " << step << ", row " << i;
+        EXPECT_NEAR(a[i].logprob, c[i].logprob, 1e-4) << "step " << step << ", row " << i;
+      }
+      ++step;
+    };
+    auto on_all = [&](auto f) { f(launched), f(replayed), f(by_host); };
+    on_all([](Decoding& d) { d.prompt(0, 3), d.prompt(1, 60), d.prompt(2, 250); });
+    for (int i = 0; i < 12; ++i) same({0});
+    for (int i = 0; i < 12; ++i) same({2, 0, 1});
+    on_all([](Decoding& d) { d.prefix_hit(3, 2, 5); });
+    for (int i = 0; i < 12; ++i) same({3, 1, 2});
+    for (int seq = 4; seq < kSequences; ++seq) on_all([&](Decoding& d) { d.prompt(seq, 1 + seq * 4); });
+    std::vector<int> seqs;
+    for (int seq = 0; seq < kSequences; ++seq) seqs.push_back(seq);
+    for (int i = 0; i < 8; ++i) same(seqs);
+    while (seqs.size() > 1) seqs.resize(seqs.size() - std::min<size_t>(3, seqs.size() - 1)), same(seqs);
+    for (int i = 0; i < 6; ++i) same({1});
+    EXPECT_EQ(launched.replays(), 0);
+    EXPECT_GE(replayed.replays(), 30) << "of " << step << " steps";
+  }
+}
+
+TEST_F(CudaModel, TheGreatestIsTheOneThatTheHostFinds) {
+  constexpr int32_t kRows = 64;
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal(0, 4);
+  for (int32_t vocab : {1, 31, 1000, 1024, 49152}) {
+    std::vector<float> logits(size_t(kRows * vocab));
+    for (float& x : logits) x = std::round(normal(random) * 4) / 4;  // equal ones are common
+    for (int32_t row = 0; row < kRows; ++row) {
+      float* x = logits.data() + int64_t(row) * vocab;
+      const auto at = size_t(random() % size_t(vocab));
+      if (row % 8 == 1) x[at] = std::numeric_limits<float>::quiet_NaN();
+      if (row % 8 == 2) x[at] = std::numeric_limits<float>::infinity();
+      if (row % 8 == 3) x[at] = -std::numeric_limits<float>::infinity();
+      if (row % 8 == 4)
+        for (int32_t i = 0; i < vocab; ++i) x[i] = random() % 2 ? 0.0f : -0.0f;
+      if (row % 8 == 5) std::fill_n(x, vocab, -3000.0f);
+      if (row % 8 == 6)
+        for (int32_t i = 0; i < vocab; ++i) x[i] -= 1000;
+    }
+    attention::cuda::DeviceMemory there;
+    attention::cuda::PinnedMemory found;
+    ASSERT_TRUE(there.upload(logits.data(), logits.size() * 4).ok());
+    ASSERT_TRUE(found.allocate(kRows * sizeof(Greatest)).ok());
+    cuda::launch_greatest(there.as<float>(), found.as<Greatest>(), kRows, vocab, nullptr);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    Sampler sampler(vocab);
+    const SamplingParams params = greedy(-1);
+    for (int32_t row = 0; row < kRows; ++row) {
+      const Greatest& got = found.as<Greatest>()[row];
+      Sampled want;
+      Sampler::Refused refused;
+      sampler.sample({logits.data() + int64_t(row) * vocab, size_t(vocab)}, {.params = &params}, want, refused);
+      ASSERT_EQ(bool(got.bad_logits), want.bad_logits) << "row " << row << " of " << vocab;
+      if (want.bad_logits) continue;
+      EXPECT_EQ(got.token, want.token) << "row " << row << " of " << vocab;
+      EXPECT_NEAR(got.logprob, want.logprob, 1e-3) << "row " << row << " of " << vocab;
+    }
+  }
+}
+
+uint16_t half(float x) { return f32_to_bf16(x); }
+float whole(uint16_t x) { return bf16_to_f32(x); }
+
+// Against a plain sum of what the rounded operands give, in every form and for shapes that fill no block evenly.
+TEST_F(CudaModel, ProductsOfFewRows) {
+  using cuda::Form;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (auto [rows, n, k] : {std::array<int64_t, 3>{1, 16, 32},
+                            {1, 960, 576},
+                            {3, 48, 288},
+                            {8, 576, 1536},
+                            {9, 64, 96},
+                            {16, 192, 800},
+                            {17, 32, 1024},
+                            {32, 48, 512}})
+    for (Form form : {Form::f32, Form::added_f32, Form::bf16, Form::silu, Form::gelu}) {
+      SCOPED_TRACE(cat(rows, " rows, ", n, " x ", k, ", form ", int(form)));
+      ASSERT_TRUE(cuda::few_rows_takes(rows, n, k));
+      const int64_t parts = form == Form::silu || form == Form::gelu ? 2 : 1;
+      const bool wide = form == Form::f32 || form == Form::added_f32;
+      std::vector<uint16_t> in(size_t(rows * k)), weight(size_t(parts * n * k));
+      for (uint16_t& x : in) x = half(normal(random));
+      for (uint16_t& x : weight) x = half(normal(random) / std::sqrt(float(k)));
+      std::vector<float> was(size_t(rows * n)), got(size_t(rows * n));
+      for (float& x : was) x = normal(random);
+      attention::cuda::DeviceMemory d_in, d_weight, d_out;
+      ASSERT_TRUE(d_in.upload(in.data(), in.size() * 2).ok());
+      ASSERT_TRUE(d_weight.upload(weight.data(), weight.size() * 2).ok());
+      ASSERT_TRUE(d_out.upload(was.data(), was.size() * 4).ok());
+      cuda::launch_few_rows(d_in.get(), d_weight.get(), d_out.get(), rows, n, k, form, nullptr);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      std::vector<uint16_t> narrow(got.size());
+      ASSERT_EQ(cudaMemcpy(wide ? static_cast<void*>(got.data()) : narrow.data(), d_out.get(),
+                           got.size() * (wide ? 4 : 2), cudaMemcpyDefault),
+                cudaSuccess);
+      double worst = 0;
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t f = 0; f < n; ++f) {
+          double y[2] = {};
+          for (int64_t p = 0; p < parts; ++p)
+            for (int64_t i = 0; i < k; ++i)
+              y[p] += double(whole(in[size_t(r * k + i)])) * double(whole(weight[size_t((p * n + f) * k + i)]));
+          const auto at = size_t(r * n + f);
+          double want = y[0];
+          if (form == Form::added_f32) want += double(was[at]);
+          if (form == Form::silu) want = y[0] / (1 + std::exp(-y[0])) * y[1];
+          if (form == Form::gelu)
+            want = 0.5 * y[0] * (1 + std::tanh(0.7978845608028654 * (y[0] + 0.044715 * y[0] * y[0] * y[0]))) * y[1];
+          const double off = std::fabs(double(wide ? got[at] : whole(narrow[at])) - want);
+          worst = std::max(worst, off / (1 + std::fabs(want)));
+        }
+      EXPECT_LT(worst, wide ? 1e-5 : 4e-3);
+    }
+}
+
+// A step that cannot be captured is launched, and so are those after it.
+TEST_F(CudaModel, WhatCannotBeCapturedIsLaunched) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  {
+    attention::cuda::DeviceMemory byte;
+    ASSERT_TRUE(byte.allocate(1).ok());
+    cuda::Graphs graphs(stream);
+    auto run = [&](uint64_t key, bool capturable, char value) {
+      EXPECT_TRUE(graphs
+                      .run(key,
+                           [&] {
+                             if (!capturable) (void)cudaStreamSynchronize(stream);
+                             return attention::cuda::check(cudaMemsetAsync(byte.get(), value, 1, stream), "memset");
+                           })
+                      .ok());
+      char now = 0;
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      EXPECT_EQ(cudaMemcpy(&now, byte.get(), 1, cudaMemcpyDefault), cudaSuccess);
+      return now;
+    };
+    EXPECT_EQ(run(1, true, 5), 5);
+    EXPECT_EQ(run(1, true, 5), 5);  // captured
+    EXPECT_EQ(run(1, true, 6), 5);  // replayed as it was
+    EXPECT_EQ(graphs.replays(), 1);
+    for (uint64_t key = 2; key < 3 * cuda::Graphs::kMost; ++key) EXPECT_EQ(run(key, true, char(key)), char(key));
+    EXPECT_EQ(run(1, true, 7), 7);  // forgotten since
+    EXPECT_FALSE(graphs.off());
+    EXPECT_EQ(run(9001, false, 3), 3);
+    EXPECT_EQ(run(9001, false, 4), 4);
+    EXPECT_TRUE(graphs.off());
+    EXPECT_EQ(run(1, true, 9), 9);
+    EXPECT_EQ(run(1, true, 2), 2);
+  }
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace kvasir::model
