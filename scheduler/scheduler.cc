@@ -126,6 +126,13 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
   if (reason != Event::Reason::none) {
     event(Event::Kind::finished, *s, reason);
     ++stats.finished;
+    for (int32_t c = 1; c < s->request->n && !s->request->forked; ++c) {  // of a prompt alone: nothing forks
+      Event other = events.back();
+      other.seq = s->request->first + static_cast<SeqId>(c);
+      other.choice = c;
+      events.push_back(other);
+      ++stats.finished;
+    }
     load.output_tokens += 0.02 * (static_cast<double>(s->outputs()) - load.output_tokens);
     const double ran = in_seconds(clock - s->admitted);
     load.slot_seconds += (load.slot_seconds > 0 ? 0.02 : 1.0) * (ran - load.slot_seconds);

@@ -174,6 +174,20 @@ TEST_P(Endings, MaxTokensZeroIsThePromptOnly) {
   EXPECT_EQ(a.finished[0].usage.completion_tokens, 0);
 }
 
+TEST_P(Endings, MaxTokensZeroEndsEachChoice) {
+  Engine& e = h.start();
+  Request r = ask(9, 0);
+  r.n = 3;
+  r.id = "alone";
+  for (int round = 0; round < 2; ++round) {  // the id is free again
+    Answer a = run(e, r);
+    ASSERT_EQ(a.finished.size(), 3u) << a.failed.message();
+    for (int32_t c = 0; c < 3; ++c) EXPECT_EQ(a.finished[size_t(c)].choice, c);
+    EXPECT_TRUE(a.complete());
+  }
+  expect_all_pages_back(e);
+}
+
 TEST_P(Endings, UnsetMaxTokensGoesToTheContext) {
   h.script.context = 60;
   Engine& e = h.start();

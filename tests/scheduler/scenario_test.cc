@@ -165,6 +165,22 @@ TEST(Scenario, DeadlinesEndRequests) {
   w.expect_all_back();
 }
 
+// Each choice that was asked for is said to be over, though nothing forks where nothing is drawn.
+TEST(Scenario, APromptAloneEndsAllItsChoices) {
+  World w(small());
+  Submission s = w.make(1, prompt_of(9), 0);
+  s.n = 3;
+  w.submit(s);
+  w.run();
+  std::vector<int32_t> choices;
+  for (const Event& e : w.events)
+    if (e.kind == Event::Kind::finished) choices.push_back(e.choice);
+  EXPECT_EQ(choices, (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(w.events.back().kind, Event::Kind::released);
+  EXPECT_EQ(w.scheduler->stats().finished, 3);
+  w.expect_all_back();
+}
+
 // Else a server would keep, and wake up for, each deadline it was ever told.
 TEST(Scenario, WhatIsOverHasNoDeadlineAnyMore) {
   World w(small());
