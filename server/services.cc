@@ -75,14 +75,14 @@ class Services::CountedStream final : public engine::Stream {
     if (!event) return event;
     if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
       if (output_ == 0) first_ = services_.clock_.now();
-      output_ += int64_t(tokens->tokens.size());
-      services_.limiter_.spend(caller_, int64_t(tokens->tokens.size()));
+      count(int64_t(tokens->tokens.size()));
     } else if (auto* started = std::get_if<engine::Started>(&*event)) {
       cached_ = started->cached_tokens;
       if (services_.spans_) started_ = services_.clock_.now();
     } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
       static constexpr const char* kReasons[] = {"stop_token", "stop_string", "length", "cancelled"};
       reason_ = kReasons[int(finished->reason)];
+      count(std::max<int64_t>(0, finished->usage.completion_tokens - output_));  // those that stopped it are not shown
       over_ = finished->last;
       static constexpr size_t kEnding[] = {0, 0, 1, 2};
       services_.metrics_.count_ending(kEnding[int(finished->reason)]);
@@ -94,6 +94,11 @@ class Services::CountedStream final : public engine::Stream {
       if (services_.spans_) error_ = failed->status.message();
     }
     return event;
+  }
+
+  void count(int64_t tokens) {
+    output_ += tokens;
+    services_.limiter_.spend(caller_, tokens);
   }
 
   void export_span(const std::string& id) {

@@ -35,6 +35,11 @@ assert len(whole) == 1 and list(whole[0].complete.output_ids) == streamed
 assert whole[0].complete.finish_reason == "length"
 assert len({tuple(r.complete.output_ids) for r in stub.Generate(request("n", False, n=3))}) == 1
 
+stop = streamed.index(streamed[2])
+stopped = next(stub.Generate(request("t", False, stop_token_ids=[streamed[stop]]))).complete
+assert list(stopped.output_ids) == streamed[:stop + 1] and stopped.finish_reason == "stop", stopped
+assert stopped.completion_tokens == stop + 1, "the token that stopped it was drawn, too"
+
 chunks = list(stub.GetTokenizer(common.GetTokenizerRequest()))
 data = b"".join(c.data for c in chunks)
 assert hashlib.sha256(data).hexdigest() == chunks[-1].sha256, "the tokenizer's digest is wrong"

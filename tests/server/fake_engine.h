@@ -248,7 +248,8 @@ class FakeEngine final : public engine::Engine {
                     std::find(r.stop_tokens.begin(), r.stop_tokens.end(), id) != r.stop_tokens.end();
         engine::TokenOut token{id, -0.25f, {}};
         for (int32_t k = 0; k < r.sampling.logprobs; ++k) token.top.push_back({k, -1.0f - float(k)});
-        out.push_back(engine::Tokens{choice, {token}, stop || id == 256 ? "" : std::string(1, char(id))});
+        if (!stop || r.include_stop)
+          out.push_back(engine::Tokens{choice, {token}, stop || id == 256 ? "" : std::string(1, char(id))});
         ++usage.completion_tokens;
         if (stop) {
           end.reason = engine::FinishReason::stop_token;

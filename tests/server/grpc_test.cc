@@ -38,7 +38,7 @@ TEST_F(KvasirV1Test, StartedDeltasFinished) {
   request.set_echo(true);
   auto [events, status] = generate(request);
   ASSERT_TRUE(status.ok()) << status.error_message();
-  ASSERT_EQ(events.size(), 6u);
+  ASSERT_EQ(events.size(), 5u);  // the token that stopped it is not shown
   const auto& started = events[0].started();
   EXPECT_EQ(started.request_id(), "r1");
   EXPECT_EQ(started.seed(), 0u);
@@ -50,7 +50,7 @@ TEST_F(KvasirV1Test, StartedDeltasFinished) {
   EXPECT_EQ(events[1].delta().text(), "h");
   EXPECT_FLOAT_EQ(events[1].delta().tokens(0).logprob(), -0.25f);
   EXPECT_EQ(events[1].delta().tokens(0).top_size(), 2);
-  const auto& end = events[5].finished();
+  const auto& end = events[4].finished();
   EXPECT_EQ(end.reason(), pb::GenerateResponse::Finished::STOP_TOKEN);
   EXPECT_EQ(end.stop_token_id(), 256u);
   EXPECT_TRUE(end.last());
