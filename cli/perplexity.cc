@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/hub/hub.h"
 #include "core/config.h"
+#include "model/load.h"
 #include "model/runner.h"
 
 namespace kvasir::cli {
@@ -55,9 +56,12 @@ Status run(const model::RunnerOptions& base, const std::string& file, int window
   model::RunnerOptions options = base;
   options.page_size = kPage;
   options.max_batch = 1, options.max_tokens = window, options.max_kvlen = window;
+  {
+    KVASIR_ASSIGN(auto files, model::open_model(options.model));  // before there is room made for a window of that size
+    if (window > files.config.context)
+      return invalid_argument(cat("window is ", window, "; the model's context is ", files.config.context));
+  }
   KVASIR_ASSIGN(auto runner, model::load_runner(options));
-  if (window > runner->info().context_length)
-    return invalid_argument(cat("window is ", window, "; the model's context is ", runner->info().context_length));
   KVASIR_ASSIGN(auto words, model::load_text(options));
   if (!words.tokenizer) return failed_precondition(cat(options.model, " has no tokenizer"));
   KVASIR_ASSIGN(std::vector<int32_t> ids, words.tokenizer->encode(text, true, false));

@@ -173,6 +173,18 @@ TEST(Inspect, ShowsOnlyPagesThatAServerCanHave) {
   EXPECT_THAT(odd.out, HasSubstr("page_size is 24; it must be a power of two"));
 }
 
+TEST(Perplexity, AWindowPastTheContextIsRefusedBeforeAnyMemoryIsAskedFor) {
+  if (!built("perplexity")) GTEST_SKIP() << "this build has no model";
+  const ScratchFolder folder;
+  const std::string text = folder.file("text.txt", "some words");
+  const Ran r = shell(
+      "perplexity --model dummy:llama,hidden=131072,layers=1,heads=256,head_dim=512,kv_heads=1,ffn=524288 "
+      "--window 1048576 --file " +
+      text);
+  EXPECT_EQ(r.code, 1);
+  EXPECT_THAT(r.out, HasSubstr("window is 1048576; the model's context is 2048"));
+}
+
 TEST(Keys, OnlyRevokeTakesAnId) {
   const Ran r = shell("keys add --tenant ann bob");
   EXPECT_EQ(r.code, 2);
