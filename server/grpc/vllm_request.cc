@@ -89,8 +89,8 @@ Result<GenerateInput> read_vllm_request(const pb::GenerateRequest& from, std::op
   KVASIR_TRY(read_logprobs(s.has_logprobs(), s.logprobs(), "logprobs", in.logprobs));
   KVASIR_TRY(read_logprobs(s.has_prompt_logprobs(), s.prompt_logprobs(), "prompt_logprobs", in.prompt_logprobs));
   if (s.has_seed()) in.seed = uint64_t(int64_t(s.seed()));
-  // Ids are all that were drawn, as vLLM's are: a stop token too. Whether its text is shown (include_stop_str_in_output)
-  // is decided where text is made of them.
+  // Ids are all that were drawn, as vLLM's are: a stop token too. Whether its text is shown
+  // (include_stop_str_in_output) is decided where text is made of them.
   r.include_stop = true;
   in.logit_bias.assign(s.logit_bias().begin(), s.logit_bias().end());
   std::sort(in.logit_bias.begin(), in.logit_bias.end());
