@@ -6,19 +6,18 @@
 // unpacking bytes to 16 bits takes every other one. Each vector of a panel has two such neighbours of 16 outputs.
 #pragma once
 
-#include "model/cpu/vector_avx512.h"
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
+#include "model/cpu/few_rows_avx512.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
 namespace {
 
-constexpr int kPairs = 16;            // of inputs, in a block
-constexpr int kStep = 8;              // pairs that are one piece of code
-constexpr int kWide = 4;              // groups of a panel
-constexpr int64_t kPanelBlocks = 32;  // of all its groups: a panel stays in a first-level cache of 48 KB
-constexpr int64_t kPanelRows = 256;   // whose sums are kept while the panels of some groups go by
+constexpr int kPairs = 16;             // of inputs, in a block
+constexpr int kStep = 8;               // pairs that are one piece of code
+constexpr int kWide = 4;               // groups of a panel
+constexpr int64_t kPanelBlocks = 256;  // of all its groups: a panel stays in the second-level cache
+constexpr int64_t kFewBlocks = 32;     // while few rows take it once or twice, in the first-level one
+constexpr int64_t kPanelRows = 512;    // whose sums are kept while the panels of some groups go by
 
 // Rows of a tile of so many groups: their sums, a panel's vectors and what is read of a row are 32 registers.
 constexpr int tall_of(int groups) { return groups == 4 ? 6 : 8; }
@@ -237,7 +236,7 @@ void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
                 int64_t y_stride, bool add) {
   Panel<G> panel;
   Sums kept[kPanelRows];
-  const int64_t panels = (m.blocks * G + kPanelBlocks - 1) / kPanelBlocks;
+  const int64_t most = rows > 16 ? kPanelBlocks : kFewBlocks, panels = (m.blocks * G + most - 1) / most;
   const int64_t tiles = (rows + tall_of(G) - 1) / tall_of(G), tall = rows / tiles, taller = rows % tiles;
   const int64_t lines = G * m.group_bytes / 64, steps = tiles * m.blocks * (kPairs / kStep);
   Ahead ahead{m.quants(group + G), m.quants(group + 2 * G), int((lines + steps - 1) / steps)};
@@ -265,6 +264,8 @@ void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
 void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
                      int64_t rows, float* y, int64_t y_stride, bool add) {
   with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (packing_info(P).of_rows)
+      if (x.rows > 1 && x.rows < kLeastRows) return few_rows<P>(m, group, groups, x, first, rows, y, y_stride, add);
     if (x.rows < kLeastRows) return integer(m, group, groups, x, first, rows, y, y_stride, add);
     if constexpr (has_integers(P)) {
       for (int64_t t = 0; t < rows; t += kPanelRows)

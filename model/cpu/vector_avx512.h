@@ -85,14 +85,18 @@ struct V {
   // Weights less 8 keep a plane's sum within 16 bits, so that D times it and M times the inputs' sum are one
   // instruction.
   template <bool zero>
+  static I scaled(I sum, int32_t upper, Pair pair, I to) {
+    if constexpr (!zero)
+      sum = _mm512_ternarylogic_epi32(sum, _mm512_set1_epi32(0xffff), _mm512_set1_epi32(upper), 0xea);  // (a & b) | c
+    return _mm512_dpwssd_epi32(to, sum, pair);
+  }
+  template <bool zero>
   static I plane_products(const W& w, const int8_t* x, int first, int count, int32_t offset, int32_t upper, Pair pair,
                           I to) {
     I sum = _mm512_set1_epi32(offset);
 #pragma GCC unroll 8
     for (int c = first; c < first + count; ++c) sum = _mm512_dpbusd_epi32(sum, w.c[c], inputs(x + 4 * c));
-    if constexpr (!zero)
-      sum = _mm512_ternarylogic_epi32(sum, _mm512_set1_epi32(0xffff), _mm512_set1_epi32(upper), 0xea);  // (a & b) | c
-    return _mm512_dpwssd_epi32(to, sum, pair);
+    return scaled<zero>(sum, upper, pair, to);
   }
   template <bool zero>
   static void add_products(const W& w, const int8_t* x, int first, int count, const int32_t* sums, Pair pair, I& high,

@@ -117,28 +117,31 @@ TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
-// More inputs and rows than a kernel takes at a time, and row counts that no tile divides.
+// More inputs and rows than a kernel takes at a time, row counts that no tile divides, and a group of outputs alone or
+// beside others.
 TEST(Kernels, LongRowsInManyNumbersAreTheSameBits) {
   std::mt19937 random(4);
   std::normal_distribution<float> normal;
   ThreadPool pool(1);
   for (WeightType type : kTypes) {
     if (!type_info(type)->quantized) continue;
-    Arena arena;
-    int64_t cols = 2560;
-    auto bytes = random_tensor(type, 20 * cols, random);
-    HostTensor t{"w", type, 20, cols, bytes.data(), int64_t(bytes.size())};
-    Product p = product_of(t, arena, pool, {}, 0);
-    for (int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 16, 24, 141}) {
-      p.tokens = tokens;
-      p.x.resize(size_t(tokens * cols));
-      for (float& f : p.x) f = normal(random);
-      // One input far above the others makes those small integers, of which more fit a sum.
-      for (int64_t i = 0; i < tokens; ++i)
-        if (i / 4 % 3 != 0) p.x[size_t(i * cols + 7)] = i / 4 % 3 == 1 ? 10.0f : 60.0f;
-      std::vector<float> base = p.integer(kKernelsBase);
-      for (const Kernels* k : runnable_kernels())
-        EXPECT_EQ(p.integer(*k), base) << type_info(type)->name << " " << k->name << " " << tokens;
+    for (int64_t outputs : {10, 100}) {
+      Arena arena;
+      int64_t cols = 2560;
+      auto bytes = random_tensor(type, outputs * cols, random);
+      HostTensor t{"w", type, outputs, cols, bytes.data(), int64_t(bytes.size())};
+      Product p = product_of(t, arena, pool, {}, 0);
+      for (int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 16, 24, 141}) {
+        p.tokens = tokens;
+        p.x.resize(size_t(tokens * cols));
+        for (float& f : p.x) f = normal(random);
+        // One input far above the others makes those small integers, of which more fit a sum.
+        for (int64_t i = 0; i < tokens; ++i)
+          if (i / 4 % 3 != 0) p.x[size_t(i * cols + 7)] = i / 4 % 3 == 1 ? 10.0f : 60.0f;
+        std::vector<float> base = p.integer(kKernelsBase);
+        for (const Kernels* k : runnable_kernels())
+          EXPECT_EQ(p.integer(*k), base) << type_info(type)->name << " " << k->name << " " << outputs << " " << tokens;
+      }
     }
   }
 }
