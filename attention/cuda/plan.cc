@@ -264,6 +264,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
         gathered += old;
         ++launch_.gathers;
       }
+      ++counts[kCountPrefills];
       for (int32_t row = 0; row < s.q_len; row += 128) tiles[tile_count++] = {s, int32_t(b), row};
     } else if (streams && !ring) {
       const int32_t prefix = prefix_item_[size_t(b)];

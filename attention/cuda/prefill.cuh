@@ -38,7 +38,7 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
   __syncthreads();
   wait_for_kernel_ahead();
   const int total = v.counts[kCountTiles] * s.heads;
-  const bool turning = 2 * v.counts[kCountSequences] * s.heads <= int(gridDim.x);
+  const bool turning = 2 * v.counts[kCountPrefills] * s.heads <= int(gridDim.x);
 
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
@@ -51,6 +51,7 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
     const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int g = lane / 4, tid = lane % 4, in_tile = group * 64 + warp * 16 + g;  // and + 8
     const float unit = M::score_unit(s, l), scale = kExtra ? 1.0f : unit * kLog2e;
+    const float step = 0.125f / scale;  // of a logarithm, in scores
     if (M::kTurns && group == 1) named_arrive(1, 256);
     auto take_turn = [&] {
       if constexpr (M::kTurns) named_sync(1 + group, 256);
@@ -180,8 +181,7 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       // are larger among the eight of a warp that lanes have as their first or their second. Logarithms of two keys lie
       // side by side, in float16.
       bool moved[2] = {true, true};
-      uint32_t limits = 0;  // of both rows; what they may be now is looked up where they are met
-      if constexpr (M::kLogs) limits = M::pack_logs(M::kFirstLimit, M::kFirstLimit);
+      uint32_t limits = 0;  // of both rows
       auto softmax_by_old_top = [&] {
         if constexpr (M::kLogs) {
           const float by = scale * 8.0f;
@@ -201,33 +201,31 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
           const uint32_t first = M::larger(most[0][0], most[0][1]), second = M::larger(most[1][0], most[1][1]);
           uint32_t rows = M::larger(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
           moved[0] = moved[1] = false;
-          if (__any_sync(0xffffffffu, M::larger(rows, limits) != limits)) {
-            float limit[2];
+          const uint32_t over = M::larger(rows, limits) ^ limits;
+          if (__any_sync(0xffffffffu, over != 0)) {
+            moved[0] = __any_sync(0xffffffffu, (over & 0xffffu) != 0);
+            moved[1] = __any_sync(0xffffffffu, over >> 16 != 0);
             rows = M::larger(rows, __shfl_xor_sync(0xffffffffu, rows, 1));
             rows = M::larger(rows, __shfl_xor_sync(0xffffffffu, rows, 2));
+            // No key was seen before, or this one is far above them.
+            const bool unknown[2] = {M::log_of(rows, 0) == INFINITY, M::log_of(rows, 1) == INFINITY};
+            const bool some_unknown = __any_sync(0xffffffffu, unknown[0] || unknown[1]);
+            const uint32_t excess = M::excess(rows);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              const float log = M::log_of(rows, h);
-              limit[h] = M::limit(sum[h]);
-              moved[h] = __any_sync(0xffffffffu, log > limit[h]);
               if (!moved[h]) continue;
-              limit[h] = M::kFirstLimit;
-              const bool unknown = log == INFINITY;  // no key was seen before, or this one is far above them
-              float less = 0.0f;
-              shrink[h] = 1.0f;
-              if (log > M::kFirstLog && !unknown) {
-                less = M::excess(log);
-                shrink[h] = exp2_fast(less * -0.125f);
-                top[h] += less * __fdividef(0.125f, scale);
-              }
-              if (__any_sync(0xffffffffu, unknown)) {
+              const uint32_t both = unknown[h] ? 0 : __byte_perm(excess, excess, h ? 0x3232 : 0x1010);
+              const float less = M::log_of(both, 0);
+              shrink[h] = exp2_fast(less * -0.125f);
+              top[h] += less * step;
+              if (some_unknown) {
                 float here = -INFINITY;
 #pragma unroll
                 for (int e = 0; e < kTileKeys / 2; ++e)
                   if ((e / 2) % 2 == h) here = fmaxf(here, score[e]);
                 here = fmaxf(here, __shfl_xor_sync(0xffffffffu, here, 1));
                 here = fmaxf(here, __shfl_xor_sync(0xffffffffu, here, 2));
-                if (unknown) {
+                if (unknown[h]) {
                   top[h] = here, shrink[h] = 0.0f;
                   base[h] = M::base_of_logs(top[h] * scale);
 #pragma unroll
@@ -235,9 +233,8 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
                 }
               }
 #pragma unroll
-              for (int p = h; p < kTileKeys / 4; p += 2) logs[p] = M::lower(logs[p], less);
+              for (int p = h; p < kTileKeys / 4; p += 2) logs[p] = M::lower(logs[p], both);
             }
-            limits = M::pack_logs(limit[0], limit[1]);
           }
 #pragma unroll
           for (int p = 0; p < kTileKeys / 4; ++p) score[p * 2] = __uint_as_float(M::weights_of(logs[p]));
@@ -268,6 +265,7 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
         M::multiply_values(out, weights, shared_address(sh.v[previous]));
         wgmma_commit();
         pass_turn();
+        if constexpr (M::kLogs) limits = M::pack_logs(M::limit(sum[0]), M::limit(sum[1]));  // while keys are multiplied
         wgmma_wait<1>();
         hold(score);
         if (thread == 0) barrier_arrive(&sh.k_empty[use]);

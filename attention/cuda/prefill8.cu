@@ -132,7 +132,7 @@ struct Eight {
   }
   // How far a row's logarithms may grow before its maximum moves: to the largest that E4M3 has, 448, but not where one
   // weight would be more than a sixteenth of the row's sum so far: as the maximum it is exact, else it is rounded.
-  static constexpr float kFirstLog = kMost, kFirstLimit = kMost + 0.2f, kMostLog = 143.75f;
+  static constexpr float kFirstLimit = kMost + 0.2f, kMostLog = 143.75f;
   __device__ static float limit(float sum) {
     float log;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log) : "f"(sum));
@@ -142,10 +142,15 @@ struct Eight {
     const __half2 x = reinterpret_cast<const __half2&>(rows);
     return row == 0 ? __low2float(x) : __high2float(x);
   }
-  __device__ static float excess(float log) { return __half2float(__float2half_rn(log - kMost)); }
-  __device__ static uint32_t lower(uint32_t logs, float less) {
+  // What logarithms have over a maximum's, for `lower` to take off where it was the larger.
+  __device__ static uint32_t excess(uint32_t logs) {
     const __half2 y =
-        __hfma2_relu(reinterpret_cast<const __half2&>(logs), __float2half2_rn(1.0f), __float2half2_rn(-less));
+        __hfma2_relu(reinterpret_cast<const __half2&>(logs), __float2half2_rn(1.0f), __float2half2_rn(-kMost));
+    return reinterpret_cast<const uint32_t&>(y);
+  }
+  __device__ static uint32_t lower(uint32_t logs, uint32_t less) {
+    const __half2 y = __hfma2_relu(reinterpret_cast<const __half2&>(less), __float2half2_rn(-1.0f),
+                                   reinterpret_cast<const __half2&>(logs));
     return reinterpret_cast<const uint32_t&>(y);
   }
   __device__ static void join(const float (&score)[kTileKeys / 2], uint32_t (&weights)[kTileKeys / 8]) {

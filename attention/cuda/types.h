@@ -96,7 +96,7 @@ enum Count : int32_t {
   kCountMerges,
   kCountTiles,
   kCountPlain,
-  kCountGather,
+  kCountPrefills,  // sequences that have prefill tiles
   kCounts = 8
 };
 
