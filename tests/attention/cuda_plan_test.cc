@@ -167,6 +167,7 @@ TEST(CudaPlan, ATileIsTheSmallestThatHoldsTheRows) {
 
 TEST(CudaPlan, PartsAreEven) {
   std::vector<std::pair<int64_t, int64_t>> sequences;
+  sequences.reserve(100);
   for (int b = 0; b < 100; ++b) sequences.push_back({100 + 97 * b, 1});
   Steps steps(sequences, 16);
   steps.step.decoding_batches = 100;
@@ -291,6 +292,17 @@ TEST(CudaPlan, BatchInvariantCutsDependOnTheSequenceAlone) {
   auto alone = cuts({{10000, 1}});
   EXPECT_EQ(alone, cuts({{10000, 1}, {70000, 1}, {3, 1}}));
   EXPECT_EQ(alone.size(), 10u);
+}
+
+// How its tiles are given out depends on how many prompts a step has, whatever decodes beside them.
+TEST(CudaPlan, PrefillsAreCountedWithoutTheDecodesBesideThem) {
+  Machine hopper = kMachine;
+  hopper.prefill = true;
+  Steps steps({{900, 1}, {40, 1}, {0, 300}, {512, 129}, {70, 3}}, 16);
+  steps.step.decoding_batches = 2;
+  Planned p(llama(), steps.limits(), steps.step, hopper);
+  EXPECT_EQ(p.view.counts[kCountPrefills], 2);
+  EXPECT_EQ(p.view.counts[kCountTiles], 3 + 2);
 }
 
 TEST(CudaPlan, EqualKeysForGrowingLengths) {
