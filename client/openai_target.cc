@@ -123,17 +123,20 @@ class OpenAiTarget final : public Target {
     const auto choices = j.find("choices");
     if (choices == j.end() || !choices->is_array() || choices->empty()) return;
     const Json& choice = (*choices)[0];
-    const Json* text = nullptr;
-    if (chat_) {
-      if (const auto d = choice.find("delta"); d != choice.end() && d->contains("content")) text = &(*d)["content"];
-    } else if (choice.contains("text")) {
-      text = &choice["text"];
-    }
-    if (!text || !text->is_string() || text->get_ref<const std::string&>().empty()) return;
+    const auto delta = chat_ ? choice.find("delta") : choice.end();
+    const Json& from = delta != choice.end() ? *delta : choice;
     Piece piece;
-    piece.text = text->get_ref<const std::string&>();
+    piece.text = text_in(from, chat_ ? "content" : "text");
+    const bool thinks = chat_ && (!text_in(from, "reasoning_content").empty() || !text_in(from, "reasoning").empty());
+    if (piece.text.empty() && !thinks) return;  // what is thought aloud is drawn, too, and no part of the answer
     piece.top_gap = gap_of_choice(choice);
     sink.on_tokens(piece);
+  }
+
+  static std::string_view text_in(const Json& object, const char* name) {
+    const auto at = object.find(name);
+    return at != object.end() && at->is_string() ? std::string_view(at->get_ref<const std::string&>())
+                                                 : std::string_view();
   }
 
   static void take_usage(const Json& from, Usage& to) {

@@ -101,6 +101,24 @@ TEST(OverHttp, StreamsUsageAndErrors) {
   EXPECT_THAT(server.requests[0], HasSubstr("\"stream_options\":{\"include_usage\":true}"));
 }
 
+// Of servers whose models think aloud first: their first token is the first thought.
+TEST(OverHttp, ThoughtsAreTokensAndNoPartOfTheAnswer) {
+  const std::string head = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+  HttpServer server({head + R"(data: {"choices":[{"delta":{"role":"assistant","content":""}}]})" + "\n\n" +
+                     R"(data: {"choices":[{"delta":{"reasoning_content":"hm"}}]})" + "\n\n" +
+                     R"(data: {"choices":[{"delta":{"reasoning":"hm","content":null}}]})" + "\n\n" +
+                     R"(data: {"choices":[{"delta":{"content":"yes"}}]})" + "\n\ndata: [DONE]\n\n"});
+  auto target = *make_target({"openai-chat", server.address()});
+  LoadOptions o;
+  o.requests = o.concurrency = 1;
+  o.keep_text = true;
+  const client::Run run = run_load(*target, same_prompt(3), o, never, {});
+  ASSERT_EQ(run.records.size(), 1u);
+  EXPECT_TRUE(run.records[0].status.ok()) << run.records[0].status.to_string();
+  EXPECT_EQ(run.records[0].output_tokens, 3);
+  EXPECT_EQ(run.records[0].text, "yes");
+}
+
 TEST(OverHttp, TheTopTwoAreReadInBothForms) {
   struct Gaps final : Sink {
     void on_tokens(const Piece& piece) override { gaps.push_back(piece.top_gap); }
