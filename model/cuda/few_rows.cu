@@ -10,7 +10,7 @@ using attention::cuda::Brain;
 
 // A block has kTall features, whose k elements its warps have between them, kStep at a time; lane = 4 * g + tid.
 // Both operands are read as they lie, 16 bytes a lane: the order of the contracted index is chosen freely.
-constexpr int kTall = 16, kStep = 32, kWarps = 8, kAhead = 3;
+constexpr int kTall = 16, kStep = 32, kWarps = 8;
 
 struct Tile {
   uint4 low, high;  // features g and g + 8
@@ -28,6 +28,7 @@ __device__ void multiply(float (&sum)[4], const Tile& a, const uint4& b) {
 template <int kWide, int kParts>
 __global__ void __launch_bounds__(kWarps * 32)
     few_rows(const __nv_bfloat16* in, const __nv_bfloat16* weight, void* out, int rows, int64_t n, int k, Form form) {
+  constexpr int kAhead = kWide > 1 ? 3 : 4;  // steps of a warp that are under way at once
   let_next_kernel_start();
   __shared__ float sums[kWarps][kParts][kWide * 8][kTall];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, tid = lane % 4;
@@ -97,9 +98,12 @@ auto kernel_for(int64_t rows) {
 
 }  // namespace
 
-bool few_rows_takes(int64_t rows, int64_t n, int64_t k) {
-  // Every block reads all rows: where these are long, a library that shares them is faster sooner.
-  return rows * k <= 32768 && rows <= 32 && n % kTall == 0 && k % kStep == 0;
+bool few_rows_takes(int64_t rows, int64_t n, int64_t k, Form form) {
+  // Every block reads all rows: where these are long, a library that shares them is faster sooner. And where the
+  // weights are many, it is they that take the time, which it knows well how to hide.
+  constexpr int64_t kRowElements = 32768, kWeights = 26 << 20;
+  const int64_t parts = form == Form::silu || form == Form::gelu ? 2 : 1;
+  return rows <= 32 && rows * k <= kRowElements && parts * n * k <= kWeights && n % kTall == 0 && k % kStep == 0;
 }
 
 void launch_few_rows(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,

@@ -176,15 +176,15 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out) {
   KVASIR_CHECK(form != Form::added_f32 || !room(out).half, "what is added to is float32");
   KVASIR_ASSIGN(const void* from, read_half(in));
   void* to = form == Form::f32 || form == Form::added_f32 ? write(out) : write_half(out);
-  if (!few_rows_takes(rows(in), out.cols, w.cols))
+  if (!few_rows_takes(rows(in), out.cols, w.cols, form))
     return cublas_->product(from, w.data.get(), to, rows(in), w.rows, w.cols, form);
   launch_few_rows(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
   return launched("product");
 }
 
 Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
-  if (few_rows_takes(rows(in), out.cols, in.cols))
-    return product(in, weight, activation == Activation::silu ? Form::silu : Form::gelu, out);
+  const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
+  if (few_rows_takes(rows(in), out.cols, in.cols, form)) return product(in, weight, form, out);
   return Ops::linear_glu(in, weight, activation, between, out);
 }
 

@@ -114,6 +114,38 @@ TEST_F(CudaModel, ReplayedStepsAreTheLaunchedOnes) {
   }
 }
 
+// A token at a time, by the products for few rows and by graphs, or all at once: the same odds of what comes next.
+TEST_F(CudaModel, DecodesSayWhatPrefillSays) {
+  for (const std::string& model :
+       {std::string("dummy:llama,hidden=576,layers=4,heads=9,kv_heads=3,ffn=1536,vocab=4096"),
+        std::string("dummy:gemma3,hidden=256,layers=7,window=48"), smollm2()}) {
+    if (model.empty()) continue;
+    SCOPED_TRACE(model);
+    constexpr int64_t kTokens = 160, kPrompt = 16;
+    Ids ids, next;
+    for (int64_t i = 0; i < kTokens; ++i) ids.push_back(int32_t((i * i * 7 + i * 3 + 11) % 500));
+    next.assign(ids.begin() + 1, ids.end());
+    next.push_back(0);
+    RunnerOptions o;
+    o.model = model, o.device = "cuda", o.threads = 2;
+    Drive whole(o, 256, 4, 256), pieces(o, 256, 4, 256);
+    const auto want = whole.step({{0, 0, ids, true}}, Drive::greedy(), next);
+    for (int seq = 0; seq < 4; ++seq) pieces.step({{seq, 0, {ids.begin(), ids.begin() + kPrompt}}});
+    double sum = 0, worst = 0;
+    for (int64_t i = kPrompt; i < kTokens; ++i) {
+      std::vector<Piece> decodes;
+      for (int seq = 0; seq < 4; ++seq) decodes.push_back({seq, i, {ids[size_t(i)]}});
+      for (const Sampled& s : pieces.step(decodes, Drive::greedy(), Ids(4, next[size_t(i)]))) {
+        const double off = std::fabs(s.logprob - want[size_t(i)].logprob);
+        sum += off, worst = std::max(worst, off);
+      }
+    }
+    EXPECT_GE(dynamic_cast<const cuda::Replaying&>(*pieces.runner).replays(), 100);
+    EXPECT_LT(sum / (4 * (kTokens - kPrompt)), 0.03);
+    EXPECT_LT(worst, 0.3);
+  }
+}
+
 TEST_F(CudaModel, TheGreatestIsTheOneThatTheHostFinds) {
   constexpr int32_t kRows = 64;
   std::mt19937 random(11);
@@ -172,7 +204,7 @@ TEST_F(CudaModel, ProductsOfFewRows) {
                             {32, 48, 512}})
     for (Form form : {Form::f32, Form::added_f32, Form::bf16, Form::silu, Form::gelu}) {
       SCOPED_TRACE(cat(rows, " rows, ", n, " x ", k, ", form ", int(form)));
-      ASSERT_TRUE(cuda::few_rows_takes(rows, n, k));
+      ASSERT_TRUE(cuda::few_rows_takes(rows, n, k, form));
       const int64_t parts = form == Form::silu || form == Form::gelu ? 2 : 1;
       const bool wide = form == Form::f32 || form == Form::added_f32;
       std::vector<uint16_t> in(size_t(rows * k)), weight(size_t(parts * n * k));
@@ -208,6 +240,17 @@ TEST_F(CudaModel, ProductsOfFewRows) {
         }
       EXPECT_LT(worst, wide ? 1e-5 : 4e-3);
     }
+}
+
+// What would leave features or elements over goes to the library.
+TEST(CudaFewRows, TakesWhatFillsItsBlocks) {
+  using cuda::Form;
+  EXPECT_TRUE(cuda::few_rows_takes(1, 960, 576, Form::bf16));
+  EXPECT_FALSE(cuda::few_rows_takes(33, 960, 576, Form::bf16));
+  EXPECT_FALSE(cuda::few_rows_takes(1, 24, 576, Form::silu)) << "48 rows of weights, but 24 features";
+  EXPECT_FALSE(cuda::few_rows_takes(1, 960, 584, Form::f32));
+  EXPECT_FALSE(cuda::few_rows_takes(9, 4096, 4096, Form::added_f32)) << "long rows";
+  EXPECT_FALSE(cuda::few_rows_takes(1, 128256, 4096, Form::f32)) << "many weights";
 }
 
 // A step that cannot be captured is launched, and so are those after it.
