@@ -340,8 +340,8 @@ int stops(int head_dim) {
 }  // namespace
 
 const Matrix* matrix_of_bytes() {
-  static const Matrix matrix = {takes,      pays,  bytes,       begin,          release,       scores,
-                                accumulate, stops, Reach::next, byte_vectors(), kFewForVectors};
+  static const Matrix matrix = {takes,      pays,  bytes,   begin,          release,       scores,
+                                accumulate, stops, nullptr, byte_vectors(), kFewForVectors};
   return kvasir::cpu().amx_int8 ? &matrix : nullptr;
 }
 

@@ -144,7 +144,7 @@ void attend_matrix_tile(const Job& job, const Matrix& matrix, const Item& item, 
   const int rows = int(i1 - i0) * group;
   uint8_t* memory = reinterpret_cast<uint8_t*>(s.matrix.get());
   ahead.stops = matrix.stops(a.head_dim);
-  ahead.reach = matrix.reach;
+  ahead.reach = matrix.reach ? matrix.reach(tile.keys) : Reach::next;
   set_rows(job, item, tile, i0, i1, s);
   matrix.scores(int(r0), rows, tile.keys, tile.values, s.scores.get(), memory, &ahead);
   job.kernels->softmax(s.scores.get(), rows, s.params.data(), score_scale(a), a.softcap, s.m + r0, s.l + r0,

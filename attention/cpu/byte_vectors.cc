@@ -20,7 +20,7 @@ namespace {
 constexpr int kStep = 64;      // elements that are worked on together
 constexpr int kKeyRows = 4;    // rows whose sums stay in registers: of keys,
 constexpr int kValueRows = 2;  // of values
-constexpr int kMostGroups = 4, kMostDim = kMostGroups * kStep;
+constexpr int64_t kMostGroups = 4, kMostDim = kMostGroups * kStep;
 constexpr int kQuads = kTile / 4;
 
 // One thread's memory, cut up. The instruction wants one side without signs: the cache's bytes are 128 more than they
@@ -44,12 +44,12 @@ template <class F>
 void each_part(int rows, int head_dim, const F& f) {
   const int64_t wide = rounded_up(head_dim);
   f(&Memory::worth, rounded_up(rows * int64_t(4)));
-  f(&Memory::less, rounded_up(rows * int64_t(kDigits * kMostGroups * 4)));
+  f(&Memory::less, rounded_up(rows * kDigits * kMostGroups * 4));
   f(&Memory::queries, rows * kDigits * wide);
   f(&Memory::keys, kTile * wide);
   f(&Memory::values, kTile * wide);
-  f(&Memory::weights, int64_t(kValueRows * kMostGroups * kDigits * 64));
-  f(&Memory::scales, int64_t(kMostGroups * kTile * 4));
+  f(&Memory::weights, kValueRows * kMostGroups * kDigits * 64);
+  f(&Memory::scales, kMostGroups * kTile * 4);
 }
 
 int64_t bytes(int rows, int head_dim) {
@@ -276,7 +276,7 @@ template <DType T, int R, class Step>
 [[gnu::noinline]] void accumulate_some(const float* p, const KvRows& v, const float* correction, float* o, int o_stride,
                                        Memory& m, const Step& step) {
   float worth[R * kMostGroups];
-  int32_t less[R * kMostGroups][kDigits];
+  int32_t less[R * kMostGroups][kDigits] = {};
   for (int r = 0; r < R; ++r)
     for (int g = 0; g < m.groups; ++g) {
       const int at = r * kMostGroups + g;
@@ -338,7 +338,10 @@ bool pays(const CacheKind&) { return true; }
 
 int stops(int head_dim) { return head_dim / kStep * 2 * kQuads; }  // one for four keys, and one for four values
 
-constexpr Matrix kMatrix = {takes, pays, bytes, begin, end, scores, accumulate, stops, Reach::later};
+// Of smaller tiles, lines soon needed would be most of the tile.
+Reach reach(const KvRows& keys) { return keys.dtype == DType::i8 && keys.head_dim >= 128 ? Reach::all : Reach::later; }
+
+constexpr Matrix kMatrix = {takes, pays, bytes, begin, end, scores, accumulate, stops, reach};
 
 }  // namespace
 

@@ -97,8 +97,8 @@ struct Matrix {
   void (*scores)(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Ahead* ahead);
   void (*accumulate)(const float* p, int rows, const KvRows& values, const KvRows* next_keys, const float* correction,
                      float* o, int o_stride, uint8_t* memory, Ahead* ahead);
-  int (*stops)(int head_dim);  // as Kernels::stops
-  Reach reach = Reach::next;
+  int (*stops)(int head_dim);                    // as Kernels::stops
+  Reach (*reach)(const KvRows& keys) = nullptr;  // as Kernels::reach; null: Reach::next
   // What gives the same bits to an item of at most `few` rows, sooner.
   const Matrix* of_few = nullptr;
   int few = 0;
