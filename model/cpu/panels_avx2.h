@@ -22,7 +22,7 @@ constexpr int kTall = 4;
 #endif
 
 // Fewer rows are not worth unpacking for.
-inline int64_t least_rows(const PackingInfo& info) { return kVnni || info.of_rows ? 5 : 2; }
+inline int64_t least_rows(const PackingInfo& info) { return !kVnni ? 2 : info.of_rows ? 3 : 5; }
 
 struct Panel {
   V::I w[kPanelBlocks * kPairs][kParts];
