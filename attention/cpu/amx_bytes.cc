@@ -329,8 +329,8 @@ bool takes(const CacheKind& kind) {
          (!kind.grouped || kind.group % 32 == 0);
 }
 // With fewer query heads what the matrix unit takes until its first sums weighs more than what it saves.
-// Unless items of few rows go to vectors: at four heads those take a third longer.
-constexpr int kFewForVectors = 3;
+// Unless items of few rows go to vectors: at eight heads those take half as long again.
+constexpr int kFewForVectors = 4;
 bool pays(const CacheKind& kind) { return kind.query_heads >= 4 || (byte_vectors() && byte_vectors()->takes(kind)); }
 
 int stops(int head_dim) {

@@ -82,11 +82,11 @@ TEST(Invariance, ChunkedDecodedAndBatchedEqualWhole) {
     int heads, kv_heads, dim, group = 0;
   };
   // Where int8 and int4 have groups of 64 or 128, few rows may go to vectors and many to the matrix unit.
-  for (Kind k :
-       {Kind{DType::f16, 0, 9, 3, 64}, Kind{DType::f32, 0, 8, 1, 128}, Kind{DType::i8, 0, 4, 4, 64, 32},
-        Kind{DType::f16, 100, 4, 2, 80}, Kind{DType::bf16, 0, 8, 2, 96}, Kind{DType::i4, 0, 8, 1, 128, 32},
-        Kind{DType::i8, 0, 2, 2, 128, 64}, Kind{DType::i8, 100, 4, 2, 128, 128}, Kind{DType::i8, 0, 3, 1, 64},
-        Kind{DType::i4, 0, 3, 3, 64, 64}, Kind{DType::i4, 0, 4, 2, 256, 64}, Kind{DType::i4, 0, 3, 1, 128, 128}}) {
+  for (Kind k : {Kind{DType::f16, 0, 9, 3, 64}, Kind{DType::f32, 0, 8, 1, 128}, Kind{DType::i8, 0, 4, 4, 64, 32},
+                 Kind{DType::f16, 100, 4, 2, 80}, Kind{DType::bf16, 0, 8, 2, 96}, Kind{DType::i4, 0, 8, 1, 128, 32},
+                 Kind{DType::i8, 0, 2, 2, 128, 64}, Kind{DType::i8, 100, 4, 2, 128, 128}, Kind{DType::i8, 0, 3, 1, 64},
+                 Kind{DType::i8, 0, 4, 1, 64, 64}, Kind{DType::i4, 0, 3, 3, 64, 64}, Kind{DType::i4, 0, 4, 2, 256, 64},
+                 Kind{DType::i4, 0, 3, 1, 128, 128}}) {
     CaseShape s = small(k.heads, k.kv_heads, k.dim);
     s.attributes.index_mode = kvcache::IndexMode::offset;
     s.attributes.window = k.window;
