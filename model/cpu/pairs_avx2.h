@@ -10,6 +10,8 @@
 #pragma once
 
 #include "model/cpu/one_row_avx2.h"
+// After the vectors it is written for.
+#include "model/cpu/panel_rows_impl.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
@@ -26,35 +28,11 @@ constexpr bool kVnni = true;
 constexpr bool kVnni = false;
 #endif
 
-// The group to be unpacked after this one's tiles, fetched beside them a line at a time: many at once would wait.
-struct Ahead {
-  const uint8_t *at, *end;
-  void fetch() {
-    __builtin_prefetch(at, 0, 2);
-    at += at < end ? 64 : 0;
-  }
-  void fetch_rest() {
-    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 // Where these are intrinsics gcc 12 adds products to one another first, and spills them and the sums.
 inline V::I add_of_16(V::I to, V::I a) {
   asm("vpaddw %1, %0, %0" : "+x"(to) : "x"(a));
   return to;
 }
-
-// What a row's sums are while the panels of a group go by: exact integers.
-struct WholeSums {
-  V::I top[kParts], low[kParts];  // of parts of the sum: their upper halves, and all of them modulo 2^32
-  void add(int part, V::I sum) {
-    top[part] = V::add_i(top[part], V::right<16>(sum));
-    low[part] = V::add_i(low[part], sum);
-  }
-};
-
-// For how many blocks, from a multiple of as many on, the sums of a row fit 32 bits whatever the weights: 2 at least.
-inline int32_t& fit_of(const QuantRows& x, int64_t row) { return x.planes[row * x.cols / 32 * 4]; }
 
 // A group's weights: their integers, and D and M of each block (or half).
 template <Packing P>
@@ -168,7 +146,7 @@ struct DigitTile {
     }
   }
 
-  void finish(WholeSums* rows) const {
+  void finish(WholeSums<kParts>* rows) const {
 #pragma GCC unroll 6
     for (int j = 0; j < C; j += kDigits, rows += 2)
 #pragma GCC unroll 2
@@ -184,7 +162,7 @@ struct DigitTile {
 
 template <Packing P, int C>
 void digit_tile(const DigitPanel<P>& panel, int64_t begin, int64_t end, const QuantRows& x, int64_t row, Ahead& ahead,
-                WholeSums* sums) {
+                WholeSums<kParts>* sums) {
   int64_t fit = fit_of(x, row);
   for (int t = 1; t < kTileRows<C>; ++t) fit = fit_of(x, row + t) < fit ? fit_of(x, row + t) : fit;
   DigitTile<P, C> tile{panel, x.q + 2 * row * x.cols + begin * kDigitBytes, 4 * x.cols, {}};
@@ -200,18 +178,12 @@ void digit_tile(const DigitPanel<P>& panel, int64_t begin, int64_t end, const Qu
   }
 }
 
-inline V::F finish(const WholeSums& sums, int part, const PackedMatrix& m, int64_t group, float d) {
-  const V::I top = sums.top[part], rest = _mm256_sub_epi32(sums.low[part], V::left<16>(top));
-  const RowSum sum{V::add_i(top, V::right<16>(rest)), V::and_i(rest, 0xffff)};
-  return sum.finish(V::mul(V::load_f(m.row_scales(group) + part * V::N), V::set_f(d)));
-}
-
 template <Packing P>
 void digit_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                 int64_t y_stride, bool add) {
   constexpr int kTall = 4;
   DigitPanel<P> panel;
-  WholeSums kept[kPanelRows];
+  WholeSums<kParts> kept[kPanelRows];
   const int64_t panels = (m.blocks + kDigitBlocks - 1) / kDigitBlocks;
   Ahead ahead{m.quants(group + 1), m.quants(group + 2)};
   for (int64_t i = 0; i < panels; ++i) {
@@ -220,9 +192,9 @@ void digit_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
     panel.unpack(m, group, begin, end);
     for (int64_t t = 0; t < rows;) {
       const int64_t after = t + kTall < rows ? t + kTall : rows;
-      WholeSums* sums = panels == 1 ? kept : kept + t;
+      WholeSums<kParts>* sums = panels == 1 ? kept : kept + t;
       if (i == 0)
-        for (int64_t j = 0; j < after - t; ++j) sums[j] = WholeSums{};
+        for (int64_t j = 0; j < after - t; ++j) sums[j] = WholeSums<kParts>{};
       auto run = [&]<int C>() { digit_tile<P, C>(panel, begin, end, x, first + t, ahead, sums); };
       switch (after - t) {
         case 1: run.template operator()<2>(); break;
@@ -267,21 +239,6 @@ inline int32_t size_of(const int8_t* q) {
   __m128i four = _mm_add_epi32(_mm256_castsi256_si128(twos), _mm256_extracti128_si256(twos, 1));
   four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
-
-// As fit_of() says, from the sizes of a row's blocks, which are lost: weights are below 2^14, so that 64 inputs below
-// 2^11 always fit.
-inline int32_t find_fit(int32_t* sizes, int64_t blocks) {
-  constexpr int32_t kMost = (1 << 17) - 1;
-  int32_t fit = 1, most = 0;
-  for (; blocks > 1; fit *= 2, blocks = (blocks + 1) / 2) {
-    for (int64_t i = 0; i < blocks; i += 2) {
-      const int32_t both = sizes[i] + (i + 1 < blocks ? sizes[i + 1] : 0);
-      sizes[i / 2] = both, most = both > most ? both : most;
-    }
-    if (most > kMost) break;
-  }
-  return fit;
 }
 
 // The digits of a pair's block in the room of its integers, or of a row alone in that of its own.

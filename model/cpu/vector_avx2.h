@@ -67,6 +67,7 @@ struct V {
   };
   static I zero_i() { return _mm256_setzero_si256(); }
   static I add_i(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I sub_i(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I and_i(I a, int32_t mask) { return _mm256_and_si256(a, _mm256_set1_epi32(mask)); }
   template <int n>
   static I left(I a) {

@@ -66,6 +66,7 @@ struct V {
   using Pair = I;
   static I zero_i() { return _mm512_setzero_si512(); }
   static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I and_i(I a, int32_t mask) { return _mm512_and_si512(a, _mm512_set1_epi32(mask)); }
   template <int n>
   static I left(I a) {
