@@ -79,8 +79,8 @@ void two_groups(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
 }
 
 template <Packing P>
-void few_rows(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
-              float* y, int64_t y_stride, bool add) {
+void few_rows_by_vectors(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
+                         int64_t rows, float* y, int64_t y_stride, bool add) {
   for (; groups >= 2; group += 2, groups -= 2, y += 2 * kGroup)
     for (int64_t t = 0; t < rows; t += 2)
       if (t + 1 < rows)

@@ -2,13 +2,14 @@
 #include "model/cpu/amx_blocks.h"
 #include "model/cpu/amx_few_rows.h"
 #include "model/cpu/amx_row_sums.h"
+#include "model/cpu/few_rows_avx512.h"
 
 namespace kvasir::model::cpu {
 namespace {
 
 // What amx_few_rows.h multiplies: its tiles of 8 bits are of two blocks, as they lie.
 bool are_few(const PackingInfo& info, const QuantRows& x) {
-  return x.rows <= 8 && (info.of_rows ? x.rows > 1 : info.halves || x.cols % 64 == 0);
+  return x.rows <= 8 && (info.of_rows ? x.rows > 2 : x.rows > 1 && (info.halves || x.cols % 64 == 0));
 }
 // Fewer rows are not worth setting tiles up for.
 bool are_plain(const PackingInfo& info, const QuantRows& x) { return x.rows < 3 && !are_few(info, x); }
@@ -55,9 +56,9 @@ void few(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& 
          bool add) {
   constexpr bool of_rows = packing_info(P).of_rows;
   with_few(x.rows, [&]<int R>() {
-    if constexpr (of_rows && R > 1)
+    if constexpr (of_rows && R > 2)
       few_rows<P, R>(m, group, groups, x, x.rows, y, y_stride, add);
-    else if constexpr (!of_rows)
+    else if constexpr (!of_rows && R > 1)
       few_rows_of_blocks<P, R>(m, group, groups, x, x.rows, y, y_stride, add);
   });
   _tile_release();
@@ -66,8 +67,10 @@ void few(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& 
 void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
                    int64_t rows, float* y, int64_t y_stride, bool add) {
   const PackingInfo info = packing_info(m.packing);
-  if (are_plain(info, x)) return integer(m, group, groups, x, first, rows, y, y_stride, add);
   with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (packing_info(P).of_rows)
+      if (x.rows == 2) return few_rows_by_vectors<P>(m, group, groups, x, first, rows, y, y_stride, add);
+    if (are_plain(info, x)) return integer(m, group, groups, x, first, rows, y, y_stride, add);
     if constexpr (has_integers(P)) {
       if (are_few(info, x))
         few<P>(m, group, groups, x, y, y_stride, add);
@@ -95,7 +98,7 @@ void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, in
     return with_packing(packing, [&]<Packing P>() {
       if constexpr (has_integers(P))
         with_few(to.rows, [&]<int R>() {
-          if constexpr (!packing_info(P).of_rows || R > 1) quantize_few<P, R>(x, to, row);
+          if constexpr (R > (packing_info(P).of_rows ? 2 : 1)) quantize_few<P, R>(x, to, row);
         });
     });
   const int64_t t = row % kTileRows, first = row - t, blocks = to.cols / 32;

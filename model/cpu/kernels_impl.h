@@ -5,6 +5,8 @@
 //   dot<bits, zero>(W, x, first, count, offset): the sum over chunks [first, first + count) of 4 inputs of weight less
 //     zero, given offset = -zero * the sum of the inputs
 // Nothing here may use a library function that another unit could share: the linker would keep one copy.
+#pragma once
+
 #include "model/cpu/row_kernels_impl.h"
 #include "model/cpu/row_sums_impl.h"
 

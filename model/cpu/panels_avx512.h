@@ -82,7 +82,8 @@ void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const
                      int64_t rows, float* y, int64_t y_stride, bool add) {
   with_packing(m.packing, [&]<Packing P>() {
     if constexpr (packing_info(P).of_rows)
-      if (x.rows > 1 && x.rows < kLeastRows) return few_rows<P>(m, group, groups, x, first, rows, y, y_stride, add);
+      if (x.rows > 1 && x.rows < kLeastRows)
+        return few_rows_by_vectors<P>(m, group, groups, x, first, rows, y, y_stride, add);
     if (x.rows < kLeastRows) return integer(m, group, groups, x, first, rows, y, y_stride, add);
     if constexpr (has_integers(P)) {
       for (int64_t t = 0; t < rows; t += Words::kPanelRows)
