@@ -11,6 +11,8 @@ BEGIN, END = "<!-- bench: written by bench/all -->", "<!-- /bench -->"
 OURS, THEIRS = "#2563eb", "#d97706"
 LEFT, TOP, WIDTH, HEIGHT, STEP = 58, 40, 300, 190, 390
 
+HELD = {"avx2": "AVX2", "avx512": "AVX-512 without AMX"}
+
 
 def load(name):
     path = RESULTS / name
@@ -101,7 +103,7 @@ def cpu_rows():
         result = json.loads(path.read_text())
         threads = result["runs"][0]["threads"]
         name = result["model"].removesuffix(".gguf").split(".")[-1]
-        held = f", both held to {result['held_to'].upper()}" if result.get("held_to") else ""
+        held = f", both held to {HELD.get(result['held_to'], result['held_to'])}" if result.get("held_to") else ""
         for key, word in words.items():
             rate = {e: statistics.median(r[key] for r in result["runs"] if r["engine"] == e) for e in ("kvasir", "llama.cpp")}
             yield f"{name}, {threads} thread{'s' * (threads > 1)}{held}: {word}, tokens/s", rate["kvasir"], rate["llama.cpp"]
