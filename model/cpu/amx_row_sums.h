@@ -186,43 +186,6 @@ inline const uint8_t* tile_input(const QuantRows& x, int64_t row, int64_t steps)
   return reinterpret_cast<const uint8_t*>(x.q) + row / kTileRows * steps * kStepBytes;
 }
 
-// Many tiles of rows: a panel of a group's weights is unpacked once for all of them.
-template <Packing P>
-void sum_many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
-                    int64_t y_stride, bool add) {
-  constexpr int64_t kTiles = 32;  // whose sums wait between two panels
-  alignas(64) Step panel[kPanelSteps];
-  alignas(64) RowSums between[kTiles];
-  TileSums made[2];
-  const int64_t steps = (m.blocks + 1) / 2, panels = (steps + kPanelSteps - 1) / kPanelSteps;
-  for (int64_t span = 0; span < rows; span += kTiles * kTileRows) {
-    const int64_t n = rows - span < kTiles * kTileRows ? rows - span : kTiles * kTileRows;
-    const int64_t tiles = (n + kTileRows - 1) / kTileRows;
-    for (int64_t p = 0; p < panels; ++p) {
-      const int64_t begin = steps * p / panels, count = steps * (p + 1) / panels - begin;
-      StepReader<P> reader(m, group, 2 * begin);
-      for (int64_t i = 0; i < count; ++i) reader.next(panel[i]);
-      auto end = [&](int64_t tile, int64_t part) __attribute__((always_inline)) {
-        const int64_t row = span + tile * kTileRows, left = rows - row;
-        TileEnd{m, group, x.d + first + row, y + row * y_stride, y_stride, left < kTileRows ? left : kTileRows, add}(
-            made[tile % 2], between + tile, p == 0, p + 1 == panels, part);
-      };
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const uint8_t* in = tile_input(x, first + span + tile * kTileRows, steps) + begin * kStepBytes;
-        int64_t part = tile > 0 ? 0 : kEndParts;  // of the tile before
-        auto end_part = [&]() __attribute__((always_inline)) {
-          if (part < kEndParts) end(tile - 1, part++);
-        };
-        add_step<true>(in, panel[0], tile > 0 ? made + (tile - 1) % 2 : nullptr, kNothing, kNothing);
-        for (int64_t i = 1; i < count; ++i) add_step<false>(in + i * kStepBytes, panel[i], nullptr, end_part, end_part);
-        while (part < kEndParts) end_part();
-      }
-      last_sums(made[(tiles - 1) % 2]);
-      for (int64_t part = 0; part < kEndParts; ++part) end(tiles - 1, part);
-    }
-  }
-}
-
 // One tile of rows: weights flow through a ring, unpacked while earlier ones are multiplied.
 template <Packing P>
 void sum_one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,

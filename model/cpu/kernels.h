@@ -14,8 +14,8 @@ namespace kvasir::model::cpu {
 // low, with one d a row, so that a block's products are scaled by its weights' scale alone. Two int8 planes cost a
 // second dot product where one plane alone (llama.cpp's way) costs accuracy: 0.033 in mean |log-probability| on
 // SmolLM2. A block is 32 high bytes, then 32 low ones. In the same room AMX has its own orders, those of whole tiles,
-// and where there are rows enough AVX2 has two rows in three planes (pairs_avx2.h) or the 16 bits together
-// (panels_avx2.h).
+// and where there are rows enough both have two rows in three planes (pairs_avx2.h, amx_pairs.h), or AVX2 the 16 bits
+// together (panels_avx2.h).
 struct QuantRows {
   int8_t* q;         // [rows, cols / 32, 2, 32]
   float* d;          // [rows]
@@ -52,7 +52,7 @@ struct Kernels {
   std::string_view name;
   // Rows 2n and 2n + 1 by one thread, in this order: kernels may keep them as one.
   void (*quantize)(const float* x, Packing packing, const QuantRows& to, int64_t row);
-  // y[t, 0..] of `groups` groups for `rows` rows from `first` on, a multiple of 16; adds when `add`.
+  // y[t, 0..] of `groups` groups for `rows` rows from `first` on, a multiple of 32; adds when `add`.
   void (*integer)(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
                   float* y, int64_t y_stride, bool add);
   void (*floating)(const PackedMatrix& m, int64_t group, int64_t groups, const float* x, int64_t x_stride, int64_t rows,

@@ -1,6 +1,7 @@
 // AMX: products of tiles of 16 rows, by the weights' packing. AVX-512's kernels do single rows and all else.
 #include "model/cpu/amx_blocks.h"
 #include "model/cpu/amx_few_rows.h"
+#include "model/cpu/amx_pairs.h"
 #include "model/cpu/amx_row_sums.h"
 #include "model/cpu/few_rows_avx512.h"
 
@@ -31,22 +32,19 @@ void configure(bool halves, int64_t rows) {
 template <Packing P>
 void tiles(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
            float* y, int64_t y_stride, bool add) {
-  constexpr bool of_rows = packing_info(P).of_rows;
-  if (rows > kTileRows) {
-    configure(!of_rows, kTileRows);
-    for (int64_t g = 0; g < groups; ++g) {
-      float* to = y + g * kGroup;
-      if constexpr (of_rows)
-        sum_many_tiles<P>(m, group + g, x, first, rows, to, y_stride, add);
-      else
-        many_tiles<P>(m, group + g, x, first, rows, to, y_stride, add);
+  if constexpr (packing_info(P).of_rows) {
+    if (x.rows > kTileRows) {
+      for (int64_t g = 0; g < groups; ++g) sum_pairs<P>(m, group + g, x, first, rows, y + g * kGroup, y_stride, add);
+    } else {
+      configure(false, rows);
+      sum_one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
     }
-  } else if constexpr (of_rows) {
-    configure(false, rows);
-    sum_one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
   } else {
     configure(true, kTileRows);
-    one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
+    if (rows > kTileRows)
+      for (int64_t g = 0; g < groups; ++g) many_tiles<P>(m, group + g, x, first, rows, y + g * kGroup, y_stride, add);
+    else
+      one_tile<P>(m, group, groups, x, first, rows, y, y_stride, add);
   }
   _tile_release();
 }
@@ -101,6 +99,7 @@ void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, in
           if constexpr (R > (packing_info(P).of_rows ? 2 : 1)) quantize_few<P, R>(x, to, row);
         });
     });
+  if (info.of_rows && to.rows > kTileRows) return quantize_pair_row(x, to, row);
   const int64_t t = row % kTileRows, first = row - t, blocks = to.cols / 32;
   if (info.of_rows) {  // steps of two blocks
     const int64_t steps = (blocks + 1) / 2;

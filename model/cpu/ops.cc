@@ -13,17 +13,23 @@ namespace {
 // Below this many element operations waking the workers costs more than they save.
 constexpr int64_t kWorthSharing = 16384;
 // Rows of a product done together: their activations stay in the second-level cache.
-constexpr int64_t kRowBytes = 1 << 20;
+constexpr int64_t kRowBytes = 5 << 18;
+// Rows that are worth unpacking weights for once more.
+constexpr int64_t kRowsApart = 256;
 }  // namespace
 
 void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
 
+// Each worker has the same stretch of rows from one operation to the next, still in its cache.
 template <class F>
 void CpuOps::each_row(int64_t rows, int64_t work, const F& f) {
-  if (rows * work < kWorthSharing || pool_.threads() == 1) {
+  if (rows * work < kWorthSharing || rows == 1 || pool_.threads() == 1) {
     for (int64_t i = 0; i < rows; ++i) f(i);
   } else {
-    pool_.for_each(rows, std::max<int64_t>(1, rows / (8 * pool_.threads())), [&](int64_t i, int) { f(i); });
+    const int64_t parts = std::min<int64_t>(rows, 8 * pool_.threads());
+    pool_.for_each_near(parts, [&](int64_t part, int) {
+      for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; ++i) f(i);
+    });
   }
 }
 
@@ -159,12 +165,16 @@ void CpuOps::Input::product(const Kernels& kernels, int64_t first, int64_t count
 template <class F>
 void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f) {
   int64_t row_bytes = in.m.padded_cols() * (in.quants.q ? 3 : 4);
-  const int64_t most = std::max<int64_t>(16, kRowBytes / row_bytes / 16 * 16), spans = (in.rows + most - 1) / most;
-  const int64_t span = (in.rows + 16 * spans - 1) / (16 * spans) * 16;
+  const int64_t threads = pool_.threads(), most = std::max<int64_t>(32, kRowBytes / row_bytes / 32 * 32);
+  // Workers have rows of their own where there are enough, each_row()'s: what one has written another reads slowly.
+  int64_t spans = std::max((in.rows + most - 1) / most, std::min(threads, in.rows / kRowsApart));
+  if (spans > threads) spans = (spans + threads - 1) / threads * threads;
+  const int64_t span = (in.rows + 32 * spans - 1) / (32 * spans) * 32;
+  spans = (in.rows + span - 1) / span;
   // As many pieces for each worker, and none larger than another by more than a group; of few rows not many, since
   // kernels begin each by waiting for its first weights, unless a group takes longer than that wait: who has a
   // neighbour on its core is then helped by the others.
-  const int64_t threads = pool_.threads(), smallest = in.rows > 8 && kernels_.slow_groups ? 2 : 8;
+  const int64_t smallest = in.rows > 8 && kernels_.slow_groups ? 2 : 8;
   const int64_t each = in.rows > 16 ? 4 : std::clamp<int64_t>(groups / (smallest * threads), 1, 32 / smallest);
   const int64_t least = std::max((groups + most_groups - 1) / most_groups, each * threads);
   const int64_t parts = std::min(groups, (least + threads - 1) / threads * threads);
