@@ -59,7 +59,7 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     ++(item.phase == scheduler::Phase::prefill ? out.prefills : out.decodes);
     const JobPtr& job = job_of(item.request);
     out.jobs.push_back(job);
-    add_rows(item, job, out);
+    add_rows(item, job, before, out);
     KVASIR_CHECK(int64_t(b.tokens.size()) == b.seqstarts.back(), "sequence ", item.seq, " gave ", item.tokens.size(),
                  " tokens for a count of ", item.count);
   }
@@ -82,7 +82,8 @@ void BatchBuilder::add_tables(const scheduler::StepPlan& plan, PackedStep& out) 
   b.max_pages = out.starts[0].row_length();
 }
 
-void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const {
+void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, const PackedStep* before,
+                            PackedStep& out) const {
   int32_t first = int32_t(out.batch.seqstarts.back()) - item.count;  // row of its first token
   const auto& prompt = job->request.prompt;
   if (job->request.prompt_logprobs >= 0 && !job->started) {  // after a preemption they are there already
@@ -106,6 +107,8 @@ void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, 
     out.row_of[seq] = int32_t(out.rows.size());
     out.batch.logit_rows.push_back(first + item.count - 1);
     out.rows.push_back(draw(*job, item.choice + d, seq, position, out));
+    if (item.awaits_token && needs_history(job->request.sampling))
+      out.rows.back().last = model::previous_sample(before->row_of.at(seq));
     out.owners.push_back({job, seq, item.choice + d});
   }
 }

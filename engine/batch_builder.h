@@ -51,7 +51,7 @@ class BatchBuilder {
 
  private:
   void add_tables(const scheduler::StepPlan& plan, PackedStep& out) const;
-  void add_rows(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const;
+  void add_rows(const scheduler::PlanItem& item, const JobPtr& job, const PackedStep* before, PackedStep& out) const;
   model::SampleRow draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position, PackedStep& out) const;
 
   const scheduler::Scheduler& scheduler_;

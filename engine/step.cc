@@ -19,7 +19,9 @@ using std::chrono::microseconds;
 
 bool StepLoop::step() {
   if (!paused_.empty()) end_slow_readers(now());
-  while (int(in_flight_.size()) < runner_.depth() && launch_next()) {
+  // What follows a constrained draw is planned when it is known; launched meanwhile, a step would lack that sequence.
+  while (int(in_flight_.size()) < runner_.depth() && (in_flight_.empty() || !in_flight_.back()->constrained) &&
+         launch_next()) {
   }
   flush_records();
   if (in_flight_.empty()) return false;
@@ -89,7 +91,8 @@ void StepLoop::finish_oldest() {
   drain_events();
 
   Time done = now();
-  last_step_ = ran - step->planned;
+  last_step_ = ran - std::max(step->planned, last_ran_);  // it waited for the step before, if that was in flight
+  last_ran_ = ran;
   auto stats = scheduler_->stats();
   StepSample sample{step->batch.step,   step->began,       done,
                     step->decodes,      step->prefills,    int64_t(step->batch.tokens.size()),

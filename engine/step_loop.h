@@ -82,6 +82,7 @@ class StepLoop {
   std::vector<scheduler::Event> events_;
   std::vector<Record> records_;
   Duration last_step_{};
+  Time last_ran_{};
   Histogram step_time_ = time_histogram(), queued_ = time_histogram();
   Histogram batch_size_ = size_histogram(), step_tokens_ = size_histogram();
 };

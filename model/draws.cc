@@ -1,5 +1,6 @@
 #include "model/draws.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/cat.h"
@@ -10,33 +11,57 @@ namespace kvasir::model {
 Draws::Draws(int32_t vocab, int threads) : vocab_(vocab), samplers_(size_t(threads), Sampler(vocab)) {}
 
 Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows) {
+  return begin(batch, rows, int64_t(previous_.size()), &previous_);
+}
+
+Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, const Draws* before) {
+  previous_.clear();
+  if (before == nullptr) return begin(batch, rows, 0, &previous_);
+  // A row that failed gave none; whoever goes on with it fails, too, and its mates do not.
+  if (before->all_drawn())
+    for (const Sampled& s : before->samples_) previous_.push_back(std::max(0, s.token));
+  return begin(batch, rows, int64_t(before->samples_.size()), before->all_drawn() ? &previous_ : nullptr);
+}
+
+Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t samples,
+                    const std::vector<int32_t>* known) {
   KVASIR_CHECK(!in_flight_, "a launch is in flight already");
   KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
+  auto resolve = [&](int32_t& t) {
+    const int64_t row = -1 - int64_t(t);
+    KVASIR_CHECK(row < samples, "the step names sample row ", row, " of ", samples);
+    if (known) t = (*known)[size_t(row)];
+  };
   tokens_ = batch.tokens;
   for (int32_t& t : tokens_) {
     if (t < 0) {
-      size_t row = size_t(-1 - t);
-      KVASIR_CHECK(row < previous_.size(), "the step names sample row ", row, " of ", previous_.size());
-      t = previous_[row];
+      resolve(t);
+      if (!known) continue;
     }
     if (t < 0 || t >= vocab_)
       return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", vocab_)).with_field("prompt");
   }
-  rows_ = rows;
+  rows_.assign(rows.begin(), rows.end());
+  for (SampleRow& row : rows_) {
+    if (!row.last || *row.last >= 0) continue;
+    KVASIR_CHECK(known, "a history goes on with a sample that is not there yet");
+    resolve(*row.last);
+  }
   wait_for_masks_ = &batch.wait_for_masks;
   drawn_ = 0;
   samples_.assign(rows.size(), {});
   return {};
 }
 
-bool Draws::takes_greatest(int64_t i) const {
-  const SampleRow& row = rows_[size_t(drawn_ + i)];
-  const SamplingParams& p = *row.params;
-  return p.temperature == 0 && p.logprobs < 0 && p.repetition_penalty == 1 && p.presence_penalty == 0 &&
-         p.frequency_penalty == 0 && p.logit_bias.empty() && !row.mask && !row.constraint && !row.score_only;
+bool Draws::for_device(int64_t i) const {
+  const SampleRow& r = row(i);
+  const SamplingParams& p = *r.params;
+  return p.logprobs < 0 && p.repetition_penalty == 1 && p.presence_penalty == 0 && p.frequency_penalty == 0 &&
+         p.logit_bias.empty() && !r.mask && !r.constraint && !r.score_only &&
+         (p.temperature == 0 || (p.typical_p >= 1 && (p.top_k <= kMostDeviceTopK || p.top_k >= vocab_)));
 }
 
-void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const Greatest* greatest) {
+void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const DeviceDraw* device) {
   KVASIR_CHECK(count <= rows_left(), count, " rows of logits for ", rows_left());
   const auto first = size_t(drawn_);
   auto row = [&](int64_t i) { return std::span(logits + i * stride, size_t(vocab_)); };
@@ -44,12 +69,12 @@ void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count,
   drawing_.clear();
   for (int64_t i = 0; i < count; ++i) {
     Sampled& out = samples_[first + size_t(i)];
-    if (!greatest || !takes_greatest(i))
+    if (!device || !for_device(i))
       drawing_.push_back(i);
-    else if (greatest[i].bad_logits)
+    else if (device[i].bad_logits)
       out.bad_logits = true;
     else
-      out.token = greatest[i].token, out.logprob = greatest[i].logprob;
+      out.token = device[i].token, out.logprob = device[i].logprob;
   }
   pool.for_each(int64_t(drawing_.size()), 1, [&](int64_t k, int worker) {
     const int64_t i = drawing_[size_t(k)];
@@ -73,7 +98,8 @@ void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count,
 void Draws::end() {
   previous_.clear();
   for (const Sampled& s : samples_) previous_.push_back(s.token);
-  rows_ = {};
+  rows_.clear();
+  drawn_ = 0;
   in_flight_ = true;
 }
 

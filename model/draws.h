@@ -14,29 +14,40 @@
 
 namespace kvasir::model {
 
+// Of top-k on a device.
+constexpr int32_t kMostDeviceTopK = 1024;
+
 class Draws {
  public:
   Draws(int32_t vocab, int threads);
 
   // A launch begins: each token id that names a sample of the previous launch becomes that sample.
   Status begin(const Batch& batch, std::span<const SampleRow> rows);
+  // The same where launches overlap and each has draws of its own: `before` are those of the previous launch, if that
+  // is still in flight. Until these are all drawn, a token id that names one stays as it is.
+  Status begin(const Batch& batch, std::span<const SampleRow> rows, const Draws* before);
   const std::vector<int32_t>& tokens() const { return tokens_; }
   // The next rows that begin() was told of, in order and at most so many as the device has room for.
   int64_t rows_left() const { return int64_t(rows_.size()) - drawn_; }
   int64_t rows_drawn() const { return drawn_; }
-  // Whether the i-th of them takes its greatest logit and nobody asks for more: a device can say so by itself.
-  bool takes_greatest(int64_t i) const;
-  // `logits`: `count` rows, `stride` apart, changed in place. With `greatest` (one a row) only those are there that do
-  // not take it.
-  void draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const Greatest* greatest = nullptr);
+  // Whether a device can draw for the i-th of them by itself: it is a matter of its logits and one random number, and
+  // nobody asks for more than the token.
+  bool for_device(int64_t i) const;
+  const SampleRow& row(int64_t i) const { return rows_[size_t(drawn_ + i)]; }
+  // `logits`: `count` rows, `stride` apart, changed in place. With `device` (one a row) only those are there that are
+  // not for it.
+  void draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const DeviceDraw* device = nullptr);
   void end();
+  bool all_drawn() const { return rows_left() == 0; }
   // The launch's results, once.
   std::vector<Sampled> take();
 
  private:
+  Status begin(const Batch& batch, std::span<const SampleRow> rows, int64_t samples, const std::vector<int32_t>* known);
+
   const int32_t vocab_;
   std::vector<Sampler> samplers_;  // by worker
-  std::span<const SampleRow> rows_;
+  std::vector<SampleRow> rows_;
   std::vector<int32_t> tokens_, previous_;
   std::vector<Sampled> samples_;
   std::function<void()> const* wait_for_masks_ = nullptr;  // the batch's

@@ -134,8 +134,11 @@ void Sampler::penalize(std::span<float> logits, const SampleRow& row) {
   const SamplingParams& p = *row.params;
   counts_.resize(size_t(vocab_), 0);
   auto known = [&](int32_t t) { return t >= 0 && t < vocab_; };
-  for (int32_t t : row.output)
+  auto count = [&](int32_t t) {
     if (known(t) && counts_[size_t(t)]++ == 0) changed_.push_back({t, logits[size_t(t)]});
+  };
+  for (int32_t t : row.output) count(t);
+  if (row.last) count(*row.last);
   const size_t in_output = changed_.size();
   if (p.repetition_penalty != 1)
     for (int32_t t : row.prompt)

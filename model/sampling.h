@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -52,6 +53,8 @@ struct SampleRow {
   int64_t position = 0;             // of the token being drawn
   std::span<const int32_t> prompt;  // for the penalties
   std::span<const int32_t> output;
+  // One more of the output, named as in Batch::tokens, where the launch that gives it may still be under way.
+  std::optional<int32_t> last;
   const uint32_t* mask = nullptr;  // bit t set = token t allowed; null: all
   Constraint* constraint = nullptr;
   bool score_only = false;  // prompt log-probabilities: no draw, score `target`
@@ -67,8 +70,8 @@ struct Sampled {
   bool late = false;              // no token: the constraint's mask did not come in time
 };
 
-// What a device found in a row of logits: the greatest, of equal ones the first.
-struct Greatest {
+// What a device drew from a row of logits.
+struct DeviceDraw {
   int32_t token = -1;
   float logprob = 0;
   int32_t bad_logits = 0;  // NaN or Inf in the row

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """The whole model on the GPU against the float32 forward on the CPU, through the server.
 
-usage: seam.py KVASIR MODEL IDS.json OUT.json [TOKENS]
+usage: seam.py KVASIR MODEL IDS.json OUT.json [TOKENS [COMMIT]]
 
 Starts `kvasir serve` once with --device cuda and once with --device cpu --precise, teacher-forces the same
 windows of token ids through both (/v1/completions with echo and logprobs), and compares every position's best
 token. Then it measures decoding on the GPU. Needs only Python's own library.
 """
 import json
+import statistics
 import subprocess
 import sys
 import threading
@@ -59,15 +60,26 @@ def forced(server, ids):
 
 
 def decode(server, batch, tokens=128):
-    """Output tokens a second with `batch` requests at once."""
+    """Output tokens a second with `batch` requests at once: the first time, when graphs are made, and after."""
     def one():
         server.complete(prompt="Once upon a time", max_tokens=tokens, temperature=0, ignore_eos=True)
     one()
-    threads = [threading.Thread(target=one) for _ in range(batch)]
-    begin = time.perf_counter()
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    return batch * tokens / (time.perf_counter() - begin)
+    rates = []
+    for _ in range(5):
+        threads = [threading.Thread(target=one) for _ in range(batch)]
+        begin = time.perf_counter()
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        rates.append(batch * tokens / (time.perf_counter() - begin))
+    return {"first": rates[0], "warm": statistics.median(rates[1:])}
+
+
+def driver():
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+    except OSError:
+        return ""
 
 
 def main():
@@ -86,7 +98,8 @@ def main():
     cpu.stop()
     misses = [(w[1], g[0], w[0]) for g, w in zip(got, want) if g[0] != w[0]]
     result = {
-        "device": device, "tokens": len(want), "agreement": 1 - len(misses) / len(want),
+        "device": device, "driver": driver(), "commit": sys.argv[6] if len(sys.argv) > 6 else "",
+        "tokens": len(want), "agreement": 1 - len(misses) / len(want),
         "misses": len(misses), "widest_miss": max((m[0] for m in misses), default=0.0),
         "mean_logprob_difference": sum(abs(g[2] - w[2]) for g, w in zip(got, want)) / len(want),
         "decode_tokens_per_second": rates, "load_seconds": load,

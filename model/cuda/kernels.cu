@@ -22,15 +22,17 @@ __device__ float block_sum(float v) {
   return v;
 }
 
-__global__ void embed(const int32_t* tokens, const __nv_bfloat16* table, float scale, float* out, int64_t cols) {
-  const __nv_bfloat16* row = table + int64_t(tokens[blockIdx.x]) * cols;
+__global__ void embed(const int32_t* tokens, const int32_t* before, const __nv_bfloat16* table, float scale, float* out,
+                      int64_t cols) {
+  const int32_t named = tokens[blockIdx.x];
+  const __nv_bfloat16* row = table + int64_t(named < 0 ? before[-1 - named] : named) * cols;
   for (int64_t i = threadIdx.x; i < cols; i += blockDim.x)
     out[blockIdx.x * cols + i] = scale * __bfloat162float(row[i]);
 }
 
 // kWide elements of a row, read and written at once.
 template <class T, int kWide>
-struct alignas(sizeof(T) * kWide) Wide {
+struct alignas(sizeof(T) * kWide < 16 ? sizeof(T) * kWide : 16) Wide {
   T x[kWide];
 };
 
@@ -70,12 +72,35 @@ void norm_of(const float* in, int64_t stride, const float* weight, float eps, bo
   launch_early(kernel, grid, threads, stream, in, stride, weight, eps, add, out, stride, cols);
 }
 
-template <bool kGelu>
-__global__ void glu(const float* in, __nv_bfloat16* out, int64_t cols) {
-  int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= cols) return;
-  const float* row = in + int64_t(blockIdx.y) * 2 * cols;
-  out[int64_t(blockIdx.y) * cols + i] = __float2bfloat16_rn((kGelu ? gelu_tanh(row[i]) : silu(row[i])) * row[cols + i]);
+__device__ float wide(float x) { return x; }
+__device__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+// A thread makes kWide elements; blocks stride over the rows.
+template <class In, int kWide>
+__global__ void __launch_bounds__(kThreads)
+    glu(bool gelu, const In* in, __nv_bfloat16* out, int64_t rows, int64_t cols) {
+  let_next_kernel_start();
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_kernel_ahead();
+  if (i >= cols / kWide) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const auto* from = reinterpret_cast<const Wide<In, kWide>*>(in + row * 2 * cols);
+    const Wide<In, kWide> g = from[i], u = from[cols / kWide + i];
+    Wide<__nv_bfloat16, kWide> y;
+    for (int k = 0; k < kWide; ++k) {
+      const float x = wide(g.x[k]);
+      y.x[k] = __float2bfloat16_rn((gelu ? gelu_tanh(x) : silu(x)) * wide(u.x[k]));
+    }
+    reinterpret_cast<Wide<__nv_bfloat16, kWide>*>(out + row * cols)[i] = y;
+  }
+}
+
+template <class In>
+void glu_of(bool gelu, const void* in, void* out, int64_t rows, int64_t cols, cudaStream_t stream) {
+  const int64_t at_once = cols % 8 == 0 ? 8 : 1;
+  const dim3 grid(unsigned((cols / at_once + kThreads - 1) / kThreads), unsigned(std::min<int64_t>(rows, 65535)));
+  launch_early(at_once == 8 ? glu<In, 8> : glu<In, 1>, grid, kThreads, stream, gelu, static_cast<const In*>(in),
+               static_cast<__nv_bfloat16*>(out), rows, cols);
 }
 
 __global__ void to_bf16(const float* in, __nv_bfloat16* out, int64_t count) {
@@ -104,7 +129,8 @@ struct Best {
   }
 };
 
-__global__ void __launch_bounds__(kPickThreads) greatest(const float* logits, Greatest* out, int64_t cols) {
+__global__ void __launch_bounds__(kPickThreads)
+    greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t cols) {
   __shared__ Best parts[kPickThreads / 32];
   const float* row = logits + blockIdx.x * cols;
   constexpr float kLeast = -3.402823466e38f;
@@ -123,16 +149,19 @@ __global__ void __launch_bounds__(kPickThreads) greatest(const float* logits, Gr
   if (threadIdx.x >= 32) return;
   best = parts[threadIdx.x];
   for (int s = 16; s > 0; s /= 2) best.join(best.from(s));
-  if (threadIdx.x == 0) out[blockIdx.x] = {best.at, -logf(best.sum), bad};
+  if (threadIdx.x != 0) return;
+  out[blockIdx.x] = {best.at, -logf(best.sum), bad};
+  tokens[blockIdx.x] = bad ? 0 : best.at;
 }
 
 unsigned blocks(int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
 
 }  // namespace
 
-void launch_embed(const int32_t* tokens, const void* table, float scale, float* out, int64_t rows, int64_t cols,
-                  cudaStream_t stream) {
-  embed<<<unsigned(rows), kThreads, 0, stream>>>(tokens, static_cast<const __nv_bfloat16*>(table), scale, out, cols);
+void launch_embed(const int32_t* tokens, const int32_t* before, const void* table, float scale, float* out,
+                  int64_t rows, int64_t cols, cudaStream_t stream) {
+  embed<<<unsigned(rows), kThreads, 0, stream>>>(tokens, before, static_cast<const __nv_bfloat16*>(table), scale, out,
+                                                 cols);
 }
 
 void launch_norm(const float* in, const float* weight, float eps, void* out, int64_t rows, int64_t cols,
@@ -151,13 +180,8 @@ void launch_head_norm(float* x, int64_t stride, int64_t first, int64_t heads, in
   norm_of(x, stride, weight, eps, false, x, dim3(unsigned(rows), unsigned(heads)), size, stream);
 }
 
-void launch_glu(bool gelu, const float* in, void* out, int64_t rows, int64_t cols, cudaStream_t stream) {
-  // Rows go on the grid's y, which ends at 65,535.
-  for (int64_t first = 0; first < rows; first += 65535) {
-    dim3 grid{blocks(cols), unsigned(rows - first < 65535 ? rows - first : 65535)};
-    auto kernel = gelu ? glu<true> : glu<false>;
-    kernel<<<grid, kThreads, 0, stream>>>(in + first * 2 * cols, static_cast<__nv_bfloat16*>(out) + first * cols, cols);
-  }
+void launch_glu(bool gelu, const void* in, bool half, void* out, int64_t rows, int64_t cols, cudaStream_t stream) {
+  (half ? glu_of<__nv_bfloat16> : glu_of<float>)(gelu, in, out, rows, cols, stream);
 }
 
 void launch_to_bf16(const float* in, void* out, int64_t count, cudaStream_t stream) {
@@ -169,8 +193,9 @@ void launch_take_rows(const float* in, const int32_t* which, float* out, int64_t
   take_rows<<<unsigned(rows), kThreads, 0, stream>>>(in, which, out, cols);
 }
 
-void launch_greatest(const float* logits, Greatest* out, int64_t rows, int64_t cols, cudaStream_t stream) {
-  greatest<<<unsigned(rows), kPickThreads, 0, stream>>>(logits, out, cols);
+void launch_greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t rows, int64_t cols,
+                     cudaStream_t stream) {
+  greatest<<<unsigned(rows), kPickThreads, 0, stream>>>(logits, out, tokens, cols);
 }
 
 }  // namespace kvasir::model::cuda

@@ -10,9 +10,9 @@
 
 namespace kvasir::model::cuda {
 
-// out[t] = scale * table[tokens[t]], table in bfloat16.
-void launch_embed(const int32_t* tokens, const void* table, float scale, float* out, int64_t rows, int64_t cols,
-                  cudaStream_t stream);
+// out[t] = scale * table[tokens[t]], table in bfloat16. A token t below 0 is before[-1 - t].
+void launch_embed(const int32_t* tokens, const int32_t* before, const void* table, float scale, float* out,
+                  int64_t rows, int64_t cols, cudaStream_t stream);
 // out = in / rms(in) * weight over each row, in bfloat16.
 void launch_norm(const float* in, const float* weight, float eps, void* out, int64_t rows, int64_t cols,
                  cudaStream_t stream);
@@ -22,13 +22,15 @@ void launch_add_norm(const float* in, const float* weight, float eps, float* out
 // norm() in place of `heads` heads from `first` on, each `size` wide, of rows `stride` apart.
 void launch_head_norm(float* x, int64_t stride, int64_t first, int64_t heads, int64_t size, const float* weight,
                       float eps, int64_t rows, cudaStream_t stream);
-// out = f(first half of in) * second half, in bfloat16.
-void launch_glu(bool gelu, const float* in, void* out, int64_t rows, int64_t cols, cudaStream_t stream);
+// out = f(first half of in) * second half, in bfloat16; `in` is that too, or float32.
+void launch_glu(bool gelu, const void* in, bool half, void* out, int64_t rows, int64_t cols, cudaStream_t stream);
 void launch_to_bf16(const float* in, void* out, int64_t count, cudaStream_t stream);
 // out[i] = in[which[i]]
 void launch_take_rows(const float* in, const int32_t* which, float* out, int64_t rows, int64_t cols,
                       cudaStream_t stream);
-// Of each row its greatest value, as the host's sampler finds it. `out` may be host memory that is pinned.
-void launch_greatest(const float* logits, Greatest* out, int64_t rows, int64_t cols, cudaStream_t stream);
+// Of each row its greatest value, as the host's sampler finds it, and the tokens alone (0 of a row that is no numbers).
+// `out` may be host memory that is pinned.
+void launch_greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t rows, int64_t cols,
+                     cudaStream_t stream);
 
 }  // namespace kvasir::model::cuda

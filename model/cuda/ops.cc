@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "model/cuda/few_rows.h"
 #include "model/cuda/kernels.h"
+#include "model/cuda/seeded.h"
 
 namespace kvasir::model::cuda {
 
@@ -26,27 +27,41 @@ int64_t padded(int64_t rows) {
 Status CudaOps::prepare() {
   KVASIR_ASSIGN(cublas_, Cublas::open(stream_));
   // Choices that fork from one row draw from it each.
-  size_t ids = size_t(2 * options_.max_tokens + options_.max_batch) * sizeof(int32_t);
-  KVASIR_TRY(ids_.allocate(ids));
-  return host_ids_.allocate(ids);
+  const auto ids = size_t(most_rows() + options_.max_tokens) * sizeof(int32_t);
+  for (int slot : {0, 1}) {
+    KVASIR_TRY(ids_[slot].allocate(ids));
+    KVASIR_TRY(host_ids_[slot].allocate(ids));
+    KVASIR_TRY(drawn_[slot].allocate(ids));
+    KVASIR_TRY(check(cudaMemsetAsync(drawn_[slot].get(), 0, ids, stream_), "drawn tokens"));
+  }
+  return {};
 }
 
 Result<Matrix> CudaOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
   auto w = std::make_unique<Weight>();
   w->cols = parts[0].cols;
   for (const HostTensor& t : parts) w->rows += t.rows;
-  std::vector<uint16_t> half(size_t(w->rows * w->cols));
-  std::vector<float> row(size_t(w->cols));
-  size_t at = 0;
+  KVASIR_TRY(w->data.allocate(size_t(w->rows * w->cols) * 2));
+  std::byte* to = w->data.bytes();
   for (const HostTensor& t : parts) {
-    for (int64_t r = 0; r < t.rows; ++r) {
-      dequantize(t.type, t.data + r * t.row_bytes(), t.cols, row.data());
-      for (float f : row) half[at++] = f32_to_bf16(f);
+    const auto bytes = size_t(t.rows * t.cols) * 2;
+    if (t.seeded) {
+      launch_seeded(t, to, stream_);
+      KVASIR_TRY(launched("seeded weights"));
+    } else {
+      std::vector<uint16_t> half(bytes / 2);
+      std::vector<float> row(size_t(w->cols));
+      size_t at = 0;
+      for (int64_t r = 0; r < t.rows; ++r) {
+        dequantize(t.type, t.data + r * t.row_bytes(), t.cols, row.data());
+        for (float f : row) half[at++] = f32_to_bf16(f);
+      }
+      KVASIR_TRY(check(cudaMemcpy(to, half.data(), bytes, cudaMemcpyDefault), "upload"));
     }
+    to += bytes;
     source.release(t);
   }
-  KVASIR_TRY(w->data.upload(half.data(), half.size() * 2));
-  weight_bytes_ += int64_t(half.size()) * 2;
+  weight_bytes_ += w->rows * w->cols * 2;
   Matrix m{int32_t(matrices_.size()), w->rows, w->cols};
   matrices_.push_back(std::move(w));
   return m;
@@ -112,17 +127,18 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   int64_t logit_rows = int64_t(batch.logit_rows.size());
   decodes_ = tokens_ == batch.size() && tokens_ == logit_rows && tokens_ <= options_.max_logit_rows;
   if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
-  int32_t* ids = host_ids_.as<int32_t>();
+  slot_ ^= 1;
+  int32_t* ids = host_ids_[slot_].as<int32_t>();
   std::fill_n(ids, tokens_ + logit_rows, 0);
   std::copy(tokens.begin(), tokens.end(), ids);
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), ids + tokens_);
-  return check(
-      cudaMemcpyAsync(ids_.get(), ids, size_t(tokens_ + logit_rows) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
-      "token ids");
+  return check(cudaMemcpyAsync(ids_[slot_].get(), ids, size_t(tokens_ + logit_rows) * sizeof(int32_t),
+                               cudaMemcpyHostToDevice, stream_),
+               "token ids");
 }
 
 uint64_t CudaOps::key() const {
-  uint64_t key = uint64_t(tokens_);
+  uint64_t key = uint64_t(tokens_) * 2 + uint64_t(slot_);
   for (const auto& a : attentions_) {
     const uint64_t launches = dynamic_cast<const attention::cuda::GraphKeyed&>(*a).launch_key();
     if (launches == 0) return 0;  // its first run() prepares what later ones need
@@ -133,7 +149,8 @@ uint64_t CudaOps::key() const {
 
 Status CudaOps::embed(Matrix table, float scale, Buffer out) {
   const Weight& w = *matrices_[size_t(table.id)];
-  launch_embed(ids_.as<int32_t>(), w.data.get(), scale, write(out), tokens_, w.cols, stream_);
+  launch_embed(ids_[slot_].as<int32_t>(), drawn_[slot_ ^ 1].as<int32_t>(), w.data.get(), scale, write(out), tokens_,
+               w.cols, stream_);
   return launched("embed");
 }
 
@@ -185,11 +202,14 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out) {
 Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
   if (few_rows_takes(rows(in), out.cols, in.cols, form)) return product(in, weight, form, out);
-  return Ops::linear_glu(in, weight, activation, between, out);
+  KVASIR_TRY(product(in, weight, Form::bf16, between));
+  return glu(activation, between, out);
 }
 
 Status CudaOps::glu(Activation activation, Buffer in, Buffer out) {
-  launch_glu(activation != Activation::silu, read(in), write_half(out), rows(in), out.cols, stream_);
+  const bool half = room(in).half;
+  launch_glu(activation != Activation::silu, half ? room(in).half_data.get() : data(in), half, write_half(out),
+             rows(in), out.cols, stream_);
   return launched("glu");
 }
 
@@ -205,7 +225,7 @@ Status CudaOps::attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) {
 Status CudaOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {
   KVASIR_CHECK(count <= options_.max_logit_rows, count, " logit rows, room for ", options_.max_logit_rows);
   logit_rows_ = count;
-  launch_take_rows(read(in), ids_.as<int32_t>() + tokens_ + first, write(out), count, in.cols, stream_);
+  launch_take_rows(read(in), ids_[slot_].as<int32_t>() + tokens_ + first, write(out), count, in.cols, stream_);
   return launched("take_logit_rows");
 }
 

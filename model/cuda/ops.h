@@ -31,7 +31,11 @@ class CudaOps final : public Ops {
   Status set_cache(const kvcache::CacheView& cache);
   // A step of decodes is padded to rows(), of which there are few, so that few kinds of steps serve all batches; what
   // comes of the rows past its own is read by nobody.
+  // A token below 0 is what that row of drawn() was given in the step begun before. So two steps may be in flight.
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
+  int32_t* drawn() { return drawn_[slot_].as<int32_t>(); }            // this step's tokens by sample row
+  int64_t max_logit_rows() const { return options_.max_logit_rows; }  // of one take_logit_rows()
+  int64_t most_rows() const { return 2 * options_.max_tokens + options_.max_batch; }  // to draw from
   bool decodes() const { return decodes_; }
   int64_t rows() const { return tokens_; }
   // Of a step of decodes: forward() and logits() of rows() launch the same for any other of this key. 0: not known yet.
@@ -86,8 +90,9 @@ class CudaOps final : public Ops {
   std::vector<std::unique_ptr<Room>> buffers_;
   std::vector<attention::Attributes> kinds_;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
-  DeviceMemory ids_;  // token ids, then logit rows
-  PinnedMemory host_ids_;
+  DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows
+  PinnedMemory host_ids_[2];
+  int slot_ = 0;
   kvcache::CacheView cache_;
   bool decodes_ = false;
   int64_t tokens_ = 0, logit_rows_ = 0, weight_bytes_ = 0;

@@ -1,12 +1,14 @@
 #include "model/cuda/runner.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "core/cat.h"
 #include "core/check.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "model/cuda/draw.h"
 #include "model/cuda/graphs.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/ops.h"
@@ -18,7 +20,7 @@ namespace {
 using attention::cuda::check;
 
 // Logits of so many rows are made at a time; so many of them are drawn from while the next ones are on their way.
-constexpr int64_t kLogitRows = 256, kDrawnRows = 16;
+constexpr int64_t kLogitRows = 512, kDrawnRows = 16;
 
 class CudaRunner final : public Runner, public Replaying {
  public:
@@ -28,7 +30,7 @@ class CudaRunner final : public Runner, public Replaying {
         info_(config.info()),
         kv_(kv),
         pool_(std::min(8, host_limits().cpus)),
-        draws_(config.vocab, pool_.threads()) {
+        flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
     info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
   }
   ~CudaRunner() override {
@@ -37,6 +39,8 @@ class CudaRunner final : public Runner, public Replaying {
     network_.reset();
     ops_.reset();
     for (cudaEvent_t e : arrived_) cudaEventDestroy(e);
+    for (Flight& f : flights_)
+      if (f.done) cudaEventDestroy(f.done);
     if (stream_) cudaStreamDestroy(stream_);
   }
 
@@ -52,18 +56,24 @@ class CudaRunner final : public Runner, public Replaying {
     o.attention = attention;
     ops_.emplace(o, stream_);
     KVASIR_TRY(ops_->prepare());
+    weights->leave_seeded();
     KVASIR_ASSIGN(network_, find_architecture(config_.architecture)->load(config_, *weights, *ops_, progress));
     info_.parameters = weights->parameters();
     info_.weight_bytes = ops_->weight_bytes();
     if (options_.graphs) graphs_.emplace(stream_);
     for (int64_t row = 0; row < o.max_logit_rows; row += kDrawnRows)
       KVASIR_TRY(check(cudaEventCreateWithFlags(&arrived_.emplace_back(), cudaEventDisableTiming), "event"));
-    KVASIR_TRY(greatest_.allocate(size_t(o.max_logit_rows) * sizeof(Greatest)));
+    for (Flight& f : flights_) {
+      KVASIR_TRY(check(cudaEventCreateWithFlags(&f.done, cudaEventDisableTiming), "event"));
+      KVASIR_TRY(f.drawn.allocate(size_t(ops_->most_rows()) * sizeof(DeviceDraw)));
+      KVASIR_TRY(f.wishes.allocate(size_t(ops_->most_rows()) * sizeof(Wish)));
+      KVASIR_TRY(f.device_wishes.allocate(size_t(ops_->most_rows()) * sizeof(Wish)));
+    }
     return logits_.allocate(size_t(o.max_logit_rows * config_.vocab) * sizeof(float));
   }
 
   const ModelInfo& info() const override { return info_; }
-  int depth() const override { return 1; }
+  int depth() const override { return 2; }
   int64_t cache_room() const override {
     size_t free = 0, total = 0;
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) return -1;
@@ -71,21 +81,38 @@ class CudaRunner final : public Runner, public Replaying {
   }
   Status allocate_cache(const CachePages& pages) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
-  Result<std::vector<Sampled>> wait() override { return draws_.take(); }
+  Result<std::vector<Sampled>> wait() override;
   int64_t replays() const override { return graphs_ ? graphs_->replays() : 0; }
 
  private:
   Status copy_page(const PageCopy& c);
   Status move_page(const PageMove& m);
-  Status forward();
-  Status draw(Buffer logits, int64_t count);
+  // A launch. What the device draws is there when `done` is; other rows' logits come to the host, whose draws (settle)
+  // come before the next launch, or with wait() where there is none.
+  struct Flight {
+    Flight(int32_t vocab, int threads) : draws(vocab, threads) {}
+    Draws draws;
+    PinnedMemory drawn, wishes;  // by sample row
+    DeviceMemory device_wishes;
+    cudaEvent_t done = nullptr;
+    int64_t enqueued = 0;     // sample rows
+    bool by_host = false;     // some of these
+    bool on_its_way = false;  // what the host draws from
+    Status status;
+  };
+  Flight& flight(int nth) { return flights_[size_t(oldest_ + nth) % flights_.size()]; }
+  Status enqueue(Flight& f, const Batch& batch);
+  Status forward(Flight& f);
+  Status enqueue_draws(Flight& f, Buffer logits, int64_t count);
+  Status settle(Flight& f);
 
   ModelConfig config_;
   RunnerOptions options_;
   ModelInfo info_;
   DType kv_;
   ThreadPool pool_;  // draws
-  Draws draws_;
+  std::array<Flight, 2> flights_;
+  int oldest_ = 0, in_flight_ = 0;
   cudaStream_t stream_ = nullptr;
   std::optional<CudaOps> ops_;
   std::unique_ptr<Network> network_;
@@ -94,7 +121,7 @@ class CudaRunner final : public Runner, public Replaying {
   size_t page_bytes_ = 0;
   std::optional<Graphs> graphs_;
   Buffer decoded_;  // logits of a step of decodes
-  PinnedMemory logits_, greatest_;
+  PinnedMemory logits_;
   std::vector<cudaEvent_t> arrived_;
   kvcache::CacheView cache_;
 };
@@ -142,19 +169,43 @@ Status CudaRunner::move_page(const PageMove& m) {
 }
 
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
-  KVASIR_TRY(draws_.begin(batch, rows));
-  for (const PageMove& m : batch.moves) KVASIR_TRY(move_page(m));
-  for (const PageCopy& c : batch.copies) KVASIR_TRY(copy_page(c));
-  if (!batch.tokens.empty()) {
-    KVASIR_TRY(ops_->begin(batch, draws_.tokens()));
-    KVASIR_TRY(forward());
+  KVASIR_CHECK(in_flight_ < depth(), in_flight_, " launches are in flight");
+  Flight* before = in_flight_ > 0 ? &flight(in_flight_ - 1) : nullptr;
+  const bool waits = std::any_of(rows.begin(), rows.end(), [](const SampleRow& r) { return r.last && *r.last < 0; });
+  if (before && (before->by_host || waits)) before->status = settle(*before);
+  Flight& f = flight(in_flight_);
+  f.enqueued = 0, f.by_host = f.on_its_way = false, f.status = {};
+  KVASIR_TRY(f.draws.begin(batch, rows, before ? &before->draws : nullptr));
+  if (Status s = enqueue(f, batch); !s.ok()) {
+    cudaStreamSynchronize(stream_);  // what did come to be enqueued reads memory that the next step writes
+    return s;
   }
-  if (rows.empty()) KVASIR_TRY(check(cudaStreamSynchronize(stream_), "step"));
-  draws_.end();
+  ++in_flight_;
   return {};
 }
 
-Status CudaRunner::forward() {
+Status CudaRunner::enqueue(Flight& f, const Batch& batch) {
+  for (const PageMove& m : batch.moves) KVASIR_TRY(move_page(m));
+  for (const PageCopy& c : batch.copies) KVASIR_TRY(copy_page(c));
+  if (!batch.tokens.empty()) {
+    KVASIR_TRY(ops_->begin(batch, f.draws.tokens()));
+    KVASIR_TRY(forward(f));
+  }
+  return check(cudaEventRecord(f.done, stream_), "step");
+}
+
+Result<std::vector<Sampled>> CudaRunner::wait() {
+  KVASIR_CHECK(in_flight_ > 0, "wait() without a launch()");
+  Flight& f = flight(0);
+  Status s = f.status.ok() ? settle(f) : f.status;
+  oldest_ ^= 1, --in_flight_;
+  f.draws.end();
+  auto drawn = f.draws.take();
+  KVASIR_TRY(s);
+  return drawn;
+}
+
+Status CudaRunner::forward(Flight& f) {
   if (ops_->decodes()) {  // one kind of step with all its logits: a graph where it was launched before
     auto step = [this]() -> Status {
       KVASIR_TRY(network_->forward());
@@ -163,29 +214,46 @@ Status CudaRunner::forward() {
     };
     const uint64_t key = graphs_ ? ops_->key() : 0;
     KVASIR_TRY(key ? graphs_->run(key, step) : step());
-    return draw(decoded_, draws_.rows_left());
+    return enqueue_draws(f, decoded_, f.draws.rows_left());
   }
   KVASIR_TRY(network_->forward());
-  const int64_t most = std::min(kLogitRows, options_.max_tokens);
-  while (draws_.rows_left() > 0) {
-    const int64_t count = std::min(most, draws_.rows_left());
-    KVASIR_ASSIGN(Buffer logits, network_->logits(draws_.rows_drawn(), count));
-    KVASIR_TRY(draw(logits, count));
+  while (f.enqueued < f.draws.rows_drawn() + f.draws.rows_left()) {
+    if (f.on_its_way) KVASIR_TRY(settle(f));  // there is room for the logits of so many rows
+    const int64_t left = f.draws.rows_drawn() + f.draws.rows_left() - f.enqueued;
+    const int64_t count = std::min(ops_->max_logit_rows(), left);
+    KVASIR_ASSIGN(Buffer logits, network_->logits(f.enqueued, count));
+    KVASIR_TRY(enqueue_draws(f, logits, count));
   }
   return {};
 }
 
-// Rows that take their greatest logit are decided where they are; the others come here a few at a time, so that some
-// are drawn from while the next are on their way.
-Status CudaRunner::draw(Buffer logits, int64_t count) {
+// Rows that are for the device are drawn where they are; the others come here a few at a time, so that some are drawn
+// from while the next are on their way.
+Status CudaRunner::enqueue_draws(Flight& f, Buffer logits, int64_t count) {
+  const int64_t drawn = f.draws.rows_drawn(), before = f.enqueued;
+  auto there = [&](int64_t i) { return f.draws.for_device(before - drawn + i); };
+  bool some = false, random = false;
+  Wish* wishes = f.wishes.as<Wish>() + before;
+  for (int64_t i = 0; i < count; ++i) {
+    (there(i) ? some : f.on_its_way) = true;
+    wishes[i] = there(i) ? wish_of(f.draws.row(before - drawn + i), config_.vocab) : Wish{};
+    random |= wishes[i].scale > 0;
+  }
+  f.by_host |= f.on_its_way;
   const float* from = ops_->data(logits);
+  DeviceDraw* out = f.drawn.as<DeviceDraw>() + before;
+  int32_t* tokens = ops_->drawn() + before;
+  if (some) launch_greatest(from, out, tokens, count, logits.cols, stream_);
+  if (random) {
+    Wish* on_device = f.device_wishes.as<Wish>() + before;
+    KVASIR_TRY(check(cudaMemcpyAsync(on_device, wishes, size_t(count) * sizeof(Wish), cudaMemcpyHostToDevice, stream_),
+                     "draws"));
+    launch_draw(from, on_device, out, tokens, count, logits.cols, stream_);
+  }
+  KVASIR_TRY(check(cudaGetLastError(), "draws"));
+  f.enqueued += count;
+  if (!f.on_its_way) return {};
   auto* to = logits_.as<float>();
-  auto* greatest = greatest_.as<Greatest>();
-  auto there = [&](int64_t i) { return draws_.takes_greatest(i); };
-  bool any = false;
-  for (int64_t i = 0; i < count; ++i) any |= there(i);
-  if (any) launch_greatest(from, greatest, count, logits.cols, stream_);
-  KVASIR_TRY(check(cudaGetLastError(), "greatest"));
   for (int64_t first = 0; first < count; first += kDrawnRows) {
     const int64_t end = std::min(count, first + kDrawnRows);
     for (int64_t i = first, begin; i < end; ++i) {
@@ -198,9 +266,30 @@ Status CudaRunner::draw(Buffer logits, int64_t count) {
     }
     KVASIR_TRY(check(cudaEventRecord(arrived_[size_t(first / kDrawnRows)], stream_), "logits"));
   }
-  for (int64_t first = 0; first < count; first += kDrawnRows) {
-    KVASIR_TRY(check(cudaEventSynchronize(arrived_[size_t(first / kDrawnRows)]), "step"));
-    draws_.draw(pool_, to + first * logits.cols, logits.cols, std::min(kDrawnRows, count - first), greatest + first);
+  return {};
+}
+
+Status CudaRunner::settle(Flight& f) {
+  const auto* drawn = f.drawn.as<DeviceDraw>();
+  if (!f.on_its_way) {
+    KVASIR_TRY(check(cudaEventSynchronize(f.done), "step"));
+    f.draws.draw(pool_, nullptr, config_.vocab, f.draws.rows_left(), drawn);
+    return {};
+  }
+  // Rows before these were the device's alone, and done when these are.
+  const int64_t most = ops_->max_logit_rows(), copied = (f.enqueued - 1) / most * most;
+  f.on_its_way = false;
+  for (int64_t first = f.draws.rows_drawn(); first < f.enqueued;) {
+    const int64_t row = std::max(first, copied), end = std::min(f.enqueued, row + kDrawnRows);
+    KVASIR_TRY(check(cudaEventSynchronize(arrived_[size_t((row - copied) / kDrawnRows)]), "step"));
+    if (first < copied) {
+      f.draws.draw(pool_, nullptr, config_.vocab, copied - first, drawn + first);
+      first = copied;
+      continue;
+    }
+    f.draws.draw(pool_, logits_.as<float>() + (first - copied) * config_.vocab, config_.vocab, end - first,
+                 drawn + first);
+    first = end;
   }
   return {};
 }

@@ -42,6 +42,11 @@ class DummyWeights final : public Weights {
     HostTensor t{std::string(name), rows == 1 ? WeightType::f32 : type_, rows, cols, nullptr, 0};
     const TypeInfo& info = *type_info(t.type);
     t.bytes = rows * cols / info.block * info.bytes;
+    if (leave_seeded_ && rows > 1) {
+      t.seeded = seeded(t);
+      if (live_.emplace(t.name, nullptr).second) parameters_ += rows * cols, bytes_ += t.bytes;
+      return t;
+    }
     auto memory = std::make_unique<uint8_t[]>(size_t(t.bytes));
     t.data = memory.get();
     if (rows == 1) {
@@ -53,23 +58,28 @@ class DummyWeights final : public Weights {
     return t;
   }
   void release(const HostTensor& tensor) override { live_[tensor.name].reset(); }
+  void leave_seeded() override { leave_seeded_ = true; }
   int64_t parameters() const override { return parameters_; }
   int64_t bytes() const override { return bytes_; }
   std::vector<HostTensor> tensors() const override { return {}; }  // they are made when asked for
 
  private:
-  void fill(const HostTensor& t, uint8_t* out) const {
+  Seeded seeded(const HostTensor& t) const {
     uint64_t hash = 14695981039346656037ull;  // FNV-1a of the name: tensors differ
     for (char c : t.name) hash = (hash ^ uint8_t(c)) * 1099511628211ull;
     // Uniform weights of variance 1/cols keep the activations near 1.
-    float spread = std::sqrt(3.0f / float(t.cols));
+    return {seed_, hash, std::sqrt(3.0f / float(t.cols))};
+  }
+  // model/cuda/seeded.cu makes the same.
+  void fill(const HostTensor& t, uint8_t* out) const {
+    const auto [seed, hash, spread] = seeded(t);
     uint64_t counter = 0;
     std::array<uint32_t, 4> random{};
     int left = 0;
     auto next = [&] {
       if (left == 0) {
         random = philox({uint32_t(counter), uint32_t(counter >> 32), uint32_t(hash), uint32_t(hash >> 32)},
-                        {uint32_t(seed_), uint32_t(seed_ >> 32)});
+                        {uint32_t(seed), uint32_t(seed >> 32)});
         ++counter, left = 4;
       }
       return random[size_t(--left)];
@@ -95,6 +105,7 @@ class DummyWeights final : public Weights {
 
   uint64_t seed_;
   WeightType type_;
+  bool leave_seeded_ = false;
   std::map<std::string, std::unique_ptr<uint8_t[]>> live_;
   int64_t parameters_ = 0, bytes_ = 0;
 };

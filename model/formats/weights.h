@@ -2,6 +2,7 @@
 // ("blk.0.attn_q.weight") whatever the source calls them; rows are output features.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,12 +12,19 @@
 
 namespace kvasir::model {
 
+// Weights that are a function of a seed (dummy models): `stream` sets tensors apart, `spread` is how far they reach.
+struct Seeded {
+  uint64_t seed = 0, stream = 0;
+  float spread = 0;
+};
+
 struct HostTensor {
   std::string name;
   WeightType type = WeightType::f32;
   int64_t rows = 1, cols = 0;     // a vector has one row
   const uint8_t* data = nullptr;  // rows lie densely, each type_info(type)->bytes * cols / block
   int64_t bytes = 0;
+  std::optional<Seeded> seeded;  // then there is no data: a device makes it (Weights::leave_seeded)
 
   int64_t row_bytes() const { return bytes / rows; }
 };
@@ -28,6 +36,8 @@ class Weights {
   // The tensor, checked to have this shape. Its data is good until release() or the source's end.
   virtual Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) = 0;
   virtual void release(const HostTensor& tensor) = 0;
+  // A device that makes seeded matrices itself asks for no data of them.
+  virtual void leave_seeded() {}
   virtual int64_t parameters() const = 0;
   virtual int64_t bytes() const = 0;
   virtual std::vector<HostTensor> tensors() const = 0;  // what the source holds, in its order and by its names

@@ -92,9 +92,10 @@ class FakeRunner final : public model::Runner {
       if (t < 0) t = previous_[size_t(-1 - t)];
     write(b, tokens);
     std::vector<model::Sampled> out;
+    const std::vector<int32_t> before = std::move(previous_);
     previous_.clear();
     for (size_t i = 0; i < rows.size(); ++i) {
-      out.push_back(sample(b, b.logit_rows[i], rows[i]));
+      out.push_back(sample(b, b.logit_rows[i], rows[i], before));
       previous_.push_back(out.back().token);
     }
     results_.push_back(std::move(out));
@@ -125,16 +126,19 @@ class FakeRunner final : public model::Runner {
       }
     }
   }
-  model::Sampled sample(const model::Batch& b, int32_t row, const model::SampleRow& r) const {
+  model::Sampled sample(const model::Batch& b, int32_t row, const model::SampleRow& r,
+                        const std::vector<int32_t>& before) const {
     int64_t s = 0;
     while (b.seqstarts[size_t(s) + 1] <= row) ++s;
     int64_t length = b.start_pos[size_t(s)] + (row - b.seqstarts[size_t(s)]) + 1;
     std::vector<int32_t> seen;
     for (int64_t t = 0; t < length; ++t) seen.push_back(slots_[slot(b, s, t)]);
     KVASIR_CHECK(r.position == length);
-    if (!r.prompt.empty() && script_.depth == 1) {  // the history for the penalties is what the cache holds
-      KVASIR_CHECK(int64_t(r.prompt.size() + r.output.size()) == length);
-      for (size_t i = 0; i < r.output.size(); ++i) KVASIR_CHECK(r.output[i] == seen[r.prompt.size() + i]);
+    if (!r.prompt.empty()) {  // the history for the penalties is what the cache holds
+      std::vector<int32_t> output(r.output.begin(), r.output.end());
+      if (r.last) output.push_back(*r.last < 0 ? before[size_t(-1 - *r.last)] : *r.last);
+      KVASIR_CHECK(int64_t(r.prompt.size() + output.size()) == length);
+      for (size_t i = 0; i < output.size(); ++i) KVASIR_CHECK(output[i] == seen[r.prompt.size() + i]);
     }
     model::Sampled out;
     int32_t poison = script_.poison;

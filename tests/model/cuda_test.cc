@@ -1,15 +1,19 @@
 // What a GPU does between products and tokens, against the same steps launched kernel by kernel and the host's sampler.
 #include <array>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <random>
 
 #include "attention/cuda/cuda.h"
 #include "attention/cuda/memory.h"
+#include "model/cuda/draw.h"
 #include "model/cuda/few_rows.h"
 #include "model/cuda/graphs.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/runner.h"
+#include "model/cuda/seeded.h"
+#include "model/formats/dummy.h"
 #include "model/sampler.h"
 #include "tests/model/drive.h"
 
@@ -23,6 +27,7 @@ class CudaModel : public ::testing::Test {
   void SetUp() override {
     if (Status s = attention::cuda_backend().available(); !s.ok()) GTEST_SKIP() << "skipped: " << s.message();
   }
+  std::deque<std::vector<Ids>> kept_;
 };
 
 constexpr int kSequences = 40;
@@ -114,6 +119,68 @@ TEST_F(CudaModel, ReplayedStepsAreTheLaunchedOnes) {
   }
 }
 
+// Steps that feed on tokens which nobody on the host has seen, two in flight: the same tokens as one after another,
+// drawn by the device, by the host, and by both in turn.
+TEST_F(CudaModel, TwoInFlight) {
+  constexpr int kMany = 5;
+  constexpr int64_t kSteps = 24;
+  SamplingParams warm, penalized;
+  warm.seed = 9;
+  penalized.seed = 4, penalized.temperature = 0.7f, penalized.frequency_penalty = 0.5f, penalized.presence_penalty = 1;
+  const SamplingParams by_device = greedy(-1);
+  enum class Who { device, host, turns, mixed };
+  for (Who who : {Who::device, Who::host, Who::turns, Who::mixed}) {
+    SCOPED_TRACE(int(who));
+    auto params = [&](int64_t step, int seq) -> const SamplingParams& {
+      if (who == Who::device || (who == Who::turns && step % 3 == 0)) return by_device;
+      if (who == Who::mixed && seq % 2 == 0) return by_device;
+      return seq == 1 ? warm : penalized;
+    };
+    std::vector<Ids> prompts(kMany);
+    for (int seq = 0; seq < kMany; ++seq)
+      for (int i = 0; i < 3 + seq * 20; ++i) prompts[size_t(seq)].push_back((seq * 31 + i * 7) % 250);
+    auto run = [&](bool overlapped) {
+      RunnerOptions o;
+      o.model = "dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096", o.device = "cuda";
+      o.threads = 2;
+      Drive drive(o, 512, kMany, 512);
+      std::vector<Ids> tokens = prompts;
+      auto take = [&] {
+        const auto drawn = drive.wait();
+        for (int seq = 0; seq < kMany; ++seq) tokens[size_t(seq)].push_back(drawn[size_t(seq)].token);
+      };
+      for (int64_t step = 0; step < kSteps; ++step) {
+        const bool ahead = overlapped && step > 0;  // of the step before, whose tokens are not known here
+        std::vector<Piece> pieces;
+        std::vector<SampleRow> rows(kMany);
+        for (int seq = 0; seq < kMany; ++seq) {
+          const Ids& known = tokens[size_t(seq)];
+          const int32_t sample = previous_sample(seq);
+          if (step == 0)
+            pieces.push_back({seq, 0, known});
+          else
+            pieces.push_back({seq, int64_t(known.size()) - !ahead, {ahead ? sample : known.back()}});
+          SampleRow& row = rows[size_t(seq)];
+          row.params = &params(step, seq), row.choice = seq;
+          row.prompt = prompts[size_t(seq)];
+          row.output = std::span(known).subspan(prompts[size_t(seq)].size());
+          if (ahead && row.params == &penalized) row.last = sample;
+        }
+        // What a history points to moves when its sequence grows.
+        std::vector<Ids> histories;
+        for (SampleRow& row : rows) histories.emplace_back(row.output.begin(), row.output.end());
+        for (size_t i = 0; i < rows.size(); ++i) rows[i].output = histories[i];
+        kept_.push_back(std::move(histories));
+        drive.launch(pieces, by_device, {}, rows);
+        if (!overlapped || step > 0) take();
+      }
+      if (overlapped) take();
+      return tokens;
+    };
+    EXPECT_EQ(run(true), run(false));
+  }
+}
+
 // A token at a time, by the products for few rows and by graphs, or all at once: the same odds of what comes next.
 TEST_F(CudaModel, DecodesSayWhatPrefillSays) {
   for (const std::string& model :
@@ -165,24 +232,122 @@ TEST_F(CudaModel, TheGreatestIsTheOneThatTheHostFinds) {
       if (row % 8 == 6)
         for (int32_t i = 0; i < vocab; ++i) x[i] -= 1000;
     }
-    attention::cuda::DeviceMemory there;
+    attention::cuda::DeviceMemory there, tokens;
     attention::cuda::PinnedMemory found;
+    ASSERT_TRUE(tokens.allocate(kRows * sizeof(int32_t)).ok());
     ASSERT_TRUE(there.upload(logits.data(), logits.size() * 4).ok());
-    ASSERT_TRUE(found.allocate(kRows * sizeof(Greatest)).ok());
-    cuda::launch_greatest(there.as<float>(), found.as<Greatest>(), kRows, vocab, nullptr);
+    ASSERT_TRUE(found.allocate(kRows * sizeof(DeviceDraw)).ok());
+    cuda::launch_greatest(there.as<float>(), found.as<DeviceDraw>(), tokens.as<int32_t>(), kRows, vocab, nullptr);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    std::vector<int32_t> next(kRows);
+    ASSERT_EQ(cudaMemcpy(next.data(), tokens.get(), kRows * sizeof(int32_t), cudaMemcpyDefault), cudaSuccess);
     Sampler sampler(vocab);
     const SamplingParams params = greedy(-1);
     for (int32_t row = 0; row < kRows; ++row) {
-      const Greatest& got = found.as<Greatest>()[row];
+      const DeviceDraw& got = found.as<DeviceDraw>()[row];
       Sampled want;
       Sampler::Refused refused;
       sampler.sample({logits.data() + int64_t(row) * vocab, size_t(vocab)}, {.params = &params}, want, refused);
       ASSERT_EQ(bool(got.bad_logits), want.bad_logits) << "row " << row << " of " << vocab;
+      EXPECT_EQ(next[size_t(row)], want.bad_logits ? 0 : want.token);
       if (want.bad_logits) continue;
       EXPECT_EQ(got.token, want.token) << "row " << row << " of " << vocab;
       EXPECT_NEAR(got.logprob, want.logprob, 1e-3) << "row " << row << " of " << vocab;
     }
+  }
+}
+
+// Draws by temperature, top-k, top-p and min-p, of rows with many equal logits, sharp ones and flat ones. The host
+// weighs with other roundings, so that a random number next to a border may fall on its other side.
+TEST_F(CudaModel, DrawsAreTheOnesOfTheHost) {
+  constexpr int32_t kRows = 96;
+  std::mt19937 random(23);
+  std::normal_distribution<float> normal;
+  int64_t all = 0, other = 0;
+  for (int32_t vocab : {1, 33, 1000, 49152, 128256}) {
+    std::vector<float> logits(size_t(kRows) * size_t(vocab));
+    std::vector<SamplingParams> params(kRows);
+    std::vector<cuda::Wish> wishes(kRows);
+    std::vector<SampleRow> rows(kRows);
+    for (int32_t row = 0; row < kRows; ++row) {
+      const float spread = std::array{0.3f, 1.0f, 3.0f, 8.0f}[size_t(row % 4)];
+      for (int32_t i = 0; i < vocab; ++i) {
+        float x = normal(random) * spread;
+        if (row % 3 == 0) x = std::round(x);
+        if (row == 5) x = -7;
+        logits[size_t(row) * size_t(vocab) + size_t(i)] = x;
+      }
+      SamplingParams& p = params[size_t(row)];
+      p.seed = random();
+      p.temperature = std::array{1.0f, 0.7f, 1.5f, 1e-9f, 0.05f}[size_t(row % 5)];
+      p.top_p = std::array{1.0f, 0.9f, 0.3f, 0.999f}[size_t(row / 5 % 4)];
+      p.top_k = std::array{0, 0, 1, 40, 1000, 1024, 3}[size_t(row / 2 % 7)];
+      p.min_p = std::array{0.0f, 0.1f, 0.0f, 0.5f}[size_t(row / 4 % 4)];
+      rows[size_t(row)].params = &p, rows[size_t(row)].choice = row % 3, rows[size_t(row)].position = row * 7;
+      if (row % 11 != 10) wishes[size_t(row)] = cuda::wish_of(rows[size_t(row)], vocab);
+    }
+    logits[size_t(7) * size_t(vocab)] = std::numeric_limits<float>::quiet_NaN();
+    attention::cuda::DeviceMemory there, tokens, asked;
+    attention::cuda::PinnedMemory found;
+    ASSERT_TRUE(there.upload(logits.data(), logits.size() * 4).ok());
+    ASSERT_TRUE(asked.upload(wishes.data(), wishes.size() * sizeof(cuda::Wish)).ok());
+    ASSERT_TRUE(tokens.allocate(kRows * sizeof(int32_t)).ok());
+    ASSERT_TRUE(found.allocate(kRows * sizeof(DeviceDraw)).ok());
+    cuda::launch_greatest(there.as<float>(), found.as<DeviceDraw>(), tokens.as<int32_t>(), kRows, vocab, nullptr);
+    cuda::launch_draw(there.as<float>(), asked.as<cuda::Wish>(), found.as<DeviceDraw>(), tokens.as<int32_t>(), kRows,
+                      vocab, nullptr);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    std::vector<int32_t> next(kRows);
+    ASSERT_EQ(cudaMemcpy(next.data(), tokens.get(), kRows * sizeof(int32_t), cudaMemcpyDefault), cudaSuccess);
+    Sampler sampler(vocab);
+    for (int32_t row = 0; row < kRows; ++row) {
+      SCOPED_TRACE(cat("row ", row, " of ", vocab));
+      const DeviceDraw& got = found.as<DeviceDraw>()[row];
+      if (row % 11 == 10) params[size_t(row)].temperature = 0;  // without a wish: the greatest
+      Sampled want;
+      Sampler::Refused refused;
+      std::vector<float> copy(logits.begin() + int64_t(row) * vocab, logits.begin() + int64_t(row + 1) * vocab);
+      sampler.sample(copy, rows[size_t(row)], want, refused);
+      ASSERT_EQ(bool(got.bad_logits), want.bad_logits);
+      if (want.bad_logits) continue;
+      EXPECT_EQ(next[size_t(row)], got.token);
+      ASSERT_GE(got.token, 0);
+      ASSERT_LT(got.token, vocab);
+      ++all, other += got.token != want.token;
+      if (got.token == want.token)
+        EXPECT_NEAR(got.logprob, want.logprob, 2e-3);
+      else
+        std::printf("another token: row %d of %d, %d instead of %d\n", row, vocab, got.token, want.token);
+    }
+  }
+  EXPECT_LE(other, all / 100) << "of " << all;
+}
+
+// A dummy's weights are the same ones on every device.
+TEST_F(CudaModel, SeededWeightsAreTheOnesOfTheHost) {
+  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"}) {
+    auto config = config_from_dummy("llama,seed=77777777777,type=" + type);
+    ASSERT_TRUE(config.ok());
+    const auto host = dummy_weights(*config), device = dummy_weights(*config);
+    device->leave_seeded();
+    for (auto [rows, cols] : {std::pair<int64_t, int64_t>{3, 32}, {70, 576}}) {
+      const auto want = host->get(cat("t", rows), rows, cols), left = device->get(cat("t", rows), rows, cols);
+      ASSERT_TRUE(want.ok() && left.ok());
+      ASSERT_TRUE(left->seeded && !left->data);
+      attention::cuda::DeviceMemory out;
+      ASSERT_TRUE(out.allocate(size_t(rows * cols) * 2).ok());
+      cuda::launch_seeded(*left, out.get(), nullptr);
+      std::vector<uint16_t> got(size_t(rows * cols));
+      ASSERT_EQ(cudaMemcpy(got.data(), out.get(), got.size() * 2, cudaMemcpyDefault), cudaSuccess);
+      std::vector<float> row(static_cast<size_t>(cols));
+      for (int64_t r = 0; r < rows; ++r) {
+        dequantize(want->type, want->data + r * want->row_bytes(), cols, row.data());
+        for (int64_t i = 0; i < cols; ++i)
+          ASSERT_EQ(got[size_t(r * cols + i)], f32_to_bf16(row[size_t(i)])) << type << ", " << r << ", " << i;
+      }
+    }
+    EXPECT_EQ(host->parameters(), device->parameters());
+    EXPECT_EQ(host->bytes(), device->bytes());
   }
 }
 

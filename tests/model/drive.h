@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -64,7 +65,13 @@ class Drive {
   // Pieces in packed order (decodes first). One result a sampled row.
   std::vector<Sampled> step(const std::vector<Piece>& pieces, const SamplingParams& params = greedy(),
                             const std::vector<int32_t>& targets = {}) {
-    Batch b;
+    launch(pieces, params, targets);
+    return wait();
+  }
+  // A token below 0 is previous_sample() of the launch before. What `params` points to lives until wait().
+  void launch(const std::vector<Piece>& pieces, const SamplingParams& params, const std::vector<int32_t>& targets = {},
+              const std::vector<SampleRow>& like = {}) {
+    Batch& b = *launched_.emplace_back(std::make_unique<Batch>());
     b.seqstarts = {0};
     b.kvstarts = {0};
     for (const Piece& p : pieces)
@@ -84,16 +91,20 @@ class Drive {
       b.max_seqlen = std::max(b.max_seqlen, n);
       b.max_kvlen = std::max(b.max_kvlen, kv);
     }
-    std::vector<SampleRow> rows(b.logit_rows.size());
+    std::vector<SampleRow> rows = like;
+    rows.resize(b.logit_rows.size());
     for (size_t i = 0; i < rows.size(); ++i) {
-      rows[i].params = &params;
+      if (!rows[i].params) rows[i].params = &params;
       rows[i].position = b.positions[size_t(b.logit_rows[i])] + 1;
       if (i < targets.size()) rows[i].score_only = true, rows[i].target = targets[i];
     }
     Status s = runner->launch(b, rows);
     EXPECT_TRUE(s.ok()) << s.to_string();
+  }
+  std::vector<Sampled> wait() {
     auto out = runner->wait();
     EXPECT_TRUE(out.ok());
+    launched_.pop_front();
     return std::move(out).value();
   }
 
@@ -115,6 +126,7 @@ class Drive {
   }
 
   int64_t pages_;
+  std::deque<std::unique_ptr<Batch>> launched_;
   std::map<int, std::pair<int, int64_t>> prefixes_;
 };
 

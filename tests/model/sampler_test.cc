@@ -396,7 +396,7 @@ TEST(Draws, TakesWhatTheDeviceFound) {
   constexpr int32_t kVocab = 8;
   std::vector<SamplingParams> params(9);
   for (SamplingParams& p : params) p.temperature = 0;
-  params[1].temperature = 1;
+  params[1].temperature = 1, params[1].typical_p = 0.5f;
   params[2].logprobs = 0;
   params[3].repetition_penalty = 1.5f;
   params[4].presence_penalty = 1;
@@ -407,6 +407,9 @@ TEST(Draws, TakesWhatTheDeviceFound) {
   const uint32_t mask = 1u << 3;
   rows[7].mask = &mask;
   rows[8].score_only = true, rows[8].target = 1;
+  SamplingParams random;
+  random.top_k = 40, random.top_p = 0.9f, random.min_p = 0.1f;
+  rows.push_back({.params = &random});
   rows.push_back(rows[0]);
   Batch batch;
   batch.tokens = {0};
@@ -416,10 +419,10 @@ TEST(Draws, TakesWhatTheDeviceFound) {
   ASSERT_TRUE(draws.begin(batch, rows).ok());
   const int64_t count = int64_t(rows.size());
   std::vector<float> logits(size_t(count * kVocab), 0.0f);
-  std::vector<Greatest> found(size_t(count), Greatest{7, -0.5f, 0});
+  std::vector<DeviceDraw> found(size_t(count), DeviceDraw{7, -0.5f, 0});
   found.back().bad_logits = 1;
   for (int64_t i = 0; i < count; ++i) {
-    EXPECT_EQ(draws.takes_greatest(i), i == 0 || i + 1 == count) << "row " << i;
+    EXPECT_EQ(draws.for_device(i), i == 0 || i + 2 >= count) << "row " << i;
     logits[size_t(i * kVocab + 4)] = 30;  // what the host would take
   }
   draws.draw(pool, logits.data(), kVocab, count, found.data());
@@ -431,7 +434,38 @@ TEST(Draws, TakesWhatTheDeviceFound) {
   EXPECT_EQ(drawn[6].token, 2);
   EXPECT_EQ(drawn[7].token, 3);
   EXPECT_EQ(drawn[8].token, 1);
+  EXPECT_EQ(drawn[9].token, 7);
   EXPECT_TRUE(drawn.back().bad_logits);
+}
+
+// A launch that follows one in flight: its tokens name samples until these are drawn, its histories go on with them.
+TEST(Draws, FollowALaunchInFlight) {
+  constexpr int32_t kVocab = 8;
+  SamplingParams params;
+  params.temperature = 0, params.presence_penalty = 2;
+  Batch first, second;
+  first.tokens = {1, 2};
+  first.logit_rows = {0, 1};
+  second.tokens = {previous_sample(1), 5, previous_sample(0)};
+  second.logit_rows = {0};
+  const std::vector<SampleRow> rows(2, {.params = &params});
+  std::vector<SampleRow> last(1, {.params = &params});
+  ThreadPool pool(1);
+  Draws a(kVocab, 1), b(kVocab, 1);
+  ASSERT_TRUE(a.begin(first, rows, nullptr).ok());
+  ASSERT_TRUE(b.begin(second, last, &a).ok());
+  EXPECT_EQ(b.tokens(), second.tokens) << "not drawn yet";
+  std::vector<float> logits(2 * kVocab, 0.0f);
+  logits[6] = 1, logits[kVocab + 3] = 1;
+  a.draw(pool, logits.data(), kVocab, 2);
+  last[0].last = previous_sample(1);
+  ASSERT_TRUE(b.begin(second, last, &a).ok());
+  EXPECT_EQ(b.tokens(), (std::vector<int32_t>{3, 5, 6}));
+  std::vector<float> more(kVocab, 0.0f);
+  more[3] = 1, more[4] = 0.5f;
+  b.draw(pool, more.data(), kVocab, 1);
+  b.end();
+  EXPECT_EQ(b.take()[0].token, 4) << "3 was drawn before";
 }
 
 }  // namespace

@@ -1,0 +1,25 @@
+// Tokens drawn where their logits are, as the host's sampler draws them: temperature, top-k, top-p and min-p.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "model/sampling.h"
+
+namespace kvasir::model::cuda {
+
+// What a row asks for. scale: 1 / temperature, 0 of a row that is not drawn here.
+struct Wish {
+  float scale = 0, top_p = 1, min_p = 0;
+  int32_t top_k = 0;  // 0: off
+  double u = 0;       // the random number
+};
+
+Wish wish_of(const SampleRow& row, int32_t vocab);
+
+// After launch_greatest() of the same rows: what it left is replaced where a wish is there.
+void launch_draw(const float* logits, const Wish* wishes, DeviceDraw* out, int32_t* tokens, int64_t rows, int64_t cols,
+                 cudaStream_t stream);
+
+}  // namespace kvasir::model::cuda
