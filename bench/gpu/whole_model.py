@@ -194,7 +194,8 @@ def main():
         print(f"{n}/{m} | {rate:.0f} | {theirs} | {beside(rate, theirs, False)}")
     if a.out:
         record = {
-            "device": server.device, "driver": driver(), "commit": a.commit, "command": " ".join(["bench/gpu/whole_model.py", *sys.argv[1:]]),
+            "device": server.device, "driver": driver(), "commit": a.commit,
+            "command": " ".join(["bench/gpu/whole_model.py", *sys.argv[1:]]),
             "model": a.model, "ready_seconds": round(server.start_seconds, 2), "decode": decodes,
             "first_token_ms": {n: round(ms, 2) for n, ms in first.items()},
             "offline": {f"{n}x{m}": round(rate) for (n, m), rate in rates.items()},
