@@ -72,14 +72,16 @@ class DummyWeights final : public Weights {
   }
   // model/cuda/seeded.cu makes the same.
   void fill(const HostTensor& t, uint8_t* out) const {
-    const auto [seed, hash, spread] = seeded(t);
+    const Seeded from = seeded(t);
+    const float spread = from.spread;
     uint64_t counter = 0;
     std::array<uint32_t, 4> random{};
     int left = 0;
     auto next = [&] {
       if (left == 0) {
-        random = philox({uint32_t(counter), uint32_t(counter >> 32), uint32_t(hash), uint32_t(hash >> 32)},
-                        {uint32_t(seed), uint32_t(seed >> 32)});
+        random =
+            philox({uint32_t(counter), uint32_t(counter >> 32), uint32_t(from.stream), uint32_t(from.stream >> 32)},
+                   {uint32_t(from.seed), uint32_t(from.seed >> 32)});
         ++counter, left = 4;
       }
       return random[size_t(--left)];

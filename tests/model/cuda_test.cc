@@ -168,6 +168,7 @@ TEST_F(CudaModel, TwoInFlight) {
         }
         // What a history points to moves when its sequence grows.
         std::vector<Ids> histories;
+        histories.reserve(rows.size());
         for (SampleRow& row : rows) histories.emplace_back(row.output.begin(), row.output.end());
         for (size_t i = 0; i < rows.size(); ++i) rows[i].output = histories[i];
         kept_.push_back(std::move(histories));
