@@ -184,10 +184,18 @@ inline void turn_halves_to(const Words r[8], uint16_t* out) {
 
 #include "attention/cpu/kernels_inl.h"
 
+#include "attention/cpu/group_sums_inl.h"
+
+constexpr Kernels kWithGroupSums = [] {
+  Kernels table = kTable;
+  table.matrices[0] = &kGroupSums;
+  return table;
+}();
+
 }  // namespace
 
 const Kernels* kernels_avx2() {
-  return kvasir::cpu().avx2 && kvasir::cpu().fma && kvasir::cpu().f16c ? &kTable : nullptr;
+  return kvasir::cpu().avx2 && kvasir::cpu().fma && kvasir::cpu().f16c ? &kWithGroupSums : nullptr;
 }
 
 }  // namespace kvasir::attention::cpu

@@ -92,31 +92,16 @@ constexpr int reversed_bits(int i) {
   return r;
 }
 
-// Two lanes W/2 apart at once, so that their sum need not leave the registers.
-template <int R, int C>
-inline void turned_scores(const float* q, int q_stride, int head_dim, const float* kt, float* s, int n, Ahead& ahead) {
+// Two lanes W/2 apart at once, so that their sum need not leave the registers: f(lane, low, high) gives their sums.
+template <int R, int C, class F>
+inline void by_lane_pairs(float* s, int n, Ahead& ahead, const F& f) {
   constexpr int kLevels = W == 16 ? 4 : W == 8 ? 3 : 2;
   V waiting[kLevels][R][C];  // sums whose neighbour is still to come
   int depth = 0;
   for (int pair = 0; pair < W / 2; ++pair) {
     fetch(ahead);
     V low[R][C], high[R][C];
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < C; ++i) low[r][i] = high[r][i] = zero();
-    auto step = [&](int d, V(&acc)[R][C]) {
-      V x[C];
-      for (int i = 0; i < C; ++i) x[i] = load(kt + d * kTile + n + i * W);
-      for (int r = 0; r < R; ++r) {
-        const V w = set1(q[r * q_stride + d]);
-        for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
-      }
-    };
-    int d = reversed_bits(2 * pair);
-    for (; d + W / 2 < head_dim; d += W) {
-      step(d, low);
-      step(d + W / 2, high);
-    }
-    if (d < head_dim) step(d, low);
+    f(reversed_bits(2 * pair), low, high);
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < C; ++i) low[r][i] = add(low[r][i], high[r][i]);
     for (int done = pair; done & 1; done >>= 1) {
@@ -130,6 +115,27 @@ inline void turned_scores(const float* q, int q_stride, int head_dim, const floa
   }
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < C; ++i) store(s + r * kTile + n + i * W, waiting[0][r][i]);
+}
+
+template <int R, int C>
+inline void turned_scores(const float* q, int q_stride, int head_dim, const float* kt, float* s, int n, Ahead& ahead) {
+  by_lane_pairs<R, C>(s, n, ahead, [&](int d, V(&low)[R][C], V(&high)[R][C]) {
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) low[r][i] = high[r][i] = zero();
+    auto step = [&](int at, V(&acc)[R][C]) {
+      V x[C];
+      for (int i = 0; i < C; ++i) x[i] = load(kt + at * kTile + n + i * W);
+      for (int r = 0; r < R; ++r) {
+        const V w = set1(q[r * q_stride + at]);
+        for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
+      }
+    };
+    for (; d + W / 2 < head_dim; d += W) {
+      step(d, low);
+      step(d + W / 2, high);
+    }
+    if (d < head_dim) step(d, low);
+  });
 }
 
 void scores(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
