@@ -9,8 +9,7 @@
 // int4 stands as `raw` vectors, two for sixteen elements: u = the even ones + 8, and t = 16 * the odd ones + u, which a
 // conversion of whole bytes gives. Queries are divided, and sums of values parted, so that it comes to the same.
 
-constexpr int kPair = 2 * W;      // elements that are read together
-constexpr int kDirectValues = 4;  // more rows share a tile's values as floats
+constexpr int kPair = 2 * W;  // elements that are read together
 constexpr int kLeastGroup = kPair;
 
 struct GroupSums {
@@ -58,6 +57,15 @@ template <DType T>
   } else {
     part_bytes(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + d / 2))), x[0], x[1]);
   }
+}
+
+// One of the two.
+template <DType T, int kWhich>
+[[gnu::always_inline]] inline V read_one(const uint8_t* row, int d) {
+  if constexpr (T == DType::i8) return load_i8(row + d + kWhich * W);
+  V x[2];
+  read_pair<T>(row, d, x);
+  return x[kWhich];
 }
 
 inline void apart(V a, V b, V& even, V& odd) {
@@ -138,11 +146,10 @@ template <DType T, int R>
   const int end = (keys.end + W - 1) / W * W;
   alignas(64) float lanes[R * W * W];
   for (int j = keys.begin / W * W; j < end; j += W) {
-    for (int i = 0; i < R * W; ++i) store(lanes + i * W, zero());
     for (int k = 0; k < W; k += K) {
       const uint8_t* at[K];
       for (int i = 0; i < K; ++i) at[i] = keys.row[j + k + i];
-      for (int g = 0; g < groups; ++g) {
+      auto add_group = [&](int g, auto is_first) {
         V acc[K][R];
         for (int r = 0; r < R; ++r) {
           const V begin = T == DType::i4 ? load(first + (r * groups + g) * W) : zero();
@@ -172,10 +179,14 @@ template <DType T, int R>
           const V scale = set1(scales[g * kTile + j + k + i]);
           for (int r = 0; r < R; ++r) {
             float* total = lanes + (r * W + k + i) * W;
-            store(total, fma_v(acc[i][r], scale, load(total)));
+            V before = zero();
+            if constexpr (!decltype(is_first)::value) before = load(total);
+            store(total, fma_v(acc[i][r], scale, before));
           }
         }
-      }
+      };
+      add_group(0, Count<1>{});
+      for (int g = 1; g < groups; ++g) add_group(g, Count<0>{});
     }
     for (int r = 0; r < R; ++r) store(s + r * kTile + j, sum_rows(lanes + r * W * W));
   }
@@ -235,21 +246,26 @@ inline void turned_sums(const GroupSums& m, int row, const float* scales, float*
 }
 
 template <DType T>
+void turned_rows(const GroupSums& m, int row, int rows, const KvRows& k, const float* scales, float* s, Ahead& ahead) {
+  auto go = [&](auto count, int r) {
+    constexpr int R = decltype(count)::value;
+    for (int n = k.begin / W * W; n < k.end; n += W) turned_sums<T, R>(m, row + r, scales, s + r * kTile, n, ahead);
+  };
+  int r = 0;
+  for (; rows - r >= 6; r += 6) go(Count<6>{}, r);
+  if (rows - r >= 4) go(Count<4>{}, r), r += 4;
+  if (rows - r >= 2) go(Count<2>{}, r), r += 2;
+  if (rows - r >= 1) go(Count<1>{}, r);
+}
+
+template <DType T>
 void group_scores_of(int row, int rows, const KvRows& k, float* s, const GroupSums& m, Ahead& ahead) {
   with_scales(k, m.groups, [&](const float* scales) {
     if (rows <= kFewRows)
       return by_few_rows(rows,
                          [&](auto count) { direct_sums<T, decltype(count)::value>(m, row, k, scales, s, ahead); });
     turn_keys<T>(m, k, ahead);
-    auto go = [&](auto count) {
-      constexpr int R = decltype(count)::value;
-      for (int n = k.begin / W * W; n < k.end; n += W) turned_sums<T, R>(m, row, scales, s, n, ahead);
-      row += R, rows -= R, s += R * kTile;
-    };
-    while (rows >= 6) go(Count<6>{});
-    if (rows >= 4) go(Count<4>{});
-    if (rows >= 2) go(Count<2>{});
-    if (rows >= 1) go(Count<1>{});
+    turned_rows<T>(m, row, rows, k, scales, s, ahead);
   });
 }
 
@@ -305,6 +321,26 @@ template <DType T, int R, int P>
   add_values_to<T, R, P>(weights, v, correction, o, o_stride, n, n1, ahead);
 }
 
+// The same for more rows, a vector at a time.
+template <DType T, int R, int kWhich>
+[[gnu::noinline]] void add_vectors(const float* weights, const KvRows& v, const float* correction, float* o,
+                                   int o_stride, int n, int n1, Ahead& ahead) {
+  constexpr int kEvery = 32;
+  for (; n < n1; n += kPair) {
+    float* out = o + n + kWhich * W;
+    V acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = T == DType::i4 ? zero() : mul(load(out + r * o_stride), set1(correction[r]));
+    for (int k = v.begin; k < v.end;) {
+      fetch(ahead);
+      for (const int stop = k + kEvery < v.end ? k + kEvery : v.end; k < stop; ++k) {
+        const V x = read_one<T, kWhich>(v.row[k], n);
+        for (int r = 0; r < R; ++r) acc[r] = fma_v(set1(weights[r * kTile + k]), x, acc[r]);
+      }
+    }
+    for (int r = 0; r < R; ++r) store(out + r * o_stride, acc[r]);
+  }
+}
+
 // Sums of raw vectors, with all their weights' sum, to what the elements' sums are.
 inline void part_sums(const float* sums, int n, float all, float correction, float* o) {
   const V before = set1(correction);
@@ -324,7 +360,7 @@ void group_values_of(const float* p, int rows, const KvRows& v, const float* cor
   const bool parted = T == DType::i4;
   float* to = parted ? m.sums : o;
   const int to_stride = parted ? dim : o_stride;
-  if (rows > kDirectValues)
+  if (rows > kFewRows)
     for (int j = v.begin; j < v.end; ++j) {
       fetch(ahead);
       for (int d = 0; d < dim; d += kPair) {
@@ -349,19 +385,20 @@ void group_values_of(const float* p, int rows, const KvRows& v, const float* cor
         m.all[r] = 0;
         for (float lane : lanes) m.all[r] += lane;
       }
-      auto direct = [&](auto count, auto pairs) {
-        add_values<T, decltype(count)::value, decltype(pairs)::value>(m.weights, v, correction, to, to_stride, n, n1,
-                                                                      ahead);
-      };
-      switch (rows) {
-        case 1: direct(Count<1>{}, Count<4>{}); break;
-        case 2: direct(Count<2>{}, Count<2>{}); break;
-        case 3: direct(Count<3>{}, Count<1>{}); break;
-        case 4: direct(Count<4>{}, Count<1>{}); break;
-        default:
-          product_all<false>(m.weights, rows, kTile, Packed{m.tile, dim}, v.begin, v.end, parted ? nullptr : correction,
-                             to, to_stride, n, n1, ahead);
-      }
+      if (rows > kFewRows)
+        product_all<false>(m.weights, rows, kTile, Packed{m.tile, dim}, v.begin, v.end, parted ? nullptr : correction,
+                           to, to_stride, n, n1, ahead);
+      else
+        by_few_rows(rows, [&](auto count) {
+          constexpr int R = decltype(count)::value;
+          if constexpr (R > 4) {
+            add_vectors<T, R, 0>(m.weights, v, correction, to, to_stride, n, n1, ahead);
+            add_vectors<T, R, 1>(m.weights, v, correction, to, to_stride, n, n1, ahead);
+          } else {
+            constexpr int kPairs = R == 1 ? 4 : R == 2 ? 2 : 1;
+            add_values<T, R, kPairs>(m.weights, v, correction, to, to_stride, n, n1, ahead);
+          }
+        });
       if (parted)
         for (int r = 0; r < rows; ++r)
           part_sums(m.sums + r * dim + n, m.group, m.all[r], correction[r], o + r * o_stride + n);
