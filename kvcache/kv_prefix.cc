@@ -187,10 +187,27 @@ bool KvSpace::demote(NodeId id) {
   PrefixNode& n = tree_[id];
   n.host = host;
   n.host_ready = step_;
+  if (host_heap_.size() > 2 * static_cast<size_t>(host_.size()) + 64) tidy_host_heap();
   host_heap_.push_back({n.last_use[0], id, n.generation, n.last_use[0]});
   std::push_heap(host_heap_.begin(), host_heap_.end());
   host_.unref(host);
   return true;
+}
+
+bool KvSpace::in_host(const Candidate& c) const {
+  const PrefixNode& n = tree_[c.node];
+  return n.live && n.generation == c.generation && n.host >= 0;
+}
+
+// Leaves what may still go, each once: pages went otherwise meanwhile, and some came again.
+void KvSpace::tidy_host_heap() {
+  std::erase_if(host_heap_, [&](const Candidate& c) { return !in_host(c); });
+  std::sort(host_heap_.begin(), host_heap_.end(), [](const Candidate& a, const Candidate& b) {
+    return a.node != b.node ? a.node < b.node : a.last_use > b.last_use;
+  });
+  auto same = [](const Candidate& a, const Candidate& b) { return a.node == b.node; };
+  host_heap_.erase(std::unique(host_heap_.begin(), host_heap_.end(), same), host_heap_.end());
+  std::make_heap(host_heap_.begin(), host_heap_.end());
 }
 
 int32_t KvSpace::take_host() {
@@ -201,8 +218,8 @@ int32_t KvSpace::take_host() {
     Candidate c = host_heap_.front();
     std::pop_heap(host_heap_.begin(), host_heap_.end());
     host_heap_.pop_back();
+    if (!in_host(c)) continue;
     const PrefixNode& n = tree_[c.node];
-    if (!n.live || n.generation != c.generation || n.host < 0) continue;
     bool last = n.page[0] >= 0 || n.children == 0;
     if (!last || host_.refs(n.host) > 0 || n.host_ready > retired_) {
       kept.push_back(c);
@@ -355,6 +372,7 @@ void KvSpace::flush() {
           more = true;
         }
   }
+  tidy_host_heap();
 }
 
 }  // namespace kvasir::kvcache

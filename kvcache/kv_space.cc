@@ -351,6 +351,8 @@ void KvSpace::check_integrity(std::span<const Lease* const> leases,
       KVASIR_CHECK(idle[t][g] == tenants_[t].idle[g], "tenant ", t, " has ", idle[t][g], " idle pages, counted ",
                    tenants_[t].idle[g]);
   host_.check_integrity();
+  KVASIR_CHECK(static_cast<int64_t>(host_heap_.size()) <= 2 * host_.size() + 65, "the second tier has ", host_.size(),
+               " pages and lists ", host_heap_.size(), " that may go");
   std::vector<int32_t> refs(host_.size(), 0);
   for (const HostLease* l : host_leases)
     for (int32_t h : l->pages_) ++refs[h];

@@ -203,6 +203,8 @@ class KvSpace {
   void offer(int g, NodeId node);
   void drop_page(int g, NodeId node);
   bool demote(NodeId node);
+  bool in_host(const Candidate& c) const;
+  void tidy_host_heap();
   int32_t take_host();
   void drop_host(NodeId node);
   void attach(int g, NodeId node, int32_t page);

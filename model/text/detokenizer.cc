@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "model/text/stop_scanner.h"
 #include "model/text/text.h"
 #include "model/text/utf8.h"
 
@@ -11,48 +12,24 @@ namespace kvasir::text {
 struct Detokenizer::Impl {
   TokenizerPtr tokenizer;
   bool skip_special, include_stop;
-  std::vector<std::string> stops;
+  StopScanner stops;
   std::string bytes;  // not yet a whole character
   std::string held;   // may become a stop string
   bool done = false;
 
-  struct Match {
-    size_t begin = std::string::npos, end = std::string::npos;
-    const std::string* stop = nullptr;
-  };
-
-  Match first_stop() const {
-    Match best;
-    for (const std::string& stop : stops) {
-      const size_t at = held.find(stop);
-      if (at == std::string::npos) continue;
-      const size_t end = at + stop.size();
-      if (end < best.end || (end == best.end && at < best.begin)) best = {at, end, &stop};
-    }
-    return best;
-  }
-
-  size_t tail_that_may_stop() const {
-    size_t longest = 0;
-    for (const std::string& stop : stops) {
-      for (size_t n = std::min(stop.size() - 1, held.size()); n > longest; --n) {
-        if (held.compare(held.size() - n, n, stop, 0, n) == 0) longest = n;
-      }
-    }
-    return longest;
-  }
-
-  Piece release(bool last) {
+  // Takes up what is new at the end of `held`.
+  Piece release(size_t known, bool last) {
     Piece piece;
-    if (const Match m = first_stop(); m.stop) {
+    size_t used = 0;
+    if (const std::string* stop = stops.scan(std::string_view(held).substr(known), used)) {
       piece.stopped = done = true;
-      piece.stop = *m.stop;
-      piece.text = held.substr(0, include_stop ? m.end : m.begin);
+      piece.stop = *stop;
+      piece.text = held.substr(0, known + used - (include_stop ? 0 : stop->size()));
       held.clear();
       bytes.clear();
       return piece;
     }
-    const size_t keep = last ? 0 : tail_that_may_stop();
+    const size_t keep = last ? 0 : stops.may_begin();
     piece.text = held.substr(0, held.size() - keep);
     held.erase(0, held.size() - keep);
     return piece;
@@ -71,7 +48,7 @@ Detokenizer::Detokenizer(TokenizerPtr tokenizer, bool skip_special, std::vector<
     append_utf8(s, true, characters);
     return s.empty() || characters != s;
   });
-  impl_->stops = std::move(stop_strings);
+  impl_->stops = StopScanner(std::move(stop_strings));
 }
 Detokenizer::~Detokenizer() = default;
 Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
@@ -81,18 +58,18 @@ Detokenizer::Piece Detokenizer::push(int32_t token) {
   Impl& d = *impl_;
   if (d.done || (d.skip_special && d.tokenizer->is_special(token))) return {};
   d.bytes += d.tokenizer->token_bytes(token);
-  std::string& out = d.held;
-  const size_t rest = append_utf8(d.bytes, false, out);
+  const size_t known = d.held.size(), rest = append_utf8(d.bytes, false, d.held);
   d.bytes.erase(0, d.bytes.size() - rest);
-  return d.release(false);
+  return d.release(known, false);
 }
 
 Detokenizer::Piece Detokenizer::finish() {
   Impl& d = *impl_;
   if (d.done) return {};
+  const size_t known = d.held.size();
   append_utf8(d.bytes, true, d.held);
   d.bytes.clear();
-  Piece piece = d.release(true);
+  Piece piece = d.release(known, true);
   d.done = true;
   return piece;
 }

@@ -1,13 +1,13 @@
-#include <list>
 #include <mutex>
-#include <unordered_map>
 
+#include "model/text/recently_used.h"
 #include "model/text/tokenizer.h"
 
 namespace kvasir::text {
 namespace {
 
-constexpr size_t kCached = 64;
+// Refusals apart: a client who sends only such costs nobody else's grammars.
+constexpr size_t kCached = 64, kRefused = 256, kMostBytes = 32 << 20, kMostRefusedBytes = 8 << 20;
 
 class RustMatcher final : public Matcher {
  public:
@@ -63,10 +63,8 @@ class RustCompiler final : public GrammarCompiler {
     const std::string key = key_of(spec);
     {
       std::lock_guard lock(mutex_);
-      if (auto found = by_key_.find(key); found != by_key_.end()) {
-        recent_.splice(recent_.begin(), recent_, found->second);
-        return copy_of(*found->second->prototype);
-      }
+      if (auto* known = compiled_.find(key)) return copy_of(**known);
+      if (const Status* known = refused_.find(key)) return *known;
     }
     std::vector<kvt_str> choices;
     for (const std::string& choice : spec.choices) choices.push_back(as_str(choice));
@@ -74,19 +72,15 @@ class RustCompiler final : public GrammarCompiler {
     Buffer error;
     if (const int code = kvt_grammar_compile(handle_, static_cast<int>(spec.kind), as_str(spec.text), choices.data(),
                                              choices.size(), &made, error.out())) {
-      return error.error(code).with_field(spec.kind == GrammarSpec::Kind::tool_calls ? "tools" : "grammar");
+      Status refusal = error.error(code).with_field(spec.kind == GrammarSpec::Kind::tool_calls ? "tools" : "grammar");
+      std::lock_guard lock(mutex_);
+      if (refusal.code() != Code::internal) refused_.keep(key, refusal);
+      return refusal;
     }
     auto prototype = std::make_unique<RustMatcher>(made);
     auto first = copy_of(*prototype);
     std::lock_guard lock(mutex_);
-    if (!by_key_.contains(key)) {
-      recent_.push_front({key, std::move(prototype)});
-      by_key_[key] = recent_.begin();
-      if (recent_.size() > kCached) {
-        by_key_.erase(recent_.back().key);
-        recent_.pop_back();
-      }
-    }
+    compiled_.keep(key, std::move(prototype));
     return first;
   }
 
@@ -97,16 +91,11 @@ class RustCompiler final : public GrammarCompiler {
     return copy;
   }
 
-  struct Entry {
-    std::string key;
-    std::unique_ptr<RustMatcher> prototype;
-  };
-
   TokenizerPtr tokenizer_;
   kvt_grammar* handle_;
   std::mutex mutex_;  // guards what follows, and the prototypes while they are copied
-  std::list<Entry> recent_;
-  std::unordered_map<std::string, std::list<Entry>::iterator> by_key_;
+  RecentlyUsed<std::unique_ptr<RustMatcher>> compiled_{kCached, kMostBytes};
+  RecentlyUsed<Status> refused_{kRefused, kMostRefusedBytes};
 };
 
 }  // namespace

@@ -338,6 +338,21 @@ TEST_F(Space, WhatIsEvictedIsFoundInTheHost) {
   expect_all_back();
 }
 
+// A host that is never full lets nobody go, and what it listed as such must not grow with every page that ever came.
+TEST_F(Space, TheHostForgetsWhatWentByItself) {
+  make(space_of({{4, 0}}, 64));
+  for (int round = 0; round < 200; ++round) {
+    serve(text(16));
+    Lease other = start(text(16, 100), "b", 1);
+    pass();
+    ASSERT_GE(moves.size(), 3u);
+    kv->finish(std::move(other), text(16, 100), 16);
+    if (round % 2) kv->flush();
+    kv->check_integrity({}, {});
+  }
+  expect_all_back();
+}
+
 TEST_F(Space, RunsAreReservedOnceAndForkByCopy) {
   KvSpaceOptions o = space_of({{16, 0}});
   o.contiguous = true;

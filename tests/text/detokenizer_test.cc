@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <random>
 
+#include "model/text/stop_scanner.h"
 #include "tests/text/small_vocab.h"
 
 namespace kvasir::text {
@@ -96,6 +98,56 @@ TEST(SentencePieceDetokenizer, KeepsTheSpaceOfAContinuation) {
   Detokenizer d(t, true);
   EXPECT_EQ(d.push(t->token_id("\u2581hello")).text, " hello");
   EXPECT_EQ(*t->decode(std::vector<int32_t>{t->token_id("\u2581hello")}, true), "hello");
+}
+
+// What the scanner says, beside looking for each stop at each end.
+TEST(StopScanner, FindsWhatLookingEverywhereFinds) {
+  std::mt19937 random(5);
+  auto word = [&](size_t most) {
+    std::string w(1 + random() % most, 'a');
+    for (char& c : w) c = static_cast<char>('a' + random() % 2);
+    return w;
+  };
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<std::string> stops(random() % 5);
+    for (std::string& s : stops) s = word(7);
+    StopScanner scanner(stops);
+    std::string text, found;
+    while (found.empty() && text.size() < 60) {
+      const std::string piece = word(6);
+      size_t used = 0, end = text.size() + 1;
+      const std::string* stop = scanner.scan(piece, used);
+      text += piece;
+      std::string expected;
+      for (; end <= text.size() && expected.empty(); ++end)
+        for (const std::string& s : stops)
+          if (std::string_view(text).substr(0, end).ends_with(s) && s.size() > expected.size()) expected = s;
+      found = stop ? *stop : "";
+      ASSERT_EQ(found, expected) << text;
+      if (stop) {
+        ASSERT_EQ(text.size() - piece.size() + used, end - 1);
+        break;
+      }
+      size_t longest = 0;
+      for (const std::string& s : stops)
+        for (size_t n = 1; n < s.size() && n <= text.size(); ++n)
+          if (text.ends_with(s.substr(0, n))) longest = std::max(longest, n);
+      ASSERT_EQ(scanner.may_begin(), longest) << text;
+    }
+  }
+}
+
+// Text that is nearly a stop all the time: by looking again at all that is held these 200,000 bytes took minutes.
+TEST_F(DetokenizerTest, LongStopsThatNeverComeCostLittle) {
+  std::vector<std::string> stops;
+  for (int i = 0; i < 16; ++i) stops.push_back(std::string(20000 + i, 'a') + "b");
+  Detokenizer d(t, true, stops);
+  const auto start = std::clock();
+  size_t sent = 0;
+  for (int i = 0; i < 200000; ++i) sent += d.push(byte('a')).text.size();
+  EXPECT_EQ(sent, 200000u - 20015u);
+  EXPECT_TRUE(d.push(byte('b')).stopped);
+  EXPECT_LT(double(std::clock() - start) / CLOCKS_PER_SEC, 30);
 }
 
 }  // namespace

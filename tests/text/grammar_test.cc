@@ -6,6 +6,8 @@
 #include <random>
 #include <thread>
 
+#include "core/cat.h"
+#include "model/text/recently_used.h"
 #include "tests/text/small_vocab.h"
 
 namespace kvasir::text {
@@ -212,6 +214,63 @@ TEST_F(GrammarTest, HostileGrammarsAreBounded) {
     const double s = processor_seconds() - start;
     EXPECT_LT(s, 5.0) << text.substr(0, 60);
   }
+}
+
+// The library follows each by recursion: once 2,400 rules in a chain took the server down.
+TEST_F(GrammarTest, LongChainsAndDeepBracketsEndInAnAnswer) {
+  auto chain = [](int n, std::string_view before, std::string_view after) {
+    std::string text = "start: a0\n";
+    for (int i = 0; i < n; ++i) text += cat("a", i, ": \"x\" ", before, "a", i + 1, after, "\n");
+    return text + cat("a", n, ": \"y\"\n");
+  };
+  EXPECT_TRUE(compiler->compile({Kind::lark, chain(1900, "", ""), {}}).ok());
+  EXPECT_TRUE(compiler->compile({Kind::lark, chain(350, "((((", "))))"), {}}).ok());
+  EXPECT_THAT(refusal(Kind::lark, chain(2100, "", "")), HasSubstr("rules and brackets (: ( [ { ~); at most 2000"));
+  EXPECT_THAT(refusal(Kind::lark, chain(200, "((((((((((", "))))))))))")), HasSubstr("at most 2000"));
+  (void)refusal(Kind::lark, "start: " + std::string(1900, '(') + "\"a\"" + std::string(1900, ')'));
+  (void)refusal(Kind::lark, "start: A\nA: " + std::string(1900, '~') + "/a/");
+  std::string tokens = "start: A0\n", schema = R"({"$ref":"#/$defs/a0","$defs":{)";
+  for (int i = 0; i < 1900; ++i) tokens += cat("A", i, ": \"x\" A", i + 1, "\n");
+  (void)refusal(Kind::lark, tokens + "A1900: \"y\"\n");
+  for (int i = 0; i < 3999; ++i) schema += cat("\"a", i, R"(":{"items":{"$ref":"#/$defs/a)", i + 1, "\"}},");
+  (void)refusal(Kind::json_schema, schema + R"("a3999":{}}})");
+  std::string wide = R"({"anyOf":[)";
+  for (int i = 0; i < 4001; ++i) wide += R"({"$ref":"#"},)";
+  EXPECT_THAT(refusal(Kind::json_schema, wide + "{}]}"), HasSubstr("4001 references ($ref); at most 4000"));
+}
+
+// Who sends one again and again that does not compile makes the compiler work once.
+TEST_F(GrammarTest, ARefusalIsRemembered) {
+  std::string rules = "start: a0\n";
+  for (int i = 0; i < 500; ++i) rules += cat("a", i, ": \"x\" a", i + 1, "\n");
+  const GrammarSpec broken{Kind::lark, rules, {}};  // the last one is not there
+  double start = processor_seconds();
+  const std::string why = compiler->compile(broken).status().to_string();
+  const double first = processor_seconds() - start;
+  EXPECT_THAT(why, HasSubstr("INVALID_ARGUMENT"));
+  start = processor_seconds();
+  for (int i = 0; i < 300; ++i) ASSERT_EQ(compiler->compile(broken).status().to_string(), why);
+  EXPECT_LT(processor_seconds() - start, 60 * first) << "each took as long as the first, " << first << " s";
+  EXPECT_TRUE(compiler->compile({Kind::regex, "ab", {}}).ok());
+}
+
+TEST(RecentlyUsed, IsBoundedInNumberAndBytes) {
+  RecentlyUsed<int> kept(3, 20);
+  kept.keep("a", 1);
+  kept.keep("b", 2);
+  kept.keep("c", 3);
+  ASSERT_NE(kept.find("a"), nullptr);
+  kept.keep("d", 4);
+  EXPECT_EQ(kept.find("b"), nullptr) << "the least recently used";
+  EXPECT_EQ(*kept.find("a"), 1);
+  kept.keep("a", 9);
+  EXPECT_EQ(*kept.find("a"), 1);
+  kept.keep(std::string(19, 'x'), 5);
+  EXPECT_EQ(kept.size(), 2u) << "19 bytes and one more name";
+  EXPECT_EQ(*kept.find("a"), 1);
+  kept.keep(std::string(21, 'y'), 6);
+  EXPECT_EQ(kept.find(std::string(21, 'y')), nullptr);
+  EXPECT_EQ(kept.size(), 2u);
 }
 
 // Draws are tried before masks are computed: both must say the same of every token, those that end a text too.

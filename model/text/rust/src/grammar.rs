@@ -16,6 +16,11 @@ use crate::tokenizer::{Tokenizer, NEVER_GENERATED, SPECIAL};
 
 const MAX_TEXT: usize = 256 << 10;
 const MAX_CHOICES: usize = 4096;
+// The library follows rules, brackets and references by recursion: each costs some 4 KB of stack, and what is wrong
+// with the last of a chain of rules takes the square of its length to say (2,000: some 4 s).
+const MAX_LEVELS: usize = 2_000;
+const MAX_REFERENCES: usize = 4_000;
+const STACK: usize = 128 << 20; // address space; only what is used becomes memory
 const TRIAL_STEPS: usize = 6;
 const MAX_TOKEN_BYTES: usize = 900; // the trie's depth is bounded
 
@@ -63,9 +68,8 @@ impl Grammar {
         let info = TokRxInfo::new(words.len() as u32, eos[0]);
         let trie = TokTrie::from(&info, &words).with_eos_tokens(&eos);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let mut factory =
-            ParserFactory::new(&env, InferenceCapabilities::default(), &slices())
-                .map_err(|e| Error { code: INTERNAL, message: format!("grammars: {e}") })?;
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices())
+            .map_err(|e| Error { code: INTERNAL, message: format!("grammars: {e}") })?;
         factory.quiet();
         let limits = factory.limits_mut();
         limits.verbose_errors = false;
@@ -81,9 +85,31 @@ impl Grammar {
     }
 
     fn compile(&self, kind: i32, text: &str, choices: &[&str]) -> Result<OneMatcher> {
+        std::thread::scope(|scope| {
+            let compiling = std::thread::Builder::new()
+                .stack_size(STACK)
+                .spawn_scoped(scope, || self.compile_here(kind, text, choices))
+                .map_err(|e| Error { code: INTERNAL, message: format!("no thread to compile the grammar: {e}") })?;
+            compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn compile_here(&self, kind: i32, text: &str, choices: &[&str]) -> Result<OneMatcher> {
         let size = text.len() + choices.iter().map(|c| c.len()).sum::<usize>();
         if size > MAX_TEXT {
             return Err(invalid(format!("the grammar has {size} bytes; at most {MAX_TEXT}")));
+        }
+        // Counted wherever they stand, in strings too: what a grammar's text means is for the library to say.
+        let (levels, most, what) = match kind {
+            2 => (text.matches("$ref").count(), MAX_REFERENCES, "references ($ref)"),
+            4 => {
+                let levels = text.chars().filter(|c| ":([{~".contains(*c)).count();
+                (levels, MAX_LEVELS, "rules and brackets (: ( [ { ~)")
+            }
+            _ => (0, 0, ""),
+        };
+        if levels > most {
+            return Err(invalid(format!("the grammar has {levels} {what}; at most {most}")));
         }
         let grammar = match kind {
             1 => TopLevelGrammar::from_json_schema(schema::prepare(json!({"type": "object"}))?),

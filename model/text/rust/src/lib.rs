@@ -2,6 +2,7 @@
 
 mod border;
 mod calls;
+mod date;
 mod gguf;
 mod grammar;
 mod json;

@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 use crate::border::{
     give, guard, invalid, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, RESOURCE_EXHAUSTED,
 };
+use crate::date::strftime;
 
 const FUEL: u64 = 5_000_000; // instructions; a chat of a thousand messages takes about 100,000
 const MAX_OUTPUT: usize = 64 << 20;
@@ -28,73 +29,8 @@ fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Err
 }
 
 fn strftime_now(format: String) -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    strftime(&format, now as i64)
-}
-
-/// UTC, and the letters that templates use.
-fn strftime(format: &str, unix: i64) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-    let (days, second) = (unix.div_euclid(86400), unix.rem_euclid(86400));
-    // Days to a date in the proleptic Gregorian calendar, counting years from March.
-    let z = days + 719_468;
-    let era = z.div_euclid(146_097);
-    let day_of_era = z.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[days.rem_euclid(7) as usize]);
-
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        match chars.next() {
-            Some('Y') => out += &year.to_string(),
-            Some('y') => out += &format!("{:02}", year % 100),
-            Some('m') => out += &format!("{month:02}"),
-            Some('d') => out += &format!("{day:02}"),
-            Some('e') => out += &format!("{day:2}"),
-            Some('B') => out += month_name,
-            Some('b') => out += &month_name[..3],
-            Some('A') => out += day_name,
-            Some('a') => out += &day_name[..3],
-            Some('H') => out += &format!("{:02}", second / 3600),
-            Some('M') => out += &format!("{:02}", second / 60 % 60),
-            Some('S') => out += &format!("{:02}", second % 60),
-            Some('F') => out += &format!("{year}-{month:02}-{day:02}"),
-            Some('T') => out += &format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60),
-            Some('Z') => out += "UTC",
-            Some('z') => out += "+0000",
-            Some('%') => out.push('%'),
-            Some(other) => {
-                out.push('%');
-                out.push(other);
-            }
-            None => out.push('%'),
-        }
-    }
-    out
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    strftime(&format, now.as_secs() as i64, now.subsec_micros())
 }
 
 /// How Python's json.dumps is told to write.
@@ -379,16 +315,4 @@ pub unsafe extern "C" fn kvt_template_render(
         out.write(Buf::of(text));
         Ok(())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates_are_right() {
-        assert_eq!(strftime("%d %b %Y", 0), "01 Jan 1970");
-        assert_eq!(strftime("%A %Y-%m-%d %H:%M:%S", 1_709_210_096), "Thursday 2024-02-29 12:34:56");
-        assert_eq!(strftime("%F", -86_400), "1969-12-31");
-    }
 }
