@@ -3,14 +3,24 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "core/log.h"
 
 namespace kvasir::model::cuda {
 namespace {
 
 constexpr size_t kWorkspace = 32 << 20;
+// Ways of multiplying that are timed, so many times each, and the bytes that are written to empty L2.
+constexpr int kWays = 4, kTimes = 3;
+// Smaller weights take no longer the library's way, and a time of their own would be felt when sizes are new.
+constexpr int64_t kTimedWeights = int64_t(4) << 20;
+constexpr size_t kFlush = size_t(96) << 20;
 
 std::vector<std::string> candidates() {
   std::vector<std::string> out;
@@ -23,6 +33,29 @@ std::vector<std::string> candidates() {
   else if (home)
     out.push_back(cat(home, "/.cache/kvasir/cuda/lib/libcublasLt.so.13"));
   return out;
+}
+
+// What was chosen in this process, so that models of one shape get equal numbers.
+class Choices {
+ public:
+  using Shape = std::tuple<int64_t, int64_t, int64_t, Form>;
+  std::optional<int> find(const Shape& shape) {
+    std::lock_guard lock(mutex_);
+    const auto it = chosen_.find(shape);
+    return it == chosen_.end() ? std::nullopt : std::optional(it->second);
+  }
+  void keep(const Shape& shape, int way) {
+    std::lock_guard lock(mutex_);
+    chosen_.emplace(shape, way);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Shape, int> chosen_;
+};
+Choices& choices() {
+  static Choices all;
+  return all;
 }
 
 Status check(cublasStatus_t s, const char* what) {
@@ -86,12 +119,17 @@ struct Cublas::Plan {
   const Functions& f;
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t weight = nullptr, in = nullptr, out = nullptr;
-  cublasLtMatmulAlgo_t algorithm{};
+  std::vector<cublasLtMatmulHeuristicResult_t> ways;  // as the library ranks them
+  int best = 0;
+  bool timed = false;
+  Choices::Shape shape;
 };
 
 Cublas::Cublas() = default;
 Cublas::~Cublas() {
   plans_.clear();
+  for (cudaEvent_t e : {began_, ended_})
+    if (e) cudaEventDestroy(e);
   if (handle_) f_->destroy(static_cast<cublasLtHandle_t>(handle_));
 }
 
@@ -102,10 +140,11 @@ Result<std::unique_ptr<Cublas>> Cublas::open(cudaStream_t stream) {
   KVASIR_TRY(c->f_->open());
   KVASIR_TRY(check(c->f_->create(reinterpret_cast<cublasLtHandle_t*>(&c->handle_)), "cublasLtCreate"));
   KVASIR_TRY(c->workspace_.allocate(kWorkspace));
+  for (cudaEvent_t* e : {&c->began_, &c->ended_}) KVASIR_TRY(attention::cuda::check(cudaEventCreate(e), "event"));
   return c;
 }
 
-Result<const Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, Form form) {
+Result<Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, Form form) {
   auto& slot = plans_[{rows, n, k, form}];
   if (slot) return slot.get();
   const Functions& f = *f_;
@@ -124,25 +163,75 @@ Result<const Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, For
   KVASIR_TRY(check(f.preference_create(&preference), "preference"));
   size_t most = kWorkspace;
   cublasStatus_t s = f.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
-  cublasLtMatmulHeuristicResult_t found{};
+  p->shape = {rows, n, k, form};
+  const std::optional<int> chosen = choices().find(p->shape);
+  const bool worth = rows <= kTimedRows && n * k >= kTimedWeights;
+  p->timed = !worth || chosen;
+  p->best = chosen.value_or(0);
+  p->ways.resize(worth ? kWays : 1);
   int count = 0;
   if (s == CUBLAS_STATUS_SUCCESS)
-    s = f.heuristic(static_cast<cublasLtHandle_t>(handle_), p->desc, p->weight, p->in, p->out, p->out, preference, 1,
-                    &found, &count);
+    s = f.heuristic(static_cast<cublasLtHandle_t>(handle_), p->desc, p->weight, p->in, p->out, p->out, preference,
+                    int(p->ways.size()), p->ways.data(), &count);
   f.preference_destroy(preference);
   KVASIR_TRY(check(s, "heuristic"));
   if (count == 0) return internal_error(cat("cuBLASLt knows no way to multiply ", rows, " x ", k, " by ", k, " x ", n));
-  p->algorithm = found.algo;
+  p->ways.resize(size_t(count));
   slot = std::move(p);
   return slot.get();
 }
 
-Status Cublas::product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form) {
-  KVASIR_ASSIGN(const Plan* p, plan(rows, n, k, form));
-  float alpha = 1, beta = form == Form::added_f32 ? 1.0f : 0.0f;
-  return check(f_->matmul(static_cast<cublasLtHandle_t>(handle_), p->desc, &alpha, weight, p->weight, in, p->in, &beta,
-                          out, p->out, out, p->out, &p->algorithm, workspace_.get(), kWorkspace, stream_),
+Status Cublas::multiply(const Plan& p, int way, const void* in, const void* weight, void* out) {
+  const float alpha = 1, beta = std::get<Form>(p.shape) == Form::added_f32 ? 1.0f : 0.0f;
+  return check(f_->matmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, weight, p.weight, in, p.in, &beta,
+                          out, p.out, out, p.out, &p.ways[size_t(way)].algo, workspace_.get(), kWorkspace, stream_),
                "product");
+}
+
+// What the library ranks first is not always fastest where weights come from device memory, so L2 is emptied before
+// each.
+Status Cublas::choose(Plan& p, const void* in, const void* weight, int64_t out_bytes) {
+  p.timed = true;
+  if (p.ways.size() == 1) return {};
+  const size_t wanted = std::max(kFlush, size_t(out_bytes));
+  if (scratch_bytes_ < wanted) KVASIR_TRY(scratch_.allocate(scratch_bytes_ = wanted));
+  float fastest = 0, first = 0;
+  for (int way = 0; way < int(p.ways.size()); ++way) {
+    float took[kTimes];
+    bool runs = true;
+    for (int i = 0; i < kTimes && runs; ++i) {
+      KVASIR_TRY(attention::cuda::check(cudaMemsetAsync(scratch_.get(), 0, wanted, stream_), "timing a product"));
+      KVASIR_TRY(attention::cuda::check(cudaEventRecord(began_, stream_), "timing a product"));
+      runs = multiply(p, way, in, weight, scratch_.get()).ok();
+      KVASIR_TRY(attention::cuda::check(cudaEventRecord(ended_, stream_), "timing a product"));
+      KVASIR_TRY(attention::cuda::check(cudaEventSynchronize(ended_), "timing a product"));
+      KVASIR_TRY(attention::cuda::check(cudaEventElapsedTime(&took[i], began_, ended_), "timing a product"));
+    }
+    if (!runs) continue;
+    std::sort(took, took + kTimes);
+    const float median = took[kTimes / 2];
+    if (way == 0) first = median;
+    // An equal of the library's choice is no reason to leave it.
+    if (fastest == 0 || median < fastest * (p.best == 0 ? 0.98f : 1.0f)) fastest = median, p.best = way;
+  }
+  choices().keep(p.shape, p.best);
+  log_debug("product", {{"rows", std::get<0>(p.shape)},
+                        {"features", std::get<1>(p.shape)},
+                        {"elements", std::get<2>(p.shape)},
+                        {"way", p.best},
+                        {"us", 1e3 * fastest},
+                        {"first_way_us", 1e3 * first}});
+  return {};
+}
+
+Status Cublas::product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form) {
+  KVASIR_ASSIGN(Plan * p, plan(rows, n, k, form));
+  if (!p->timed) {
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    KVASIR_TRY(attention::cuda::check(cudaStreamIsCapturing(stream_, &capturing), "product"));
+    if (capturing == cudaStreamCaptureStatusNone) KVASIR_TRY(choose(*p, in, weight, rows * n * 4));
+  }
+  return multiply(*p, p->best, in, weight, out);
 }
 
 }  // namespace kvasir::model::cuda

@@ -83,6 +83,7 @@ __device__ void choose(Scratch& s, uint32_t tokens, double mass) {
   const unsigned there = __ballot_sync(kAll, count > 0 && reached(above + count, mass_above + weighs));
   const unsigned any = __ballot_sync(kAll, count > 0);
   const int hit = there ? __ffs(there) - 1 : 31 - __clz(any);  // rounding may leave it past the end
+  __syncwarp();                                                // all of them have read what one writes
   if (lane != hit) return;
   int bin = first;
   for (; bin < last; ++bin) {

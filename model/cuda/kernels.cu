@@ -9,7 +9,7 @@
 namespace kvasir::model::cuda {
 namespace {
 
-constexpr int kThreads = 256, kPickThreads = 1024;
+constexpr int kThreads = 256, kPickThreads = 1024, kMostNormThreads = 1024;
 
 // Of all threads of a block of whole warps.
 __device__ float block_sum(float v) {
@@ -39,35 +39,52 @@ struct alignas(sizeof(T) * kWide < 16 ? sizeof(T) * kWide : 16) Wide {
 __device__ void put(float v, bool add, float& out) { out = add ? out + v : v; }
 __device__ void put(float v, bool, __nv_bfloat16& out) { out = __float2bfloat16_rn(v); }
 
-// One block a row; blockIdx.y counts the parts of a row that are normed apart (heads).
+// One block a row; blockIdx.y counts the parts of a row that are normed apart (heads). What a thread has of a row stays
+// in registers, but for very long rows.
 template <class Out, int kWide>
-__global__ void norm(const float* in, int64_t in_stride, const float* weight, float eps, bool add, Out* out,
-                     int64_t out_stride, int64_t cols) {
+__global__ void __launch_bounds__(kMostNormThreads)
+    norm(const float* in, int64_t in_stride, const float* weight, float eps, bool add, Out* out, int64_t out_stride,
+         int64_t cols) {
+  constexpr int kHeld = 4;
   let_next_kernel_start();
-  wait_for_kernel_ahead();
   const auto* from = reinterpret_cast<const Wide<float, kWide>*>(in + blockIdx.x * in_stride + blockIdx.y * cols);
   const auto* scale = reinterpret_cast<const Wide<float, kWide>*>(weight);
   auto* to = reinterpret_cast<Wide<Out, kWide>*>(out + blockIdx.x * out_stride + blockIdx.y * cols);
+  const int64_t pieces = cols / kWide, rest = int64_t(kHeld) * blockDim.x;
+  Wide<float, kWide> x[kHeld] = {}, w[kHeld] = {};
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces) w[h] = scale[i];
+  wait_for_kernel_ahead();
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces) x[h] = from[i];
   float sum = 0;
-  for (int64_t i = threadIdx.x; i < cols / kWide; i += blockDim.x) {
-    const Wide<float, kWide> v = from[i];
-    for (float x : v.x) sum += x * x;
-  }
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    for (float v : x[h].x) sum += v * v;
+  for (int64_t i = threadIdx.x + rest; i < pieces; i += blockDim.x)
+    for (float v : from[i].x) sum += v * v;
   const float r = rsqrtf(block_sum(sum) / float(cols) + eps);
-  for (int64_t i = threadIdx.x; i < cols / kWide; i += blockDim.x) {
-    const Wide<float, kWide> v = from[i], w = scale[i];
+  auto give = [&](int64_t i, const Wide<float, kWide>& v, const Wide<float, kWide>& by) {
     Wide<Out, kWide> y;
     if (add) y = to[i];
-    for (int k = 0; k < kWide; ++k) put(v.x[k] * r * w.x[k], add, y.x[k]);
+    for (int k = 0; k < kWide; ++k) put(v.x[k] * r * by.x[k], add, y.x[k]);
     to[i] = y;
-  }
+  };
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces) give(i, x[h], w[h]);
+  for (int64_t i = threadIdx.x + rest; i < pieces; i += blockDim.x) give(i, from[i], scale[i]);
 }
 
 template <class Out>
 void norm_of(const float* in, int64_t stride, const float* weight, float eps, bool add, Out* out, dim3 grid,
              int64_t cols, cudaStream_t stream) {
   const int64_t wide = cols % 4 == 0 && stride % 4 == 0 ? 4 : 1;
-  const int threads = int(std::min<int64_t>(kThreads, (cols / wide + 31) / 32 * 32));
+  // Few rows leave the device idle: then a row is not to wait for its own threads.
+  const int64_t most = grid.x * grid.y <= 2 * 132 ? kMostNormThreads : kThreads;
+  const int threads = int(std::min<int64_t>(most, (cols / wide + 31) / 32 * 32));
   auto kernel = wide == 4 ? norm<Out, 4> : norm<Out, 1>;
   launch_early(kernel, grid, threads, stream, in, stride, weight, eps, add, out, stride, cols);
 }
@@ -136,11 +153,28 @@ __global__ void __launch_bounds__(kPickThreads)
   constexpr float kLeast = -3.402823466e38f;
   Best best{kLeast, 0, INT32_MAX};
   bool bad = false;
-#pragma unroll 8
-  for (int64_t i = threadIdx.x; i < cols; i += kPickThreads) {
-    const float x = row[i];
-    bad |= !isfinite(x);
-    best.join({x, 1, int32_t(i)});
+  constexpr int kAtOnce = 8;  // whose exponentials wait for one greatest
+  for (int64_t first = threadIdx.x; first < cols; first += kAtOnce * kPickThreads) {
+    float x[kAtOnce];
+    float most = best.value;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * kPickThreads;
+      x[k] = i < cols ? row[i] : kLeast;
+      bad |= !isfinite(x[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) most = fmaxf(most, x[k]);
+    if (most > best.value || best.at == INT32_MAX) {
+      best.sum *= __expf(best.value - most);
+      best.value = most;
+#pragma unroll
+      for (int k = kAtOnce - 1; k >= 0; --k)
+        if (x[k] == most && first + k * kPickThreads < cols) best.at = int32_t(first + k * kPickThreads);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k)
+      if (first + k * kPickThreads < cols) best.sum += __expf(x[k] - most);
   }
   bad = __syncthreads_or(bad);
   for (int s = 16; s > 0; s /= 2) best.join(best.from(s));
