@@ -18,8 +18,8 @@ namespace {
 constexpr size_t kWorkspace = 32 << 20;
 // Ways of multiplying that are timed, so many times each, and the bytes that are written to empty L2.
 constexpr int kWays = 4, kTimes = 3;
-// Smaller weights take no longer the library's way, and a time of their own would be felt when sizes are new.
-constexpr int64_t kTimedWeights = int64_t(4) << 20;
+// Smaller weights and shorter rows gain nothing, and timing them would be felt when a size is new.
+constexpr int64_t kTimedWeights = int64_t(4) << 20, kTimedElements = 1024;
 constexpr size_t kFlush = size_t(96) << 20;
 
 std::vector<std::string> candidates() {
@@ -165,7 +165,7 @@ Result<Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, Form form
   cublasStatus_t s = f.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
   p->shape = {rows, n, k, form};
   const std::optional<int> chosen = choices().find(p->shape);
-  const bool worth = rows <= kTimedRows && n * k >= kTimedWeights;
+  const bool worth = rows <= kTimedRows && k >= kTimedElements && n * k >= kTimedWeights;
   p->timed = !worth || chosen;
   p->best = chosen.value_or(0);
   p->ways.resize(worth ? kWays : 1);

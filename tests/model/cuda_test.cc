@@ -87,7 +87,9 @@ SamplingParams greedy(int32_t logprobs) {
 // Lengths that pass pages and powers of two, batches that grow and shrink, a prefix that another sequence wrote.
 TEST_F(CudaModel, ReplayedStepsAreTheLaunchedOnes) {
   for (const char* model : {"dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096",
-                            "dummy:gemma3,hidden=256,layers=7,window=48"}) {
+                            "dummy:gemma3,hidden=256,layers=7,window=48",
+                            // Its products of more than 32 rows are timed.
+                            "dummy:llama,hidden=1024,layers=2,heads=8,kv_heads=4,head_dim=128,ffn=4096,vocab=4096"}) {
     SCOPED_TRACE(model);
     Decoding launched(model, false, greedy(-1)), replayed(model, true, greedy(-1)), by_host(model, true, greedy(0));
     int step = 0;
