@@ -173,15 +173,20 @@ void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, co
   spans = (in.rows + span - 1) / span;
   // As many pieces for each worker, and none larger than another by more than a group; of few rows not many, since
   // kernels begin each by waiting for its first weights, unless a group takes longer than that wait: who has a
-  // neighbour on its core is then helped by the others.
+  // neighbour on its core is then helped by the others. One or two rows take as long as reading the weights: a worker
+  // reads its own at one go, but for an eighth that others may take.
   const int64_t smallest = in.rows > 8 && kernels_.slow_groups ? 2 : 8;
   const int64_t each = in.rows > 16 ? 4 : std::clamp<int64_t>(groups / (smallest * threads), 1, 32 / smallest);
   const int64_t least = std::max((groups + most_groups - 1) / most_groups, each * threads);
-  const int64_t parts = std::min(groups, (least + threads - 1) / threads * threads);
+  const bool reading = in.rows <= 2;
+  const int64_t parts = reading ? 2 * threads : std::min(groups, (least + threads - 1) / threads * threads);
+  auto bound = [&](int64_t part) {
+    return reading ? groups * (part / 2 * 8 + part % 2 * 7) / (8 * threads) : groups * part / parts;
+  };
   pool_.for_each_near(spans * parts, [&](int64_t i, int worker) {
     const int64_t first = i / parts * span, part = i % parts;
-    const int64_t group = groups * part / parts, end = groups * (part + 1) / parts;
-    f(first, std::min(span, in.rows - first), group, end - group, worker);
+    const int64_t group = bound(part), end = bound(part + 1);
+    if (end > group) f(first, std::min(span, in.rows - first), group, end - group, worker);
   });
 }
 
