@@ -94,8 +94,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
     Layer l;
     l.query = t.query, l.key = t.key, l.value = t.value, l.bias = t.qkv_bias;
     // FP8 prefill takes queries as they are given; every other kernel wants them worked on.
-    const bool others = n.plain || std::any_of(n.parts, n.parts + kLists, [](int32_t p) { return p > 0; });
-    const bool queries = (works_on_query_ || t.qkv_bias) && (others || !prefill8_);
+    const bool streams = std::any_of(n.parts, n.parts + kLists, [](int32_t p) { return p > 0; });
+    const bool queries = (works_on_query_ || t.qkv_bias) && (streams || n.plain || !prefill8_);
     l.q = queries ? q_.get() : const_cast<void*>(t.query);
     // Where the cache keeps new K/V just as they came, they are contiguous already.
     const bool given = a_.append && !a_.packed_qkv && !t.qkv_bias && a_.rope.style == RopeStyle::none &&
@@ -103,8 +103,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
     l.k_new = given ? const_cast<void*>(t.key) : k_new_.get();
     l.v_new = given ? const_cast<void*>(t.value) : v_new_.get();
     l.given = given || prefill8_;  // E4M3 goes into an E4M3 cache as it is
-    // Prefill that reads nothing from the cache may write it meanwhile.
-    l.stored_by_prefill = given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_;
+    // Prefill may write the cache where nobody reads it meanwhile.
+    l.stored_by_prefill =
+        given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_ && (n.apart || !streams);
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
@@ -120,15 +121,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
       launch_append(shape_, v, l, n.tokens, queries, a_.append, 0, stream_);
     if (n.gathers && !n.deferred && !prefill8_)
       launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
-    if (n.tiles && prefill8_)
-      KVASIR_TRY(check(launch_prefill8(shape_, v, l, planner_->tiles(base), n.tiles, n.exact_tokens,
-                                       planner_->gather_tokens(), n.sequences, multiprocessors_, stream_),
-                       "prefill"));
-    else if (n.tiles)
-      KVASIR_TRY(check(launch_prefill(shape_, v, l, planner_->tiles(base), n.tiles, n.exact_tokens,
-                                      given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
-                                      multiprocessors_, stream_),
-                       "prefill"));
+    if (n.tiles && prefill8_) launch_gather8(shape_, v, l, planner_->gather_tokens(), n.sequences, stream_);
     for (int list = kLists - 1; list >= 0; --list)
       if (n.parts[list])
         launch_stream(
@@ -136,6 +129,17 @@ class CudaAttention final : public Attention, public GraphKeyed {
             {planner_->segments(base, list), planner_->heads(base, list), n.parts[list], list == 0 ? n.joined : 0},
             list, stream_);
     if (n.merges) launch_merge(shape_, v, l, n.merges, a_.batch_invariant, stream_);
+    // What the prefill of a step reads, none of its decodes writes: it fills the multiprocessors they are done with.
+    const TileQueue queue{taken_, streams};
+    if (n.tiles && prefill8_)
+      KVASIR_TRY(check(launch_prefill8(shape_, v, l, planner_->tiles(base), n.tiles, queue, n.exact_tokens,
+                                       planner_->gather_tokens(), multiprocessors_, stream_),
+                       "prefill"));
+    else if (n.tiles)
+      KVASIR_TRY(check(launch_prefill(shape_, v, l, planner_->tiles(base), n.tiles, queue, n.exact_tokens,
+                                      given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
+                                      multiprocessors_, stream_),
+                       "prefill"));
     if (n.plain) launch_plain(shape_, v, l, planner_->plain_rows(base), n.plain, stream_);
     if (n.deferred) launch_append(shape_, v, l, n.tokens, false, a_.append, 1, stream_);
     return check(cudaGetLastError(), "attention");
@@ -205,9 +209,10 @@ class CudaAttention final : public Attention, public GraphKeyed {
     const size_t rows = size_t(planner_->slots()) * size_t(shape_.heads);
     KVASIR_TRY(partial_.allocate(rows * size_t(shape_.head_dim) * 4));
     KVASIR_TRY(partial_lse_.allocate(rows * 4));
-    const size_t arrived = size_t(planner_->slots()) * size_t(shape_.kv_heads) * 4;
-    KVASIR_TRY(arrived_.allocate(arrived));
-    KVASIR_TRY(check(cudaMemsetAsync(arrived_.get(), 0, arrived, stream_), "workspace"));
+    const size_t arrived = size_t(planner_->slots()) * size_t(shape_.kv_heads);
+    KVASIR_TRY(arrived_.allocate((arrived + 2) * 4));
+    KVASIR_TRY(check(cudaMemsetAsync(arrived_.get(), 0, (arrived + 2) * 4, stream_), "workspace"));
+    taken_ = arrived_.as<int32_t>() + arrived;
     const size_t old = size_t(planner_->gather_tokens()) * size_t(shape_.kv_heads * shape_.head_dim) *
                        size_t(dtype_bits(shape_.work) / 8);
     KVASIR_TRY(k_old_.allocate(old));
@@ -251,6 +256,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   bool works_on_query_ = false, held_ = false, prefill8_ = false;
   int slot_ = 0;
   size_t new_bytes_ = 0;
+  int32_t* taken_ = nullptr;
   HeldStep waiting_;
   std::unique_ptr<Planner> planner_;
   DeviceMemory slopes_, frequencies_, angles_, q_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_, partial_lse_,

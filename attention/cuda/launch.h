@@ -35,6 +35,7 @@ void launch_merge(const Shape&, const StepView&, const Layer&, int64_t queries, 
 // Hopper's prefill: wgmma fed by the tensor memory accelerator. Query, new and gathered K/V are [rows, heads, D].
 bool prefill_supports(const Shape&, int compute_capability);
 cudaError_t launch_prefill(const Shape&, const StepView&, const Layer&, const PrefillTile*, int64_t tiles,
-                           int64_t query_rows, int64_t new_rows, int64_t old_rows, int multiprocessors, cudaStream_t);
+                           const TileQueue&, int64_t query_rows, int64_t new_rows, int64_t old_rows,
+                           int multiprocessors, cudaStream_t);
 
 }  // namespace kvasir::attention::cuda

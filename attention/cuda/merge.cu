@@ -1,6 +1,7 @@
 // Partial results become one, exactly and in the order the plan lists them; the sink joins the denominator
 // here. Also the table of stream kernels.
 #include "attention/cuda/device.cuh"
+#include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/stream.cuh"
 
 namespace kvasir::attention::cuda {
@@ -133,17 +134,7 @@ void launch_stream(const Shape& s, const StepView& v, const Layer& l, const Stre
 void launch_merge(const Shape& s, const StepView& v, const Layer& l, int64_t queries, bool fixed, cudaStream_t stream) {
   // Few queries have many parts each: more warps a block, so that one round trip brings them all.
   const int warps = fixed || queries > 8 ? 4 : kMergeWarps;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(s.heads, int(queries));
-  config.blockDim = dim3(warps * 32);
-  config.dynamicSmemBytes = size_t(warps * s.head_dim) * 4;
-  config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, merge_kernel, s, v, l);
+  launch_early(merge_kernel, dim3(s.heads, int(queries)), warps * 32, size_t(warps * s.head_dim) * 4, stream, s, v, l);
 }
 
 }  // namespace kvasir::attention::cuda

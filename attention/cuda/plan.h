@@ -28,6 +28,7 @@ struct Launch {
   int64_t exact_tokens = 0;  // where prefill tiles read the query as a tensor of so many rows; else 0
   bool deferred = false, contiguous = false;
   bool outside = true;   // some tokens are of sequences that have no prefill tiles
+  bool apart = false;    // and no such sequence reads a page that one with tiles writes
   uint64_t key() const;  // 0 bits differ <=> the same launches
 };
 
@@ -84,6 +85,7 @@ class Planner {
   void finish_heads(int list, int64_t parts, int32_t segments, std::byte* buffer);
   void write_merges(std::byte* buffer);
   int32_t place_of(const Sequence&, int32_t t, const int32_t* table) const;
+  bool pages_apart(const Sequence*, int64_t count, const int32_t* table);
   void set_row(const Sequence&, int32_t index, int32_t i, Row&) const;
 
   Attributes a_;
@@ -104,6 +106,7 @@ class Planner {
   std::vector<Cut> cuts_;
   std::vector<int32_t> prefix_item_, prefix_offset_;  // by sequence, for this step
   std::vector<Row> stream_rows_;
+  std::vector<uint64_t> written_;  // a bit a page; all 0 between steps
   int32_t next_slot_ = 0;
 };
 

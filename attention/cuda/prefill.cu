@@ -1,6 +1,6 @@
 // Prefill and extend on Hopper in 16 bits: new keys are read as they were given (or as append left them), the cached
 // prefix from the gather buffer, one online softmax over both.
-#include "attention/cuda/prefill.cuh"
+#include "attention/cuda/prefill_launch.cuh"
 
 namespace kvasir::attention::cuda {
 namespace {
@@ -23,11 +23,15 @@ struct Wide {
   __device__ static void load_queries(uint8_t* to, const Maps& maps, int head, int row, uint64_t* full) {
     load(to, &maps.q, head, row, full);
   }
-  __device__ static void load_keys(uint8_t* to, const Maps& maps, bool fresh, int head, int row, uint64_t* full) {
-    load(to, fresh ? &maps.k_new : &maps.k_old, head, row, full);
+  __device__ static const CUtensorMap* keys(const Maps& maps, bool fresh) { return fresh ? &maps.k_new : &maps.k_old; }
+  __device__ static const CUtensorMap* values(const Maps& maps, bool fresh) {
+    return fresh ? &maps.v_new : &maps.v_old;
   }
-  __device__ static void load_values(uint8_t* to, const Maps& maps, bool fresh, int head, int row, uint64_t* full) {
-    load(to, fresh ? &maps.v_new : &maps.v_old, head, row, full);
+  __device__ static void load_keys(uint8_t* to, const CUtensorMap* map, int head, int row, uint64_t* full) {
+    load(to, map, head, row, full);
+  }
+  __device__ static void load_values(uint8_t* to, const CUtensorMap* map, int head, int row, uint64_t* full) {
+    load(to, map, head, row, full);
   }
 
   __device__ static float weigh(float score, float scale, float most) {
@@ -36,14 +40,15 @@ struct Wide {
   __device__ static void multiply_keys(float (&score)[64], uint64_t q, uint64_t k) {
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
-      const uint64_t step = (i / 4) * (kHalfTile >> 4) + (i % 4) * 2;
-      wgmma_tiles(T{}, score, q + step, k + step, i > 0);
+      const uint32_t step = (i / 4) * (kHalfTile >> 4) + (i % 4) * 2;
+      wgmma_tiles(T{}, score, further(q, step), further(k, step), i > 0);
     }
   }
   __device__ static void multiply_values(float (&out)[kD / 2], const uint32_t* weights, uint32_t values) {
     const uint64_t columns = columns_descriptor(values, kHalfTile);
 #pragma unroll
-    for (int i = 0; i < kTileKeys / 16; ++i) wgmma_weights(T{}, out, weights + i * 4, columns + i * (2048 >> 4));
+    for (int i = 0; i < kTileKeys / 16; ++i)
+      wgmma_weights(T{}, out, weights + i * 4, further(columns, i * (2048 >> 4)));
   }
   __device__ static void pack(const float (&score)[64], uint32_t (&weights)[kTileKeys / 4]) {
 #pragma unroll
@@ -53,7 +58,8 @@ struct Wide {
 
 template <class M>
 cudaError_t launch(const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles, int64_t count,
-                   int64_t query_rows, int64_t new_rows, int64_t old_rows, int multiprocessors, cudaStream_t stream) {
+                   const TileQueue& queue, int64_t query_rows, int64_t new_rows, int64_t old_rows, int multiprocessors,
+                   cudaStream_t stream) {
   typename M::Maps maps = {};
   auto keys = [&](CUtensorMap* map, const void* base, int64_t rows) {
     return encode_rows(map, base, s, s.kv_heads, rows, kTileKeys);
@@ -62,7 +68,7 @@ cudaError_t launch(const Shape& s, const StepView& v, const Layer& l, const Pref
       !keys(&maps.v_new, l.v_new, new_rows) || !keys(&maps.k_old, l.k_old, old_rows) ||
       !keys(&maps.v_old, l.v_old, old_rows))
     return cudaErrorInvalidValue;
-  return launch_tiles<M>(maps, s, v, l, tiles, count, query_rows, multiprocessors, stream);
+  return launch_tiles<M>(maps, s, v, l, tiles, count, queue, query_rows, multiprocessors, stream);
 }
 
 }  // namespace
@@ -73,12 +79,12 @@ bool prefill_supports(const Shape& s, int compute_capability) {
 }
 
 cudaError_t launch_prefill(const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles, int64_t count,
-                           int64_t query_rows, int64_t new_rows, int64_t old_rows, int multiprocessors,
-                           cudaStream_t stream) {
+                           const TileQueue& queue, int64_t query_rows, int64_t new_rows, int64_t old_rows,
+                           int multiprocessors, cudaStream_t stream) {
   auto* run = s.work == DType::bf16 ? s.head_dim > 64 ? launch<Wide<Brain, 128>> : launch<Wide<Brain, 64>>
               : s.head_dim > 64 ? launch<Wide<Half, 128>>
                                     : launch<Wide<Half, 64>>;
-  return run(s, v, l, tiles, count, query_rows, new_rows, old_rows, multiprocessors, stream);
+  return run(s, v, l, tiles, count, queue, query_rows, new_rows, old_rows, multiprocessors, stream);
 }
 
 }  // namespace kvasir::attention::cuda

@@ -4,15 +4,15 @@
 //   operations of a tile pair: 4 * 128 * 128 * D;  bytes into shared memory: 2 * 128 * D elements, from L2 mostly
 #pragma once
 
-#include "attention/cuda/launch.h"
 #include "attention/cuda/prefill_feed.cuh"
+#include "attention/cuda/prefill_results.cuh"
 #include "attention/cuda/wgmma.cuh"
 
 namespace kvasir::attention::cuda {
 
 template <class M, bool kExtra>
 __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& s, const StepView& v, const Layer& l,
-                                     const PrefillTile* tiles) {
+                                     const PrefillTile* tiles, const TileQueue& queue) {
   using Shared = PrefillShared<M>;
   extern __shared__ uint8_t raw[];
   Shared& sh = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
@@ -23,6 +23,8 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       barrier_init(&sh.q_empty[i], 8);  // by warps
       barrier_init(&sh.piece_full[i], kPieces);
     }
+    barrier_init(&sh.tile_asked, 1);
+    barrier_init(&sh.tile_told, 1);
     for (int i = 0; i < M::kStages; ++i) {
       barrier_init(&sh.k_full[i], 1);
       barrier_init(&sh.v_full[i], 1);
@@ -36,18 +38,22 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
   }
   __syncthreads();
-  wait_for_kernel_ahead();
-  const int total = v.counts[kCountTiles] * s.heads;
-  const bool turning = 2 * v.counts[kCountPrefills] * s.heads <= int(gridDim.x);
-
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
-    if (threadIdx.x == 0 && int(blockIdx.x) < total) feed_tiles<M>(sh, maps, s, tiles, total, turning);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;\n");
+    // The plan lies in memory since before the kernel ahead of this one.
+    if (threadIdx.x == 64) take_tiles<M>(sh, s, tiles, queue, v.counts[kCountTiles] * s.heads);
+    if (!queue.beside) wait_for_kernel_ahead();
+    if (threadIdx.x == 64) {
+      leave_queue(queue);
+      if (queue.beside) wait_for_kernel_ahead();
+    }
+    if (threadIdx.x == 0) feed_tiles<M>(sh, maps, s);
     if constexpr (M::kStores)
       if (threadIdx.x >= 32 && threadIdx.x < 32 + kPieces && l.stored_by_prefill)
         store_new<M>(sh, s, v, l, threadIdx.x - 32);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;\n");
+    if (!queue.beside) wait_for_kernel_ahead();
     const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int g = lane / 4, tid = lane % 4, in_tile = group * 64 + warp * 16 + g;  // and + 8
     const float unit = M::score_unit(s, l), scale = kExtra ? 1.0f : unit * kLog2e;
@@ -74,8 +80,10 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
       wgmma_commit();
     };
 
-    for (int w = tile_of_turn(0, turning), n = 0; w < total; w = tile_of_turn(++n, turning)) {
+    for (int n = 0;; ++n) {
       barrier_wait(&sh.q_full[n & 1], (n >> 1) & 1);
+      const int w = __shfl_sync(0xffffffffu, sh.taken[n & 3], 0);
+      if (w < 0) break;
       barrier_wait(&sh.k_full[use], phase);
       wgmma_fence();
       multiply_keys(n & 1);
@@ -306,119 +314,12 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
 
       add_sums();
 
-      float factor[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if constexpr (M::kSums == 0) {
-          sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
-          sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
-        }
-        const bool masked = !(sum[h] > 0.0f);
-        const float base = top[h] * scale - M::kShift;  // log2 of what `sum` is counted in
-        float all = sum[h];
-        if (l.sink_logits && !masked) all += exp2f(l.sink_logits[head] * kLog2e - base);
-        factor[h] = masked ? 0.0f : M::value_unit(l) * s.out_inv_scale / all;
-        const int r = tile.row + in_tile + h * 8;
-        if (l.lse && tid == 0 && r < seq.q_len)
-          l.lse[int64_t(seq.q_begin + r) * s.heads + head] = masked ? -INFINITY : base * kLn2 + logf(all);
-      }
-      if (s.out == s.work) {
-        // Through the place of this warp's own queries, swizzled as they were.
-        uint8_t* mine = sh.q[slot] + (group * 64 + warp * 16) * 128;
-        const uint32_t to = shared_address(mine) + lane % 16 * 128, turned = (lane / 16 ^ lane % 8) * 16;
-#pragma unroll
-        for (int c = 0; c < kD / 8; c += 2) {  // pieces of 8 columns, of rows g and g + 8
-          uint32_t x[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            x[i] = M::T::pack(out[c * 4 + i * 2] * factor[i % 2], out[c * 4 + i * 2 + 1] * factor[i % 2]);
-          store_matrices(to + c / 8 * kHalfTile + (turned ^ c % 8 * 16), x);
-        }
-        asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-        __syncwarp();
-        const int row = tile.row + group * 64 + warp * 16, rows = seq.q_len - row;
-        if (rows >= 16) {
-          if (lane == 0)
-            for (int h = 0; h < kD / 64; ++h)
-              store_tile(&maps.out, mine + h * kHalfTile, h * 64, head, seq.q_begin + row);
-        } else {
-#pragma unroll 1
-          for (int n = lane; n < rows * (kD / 8); n += 32) {
-            const int r = n / (kD / 8), chunk = n % (kD / 8);
-            if (chunk * 8 < s.head_dim)
-              *reinterpret_cast<uint4*>(static_cast<uint16_t*>(l.out) +
-                                        (int64_t(seq.q_begin + row + r) * s.heads + head) * s.head_dim + chunk * 8) =
-                  *reinterpret_cast<const uint4*>(mine + chunk / 8 * kHalfTile + r * 128 + (chunk % 8 ^ r & 7) * 16);
-          }
-          asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-        }
-      } else {
-#pragma unroll
-        for (int e = 0; e < kD / 2; ++e) {
-          const int h = (e / 2) % 2, r = tile.row + in_tile + h * 8, d = (e / 4) * 8 + tid * 2 + e % 2;
-          if (r < seq.q_len && d < s.head_dim)
-            store_float(l.out, s.out, (int64_t(seq.q_begin + r) * s.heads + head) * s.head_dim + d, out[e] * factor[h]);
-        }
-      }
+      leave_results<M>(s, l, maps.out, tile, head, sh.q[slot], group, thread, top, sum, scale, out);
       __syncwarp();
       if (lane == 0) bulk_stores_commit();
     }
     if (lane == 0) bulk_stores_done();
   }
-}
-
-template <class M, bool kExtra>
-__global__ void __launch_bounds__(384, 1)
-    prefill_kernel(const __grid_constant__ typename M::Maps maps, const __grid_constant__ Shape s,
-                   const __grid_constant__ StepView v, const __grid_constant__ Layer l, const PrefillTile* tiles) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere nobody launches it
-  prefill_block<M, kExtra>(maps, s, v, l, tiles);
-#endif
-}
-
-template <class M, bool kExtra>
-cudaError_t launch_tiles(const typename M::Maps& maps, const Shape& s, const StepView& v, const Layer& l,
-                         const PrefillTile* tiles, int64_t count, int multiprocessors, cudaStream_t stream) {
-  auto* kernel = prefill_kernel<M, kExtra>;
-  constexpr int bytes = int(sizeof(PrefillShared<M>)) + 1024;
-  static const cudaError_t ready = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (ready != cudaSuccess) return ready;
-  const int64_t all = count * s.heads;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(all < multiprocessors ? all : multiprocessors));
-  config.blockDim = dim3(384);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, maps, s, v, l, tiles);
-}
-
-// [rows, heads, D] of 16 bits as boxes of some rows and 64 columns of one head; columns past D read as zeros and are
-// not written.
-inline bool encode_rows(CUtensorMap* map, const void* base, const Shape& s, int heads, int64_t rows, int rows_in_box) {
-  const cuuint64_t sizes[3] = {cuuint64_t(s.head_dim), cuuint64_t(heads), cuuint64_t(rows)};
-  const cuuint64_t strides[2] = {cuuint64_t(s.head_dim) * 2, cuuint64_t(s.head_dim) * heads * 2};
-  const cuuint32_t box[3] = {64, 1, cuuint32_t(rows_in_box)}, ones[3] = {1, 1, 1};
-  return encode_function()(map,
-                           s.work == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                           3, const_cast<void*>(base), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-// With a kernel of its own where scores go through more than the scale.
-template <class M>
-cudaError_t launch_tiles(typename M::Maps& maps, const Shape& s, const StepView& v, const Layer& l,
-                         const PrefillTile* tiles, int64_t count, int64_t query_rows, int multiprocessors,
-                         cudaStream_t stream) {
-  if (s.out == s.work && !encode_rows(&maps.out, l.out, s, s.heads, query_rows, 16)) return cudaErrorInvalidValue;
-  return s.softcap > 0.0f || s.slopes || l.mask
-             ? launch_tiles<M, true>(maps, s, v, l, tiles, count, multiprocessors, stream)
-             : launch_tiles<M, false>(maps, s, v, l, tiles, count, multiprocessors, stream);
 }
 
 }  // namespace kvasir::attention::cuda

@@ -5,7 +5,7 @@
 // off its logarithm, after a row's first tile: no exponential and no conversion is needed for it.
 #include "attention/cuda/prefill8.h"
 
-#include "attention/cuda/prefill.cuh"
+#include "attention/cuda/prefill_launch.cuh"
 
 namespace kvasir::attention::cuda {
 namespace {
@@ -113,11 +113,13 @@ struct Eight {
   __device__ static void load_queries(uint8_t* to, const Maps& maps, int head, int row, uint64_t* full) {
     load_tile(to, &maps.q, 0, head, row, full);
   }
-  __device__ static void load_keys(uint8_t* to, const Maps& maps, bool, int head, int row, uint64_t* full) {
-    load_tile(to, &maps.k, 0, head, row, full);
+  __device__ static const CUtensorMap* keys(const Maps& maps, bool) { return &maps.k; }
+  __device__ static const CUtensorMap* values(const Maps& maps, bool) { return &maps.v; }
+  __device__ static void load_keys(uint8_t* to, const CUtensorMap* map, int head, int row, uint64_t* full) {
+    load_tile(to, map, 0, head, row, full);
   }
-  __device__ static void load_values(uint8_t* to, const Maps& maps, bool, int head, int row, uint64_t* full) {
-    load_tile(to, &maps.v, row, 0, head, full);
+  __device__ static void load_values(uint8_t* to, const CUtensorMap* map, int head, int row, uint64_t* full) {
+    load_tile(to, map, row, 0, head, full);
   }
 
   __device__ static float weigh(float score, float scale, float most) {
@@ -162,12 +164,12 @@ struct Eight {
   }
   __device__ static void multiply_keys(float (&score)[kTileKeys / 2], uint64_t q, uint64_t k) {
 #pragma unroll
-    for (int i = 0; i < kD / 32; ++i) wgmma_tiles8(score, q + i * 2, k + i * 2, i > 0);
+    for (int i = 0; i < kD / 32; ++i) wgmma_tiles8(score, further(q, i * 2), further(k, i * 2), i > 0);
   }
   __device__ static void multiply_values(float (&out)[kD / 2 + kSums], const uint32_t* weights, uint32_t values) {
     const uint64_t elements = rows_descriptor(values);
 #pragma unroll
-    for (int i = 0; i < kTileKeys / 32; ++i) wgmma_weights8(out, weights + i * 4, elements + i * 2);
+    for (int i = 0; i < kTileKeys / 32; ++i) wgmma_weights8(out, weights + i * 4, further(elements, i * 2));
   }
   // A row's first tile, which may be all that it sees: each weight to its nearest.
   __device__ static void pack(const float (&score)[kTileKeys / 2], uint32_t (&weights)[kTileKeys / 8]) {
@@ -200,18 +202,22 @@ bool prefill8_supports(const Shape& s, const CacheLayer& c, int compute_capabili
          encode_function() != nullptr;
 }
 
-cudaError_t launch_prefill8(const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles, int64_t count,
-                            int64_t query_rows, int64_t old_rows, int64_t sequences, int multiprocessors,
-                            cudaStream_t stream) {
+void launch_gather8(const Shape& s, const StepView& v, const Layer& l, int64_t old_rows, int64_t sequences,
+                    cudaStream_t stream) {
   const int blocks = sequences >= 64 ? 8 : sequences >= 8 ? 32 : 256;
   gather8_kernel<<<dim3(blocks, int(sequences), s.kv_heads), 128, 0, stream>>>(
       s, v, l.cache, static_cast<uint8_t*>(l.k_old), static_cast<uint8_t*>(l.v_old), old_rows);
+}
+
+cudaError_t launch_prefill8(const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles, int64_t count,
+                            const TileQueue& queue, int64_t query_rows, int64_t old_rows, int multiprocessors,
+                            cudaStream_t stream) {
   Eight::Maps maps = {};
   if (!encode(&maps.q, l.query, kHeadDim, cuuint64_t(s.heads), cuuint64_t(query_rows), false) ||
       !encode(&maps.k, l.k_old, kHeadDim, cuuint64_t(s.kv_heads), cuuint64_t(old_rows), false) ||
       !encode(&maps.v, l.v_old, cuuint64_t(old_rows), kHeadDim, cuuint64_t(s.kv_heads), true))
     return cudaErrorInvalidValue;
-  return launch_tiles<Eight>(maps, s, v, l, tiles, count, query_rows, multiprocessors, stream);
+  return launch_tiles<Eight>(maps, s, v, l, tiles, count, queue, query_rows, multiprocessors, stream);
 }
 
 }  // namespace kvasir::attention::cuda

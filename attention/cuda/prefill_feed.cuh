@@ -19,8 +19,9 @@ struct PrefillShared {
   uint8_t k[M::kStages][kKeyBytes], v[M::kStages][kValueBytes];
   uint8_t pieces[M::kStores ? 2 : 1][M::kStores ? kPieces : 1][M::kStores ? kPieceBytes : 16];
   PrefillTile work[4];
+  int taken[4];  // which tile and head each of them is; below zero: none is left
   uint64_t q_full[2], q_empty[2], k_full[M::kStages], k_empty[M::kStages], v_full[M::kStages], v_empty[M::kStages],
-      piece_full[2];
+      piece_full[2], tile_asked, tile_told;
 };
 
 // Which tiles of keys a tile of queries reads: new ones [new_first, new_end), then old ones [old_first, old_end).
@@ -52,51 +53,80 @@ __device__ inline Walk walk_of(const Shape& s, const PrefillTile& tile) {
   return w;
 }
 
-// Which tile a block takes as its n-th. They come longest first. Where a round has tiles of many lengths every other
-// one goes backwards: whoever had the longest of one has the shortest of the next.
-__device__ inline int tile_of_turn(int n, bool turning) {
-  return n * gridDim.x + (turning && n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+// One thread finds tiles for its block, each when the one before it is nearly fed. Longest come first, so whoever is
+// done sooner, or began sooner, has more of them.
+template <class M>
+__device__ inline void take_tiles(PrefillShared<M>& sh, const Shape& s, const PrefillTile* tiles,
+                                  const TileQueue& queue, int total) {
+  for (int n = 0;; ++n) {
+    // A block's first is its own where all begin at the same time.
+    const int w = n == 0 && !queue.beside ? blockIdx.x : (queue.beside ? 0 : gridDim.x) + atomicAdd(queue.taken, 1);
+    if (w < total) {
+      const uint4* from = reinterpret_cast<const uint4*>(tiles + w / s.heads);
+      uint4* to = reinterpret_cast<uint4*>(&sh.work[n & 3]);
+#pragma unroll
+      for (int i = 0; i < int(sizeof(PrefillTile) / 16); ++i) to[i] = from[i];
+    }
+    sh.taken[n & 3] = w < total ? w : -1;
+    barrier_arrive(&sh.tile_told);
+    if (w >= total) break;
+    barrier_wait(&sh.tile_asked, n & 1);
+  }
 }
+
+// Whoever is the last to find none leaves the queue as it was found.
+__device__ inline void leave_queue(const TileQueue& queue) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(queue.taken + 1) : "memory");
+  if (before + 1 == int(gridDim.x)) queue.taken[0] = queue.taken[1] = 0;
+}
+
+// By the one thread that feeds: what it read is made known to be the block's, not a thread's own, or the compiler has
+// every copy sent for in a loop over threads.
+__device__ inline int block_wide(int x) { return __shfl_sync(1u, x, 0); }
 
 // One thread sends for queries and keys, as far ahead as there is room.
 template <class M>
-__device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& maps, const Shape& s,
-                                  const PrefillTile* tiles, int total, bool turning) {
+__device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& maps, const Shape& s) {
   constexpr int kKeyBytes = PrefillShared<M>::kKeyBytes;
-  auto look = [&](int w, int n) {  // a tile's description, on its way while the one before is fed
-    const uint32_t to = shared_address(&sh.work[n & 3]);
-    const char* from = reinterpret_cast<const char*>(tiles + w / s.heads);
-    for (int i = 0; i < int(sizeof(PrefillTile)); i += 16) copy16(to + i, from + i, true);
-    copies_commit();
-  };
   int fill = 0, phase = 1, n = 0;
-  look(tile_of_turn(0, turning), 0);
-  for (int w = tile_of_turn(0, turning); w < total; w = tile_of_turn(++n, turning)) {
-    copies_wait<0>();
+  for (;; ++n) {
+    barrier_wait(&sh.tile_told, n & 1);
+    const int w = block_wide(sh.taken[n & 3]), slot = n & 1;
+    if (w < 0) break;
     const PrefillTile& tile = sh.work[n & 3];
-    const Sequence& seq = tile.of;
-    const int head = w % s.heads, kv_head = head / s.group, slot = n & 1;
-    const Walk walk = walk_of<M::kGathered>(s, tile);
+    const int head = w % s.heads, kv_head = head / s.group;
+    const int query_row = block_wide(tile.of.q_begin + tile.row), new_row = block_wide(tile.of.q_begin),
+              old_row = block_wide(tile.of.gathered);
+    Walk walk = walk_of<M::kGathered>(s, tile);
+    for (int* x : {&walk.new_first, &walk.new_end, &walk.old_first, &walk.old_end}) *x = block_wide(*x);
     const int count = walk.count();
-    if (tile_of_turn(n + 1, turning) < total) look(tile_of_turn(n + 1, turning), n + 1);
     for (int i = 0; i < count; ++i) {
       int t;
       const bool fresh = walk.at(i, &t);
-      const int row = (fresh ? seq.q_begin : seq.gathered) + t * kTileKeys;
+      const int row = (fresh ? new_row : old_row) + t * kTileKeys;
+      // Late, so that no tile waits long before one block while another has none.
+      if (i == max(0, count - 2)) barrier_arrive(&sh.tile_asked);
+      // All that can be is done before a place is free: from then on every cycle is one that the products may wait for.
+      const CUtensorMap *keys = M::keys(maps, fresh), *values = M::values(maps, fresh);
+      asm volatile("" ::"l"(keys), "l"(values), "r"(row), "r"(shared_address(sh.k[fill])),
+                   "r"(shared_address(sh.v[fill])), "r"(shared_address(&sh.k_full[fill])));
       barrier_wait(&sh.k_empty[fill], phase);
       barrier_expect(&sh.k_full[fill], kKeyBytes);
-      M::load_keys(sh.k[fill], maps, fresh, kv_head, row, &sh.k_full[fill]);
+      M::load_keys(sh.k[fill], keys, kv_head, row, &sh.k_full[fill]);
       if (i == 0) {
         barrier_wait(&sh.q_empty[slot], ((n >> 1) & 1) ^ 1);
         barrier_expect(&sh.q_full[slot], kTileQueries * M::kD * M::kBytes);
-        M::load_queries(sh.q[slot], maps, head, seq.q_begin + tile.row, &sh.q_full[slot]);
+        M::load_queries(sh.q[slot], maps, head, query_row, &sh.q_full[slot]);
       }
       barrier_wait(&sh.v_empty[fill], phase);
       barrier_expect(&sh.v_full[fill], kKeyBytes);
-      M::load_values(sh.v[fill], maps, fresh, kv_head, row, &sh.v_full[fill]);
+      M::load_values(sh.v[fill], values, kv_head, row, &sh.v_full[fill]);
       if (++fill == M::kStages) fill = 0, phase ^= 1;
     }
   }
+  barrier_wait(&sh.q_empty[n & 1], ((n >> 1) & 1) ^ 1);
+  barrier_arrive(&sh.q_full[n & 1]);
 }
 
 // New K/V that the cache keeps just as they came: copied by kPieces lanes while the others compute, a piece each.

@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/stream_few.cuh"
 #include "attention/cuda/stream_many.cuh"
 
@@ -59,17 +60,8 @@ void stream_run(const Shape& s, const StepView& v, const Layer& l, const StreamL
   int warps = kStreamWarps, bytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
   if constexpr (kList == 0)
     if (list.joined > 0) warps = FewSize<K, kD>::kJoinedWarps, bytes *= warps / kStreamWarps;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3((list.count * s.kv_heads + warps - 1) / warps);
-  config.blockDim = dim3(warps * 32);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, stream_kernel<K, kD, kList>(), s, v, l, list, scale_bytes);
+  launch_early(stream_kernel<K, kD, kList>(), dim3((list.count * s.kv_heads + warps - 1) / warps), warps * 32, bytes,
+               stream, s, v, l, list, scale_bytes);
 }
 
 // One of these per kind of cache, each compiled in its own file.

@@ -76,6 +76,14 @@ struct alignas(16) PrefillTile {
 };
 static_assert(sizeof(PrefillTile) == 48);
 
+// Where the blocks of a prefill kernel take their tiles.
+struct TileQueue {
+  int32_t* taken = nullptr;  // how many, and how many blocks found none; both 0 between launches
+  // Nothing is read that the kernel ahead writes, and all before that one has ended when it lets this one start: tiles
+  // are computed wherever a multiprocessor is done with it, and only the end waits.
+  bool beside = false;
+};
+
 struct StepView {
   const Sequence* sequences = nullptr;
   const int32_t* table = nullptr;  // physical tokens
@@ -90,15 +98,7 @@ struct StepView {
 };
 
 // Numbers a replayed graph must find in device memory, because they change from step to step.
-enum Count : int32_t {
-  kCountTokens,
-  kCountSequences,
-  kCountMerges,
-  kCountTiles,
-  kCountPlain,
-  kCountPrefills,  // sequences that have prefill tiles
-  kCounts = 8
-};
+enum Count : int32_t { kCountTokens, kCountSequences, kCountMerges, kCountTiles, kCountPlain, kCounts = 8 };
 
 struct Shape {
   int32_t heads = 0, kv_heads = 0, group = 0, head_dim = 0;

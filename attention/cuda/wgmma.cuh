@@ -17,6 +17,11 @@ __device__ inline uint64_t columns_descriptor(uint32_t address, uint32_t next) {
   return uint64_t((address & 0x3ffff) >> 4) | uint64_t(next >> 4) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
 }
 
+// The same, `step` times 16 bytes further on: only the address moves, and never out of its word.
+__device__ inline uint64_t further(uint64_t descriptor, uint32_t step) {
+  return (descriptor & 0xffffffff00000000u) | (uint32_t(descriptor) + step);
+}
+
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 template <int kPending>

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "attention/cases/random_case.h"
 #include "attention/cuda/plan.h"
@@ -294,15 +295,25 @@ TEST(CudaPlan, BatchInvariantCutsDependOnTheSequenceAlone) {
   EXPECT_EQ(alone.size(), 10u);
 }
 
-// How its tiles are given out depends on how many prompts a step has, whatever decodes beside them.
-TEST(CudaPlan, PrefillsAreCountedWithoutTheDecodesBesideThem) {
+// Prefill stores its own K/V while decodes read theirs, but not where a decode reads a page that a prompt writes.
+TEST(CudaPlan, PagesThatPromptsWriteAreFoundAmongThoseOthersRead) {
   Machine hopper = kMachine;
   hopper.prefill = true;
-  Steps steps({{900, 1}, {40, 1}, {0, 300}, {512, 129}, {70, 3}}, 16);
+  Steps steps({{900, 1}, {40, 1}, {0, 300}, {0, 129}}, 16);
   steps.step.decoding_batches = 2;
   Planned p(llama(), steps.limits(), steps.step, hopper);
-  EXPECT_EQ(p.view.counts[kCountPrefills], 2);
   EXPECT_EQ(p.view.counts[kCountTiles], 3 + 2);
+  EXPECT_TRUE(p.planner.launch().apart);
+  const uint64_t key = p.planner.launch().key();
+  const size_t row = size_t(steps.step.max_pages);
+  const int64_t own =
+      std::exchange(steps.table[56], steps.table[2 * row + 18]);  // the decode's last page, the prompt's
+  p.planner.plan(steps.step, p.buffer.data());
+  EXPECT_FALSE(p.planner.launch().apart);
+  EXPECT_NE(p.planner.launch().key(), key);
+  steps.table[56] = own;
+  p.planner.plan(steps.step, p.buffer.data());
+  EXPECT_TRUE(p.planner.launch().apart) << "what a step marked is gone after it";
 }
 
 TEST(CudaPlan, EqualKeysForGrowingLengths) {

@@ -90,6 +90,29 @@ TEST_F(Cuda, PromptsStoredWhileTheyAreAttended) {
       }
 }
 
+// A step's writes come before its reads, another sequence's as well: a decode has a page that a prompt fills.
+TEST_F(Cuda, DecodesReadWhatAPromptOfTheSameStepWrites) {
+  CaseShape shape;
+  Attributes& a = shape.attributes;
+  a.num_heads = 8, a.num_kv_heads = 2, a.head_dim = 128;
+  a.io = a.out = DType::bf16;
+  a.is_causal = true;
+  a.index_mode = kvcache::IndexMode::page_table;
+  a.page_size = 16;
+  shape.cache.dtype = DType::bf16;
+  shape.layout = 2;
+  shape.sequences = {{3000, 1}, {100, 1}, {0, 2900}};
+  shape.decoding_batches = 2;
+  Case before = make_case(shape, 78);
+  for (int64_t page : {2, 180})
+    before.cachestarts[size_t(page)] = before.cachestarts[size_t(2 * before.max_pages + page)];
+  Case after = before;
+  CaseOutput got;
+  const Status status = run_on_device(after, &got);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(compare_with_reference(before, after, got, 1.0, row_tolerance(a.io)), "") << describe(before);
+}
+
 // Chunks beside each other and beside a decode: prefixes of whole tiles and others, pages smaller and larger than a
 // tile, more cached keys in one step than the longest sequence has.
 TEST_F(Cuda, ChunksOnCachedPrefixesAgreeWithTheReference) {
