@@ -81,8 +81,8 @@ __device__ inline void leave_queue(const TileQueue& queue) {
   if (before + 1 == int(gridDim.x)) queue.taken[0] = queue.taken[1] = 0;
 }
 
-// By the one thread that feeds: what it read is made known to be the block's, not a thread's own, or the compiler has
-// every copy sent for in a loop over threads.
+// By the one thread that feeds: what it read is made known to be the block's, not a thread's own, so that it may lie in
+// the registers that copies are sent for from.
 __device__ inline int block_wide(int x) { return __shfl_sync(1u, x, 0); }
 
 // One thread sends for queries and keys, as far ahead as there is room.
@@ -107,13 +107,9 @@ __device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& 
       const int row = (fresh ? new_row : old_row) + t * kTileKeys;
       // Late, so that no tile waits long before one block while another has none.
       if (i == max(0, count - 2)) barrier_arrive(&sh.tile_asked);
-      // All that can be is done before a place is free: from then on every cycle is one that the products may wait for.
-      const CUtensorMap *keys = M::keys(maps, fresh), *values = M::values(maps, fresh);
-      asm volatile("" ::"l"(keys), "l"(values), "r"(row), "r"(shared_address(sh.k[fill])),
-                   "r"(shared_address(sh.v[fill])), "r"(shared_address(&sh.k_full[fill])));
       barrier_wait(&sh.k_empty[fill], phase);
       barrier_expect(&sh.k_full[fill], kKeyBytes);
-      M::load_keys(sh.k[fill], keys, kv_head, row, &sh.k_full[fill]);
+      M::load_keys(sh.k[fill], M::keys(maps, fresh), kv_head, row, &sh.k_full[fill]);
       if (i == 0) {
         barrier_wait(&sh.q_empty[slot], ((n >> 1) & 1) ^ 1);
         barrier_expect(&sh.q_full[slot], kTileQueries * M::kD * M::kBytes);
@@ -121,7 +117,7 @@ __device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& 
       }
       barrier_wait(&sh.v_empty[fill], phase);
       barrier_expect(&sh.v_full[fill], kKeyBytes);
-      M::load_values(sh.v[fill], values, kv_head, row, &sh.v_full[fill]);
+      M::load_values(sh.v[fill], M::values(maps, fresh), kv_head, row, &sh.v_full[fill]);
       if (++fill == M::kStages) fill = 0, phase ^= 1;
     }
   }
