@@ -62,6 +62,8 @@ void read_said(Fields& f, GenerateInput::Said& said) {
   text("safety_identifier", 512, &identifier);
   if (!identifier.empty()) said.user = identifier;  // OpenAI's newer name for it
   text("prompt_cache_key", 512, &said.cache_key);
+  std::string retention;  // what is done anyway; 24 h cannot be promised
+  f.enumeration("prompt_cache_retention", &retention, {"in_memory", "in-memory"});
   const Json* metadata = f.raw("metadata");
   if (!metadata) return;
   if (!metadata->is_object()) return f.fail("metadata", "must be an object of strings");

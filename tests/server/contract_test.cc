@@ -283,6 +283,11 @@ TEST_F(Contract, UnknownEnum) {
   expect_bad(chat(R"("tool_choice":"perhaps")"), "tool_choice", "perhaps");
   expect_bad(chat(R"("response_format":{"type":"xml"})"), "response_format", "xml");
   expect_bad(complete(R"("service_tier":"gold")"), "service_tier", "gold");
+  expect_bad(chat(R"("prompt_cache_retention":"24h")"), "prompt_cache_retention", "in_memory");
+  for (const char* kept : {"in_memory", "in-memory"}) {  // OpenAI's clients have had both
+    EXPECT_EQ(chat(cat("\"prompt_cache_retention\":\"", kept, "\"")).code, Code::ok) << kept;
+    ++reached_;
+  }
   expect_bad(v1([](V1& r) {
                auto& m = *r.mutable_chat()->add_messages();
                m.set_role("robot");
