@@ -5,9 +5,10 @@
 // The sums of a row, fixed whoever shares the call:
 //   score[j] = over 32 elements at a time, over parts of the query, over parts of the key
 //   out[d]   = out[d] * correction + (over 32 keys at a time, over parts of the weight, over parts of the value)
-// Weights are rounded to 16 bits; a tensor's scale goes into them before. Bytes have products of their own:
-// amx_bytes.cc.
+// Weights are rounded to 16 bits; a tensor's scale goes into them before. Bytes and float16 have products of their own:
+// amx_bytes.cc, amx_halves.cc.
 #include "attention/cpu/amx_bytes.h"
+#include "attention/cpu/amx_halves.h"
 #include "attention/cpu/kernels.h"
 #include "core/cpu.h"
 
@@ -252,7 +253,6 @@ template <class F>
 inline void by_type(DType type, const F& f) {
   switch (type) {
     case DType::f32: return f.template operator()<DType::f32>();
-    case DType::f16: return f.template operator()<DType::f16>();
     case DType::bf16: return f.template operator()<DType::bf16>();
     default: return f.template operator()<DType::f8_e4m3>();
   }
@@ -269,12 +269,13 @@ void accumulate(const float* p, int rows, const KvRows& values, const KvRows* ne
 }
 
 bool takes(const CacheKind& kind) {
-  return kind.dtype != DType::i8 && kind.dtype != DType::i4 && kind.head_dim % 32 == 0 && kind.head_dim <= 256;
+  const bool whole = kind.dtype == DType::f32 || kind.dtype == DType::bf16 || kind.dtype == DType::f8_e4m3;
+  return whole && kind.head_dim % 32 == 0 && kind.head_dim <= 256;
 }
 
-// Where a decode costs about what it costs with vectors, whose work grows with the query heads: at 8 of them float16
-// and bfloat16 decode 6 and 16 % slower, for a prefill that is faster by three quarters (seen at 4). Vectors are slow
-// at FP8 even for one head; float32 has three parts.
+// Where a decode costs about what it costs with vectors, whose work grows with the query heads: at 8 of them bfloat16
+// decodes 16 % slower, for a prefill that is faster by three quarters (seen at 4). Vectors are slow at FP8 even for one
+// head; float32 has three parts.
 bool pays(const CacheKind& kind) {
   return kind.dtype == DType::f8_e4m3 || (kind.dtype != DType::f32 && kind.query_heads >= 8);
 }
@@ -292,7 +293,8 @@ const Kernels* kernels_amx() {
     static Kernels table = *vectors;
     table.name = "amx";
     table.matrices[0] = matrix_of_bytes();
-    table.matrices[1] = &kMatrix;
+    table.matrices[1] = matrix_of_halves();
+    table.matrices[2] = &kMatrix;
     return &table;
   }();
   return found;

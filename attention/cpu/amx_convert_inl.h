@@ -1,11 +1,9 @@
-// What the cache holds as bfloat16 parts that add up to it exactly: three for float32, two for float16, one for
-// anything narrower, whose scales wait for the sums. Pairs of parts stand together, as the matrix unit wants them:
+// What the cache holds as bfloat16 parts that add up to it exactly: three for float32, one for
+// bfloat16 and FP8, whose scale waits for the sums. Pairs of parts stand together, as the matrix unit wants them:
 // of two elements of a key, or of one element of two keys. Included by amx.cc only.
 
-constexpr int parts_of(DType type) { return type == DType::f32 ? 3 : type == DType::f16 ? 2 : 1; }
-constexpr int bits_of(DType type) {
-  return type == DType::f32 ? 32 : type == DType::f16 || type == DType::bf16 ? 16 : 8;
-}
+constexpr int parts_of(DType type) { return type == DType::f32 ? 3 : 1; }
+constexpr int bits_of(DType type) { return type == DType::f32 ? 32 : type == DType::bf16 ? 16 : 8; }
 // Which elements of 32 stand where: slot 2i and 2i + 1 are a pair.
 constexpr int element_of_slot(DType type, int slot) {
   if (type == DType::bf16 || type == DType::f8_e4m3) return slot;
@@ -33,12 +31,6 @@ inline void split(__m512 a, __m512 b, __m512i* out) {
 inline __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 inline __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-template <DType T>
-inline __m512 sixteen(const uint8_t* p) {  // elements as float32
-  if constexpr (T == DType::f32) return _mm512_loadu_ps(p);
-  if constexpr (T == DType::f16) return _mm512_cvtph_ps(load32(p));
-}
-
 // FP8 in words. Its exponent moves up; what is below 2^-6 is looked up, and NaN put back.
 inline __m512i e4m3_words(__m512i b) {
   alignas(64) static constexpr uint16_t kSmall[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60,
@@ -62,7 +54,7 @@ inline void key_parts(const uint8_t* row, int c, __m512i* out) {
   } else if constexpr (T == DType::f8_e4m3) {
     out[0] = e4m3_words(_mm512_cvtepu8_epi16(load32(p)));
   } else {
-    split<parts_of(T)>(sixteen<T>(p), sixteen<T>(p + 2 * bits_of(T)), out);
+    split<parts_of(T)>(_mm512_loadu_ps(p), _mm512_loadu_ps(p + 2 * bits_of(T)), out);
   }
 }
 
@@ -76,6 +68,6 @@ inline void value_parts(const uint8_t* row0, const uint8_t* row1, int d, __m512i
     const __m128i a = load16(p), b = load16(q);
     out[0] = e4m3_words(_mm512_cvtepu8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b))));
   } else {
-    split<parts_of(T)>(sixteen<T>(p), sixteen<T>(q), out);
+    split<parts_of(T)>(_mm512_loadu_ps(p), _mm512_loadu_ps(q), out);
   }
 }

@@ -134,7 +134,7 @@ struct Kernels {
   void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);
   void (*to_f32)(const void* in, DType type, int64_t n, float* out);    // float32, float16, bfloat16
   void (*from_f32)(const float* in, DType type, int64_t n, void* out);  // likewise
-  const Matrix* matrices[2] = {};  // the first that takes a cache, and pays, has it
+  const Matrix* matrices[3] = {};  // the first that takes a cache, and pays, has it
 };
 
 // Null when the processor or the build lacks it.

@@ -175,6 +175,38 @@ TEST(AttendCpu, DominantKeyAtEveryEdge) {
   }
 }
 
+// float16 elements that are 0 or subnormal, a few or all of them, of either sign, with queries that make something of
+// them; and a row decoded alone has the bytes it has among others.
+TEST(AttendCpu, ManyQueryHeadsOnSubnormalFloat16) {
+  for (int every : {1, 7, 1000})
+    for (int heads : {3, 8, 12})
+      for (int head_dim : {32, 64, 128, 256}) {
+        CaseShape s = small(heads, 1, head_dim);
+        s.attributes.append = false;
+        s.cache.dtype = DType::f16;
+        const int64_t kvlen = 150, fresh = 11;
+        s.sequences = {{kvlen - fresh, fresh}};
+        Case c = make_case(s);
+        Dice dice(uint64_t(every * 1000 + heads));
+        for (size_t i = 0; i + 2 <= c.cache.size(); i += 2 * size_t(every)) {
+          const uint16_t x = uint16_t(dice.bits() & (i % 5 == 0 ? 0x8000 : 0x83ff));
+          std::memcpy(c.cache.data() + i, &x, 2);
+        }
+        const int64_t row = heads * head_dim;
+        for (int64_t i = 0; i < fresh * row; ++i) floats(c.query)[i] *= every == 1 ? 1e5f : 1.0f;
+        Outcome o = checked(c);
+        if (!o.status.ok()) continue;
+
+        Case alone = c;
+        alone.seqstarts = {0, 1}, alone.start_pos = {kvlen - 1};
+        alone.max_seqlen = 1;
+        alone.query.erase(alone.query.begin(), alone.query.begin() + (fresh - 1) * row * 4);
+        Outcome one = run_on("cpu", alone, 1);
+        ASSERT_TRUE(one.status.ok()) << one.status.to_string();
+        EXPECT_EQ(std::memcmp(one.row(0, 0), o.row(fresh - 1, 0), size_t(row) * 4), 0) << describe(alone);
+      }
+}
+
 // As many query heads as matrix units are for: groups of every size, scales of either sign, sharp weights; and a row
 // decoded alone has the bytes it has among others.
 TEST(AttendCpu, ManyQueryHeadsOnQuantizedCaches) {
