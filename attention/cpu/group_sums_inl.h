@@ -422,5 +422,10 @@ bool group_sums_pay(const CacheKind&) { return true; }
 
 int group_sums_stops(int head_dim) { return head_dim * 3 / 4; }  // two in three for keys
 
-constexpr Matrix kGroupSums = {group_sums_take, group_sums_pay, group_sums_bytes, group_sums_begin,
-                               group_sums_end,  group_scores,   group_values,     group_sums_stops};
+// int8's larger tiles are read for as long as they are worked on.
+Reach group_sums_reach(const KvRows& keys) {
+  return keys.dtype == DType::i8 && keys.head_dim >= 128 ? Reach::all : Reach::next;
+}
+
+constexpr Matrix kGroupSums = {group_sums_take, group_sums_pay, group_sums_bytes, group_sums_begin, group_sums_end,
+                               group_scores,    group_values,   group_sums_stops, group_sums_reach};
