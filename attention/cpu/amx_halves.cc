@@ -162,7 +162,7 @@ struct ScoreRows {
 // 32 elements of 32 keys by eight rows; beside() is what vectors do while the matrix unit is at a product.
 template <class F>
 [[gnu::always_inline]] inline void multiply_keys(const Block& keys, const uint8_t* q, bool thirds, const F& beside) {
-  const int parts = *keys.subnormal ? kHalfParts : 2;
+  const int parts = *keys.has_apart ? kHalfParts : 2;
   tile_load<6>(q);
   each_sum(0, 2, [&](auto t) {
     tile_load<4 + t.value>(keys.at + t.value * kUnit);
@@ -273,7 +273,7 @@ inline void load_weights(const uint8_t* at, int from, int to) {
 template <int kHalf, class F>
 [[gnu::always_inline]] inline void multiply_values(const Block& values, const F& beside) {
   constexpr int kWeights = 4 + 2 * kHalf;
-  const int parts = *values.subnormal ? kHalfParts : 2;
+  const int parts = *values.has_apart ? kHalfParts : 2;
   each_sum(0, 2, [&](auto d) {
     tile_load<2 + d.value>(values.at + d.value * kUnit);
     tile_product<d.value, kWeights, 2 + d.value>();

@@ -14,14 +14,14 @@ struct Memory {
   bool many;
   bool key_ready, value_ready;    // the first block of the next scores, of the next accumulate
   uint32_t key_turn, value_turn;  // which those are; a single group has one count for both
-  bool subnormal[2 * kMostChunks + kValueBlocks];
+  bool has_apart[2 * kMostChunks + kValueBlocks];
   float* worth;      // [row]: of the query's unit
   uint8_t* queries;  // [group of rows][chunk of 32 elements][unit]
   uint8_t* blocks;
   uint8_t* weights;  // [group of rows][32 keys][by which part]
   float* sums;       // [turn][4][16][16]
 
-  Block block(int i) { return {blocks + i * kBlockBytes, subnormal + i}; }
+  Block block(int i) { return {blocks + i * kBlockBytes, has_apart + i}; }
   Block of_keys(uint32_t turn) { return block(int(turn % uint32_t(many ? 2 * chunks : kFewBlocks))); }
   Block of_values(uint32_t turn) {
     return block(many ? 2 * chunks + int(turn % kValueBlocks) : int(turn % kFewBlocks));

@@ -4,8 +4,8 @@
 // A float16 is sign, 5 bits of exponent, 10 of fraction. `high` is its sign, exponent and upper 7 bits as a bfloat16,
 // whose exponent lacks what their biases differ by: the value, cut off, times 2^-112. `low` is what was cut off, three
 // bits, looked up: exactly that times 2^-38 (a table's entry for none is 2^-64 of the last bit instead of 0, and 0 for
-// 0). Subnormal elements have no such form; they are rare, and go to two parts of their own, times 2^-38 too, and 0
-// elsewhere: what is 0 adds nothing, so that it cannot matter what else a register holds.
+// 0). Subnormal, infinite and undefined elements have no such form; they are rare, and go to two parts of their own,
+// times 2^-38 too, and 0 elsewhere: what is 0 adds nothing, so that it cannot matter what else a register holds.
 
 constexpr int kHighPower = 112, kLowPower = 38;  // of two, that operands of those parts are multiplied by
 
@@ -26,7 +26,9 @@ constexpr Words32 all_words(uint16_t x) {
   return all;
 }
 // In memory, for a broadcast from a general register takes a shuffle's port.
-constexpr Words32 kValueBits = all_words(0x8fff), kExponentBits = all_words(0x8f80), kAnyExponent = all_words(0x7c00);
+constexpr Words32 kValueBits = all_words(0x8fff), kExponentBits = all_words(0x8f80);
+// An exponent of 0 or of all ones, and no other, is 0 or 1 once 1 is added to it.
+constexpr Words32 kOneMore = all_words(0x0400), kPastOne = all_words(0x7800);
 inline __m512i words(const Words32& w) { return _mm512_load_si512(w.at); }
 
 [[gnu::always_inline]] inline void split(__m512i x, __m512i* high, __m512i* low) {
@@ -46,25 +48,25 @@ inline __m512 top_half(__m512 x) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(int(0xffff0000))));
 }
 
-constexpr int kHalfParts = 4;          // high, low, and two of subnormal elements
+constexpr int kHalfParts = 4;          // high, low, and two of elements set apart
 constexpr int kPartBytes = 2 * kUnit;  // of 32 elements of 32 keys
 constexpr int kBlockBytes = kHalfParts * kPartBytes;
 
 struct Block {
   uint8_t* at;
-  bool* subnormal;  // has any: otherwise its last two parts are left out
+  bool* has_apart;  // has any: otherwise its last two parts are left out
 };
 
-// The subnormal elements of x, if any, which became its line of a block's first parts.
+// The elements of x without parts, if any, which became its line of a block's first ones.
 inline void set_apart(__m512i x, Block block, uint8_t* line) {
-  const __mmask32 small =
-      _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x7c00)) & _mm512_test_epi16_mask(x, _mm512_set1_epi16(0x03ff));
-  if (small == 0) return;
-  if (!*block.subnormal) __builtin_memset(block.at + 2 * kPartBytes, 0, 2 * kPartBytes);
-  *block.subnormal = true;
+  const __mmask32 apart = _mm512_testn_epi16_mask(_mm512_add_epi16(x, words(kOneMore)), words(kPastOne)) &
+                          _mm512_test_epi16_mask(x, _mm512_set1_epi16(0x7fff));
+  if (apart == 0) return;
+  if (!*block.has_apart) __builtin_memset(block.at + 2 * kPartBytes, 0, 2 * kPartBytes);
+  *block.has_apart = true;
   for (int part = 0; part < 2; ++part)
-    _mm512_mask_storeu_epi16(line + part * kPartBytes, small, _mm512_setzero_si512());
-  const __m512i those = _mm512_maskz_mov_epi16(small, x);
+    _mm512_mask_storeu_epi16(line + part * kPartBytes, apart, _mm512_setzero_si512());
+  const __m512i those = _mm512_maskz_mov_epi16(apart, x);
   const __m512 down = _mm512_set1_ps(1.0f / float(int64_t(1) << kLowPower));
   __m512 a = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(those)), down);
   __m512 b = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(those, 1)), down);
@@ -103,7 +105,7 @@ template <bool kTwoUnits>
   auto put = [&](__m512i x, uint8_t* to) {
     __m512i high, low;
     split(x, &high, &low);
-    normal = _mm512_mask_test_epi16_mask(normal, x, words(kAnyExponent));
+    normal = _mm512_mask_test_epi16_mask(normal, _mm512_add_epi16(x, words(kOneMore)), words(kPastOne));
     _mm512_store_si512(to, high);
     _mm512_store_si512(to + kPartBytes, low);
   };
@@ -111,7 +113,7 @@ template <bool kTwoUnits>
   put(b, line + offset_of_line<kTwoUnits>(1));
   put(c, line + offset_of_line<kTwoUnits>(2));
   put(d, line + offset_of_line<kTwoUnits>(3));
-  // Neither 0 nor subnormal, nearly always.
+  // Neither 0 nor one of those, nearly always.
   if (__builtin_expect(normal != ~__mmask32(0), 0)) set_four_apart<kTwoUnits>(a, b, c, d, block, line);
 }
 
@@ -124,7 +126,7 @@ struct BlockAtWork {
 
   void start(const uint8_t* const* its_rows, int c, Block to) {
     rows = its_rows, chunk = c, block = to, row = 0;
-    *block.subnormal = false;
+    *block.has_apart = false;
   }
   void some(Ahead& ahead) {
     if (row >= 32) return;

@@ -44,7 +44,7 @@ inline V add_exponent(V x, V n) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
 }
 inline V two_halves(float low, float) { return set1(low); }  // no vector holds two groups
-inline V zero_below(V a, V limit, V x) { return _mm256_and_ps(_mm256_cmp_ps(a, limit, _CMP_GE_OQ), x); }
+inline V zero_below(V a, V limit, V x) { return _mm256_and_ps(_mm256_cmp_ps(a, limit, _CMP_NLT_UQ), x); }
 inline V select_ge(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
 inline V iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 inline float first(V a) { return _mm256_cvtss_f32(a); }

@@ -49,7 +49,7 @@ inline V add_exponent(V x, V n) {
 inline V two_halves(float low, float high) {
   return _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low), _mm512_set1_ps(high));
 }
-inline V zero_below(V a, V limit, V x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, limit, _CMP_GE_OQ), x); }
+inline V zero_below(V a, V limit, V x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ), x); }
 inline V select_ge(V a, V b, V yes, V no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
 }

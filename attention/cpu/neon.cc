@@ -45,7 +45,7 @@ inline V add_exponent(V x, V n) {
 }
 inline V two_halves(float low, float) { return set1(low); }  // no vector holds two groups
 inline V zero_below(V a, V limit, V x) {
-  return vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(a, limit), vreinterpretq_u32_f32(x)));
+  return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(a, limit)));
 }
 inline V select_ge(V a, V b, V yes, V no) { return vbslq_f32(vcgeq_f32(a, b), yes, no); }
 inline V iota() {

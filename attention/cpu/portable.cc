@@ -76,7 +76,7 @@ inline V add_exponent(V x, V n) {
 }
 inline V two_halves(float low, float) { return set1(low); }  // no vector holds two groups
 inline V zero_below(V a, V limit, V x) {
-  return each([&](int i) { return a.x[i] >= limit.x[i] ? x.x[i] : 0.0f; });
+  return each([&](int i) { return a.x[i] < limit.x[i] ? 0.0f : x.x[i]; });
 }
 inline V select_ge(V a, V b, V yes, V no) {
   return each([&](int i) { return a.x[i] >= b.x[i] ? yes.x[i] : no.x[i]; });

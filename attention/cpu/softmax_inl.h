@@ -4,7 +4,8 @@ constexpr float kNone = -__builtin_inff();
 constexpr float kLog2e = 1.44269504088896341f;
 
 // 2^t for t <= 0 (and a little above); below -125 it is 0. t = n + r with |r| <= 1/2: adding 1.5 * 2^23 rounds,
-// and leaves n in the low bits, from where it goes into the exponent. Within 1.7e-7, and 2^0 is 1.
+// and leaves n in the low bits, from where it goes into the exponent. Within 1.7e-7, and 2^0 is 1. What is undefined
+// stays so: a maximum overlooks it, and a row is not to lose a key by that.
 inline V exp2_v(V t) {
   const V magic = set1(12582912.0f);
   V shifted = add(t, magic), r = sub(t, sub(shifted, magic));

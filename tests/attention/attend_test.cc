@@ -177,6 +177,32 @@ TEST(AttendCpu, DominantKeyAtEveryEdge) {
 
 // float16 elements that are 0 or subnormal, a few or all of them, of either sign, with queries that make something of
 // them; and a row decoded alone has the bytes it has among others.
+// What one undefined or infinite element of the cache makes undefined, and nothing else.
+TEST(AttendCpu, UndefinedElementsStaySo) {
+  int undefined = 0;
+  for (uint16_t x : {0x7c00, 0xfc00, 0x7e00, 0x7c01})
+    for (int heads : {1, 3, 8, 12})
+      for (int head_dim : {32, 64, 128})
+        for (int round = 0; round < 4; ++round) {
+          CaseShape s = small(heads, 1, head_dim);
+          s.attributes.append = false;
+          s.cache.dtype = DType::f16;
+          s.sequences = {{139, 11}, {40, 1}};
+          Case c = make_case(s);
+          Dice dice(uint64_t(heads * 100 + head_dim + round));
+          std::memcpy(c.cache.data() + dice.bits() % (c.cache.size() / 2) * 2, &x, 2);
+          Outcome ours = run_on("cpu", c), right = run_on("reference", c);
+          ASSERT_TRUE(ours.status.ok() && right.status.ok());
+          const auto* a = reinterpret_cast<const float*>(ours.out.output.data());
+          const auto* b = reinterpret_cast<const float*>(right.out.output.data());
+          for (size_t i = 0; i < ours.out.output.size() / 4; ++i) {
+            undefined += !std::isfinite(b[i]);
+            ASSERT_TRUE(std::isfinite(b[i]) || !std::isfinite(a[i])) << x << " element " << i << ": " << describe(c);
+          }
+        }
+  EXPECT_GT(undefined, 1000);
+}
+
 TEST(AttendCpu, ManyQueryHeadsOnSubnormalFloat16) {
   for (int every : {1, 7, 1000})
     for (int heads : {3, 8, 12})
