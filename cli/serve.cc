@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/model_flags.h"
 #include "cli/ppl_names.h"
+#include "model/generation_config.h"
 #include "server/server.h"
 
 namespace kvasir::cli {
@@ -20,13 +21,29 @@ struct ServeConfig {
   LogConfig log;
   ModelFlags model;
   server::ServerOptions server;
+  std::string generation_config = "auto";
   std::chrono::milliseconds drain{30000};
 
+  // What the model's makers say of sampling is for what requests leave unset.
+  Status find_sampling() {
+    if (generation_config == "none") return {};
+    KVASIR_ASSIGN(model::GenerationConfig said, model::read_generation_config(model.model.model));
+    server.sampling = said.sampling, server.sampling_json = said.sampling_json();
+    if (server.sampling_json != "{}")
+      log_info("what a request leaves unset is sampled as generation_config.json says",
+               {{"sampling", server.sampling_json}});
+    return {};
+  }
   void define(Options& o) {
     o.with_config_file();
     model.define(o);
     model.define_queue(o);
     server.define(o);
+    o.section("Answers");
+    o.add("generation_config", &generation_config,
+          "Sampling where a request says nothing: auto is what generation_config.json beside the weights says, none is "
+          "temperature 1 without cuts")
+        .one_of({"auto", "none"});
     o.section("Ending");
     o.add("drain_seconds", &drain, "How long running requests may go on after SIGTERM; a second SIGTERM ends them")
         .at_least(0);
@@ -94,6 +111,10 @@ int serve_with(ServeConfig& config) {
   config.server.page_size = config.model.engine.page_size;
   config.server.max_running = config.model.engine.max_running;
   config.server.model_path = config.model.model.model;
+  if (Status sampled = config.find_sampling(); !sampled.ok()) {
+    std::fprintf(stderr, "kvasir serve: %s\n", sampled.message().c_str());
+    return kFailed;
+  }
   config.server.on_drain = [here] { pthread_kill(here, SIGTERM); };
   auto engine = engine::Engine::start(config.model.runner_options(), config.model.engine_options());
   auto started = server::Server::start(config.server, *engine);

@@ -17,6 +17,7 @@
 #include "model/formats/gguf_model.h"
 #include "model/formats/mapped_file.h"
 #include "model/formats/safetensors.h"
+#include "model/generation_config.h"
 
 namespace kvasir::model {
 namespace {
@@ -128,6 +129,13 @@ Result<ModelFiles> open_model(const std::string& model) {
   return out;
 }
 
+Result<GenerationConfig> read_generation_config(const std::string& model) {
+  if (model.starts_with(kDummy) || !is_folder(model)) return GenerationConfig();
+  KVASIR_ASSIGN(std::string json, read_text(model, "generation_config.json"));
+  if (json.empty()) return GenerationConfig();
+  return generation_config_from_json(json, (fs::path(model) / "generation_config.json").string());
+}
+
 Result<TextAssets> load_text_assets(const std::string& model) {
   TextAssets out;
   if (model.starts_with(kDummy)) {
@@ -137,6 +145,8 @@ Result<TextAssets> load_text_assets(const std::string& model) {
     KVASIR_ASSIGN(out.tokenizer_json, read_text(model, "tokenizer.json"));
     KVASIR_ASSIGN(out.tokenizer_config_json, read_text(model, "tokenizer_config.json"));
     KVASIR_ASSIGN(out.chat_template, read_text(model, "chat_template.jinja"));
+    KVASIR_ASSIGN(GenerationConfig generation, read_generation_config(model));
+    out.end_of_generation = std::move(generation.end_of_generation);
     return out;
   } else {
     KVASIR_ASSIGN(std::string file, find_file(model));

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 #include "model/config.h"
@@ -24,6 +25,7 @@ struct TextAssets {
   std::optional<text::GgufVocab> vocab;
   std::string tokenizer_json, tokenizer_config_json;  // when there is no vocab
   std::string chat_template;                          // empty: the model has none
+  std::vector<int32_t> end_of_generation;             // beside those the tokenizer knows
 };
 Result<TextAssets> load_text_assets(const std::string& model);
 

@@ -9,7 +9,8 @@ Result<ModelText> load_text(const RunnerOptions& options) {
   if (assets.vocab) {
     KVASIR_ASSIGN(out.tokenizer, text::Tokenizer::from_gguf(*assets.vocab));
   } else if (!assets.tokenizer_json.empty()) {
-    KVASIR_ASSIGN(out.tokenizer, text::Tokenizer::from_json(assets.tokenizer_json, assets.tokenizer_config_json));
+    KVASIR_ASSIGN(out.tokenizer, text::Tokenizer::from_json(assets.tokenizer_json, assets.tokenizer_config_json,
+                                                            assets.end_of_generation));
   }
   if (out.tokenizer && assets.chat_template.empty()) assets.chat_template = out.tokenizer->chat_template();
   if (out.tokenizer && !assets.chat_template.empty()) {

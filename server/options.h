@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/config.h"
+#include "engine/request.h"
 
 namespace kvasir::server {
 
@@ -23,6 +24,10 @@ struct ServerOptions {
   std::string model_path;         // what GetModelInfo reports; not opened
   int32_t page_size = 16;         // what GetServerInfo and SubscribeKvEvents report
   int32_t max_running = 64;
+
+  // Of what a request leaves unset; `sampling_json` says the same to clients who fill it in themselves.
+  model::SamplingParams sampling;
+  std::string sampling_json = "{}";
 
   // Callers.
   std::string keys_file;           // empty: no keys

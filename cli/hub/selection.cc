@@ -35,8 +35,9 @@ std::string list_names(const std::vector<const RemoteFile*>& files) {
 }
 
 bool is_text_part(const std::string& name) {
-  constexpr std::string_view kNames[] = {"config.json", "tokenizer.json", "tokenizer_config.json",
-                                         "chat_template.jinja", "model.safetensors.index.json"};
+  constexpr std::string_view kNames[] = {
+      "config.json",         "tokenizer.json",         "tokenizer_config.json",
+      "chat_template.jinja", "generation_config.json", "model.safetensors.index.json"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 

@@ -32,7 +32,9 @@ struct GgufVocab {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  static Result<TokenizerPtr> from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json = "");
+  // `more_ends`: tokens that end an answer beside those the files name.
+  static Result<TokenizerPtr> from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json = "",
+                                        std::span<const int32_t> more_ends = {});
   static Result<TokenizerPtr> from_gguf(const GgufVocab& vocab);
 
   virtual int32_t vocab_size() const = 0;

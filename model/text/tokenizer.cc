@@ -1,5 +1,6 @@
 #include "model/text/tokenizer.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "model/text/utf8.h"
@@ -14,18 +15,22 @@ std::vector<kvt_str> as_strs(const std::vector<std::string>& v) {
   return out;
 }
 
-Result<TokenizerPtr> take(int code, kvt_tokenizer* handle, const Buffer& error) {
+Result<TokenizerPtr> take(int code, kvt_tokenizer* handle, const Buffer& error,
+                          std::span<const int32_t> more_ends = {}) {
   if (code != 0) return error.error(code);
-  return TokenizerPtr(std::make_shared<RustTokenizer>(handle));
+  auto made = std::make_shared<RustTokenizer>(handle);
+  for (const int32_t id : more_ends) KVASIR_TRY(made->add_end(id));
+  return TokenizerPtr(std::move(made));
 }
 
 }  // namespace
 
-Result<TokenizerPtr> Tokenizer::from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json) {
+Result<TokenizerPtr> Tokenizer::from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
+                                          std::span<const int32_t> more_ends) {
   kvt_tokenizer* handle = nullptr;
   Buffer error;
   const int code = kvt_tokenizer_from_json(as_str(tokenizer_json), as_str(tokenizer_config_json), &handle, error.out());
-  return take(code, handle, error);
+  return take(code, handle, error, more_ends);
 }
 
 Result<TokenizerPtr> Tokenizer::from_gguf(const GgufVocab& v) {
@@ -60,6 +65,14 @@ RustTokenizer::RustTokenizer(kvt_tokenizer* handle) : handle_(handle) {
   kvt_tokenizer_look(handle_, &view_);
   end_.assign(view_.end_of_generation, view_.end_of_generation + view_.n_end_of_generation);
   chat_template_.assign(view_.chat_template.data, view_.chat_template.size);
+}
+
+Status RustTokenizer::add_end(int32_t id) {
+  if (!known(id))
+    return invalid_argument("token " + std::to_string(id) + ", which is to end answers, is outside the vocabulary of " +
+                            std::to_string(view_.vocab_size) + " tokens");
+  if (std::find(end_.begin(), end_.end(), id) == end_.end()) end_.push_back(id);
+  return {};
 }
 
 Result<std::vector<int32_t>> RustTokenizer::encode(std::string_view text, bool add_bos, bool parse_special) const {

@@ -25,6 +25,8 @@ class RustTokenizer final : public Tokenizer {
   const std::string& chat_template() const override { return chat_template_; }
   Result<std::string> to_json() const override;
 
+  Status add_end(int32_t id);  // before anybody else has it
+
   const kvt_tokenizer* handle() const { return handle_; }
 
  private:

@@ -73,7 +73,7 @@ class InferCall final : public std::enable_shared_from_this<InferCall> {
   Status submit(const pb::ModelInferRequest& in) {
     KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
     KVASIR_TRY(caller.require(Role::user, "ModelInfer"));
-    KVASIR_ASSIGN(InferInput input, read_infer_request(in));
+    KVASIR_ASSIGN(InferInput input, read_infer_request(in, context_.services.options()));
     KVASIR_TRY(check_version(in.model_version()));
     if (input.stream)
       return invalid_argument("stream is true; ModelInfer answers once: call ModelStreamInfer, or leave it unset")
@@ -219,7 +219,7 @@ class StreamInferCall final
           "what was sent is no inference.ModelInferRequest: its bytes do not parse, or a string in "
           "it is not UTF-8");
     }
-    KVASIR_ASSIGN(InferInput input, read_infer_request(request_));
+    KVASIR_ASSIGN(InferInput input, read_infer_request(request_, context_.services.options()));
     KVASIR_TRY(check_version(request_.model_version()));
     carry(*call_, input.generate.request);
     bool full = false;

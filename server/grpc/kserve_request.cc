@@ -202,8 +202,9 @@ Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
 
 }  // namespace
 
-Result<InferInput> read_infer_request(const pb::ModelInferRequest& from) {
+Result<InferInput> read_infer_request(const pb::ModelInferRequest& from, const ServerOptions& limits) {
   InferInput in;
+  in.generate.request.sampling = limits.sampling;
   in.generate.protocol = "kserve";
   in.generate.model = from.model_name();
   in.generate.request.id = from.id();

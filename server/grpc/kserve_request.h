@@ -14,7 +14,7 @@ struct InferInput {
   bool raw = false;     // the tensors came as raw bytes, and go back so
   std::string text_input;
 };
-Result<InferInput> read_infer_request(const inference::ModelInferRequest& from);
+Result<InferInput> read_infer_request(const inference::ModelInferRequest& from, const ServerOptions& limits);
 
 // The text_output tensor.
 void write_text_output(const std::string& text, bool raw, inference::ModelInferResponse& to);

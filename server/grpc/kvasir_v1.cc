@@ -96,6 +96,7 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from, const Server
   in.protocol = "kvasir.v1";
   in.model = from.model();
   engine::Request& r = in.request;
+  r.sampling = limits.sampling;
   r.id = from.request_id();
   Status status;
   switch (from.input_case()) {

@@ -104,6 +104,7 @@ class VllmEngine final : public pb::VllmEngine::CallbackService {
       out->set_model_type(info.architecture);
       out->add_architectures(info.architecture);
       out->set_max_req_input_len(info.context_length - 1);
+      out->set_default_sampling_params_json(c_.services.options().sampling_json);
       if (text::TokenizerPtr tokenizer = c_.services.engine().tokenizer()) {
         for (int32_t id : tokenizer->end_of_generation()) out->add_eos_token_ids(id);
         out->set_bos_token_id(tokenizer->bos());

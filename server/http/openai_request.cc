@@ -81,10 +81,11 @@ int32_t clamp32(int64_t v) {
 }
 
 // What chat and completions have in common.
-void read_common(Fields& f, OpenAiCall& call) {
+void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   GenerateInput& in = call.input;
   engine::Request& r = in.request;
   model::SamplingParams& s = r.sampling;
+  s = limits.sampling;
   f.string("model", &in.model);
   f.number("temperature", &s.temperature);
   f.number("top_p", &s.top_p);
@@ -153,7 +154,7 @@ Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits
   OpenAiCall call;
   call.input.protocol = "openai.chat";
   call.shape.chat = true;
-  read_common(f, call);
+  read_common(f, limits, call);
   int64_t value = 0;
   if (f.integer("max_completion_tokens", &value)) {
     call.input.max_tokens = value;
@@ -178,7 +179,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   OpenAiCall call;
   GenerateInput& in = call.input;
   in.protocol = "openai.completions";
-  read_common(f, call);
+  read_common(f, limits, call);
   in.default_max_tokens = 16;  // OpenAI's
   if (f.integer("logprobs", &in.logprobs) && in.logprobs < 0)
     f.fail("logprobs", cat("is ", in.logprobs, "; it must be at least 0"));
