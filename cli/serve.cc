@@ -115,6 +115,7 @@ int serve_with(ServeConfig& config) {
     std::fprintf(stderr, "kvasir serve: %s\n", sampled.message().c_str());
     return kFailed;
   }
+  // NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread): nobody is ended by it, sigwait() takes it below
   config.server.on_drain = [here] { pthread_kill(here, SIGTERM); };
   auto engine = engine::Engine::start(config.model.runner_options(), config.model.engine_options());
   auto started = server::Server::start(config.server, *engine);
