@@ -9,29 +9,20 @@ token. Then it measures decoding on the GPU. Needs only Python's own library.
 """
 import json
 import statistics
-import subprocess
 import sys
 import threading
 import time
 import urllib.request
+
+from served import driver, start
 
 WINDOW = 512
 
 
 class Server:
     def __init__(self, kvasir, model, *flags):
-        self.log = []
-        self.process = subprocess.Popen([kvasir, "serve", "--model", model, "--grpc-port", "-1", "--http-port", "0",
-                                         "--log-format", "json", "--no-prefix-cache", *flags],
-                                        stderr=subprocess.PIPE, text=True)
-        self.url = None
-        for line in self.process.stderr:
-            self.log.append(json.loads(line))
-            if self.log[-1]["message"] == "ready":
-                self.url = f"http://127.0.0.1:{self.log[-1]['http_port']}"
-                break
-        if not self.url:
-            sys.exit(f"the server did not start: {self.log}")
+        self.process, self.log = start(kvasir, model, *flags)
+        self.url = f"http://127.0.0.1:{self.log[-1]['http_port']}"
         threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()
 
     def complete(self, **body):
@@ -72,14 +63,6 @@ def decode(server, batch, tokens=128):
         [t.join() for t in threads]
         rates.append(batch * tokens / (time.perf_counter() - begin))
     return {"first": rates[0], "warm": statistics.median(rates[1:])}
-
-
-def driver():
-    try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
-    except OSError:
-        return ""
 
 
 def main():

@@ -16,11 +16,12 @@ import json
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+from served import driver, start
 
 LLAMA_8B = ("dummy:llama,name=llama-3.1-8b,layers=32,hidden=4096,heads=32,kv_heads=8,head_dim=128,ffn=14336,"
             "vocab=128256,context=16384,type=bf16")
@@ -33,22 +34,13 @@ OFFLINE = {(128, 128): 17346, (1000, 1000): 8825, (2048, 128): 2056}
 class Server:
     def __init__(self, a):
         self.trace = tempfile.NamedTemporaryFile(suffix=".json")
-        command = [a.kvasir, "serve", "--model", a.model, "--device", "cuda", "--grpc-port", "-1", "--http-port", "0",
-                   "--log-format", "json", "--no-prefix-cache", "--no-access-log", "--max-running", str(a.max_running),
-                   "--max-tokens-per-step", str(a.max_tokens_per_step), "--max-step-ms", "0", "--max-waiting", "16384",
-                   "--max-waiting-tokens", "100000000", "--http-threads", "4", "--step-trace", self.trace.name,
-                   *a.serve.split()]
+        flags = ["--device", "cuda", "--no-access-log", "--max-running", str(a.max_running),
+                 "--max-tokens-per-step", str(a.max_tokens_per_step), "--max-step-ms", "0", "--max-waiting", "16384",
+                 "--max-waiting-tokens", "100000000", "--http-threads", "4", "--step-trace", self.trace.name,
+                 *a.serve.split()]
         began = time.perf_counter()
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.port, self.device, log = None, None, []
-        for line in self.process.stderr:
-            log.append(json.loads(line))
-            self.device = self.device or log[-1].get("device")
-            if log[-1]["message"] == "ready":
-                self.port = log[-1]["http_port"]
-                break
-        if self.port is None:
-            sys.exit(f"the server did not start: {log}")
+        self.process, log = start(a.kvasir, a.model, *flags)
+        self.port, self.device = log[-1]["http_port"], next((e["device"] for e in log if "device" in e), None)
         self.start_seconds = time.perf_counter() - began
         threading.Thread(target=self.listen, daemon=True).start()
         self.random = random.Random(1)
@@ -131,14 +123,6 @@ def beside(ours, theirs, less_is_better=True):
     if theirs is None:
         return ""
     return f"{theirs / ours if less_is_better else ours / theirs:.2f}"
-
-
-def driver():
-    try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
-    except OSError:
-        return ""
 
 
 def main():

@@ -1,0 +1,24 @@
+"""A kvasir serve of one's own, and the driver that a record names."""
+import json
+import subprocess
+import sys
+
+
+def start(kvasir, model, *flags):
+    """The process, once it is ready, and what it has logged; the rest of its log is for the caller to read."""
+    process = subprocess.Popen([kvasir, "serve", "--model", model, "--grpc-port", "-1", "--http-port", "0",
+                                "--log-format", "json", "--no-prefix-cache", *flags], stderr=subprocess.PIPE, text=True)
+    log = []
+    for line in process.stderr:
+        log.append(json.loads(line))
+        if log[-1]["message"] == "ready":
+            return process, log
+    sys.exit(f"the server did not start: {log}")
+
+
+def driver():
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+    except OSError:
+        return ""
