@@ -9,6 +9,12 @@ namespace kvasir::attention::cuda {
 
 void launch_append(const Shape&, const StepView&, const Layer&, int64_t tokens, bool queries, bool store, int phase,
                    cudaStream_t);
+// What it chooses from: every variant; and the rows that models have. They leave the same bits.
+void launch_append_any(const Shape&, const StepView&, const Layer&, int64_t tokens, bool queries, bool store, int phase,
+                       cudaStream_t);
+bool append_tokens_takes(const Shape&, const CacheLayer&);
+void launch_append_tokens(const Shape&, const StepView&, const Layer&, int64_t tokens, bool queries, bool store,
+                          cudaStream_t);
 void launch_gather(const Shape&, const StepView&, const CacheLayer&, void* k_out, void* v_out, DType type, int repeat,
                    bool old, int64_t sequences, cudaStream_t);
 void launch_rope(const StepView&, const float* inv_freq, int half, float magnitude, int64_t ranks, int64_t tokens,

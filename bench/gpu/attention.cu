@@ -331,6 +331,64 @@ void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t token
   cudaFree(view.data), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(out);
 }
 
+// What an append of a model's own step costs: packed rows of q, k and v with RoPE on their way into a bfloat16 cache
+// and, contiguous, to prefill (`contiguous`), beside the bytes that this takes. Inputs in turn, so that none is found
+// in L2.
+void append(Timer& timer, int64_t batch, int64_t tokens, bool contiguous, int heads = 32, int kv_heads = 8,
+            int dim = 128) {
+  Attributes a;
+  a.num_heads = heads, a.num_kv_heads = kv_heads, a.head_dim = dim;
+  a.io = a.out = DType::bf16;
+  a.packed_qkv = true;
+  const int64_t pages = (tokens + 15) / 16, T = batch * tokens, max_tokens = batch * pages * 16;
+  std::vector<int64_t> seqstarts{0}, kvstarts{0}, start_pos(size_t(batch), 0), table(size_t(batch * pages));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937(1));
+  for (int64_t& p : table) p *= 16;
+  for (int64_t b = 0; b < batch; ++b) seqstarts.push_back((b + 1) * tokens), kvstarts.push_back((b + 1) * tokens);
+  Step step;
+  step.batch = batch;
+  step.seqstarts = seqstarts.data(), step.kvstarts = kvstarts.data(), step.start_pos = start_pos.data();
+  step.cachestarts = table.data(), step.max_pages = pages;
+  step.max_seqlen = tokens, step.max_kvlen = tokens;
+  cuda::Machine machine;
+  machine.stream_warps[0] = machine.stream_warps[1] = machine.stream_warps[2] = 1056;
+  machine.prefill = contiguous;
+  cuda::Planner planner(a, {batch, T, tokens, pages, max_tokens}, machine);
+  std::vector<std::byte> host(planner.bytes());
+  planner.plan(step, host.data());
+  std::byte* device;
+  CUDA(cudaMalloc(&device, host.size()));
+  CUDA(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice));
+  cuda::Shape s;
+  s.heads = heads, s.kv_heads = kv_heads, s.group = heads / kv_heads, s.head_dim = dim;
+  s.mode = int(kvcache::IndexMode::page_table), s.page_shift = 4;
+  s.io = s.out = s.work = a.io;
+  s.packed = 1, s.rope_style = int(RopeStyle::neox), s.rotary_dim = dim;
+  const int64_t in = T * (heads + 2 * kv_heads) * dim * 2, kv = T * 2 * kv_heads * dim * 2;
+  const int copies = int(std::clamp<int64_t>((100ll << 20) / in + 1, 2, 40));
+  uint8_t* angles = random_memory(T * dim / 2 * 16, 5, 1, timer.stream);
+  uint8_t* qkv = random_memory(copies * in, 0, 2, timer.stream);
+  uint8_t* cache = random_memory(max_tokens * 2 * kv_heads * dim * 2, 0, 3, timer.stream);
+  uint8_t* made = random_memory(copies * (in + kv), 0, 4, timer.stream);
+  s.rope = reinterpret_cast<float*>(angles);
+  cuda::Layer l;
+  l.cache.key = cache, l.cache.value = cache + max_tokens * kv_heads * dim * 2;
+  l.cache.token = dim * 2, l.cache.head = max_tokens * dim * 2;  // as the runner lays it out
+  l.cache.dtype = DType::bf16;
+  const double us = timer.time(copies, [&](int i) {
+    l.query = qkv + i * in;
+    l.q = made + i * (in + kv), l.k_new = made + i * (in + kv) + in, l.v_new = made + i * (in + kv) + in + kv / 2;
+    cuda::launch_append(s, planner.view(device), l, planner.launch().tokens, true, true, 0, timer.stream);
+  });
+  const double bytes = double(2 * in + (contiguous ? kv : 0)) + double(T) * dim * 8;
+  printf(
+      "{\"append\": [%ld, %ld], \"heads\": [%d, %d], \"dim\": %d, \"contiguous\": %d, \"us\": %.2f, \"tb_s\": %.3f}\n",
+      batch, tokens, heads, kv_heads, dim, int(contiguous), us, bytes / us * 1e-6);
+  fflush(stdout);
+  cudaFree(device), cudaFree(angles), cudaFree(qkv), cudaFree(cache), cudaFree(made);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -371,6 +429,13 @@ int main(int argc, char** argv) {
   const auto prefill_if = [&](const std::string& name, auto... shape) {
     if (only.empty() || ("prefill " + name).find(only) != std::string::npos) prefill(timer, name, shape...);
   };
+  if (only.empty() || only == "append") {
+    for (auto [b, n] : {std::pair<int64_t, int64_t>{1, 8192}, {1, 2048}, {1, 1024}, {1, 512}, {1, 256}, {1, 128}})
+      append(timer, b, n, true);
+    append(timer, 1, 2048, true, 9, 3, 64);
+    append(timer, 1, 8192, true, 9, 3, 64);
+    for (int64_t b : {1, 8, 64, 128, 256, 512}) append(timer, b, 1, false);
+  }
   prefill_if("8k", 1, 8192, 0);
   prefill_if("2k", 4, 2048, 0);
   prefill_if("512", 16, 512, 0);

@@ -1,0 +1,128 @@
+// New tokens as models have them: RoPE over whole heads, its pairs half a head apart, or none. A warp has a token, or
+// some of its rows: the angles are read once for all of its heads. A lane has 16 elements of a row, which turn by the
+// same eight angles.
+#include <algorithm>
+
+#include "attention/cuda/append.cuh"
+#include "attention/params.h"
+
+namespace kvasir::attention::cuda {
+namespace {
+
+constexpr int kWarps = 4, kFlight = 2;
+
+template <DType kIo, int kD>
+__global__ void __launch_bounds__(kWarps * 32, 4)
+    append_tokens_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
+                         const __grid_constant__ Layer l, bool queries, bool store, int pieces) {
+  let_next_kernel_start();
+  constexpr int kLanes = kD / 16, kRows = 32 / kLanes;  // rows a warp has at once
+  const int lane = threadIdx.x % kLanes, mine = threadIdx.x % 32 / kLanes, tokens = v.counts[kCountTokens];
+  const int first = queries ? 0 : s.heads, rows = s.heads + 2 * s.kv_heads;
+  const int in_group = l.cache.quant_group ? l.cache.quant_group / 8 : 1;
+  const int step = kRows * pieces;
+  for (int64_t task = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; task < int64_t(tokens) * pieces;
+       task += int64_t(gridDim.x) * kWarps) {
+    const int token = int(uint32_t(task) / uint32_t(pieces)), piece = int(uint32_t(task) % uint32_t(pieces));
+    const Token info = v.tokens[token];
+    const bool deferred = info.flags & kDeferred, write = store && info.place >= 0 && !deferred;
+    const bool contiguous = !l.given && info.flags & (kContiguous | kDeferred);
+    float4 angles[8];
+    if (s.rope_style != 0) {
+      const float4* from = reinterpret_cast<const float4*>(s.rope) + int64_t(token) * (kD / 2) + lane * 8;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) angles[k] = from[k];
+    }
+    for (int row = first + piece * kRows; row < rows; row += step * kFlight) {
+      uint4 raw[kFlight][2];
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) {
+        const int r = row + u * step + mine, part = r < s.heads ? 0 : r < s.heads + s.kv_heads ? 1 : 2;
+        const void* base = s.packed || part == 0 ? l.query : part == 1 ? l.key : l.value;
+        const int64_t at = s.packed    ? int64_t(token) * rows + r
+                           : part == 0 ? int64_t(token) * s.heads + r
+                                       : int64_t(token) * s.kv_heads + (r - s.heads - (part - 1) * s.kv_heads);
+        if (r < rows) {
+          const uint4* from = static_cast<const uint4*>(base) + at * (kD / 8) + lane;
+          raw[u][0] = __ldcs(from), raw[u][1] = __ldcs(from + kLanes);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) {
+        if (row + u * step >= rows) break;  // of the whole warp
+        const int r = row + u * step + mine, part = r < s.heads ? 0 : r < s.heads + s.kv_heads ? 1 : 2;
+        const bool live = r < rows;
+        const int head = part == 0 ? r : r - s.heads - (part - 1) * s.kv_heads;
+        Vec8 x = load8(&raw[u][0], kIo, 0), y = load8(&raw[u][1], kIo, 0);
+        if (l.bias && live) {
+          const Vec8 to_x = load8(l.bias, kIo, int64_t(r) * kD + lane * 8),
+                     to_y = load8(l.bias, kIo, int64_t(r) * kD + kD / 2 + lane * 8);
+#pragma unroll
+          for (int k = 0; k < 8; ++k) x.x[k] += to_x.x[k], y.x[k] += to_y.x[k];
+        }
+        if (part != 2 && s.rope_style != 0) {
+#pragma unroll
+          for (int k = 0; k < 8; ++k) {
+            const float was = x.x[k];
+            x.x[k] = turned(was, y.x[k], angles[k]);
+            y.x[k] = turned(y.x[k], -was, angles[k]);
+          }
+        }
+        if (part == 0 && live) {
+          const int64_t to = (int64_t(token) * s.heads + head) * kD + lane * 8;
+          store8(l.q, kIo, to, x);
+          store8(l.q, kIo, to + kD / 2, y);
+        }
+        if (row + u * step + kRows <= s.heads) continue;  // queries alone: all of the warp
+        uint8_t *to = nullptr, *scale_to = nullptr;
+        if (live && part != 0 && write) {
+          const int64_t place = info.place;
+          to = (part == 2 ? l.cache.value : l.cache.key) + place * l.cache.token + head * l.cache.head;
+          if (l.cache.quant_group)
+            scale_to = (part == 2 ? l.cache.value_scale : l.cache.key_scale) + place * l.cache.scale_token +
+                       head * l.cache.scale_head;
+        }
+        through_cache(l.cache, false, false, part == 2, lane, in_group, x, to, scale_to);
+        through_cache(l.cache, false, false, part == 2, lane + kLanes, in_group, y, to, scale_to);
+        if (live && part != 0 && contiguous) {
+          void* out = part == 2 ? l.v_new : l.k_new;
+          const int64_t at = (int64_t(token) * s.kv_heads + head) * kD + lane * 8;
+          store8(out, kIo, at, x);
+          store8(out, kIo, at + kD / 2, y);
+        }
+      }
+    }
+  }
+}
+
+template <DType kIo, int kD>
+void run(const Shape& s, const StepView& v, const Layer& l, int64_t tokens, bool queries, bool store,
+         cudaStream_t stream) {
+  constexpr int kRows = 512 / kD;
+  const int64_t turns = ((queries ? s.heads : 0) + 2 * s.kv_heads + kRows - 1) / kRows;
+  // A token a warp where that fills the device, else a token's rows over some.
+  const int64_t pieces = std::min((turns + kFlight - 1) / kFlight, std::max<int64_t>(1, 132 * 16 / tokens));
+  const int64_t blocks = (tokens * pieces + kWarps - 1) / kWarps;
+  append_tokens_kernel<kIo, kD>
+      <<<int(std::min<int64_t>(blocks, 132 * 64)), kWarps * 32, 0, stream>>>(s, v, l, queries, store, int(pieces));
+}
+
+}  // namespace
+
+bool append_tokens_takes(const Shape& s, const CacheLayer& c) {
+  return (s.io == DType::bf16 || s.io == DType::f16) && (s.head_dim == 64 || s.head_dim == 128 || s.head_dim == 256) &&
+         (s.rope_style == 0 || (s.rope_style == int(RopeStyle::neox) && s.rotary_dim == s.head_dim && !s.streaming)) &&
+         c.quant_group <= s.head_dim / 2;
+}
+
+void launch_append_tokens(const Shape& s, const StepView& v, const Layer& l, int64_t tokens, bool queries, bool store,
+                          cudaStream_t stream) {
+  const bool brain = s.io == DType::bf16;
+  switch (s.head_dim) {
+    case 64: return (brain ? run<DType::bf16, 64> : run<DType::f16, 64>)(s, v, l, tokens, queries, store, stream);
+    case 128: return (brain ? run<DType::bf16, 128> : run<DType::f16, 128>)(s, v, l, tokens, queries, store, stream);
+    default: return (brain ? run<DType::bf16, 256> : run<DType::f16, 256>)(s, v, l, tokens, queries, store, stream);
+  }
+}
+
+}  // namespace kvasir::attention::cuda
