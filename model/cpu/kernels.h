@@ -14,8 +14,8 @@ namespace kvasir::model::cpu {
 // low, with one d a row, so that a block's products are scaled by its weights' scale alone. Two int8 planes cost a
 // second dot product where one plane alone (llama.cpp's way) costs accuracy: 0.033 in mean |log-probability| on
 // SmolLM2. A block is 32 high bytes, then 32 low ones. In the same room AMX has its own orders, those of whole tiles,
-// and where there are rows enough both have two rows in three planes (pairs_avx2.h, amx_pairs.h), or AVX2 the 16 bits
-// together (panels_avx2.h).
+// and where there are rows enough two rows stand in three planes (pair_digits.h, amx_pairs.h), or with AVX2 and 8-bit
+// weights the 16 bits together (panels_avx2.h).
 struct QuantRows {
   int8_t* q;         // [rows, cols / 32, 2, 32]
   float* d;          // [rows]

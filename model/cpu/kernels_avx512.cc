@@ -1,5 +1,5 @@
-#include "model/cpu/panels_avx512.h"
+#include "model/cpu/pairs_avx512.h"
 
 namespace kvasir::model::cpu {
-const Kernels kKernelsAvx512 = panel_kernels("avx512");
+const Kernels kKernelsAvx512 = pair_kernels("avx512");
 }

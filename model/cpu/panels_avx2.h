@@ -101,7 +101,7 @@ struct Together {
 void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const PackingInfo info = packing_info(packing);
   if (to.rows < least_rows(info)) return quantize(x, packing, to, row);
-  if (info.of_rows) return quantize_digits(x, packing, to, row);
+  if (info.of_rows) return quantize_pair_row(x, info, to, row);
   quantize_together<Together>(x, info, to, row);
 }
 

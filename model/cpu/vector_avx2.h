@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <utility>
+
 #include "model/cpu/kernels.h"
 
 namespace kvasir::model::cpu {

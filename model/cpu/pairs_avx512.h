@@ -1,0 +1,205 @@
+// Products of several rows with AVX-512, two rows in three planes of bytes (pair_digits.h): weights are multiplied as
+// the bytes they are in the file, unpacked in passing, since that has ports of its own beside the products. Two groups
+// of outputs at a time: what is read of a row serves both.
+#pragma once
+
+#include "model/cpu/vector_avx512.h"
+// After the vectors it is written for.
+#include "model/cpu/kernels_impl.h"
+// After those.
+#include "model/cpu/panel_rows_impl.h"
+// After the sums it keeps.
+#include "model/cpu/pair_digits.h"
+
+// NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
+namespace kvasir::model::cpu {
+namespace {
+
+constexpr int64_t kTall = 4;  // rows of a tile
+
+// As intrinsics gcc 12 spills what they add to.
+inline V::I add_four_products(V::I to, V::I w, V::I v) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(to) : "v"(w), "v"(v));
+  return to;
+}
+inline V::I add_two_products(V::I to, V::I a, V::I b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(to) : "v"(a), "v"(b));
+  return to;
+}
+// What is loaded from there is loaded again.
+inline const uint8_t* anew(const uint8_t* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
+// What a tile of C digits reads: the sums of a block are those of digits and of what stands beside them.
+template <Packing P, int C, int G>
+struct PairTile {
+  static constexpr PackingInfo kInfo = packing_info(P);
+  static constexpr int kHalves = kInfo.halves ? 2 : 1;
+  static constexpr bool kNibbles = kInfo.quant_bytes == 256;
+  const PackedMatrix& m;
+  const int64_t group;
+  const int8_t* const q;  // the tile's first row
+  const int64_t stride;   // of pairs
+  Ahead& ahead;
+
+  const int8_t* at(int64_t b, int digit) const {
+    return q + digit / kDigits * stride + b * kDigitBytes + digit % kDigits * 32;
+  }
+  [[gnu::always_inline]] V::I value(int64_t b, int digit, int which) const {
+    const int8_t* p = q + digit / kDigits * stride + b * kDigitBytes + kDigitSums + 4 * (digit % kDigits + which);
+    V::I out;  // as an intrinsic gcc 12 takes some by way of general registers, which costs the products' ports
+    asm("vpbroadcastd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const int8_t(*)[4]>(p)));
+    return out;
+  }
+  const uint8_t* quants(int64_t b) const { return m.quants(group) + b * kInfo.quant_bytes; }
+  const uint8_t* scales(int64_t b, int g) const { return quants(m.blocks) + g * m.group_bytes + b * kInfo.scale_bytes; }
+
+  // Four inputs of each of 16 outputs by those of every digit.
+  [[gnu::always_inline]] void add_chunk(int64_t b, int c, const V::I (&w)[G], V::I (&to)[C][G]) const {
+    unrolled<C>([&]<int j>() __attribute__((always_inline)) {
+      const V::I v = V::inputs(at(b, j) + 4 * c);
+      unrolled<G>([&]<int g>() __attribute__((always_inline)) { to[j][g] = add_four_products(to[j][g], w[g], v); });
+    });
+  }
+
+  // A block's products, or those of a half.
+  [[gnu::always_inline]] void add_block(int64_t b, int half, V::I (&to)[C][G]) const {
+    const uint8_t* from = quants(b);
+    ahead.fetch();
+    unrolled<8 / kHalves>([&]<int I>() __attribute__((always_inline)) {
+      const int c = 8 / kHalves * half + I;
+      if (kNibbles && c == 4) from = anew(from);  // lest the lower nibbles' loads are kept for these
+      V::I w[G];
+      unrolled<G>([&]<int g>() __attribute__((always_inline)) {
+        const V::I v = _mm512_loadu_si512(from + g * m.group_bytes + 64 * (kNibbles ? c % 4 : c));
+        if constexpr (kNibbles)
+          w[g] = _mm512_and_si512(c < 4 ? v : _mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
+        else
+          w[g] = v;
+      });
+      add_chunk(b, c, w, to);
+    });
+  }
+
+  // Integers of rows: D times a block's products and M times its inputs are one instruction.
+  void sum(const QuantRows& x, int64_t row, WholeSums<G>* sums) const {
+    int64_t fit = fit_of(x, row);
+    for (int t = 1; t < kTileRows<C>; ++t) fit = fit_of(x, row + t) < fit ? fit_of(x, row + t) : fit;
+    for (int64_t b = 0; b < m.blocks;) {
+      const int64_t full = (b | (fit - 1)) + 1, end = full < m.blocks ? full : m.blocks;
+      V::I total[C][G];
+      unrolled<C * G>([&]<int I>() __attribute__((always_inline)) { total[I / G][I % G] = V::zero_i(); });
+      for (; b < end; ++b)
+        unrolled<kHalves>([&]<int h>() __attribute__((always_inline)) {
+          V::I made[C][G];
+          unrolled<C * G>([&]<int I>() __attribute__((always_inline)) {
+            made[I / G][I % G] = kHalves == 2 ? V::zero_i() : I % G > 0 ? made[I / G][0] : value(b, I / G, kDigits);
+          });
+          add_block(b, h, made);
+          unrolled<C * G>([&]<int I>() __attribute__((always_inline)) {
+            constexpr int j = I % C, g = I / C;
+            V::I pair = V::load_pair<P>(scales(b, g), h, 0), v = made[j][g];
+            if (kHalves == 2) pair = _mm512_sub_epi16(pair, _mm512_slli_epi32(pair, 19));
+            if constexpr (kInfo.zero == 0)
+              v = _mm512_ternarylogic_epi32(v, _mm512_set1_epi32(0xffff), value(b, j, h * kDigits), 0xea);
+            total[j][g] = add_two_products(total[j][g], v, pair);
+          });
+        });
+      each_row_of<C>(total, [&]<int t, int g>(V::I sum) { sums[t].add(g, sum); });
+    }
+  }
+
+  // Blocks that have scales of their own.
+  void sum(const QuantRows& x, int64_t row, FloatSums<G>* sums) const {
+    const float* of_inputs = x.sums + row * m.blocks * kHalves;
+    V::F total[kTileRows<C>][G];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTileRows<C>; ++t)
+#pragma GCC unroll 2
+      for (int g = 0; g < G; ++g) total[t][g] = V::set_f(0.0f);
+    for (int64_t b = 0; b < m.blocks; ++b)
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        V::I made[C][G];
+#pragma GCC unroll 6
+        for (int j = 0; j < C; ++j)
+#pragma GCC unroll 2
+          for (int g = 0; g < G; ++g) made[j][g] = kInfo.zero != 0 ? value(b, j, 0) : V::zero_i();
+        add_block(b, h, made);
+        Scales<P> of[G];
+#pragma GCC unroll 2
+        for (int g = 0; g < G; ++g) of[g].load(scales(b, g), 0);
+        each_row_of<C>(made, [&]<int t, int g>(V::I sum) {
+          total[t][g] = V::fma(of[g].d[h], V::to_float(sum), total[t][g]);
+          if constexpr (kInfo.zero == 0)
+            total[t][g] = V::fma(of[g].m[h], V::set_f(of_inputs[(t * m.blocks + b) * kHalves + h]), total[t][g]);
+        });
+      }
+#pragma GCC unroll 4
+    for (int t = 0; t < kTileRows<C>; ++t)
+#pragma GCC unroll 2
+      for (int g = 0; g < G; ++g) sums[t].sum[g] = total[t][g];
+  }
+};
+
+template <Packing P, int G>
+void pair_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
+               int64_t y_stride, bool add) {
+  using Sums = std::conditional_t<packing_info(P).of_rows, WholeSums<G>, FloatSums<G>>;
+  const int64_t lines = G * m.group_bytes / 64, steps = (rows + kTall - 1) / kTall * m.blocks;
+  Ahead ahead{m.quants(group + G), m.quants(group + 2 * G), int((lines + steps - 1) / steps)};
+  for (int64_t t = 0; t < rows; t += kTall) {
+    const int64_t some = rows - t < kTall ? rows - t : kTall;
+    Sums sums[kTall] = {};
+    with_digits(some, [&]<int C>() {
+      const PairTile<P, C, G> tile{m, group, x.q + 2 * (first + t) * x.cols, 4 * x.cols, ahead};
+      tile.sum(x, first + t, sums);
+    });
+    for (int64_t i = 0; i < some; ++i)
+      for (int g = 0; g < G; ++g)
+        store_lanes(finish(sums[i], g, m, group, x.d[first + t + i]), 0, y + (t + i) * y_stride + g * kGroup,
+                    m.valid(group + g), add);
+  }
+  ahead.fetch_rest();
+}
+
+void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
+                     int64_t rows, float* y, int64_t y_stride, bool add) {
+  if (x.rows == 1) return integer(m, group, groups, x, first, rows, y, y_stride, add);
+  with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (has_integers(P)) {
+      for (; groups >= 2; group += 2, groups -= 2, y += 2 * kGroup)
+        pair_rows<P, 2>(m, group, x, first, rows, y, y_stride, add);
+      if (groups == 1) pair_rows<P, 1>(m, group, x, first, rows, y, y_stride, add);
+    }
+  });
+}
+
+struct WidePairs : Wide {
+  static float magnitude(const float* x, int64_t cols) { return V::magnitude(x, cols); }
+};
+
+void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {
+  if (to.rows == 1) return quantize(x, packing, to, row);
+  const PackingInfo info = packing_info(packing);
+  quantize_digits<WidePairs>(x, info, to, row, [&](int8_t* block, int64_t, __m128i first, __m128i second) {
+    if (info.of_rows)
+      put_upper_sums(block, info.halves, first, second);
+    else  // what the integer that stands for 0 adds to their products
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(block + kDigitSums),
+                       _mm_mullo_epi32(_mm_add_epi32(first, second), _mm_set1_epi32(-info.zero)));
+  });
+}
+
+constexpr Kernels pair_kernels(const char* name) {
+  Kernels k = make_kernels(name);
+  k.quantize = quantize_for_many;
+  k.integer = integer_of_many;
+  return k;
+}
+
+}  // namespace
+}  // namespace kvasir::model::cpu
+// NOLINTEND(misc-definitions-in-headers)
