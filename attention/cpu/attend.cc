@@ -187,7 +187,7 @@ class Tiles {
   static void skip(int64_t lines, Walk* walk) {
     for (; walk->next != walk->last && lines > 0; ++walk->next) {
       Piece& p = walk->row = *walk->next;
-      const int64_t each = (p.bytes + kLine - 1) / kLine, rows = std::min(p.rows, lines / each);
+      const int64_t each = (p.bytes + kLine - 1) / kLine, rows = lines < each ? 0 : std::min(p.rows, lines / each);
       lines -= rows * each, p.rows -= rows, p.at += rows * p.step;
       if (p.rows == 1) p.at += lines * kLine, p.bytes -= lines * kLine;
       if (p.rows > 0) lines = 0;

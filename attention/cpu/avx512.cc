@@ -73,6 +73,17 @@ inline V fold_rows(const float* rows, const F& both) {
   return both(_mm512_shuffle_ps(w[0], w[1], 0x88), _mm512_shuffle_ps(w[0], w[1], 0xdd));
 }
 
+#define KVASIR_FOLDS_ONE 1
+// One row's lanes taken together as fold_rows does it, in every lane.
+template <class F>
+inline V fold_row(V x, const F& both) {
+  x = both(x, _mm512_shuffle_f32x4(x, x, 0x4e));
+  x = both(x, _mm512_shuffle_f32x4(x, x, 0xb1));
+  x = both(x, _mm512_permute_ps(x, 0x4e));
+  x = both(x, _mm512_permute_ps(x, 0xb1));
+  return _mm512_broadcastss_ps(_mm512_castps512_ps128(x));
+}
+
 inline V load_f16(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline V load_bf16(const uint8_t* p) {
   __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

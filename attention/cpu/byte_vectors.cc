@@ -22,6 +22,7 @@ constexpr int kKeyRows = 4;    // rows whose sums stay in registers: of keys,
 constexpr int kValueRows = 2;  // of values
 constexpr int64_t kMostGroups = 4, kMostDim = kMostGroups * kStep;
 constexpr int kQuads = kTile / 4;
+constexpr int kLess = 4;  // digits, and one word that is nothing
 
 // One thread's memory, cut up. The instruction wants one side without signs: the cache's bytes are 128 more than they
 // are, and sums begin at what that makes less.
@@ -29,8 +30,8 @@ struct Memory {
   int32_t head_dim, rows, groups;
   float byte_worth;
   float* worth;      // [row]: of the query's unit
-  int32_t* less;     // [row][digit][group]
-  int8_t* queries;   // [row][digit][place]
+  int32_t* less;     // [row][group][kLess], by digits
+  int8_t* queries;   // [row][64 places][digit][64]
   uint8_t* keys;     // [16 of 64][4 elements][16 keys][4], for many rows
   uint8_t* values;   // [64 elements][4 keys of 64][64 dwords]
   uint8_t* weights;  // [row of some][group][digit][64 keys]
@@ -44,7 +45,7 @@ template <class F>
 void each_part(int rows, int head_dim, const F& f) {
   const int64_t wide = rounded_up(head_dim);
   f(&Memory::worth, rounded_up(rows * int64_t(4)));
-  f(&Memory::less, rounded_up(rows * kDigits * kMostGroups * 4));
+  f(&Memory::less, rounded_up(rows * kMostGroups * kLess * 4));
   f(&Memory::queries, rows * kDigits * wide);
   f(&Memory::keys, kTile * wide);
   f(&Memory::values, kTile * wide);
@@ -58,10 +59,19 @@ int64_t bytes(int rows, int head_dim) {
   return n;
 }
 
-// What 64 digits make of bytes that are 128 too large.
-inline int32_t less_for(__m512i digits, int32_t sum = 0) {
-  const __m512i ones = _mm512_set1_epi8(1);
-  return sum - 128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, digits));
+// What 64 digits of each kind make of bytes that are 128 too large: added to `sums`.
+inline void less_for(const void* digits, int32_t* sums) {
+  const __m512i none = _mm512_setzero_si512(), ones = _mm512_set1_epi8(1);
+  __m512i of[4] = {none, none, none, none};
+  for (int p = 0; p < kDigits; ++p)
+    of[p] = _mm512_dpbusd_epi32(none, ones, _mm512_loadu_si512(static_cast<const uint8_t*>(digits) + p * 64));
+  const __m512i x = _mm512_add_epi32(_mm512_unpacklo_epi32(of[0], of[1]), _mm512_unpackhi_epi32(of[0], of[1]));
+  const __m512i y = _mm512_add_epi32(_mm512_unpacklo_epi32(of[2], of[3]), _mm512_unpackhi_epi32(of[2], of[3]));
+  const __m512i z = _mm512_add_epi32(_mm512_unpacklo_epi64(x, y), _mm512_unpackhi_epi64(x, y));
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(z), _mm512_extracti64x4_epi64(z, 1));
+  const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  auto* at = reinterpret_cast<__m128i*>(sums);
+  _mm_storeu_si128(at, _mm_sub_epi32(_mm_loadu_si128(at), _mm_slli_epi32(all, 7)));
 }
 
 void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
@@ -76,20 +86,19 @@ void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_
   });
   const int wide = kind.head_dim, steps = wide / kStep / m.groups;
   const __m512i places = element_at_place<DType::i4>();
+  int8_t digits[kDigits * kMostDim];
   for (int r = 0; r < rows; ++r) {
-    int8_t* digits = m.queries + r * kDigits * wide;
     m.worth[r] = m.byte_worth * query_digits(q + r * q_stride, wide, digits, wide);
-    for (int p = 0; p < kDigits; ++p)
-      for (int g = 0; g < m.groups; ++g) {
-        int32_t& less = m.less[(r * kDigits + p) * kMostGroups + g];
-        less = 0;
-        for (int s = g * steps; s < (g + 1) * steps; ++s) {
-          int8_t* to = digits + p * wide + s * kStep;
-          __m512i x = _mm512_loadu_si512(to);
-          if (kind.dtype == DType::i4) _mm512_storeu_si512(to, x = _mm512_permutexvar_epi8(places, x));
-          less = less_for(x, less);
-        }
+    for (int k = 0; k < wide / kStep; ++k) {
+      int8_t* to = m.queries + (r * wide + k * kStep) * kDigits;
+      for (int p = 0; p < kDigits; ++p) {
+        const __m512i x = _mm512_loadu_si512(digits + p * wide + k * kStep);
+        _mm512_storeu_si512(to + p * kStep, kind.dtype == DType::i4 ? _mm512_permutexvar_epi8(places, x) : x);
       }
+      int32_t* less = m.less + (r * kMostGroups + k / steps) * kLess;
+      if (k % steps == 0) _mm_storeu_si128(reinterpret_cast<__m128i*>(less), _mm_setzero_si128());
+      less_for(to, less);
+    }
   }
 }
 void end() {}
@@ -105,9 +114,12 @@ inline __m512i bytes_at(const uint8_t* row, int d) {
   return _mm512_ternarylogic_epi32(_mm512_sllv_epi16(both, shifts), _mm512_set1_epi8(char(0xf0)), more, kAndThenXor);
 }
 
-// The compiler would broadcast in an instruction of its own.
+// The compiler would broadcast in an instruction of its own, and move sums from register to register.
 inline void add_products(__m512i& sums, __m512i bytes, const void* digits) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(bytes), "m"(*static_cast<const int32_t*>(digits)));
+}
+inline void add_products(__m512i& sums, __m512i bytes, __m512i digits) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(bytes), "v"(digits));
 }
 inline __m512i four_digits(const void* at) {
   int32_t four;
@@ -136,16 +148,16 @@ template <DType T, int R, bool kTurned>
                                     Ahead& ahead) {
   const int wide = m.head_dim, groups = m.groups, steps = wide / kStep / groups;
   for (int j = begin; j < end; j += 16) {
-    const int8_t* queries = m.queries + row * kDigits * wide;
+    const int8_t* queries = m.queries + row * wide * kDigits;
     __m512 scaled[R][kDigits];
     for (int r = 0; r < R; ++r)
       for (int p = 0; p < kDigits; ++p) scaled[r][p] = _mm512_setzero_ps();
     for (int g = 0; g < groups; ++g) {
-      const int32_t* less = m.less + row * kDigits * kMostGroups + g;
+      const int32_t* less = m.less + (row * kMostGroups + g) * kLess;
       __m512i sums[R][kDigits];
       for (int r = 0; r < R; ++r)
-        for (int p = 0; p < kDigits; ++p) sums[r][p] = _mm512_set1_epi32(less[(r * kDigits + p) * kMostGroups]);
-      for (int k = g * steps; k < (g + 1) * steps; ++k, queries += kStep) {
+        for (int p = 0; p < kDigits; ++p) sums[r][p] = _mm512_set1_epi32(less[r * kMostGroups * kLess + p]);
+      for (int k = g * steps; k < (g + 1) * steps; ++k, queries += kStep * kDigits) {
         __m512i t[16];
         if constexpr (kTurned)
           for (int i = 0; i < 16; ++i) t[i] = _mm512_load_si512(turned(m, j, k) + i * 64);
@@ -155,7 +167,7 @@ template <DType T, int R, bool kTurned>
         for (int i = 0; i < 16; ++i)
           for (int r = 0; r < R; ++r)
             for (int p = 0; p < kDigits; ++p)
-              add_products(sums[r][p], t[i], queries + (r * kDigits + p) * wide + 4 * i);
+              add_products(sums[r][p], t[i], queries + r * wide * kDigits + p * kStep + 4 * i);
       }
       const __m512 scale = _mm512_load_ps(m.scales + g * kTile + j);
       for (int r = 0; r < R; ++r)
@@ -170,14 +182,15 @@ template <DType T, int R, bool kTurned>
   }
 }
 
-template <DType T, bool kTurned>
-inline void score_rows(const Memory& m, int row, int rows, const KvRows& keys, int begin, int end, float* s,
-                       Ahead& ahead) {
+// Of many rows sums take the registers, so that keys stand turned in memory.
+template <DType T>
+inline void score_turned(const Memory& m, int row, int rows, const KvRows& keys, int begin, int end, float* s,
+                         Ahead& ahead) {
   switch (rows) {
-    case 1: return score_blocks<T, 1, kTurned>(m, row, keys, begin, end, s, ahead);
-    case 2: return score_blocks<T, 2, kTurned>(m, row, keys, begin, end, s, ahead);
-    case 3: return score_blocks<T, 3, kTurned>(m, row, keys, begin, end, s, ahead);
-    default: return score_blocks<T, kKeyRows, kTurned>(m, row, keys, begin, end, s, ahead);
+    case 1: return score_blocks<T, 1, true>(m, row, keys, begin, end, s, ahead);
+    case 2: return score_blocks<T, 2, true>(m, row, keys, begin, end, s, ahead);
+    case 3: return score_blocks<T, 3, true>(m, row, keys, begin, end, s, ahead);
+    default: return score_blocks<T, kKeyRows, true>(m, row, keys, begin, end, s, ahead);
   }
 }
 
@@ -185,15 +198,15 @@ template <DType T>
 void scores_of(int row, int rows, const KvRows& k, float* s, Memory& m, Ahead& ahead) {
   const int begin = k.begin / 16 * 16, end = (k.end + 15) / 16 * 16;
   collect_scales(k, m.groups, m.scales);
-  if (rows <= kKeyRows) return score_rows<T, false>(m, row, rows, k, begin, end, s, ahead);
+  if (rows == 1) return score_blocks<T, 1, false>(m, row, k, begin, end, s, ahead);
+  if (rows == 2) return score_blocks<T, 2, false>(m, row, k, begin, end, s, ahead);
   for (int j = begin; j < end; j += 16)
     for (int step = 0; step < m.head_dim / kStep; ++step) {
       __m512i t[16];
       turn_keys<T>(k.row + j, step * kStep, t, ahead);
       for (int i = 0; i < 16; ++i) _mm512_store_si512(turned(m, j, step) + i * 64, t[i]);
     }
-  for (int r = 0; r < rows; r += kKeyRows)
-    score_rows<T, true>(m, row + r, rows - r, k, begin, end, s + r * kTile, ahead);
+  for (int r = 0; r < rows; r += kKeyRows) score_turned<T>(m, row + r, rows - r, k, begin, end, s + r * kTile, ahead);
 }
 
 void scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Ahead* ahead) {
@@ -239,9 +252,9 @@ inline int place_of(int quad) { return (quad % 4 * 4 + quad / 4) * 4; }
 
 // o = o * correction + sum over the tile's keys, for 64 elements of R rows; step(quad, v) gives four keys of them.
 template <DType T, int R, class Step>
-[[gnu::always_inline]] inline void add_values(const uint8_t* weights, const int32_t (*less)[kDigits],
-                                              const float* worth, const float* correction, int from, int to, float* o,
-                                              int o_stride, const Step& step) {
+[[gnu::always_inline]] inline void add_values(const uint8_t* weights, const int32_t (*less)[kLess], const float* worth,
+                                              const float* correction, int from, int to, float* o, int o_stride,
+                                              const Step& step) {
   __m512i sums[R][4][kDigits];
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < kDigits; ++p)
@@ -253,7 +266,7 @@ template <DType T, int R, class Step>
     for (int r = 0; r < R; ++r)
       for (int p = 0; p < kDigits; ++p) {
         const __m512i w = four_digits(at + (r * kMostGroups * kDigits + p) * 64);
-        for (int i = 0; i < 4; ++i) sums[r][i][p] = _mm512_dpbusd_epi32(sums[r][i][p], v[i], w);
+        for (int i = 0; i < 4; ++i) add_products(sums[r][i][p], v[i], w);
       }
   }
   for (int r = 0; r < R; ++r) {
@@ -276,13 +289,13 @@ template <DType T, int R, class Step>
 [[gnu::noinline]] void accumulate_some(const float* p, const KvRows& v, const float* correction, float* o, int o_stride,
                                        Memory& m, const Step& step) {
   float worth[R * kMostGroups];
-  int32_t less[R * kMostGroups][kDigits] = {};
+  int32_t less[R * kMostGroups][kLess] = {};
   for (int r = 0; r < R; ++r)
     for (int g = 0; g < m.groups; ++g) {
       const int at = r * kMostGroups + g;
       uint8_t* digits = m.weights + at * kDigits * 64;
       worth[at] = m.byte_worth * weight_digits(p + r * kTile, m.scales + g * kTile, digits);
-      for (int i = 0; i < kDigits; ++i) less[at][i] = less_for(load64(digits + i * 64));
+      less_for(digits, less[at]);
     }
   const int steps = m.head_dim / kStep, each = steps / m.groups;
   for (int k = 0; k < steps; ++k) {
@@ -304,7 +317,7 @@ void accumulate_of(const float* p, int rows, const KvRows& v, const float* corre
         accumulate_some<T, 1>(p + r * kTile, v, correction + r, o + r * o_stride, o_stride, m, step);
     }
   };
-  if (rows <= kValueRows)
+  if (rows == 1)
     return all([&](int quad, int d, __m512i x[4]) {
       fetch(ahead);
       interleave<T>(v.row + 4 * quad, d, x);

@@ -111,7 +111,9 @@ void collect_scales(const KvRows& k, int groups, float* to) {
     return;
   }
   for (int j = begin; j < end; j += 16) {
-    if (groups == 2 && in_step(k.scales + j, 4)) {
+    if (groups == 1 && in_step(k.scales + j, 2)) {
+      _mm512_store_ps(to + j, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(k.scales[j]))));
+    } else if (groups == 2 && in_step(k.scales + j, 4)) {
       two_groups(load64(k.scales[j]), to + j);
     } else if (groups == 2) {
       alignas(64) uint32_t words[16];

@@ -40,6 +40,34 @@ inline V biased(V x, int j, const SoftmaxRow& p, float softcap, bool whole) {
   return select_ge(at, hi, none, select_ge(at, lo, x, select_ge(at, sinks, none, x)));
 }
 
+inline bool all_visible(const SoftmaxRow& p) { return p.lo <= 0 && p.hi >= kTile; }
+inline bool biases(const SoftmaxRow& p, float softcap) { return softcap > 0 || p.slope != 0 || p.mask; }
+
+#if KVASIR_FOLDS_ONE
+// The same for one row, whose lanes are taken together where they are: nothing goes through memory.
+inline void softmax_row(float* s, const SoftmaxRow& p, float scale, float softcap, float* m, float* l,
+                        float* correction) {
+  constexpr int kVectors = kTile / W;
+  const bool whole = all_visible(p), plain = whole && !biases(p, softcap);
+  V x[kVectors], top = set1(kNone), sum = zero();
+  for (int i = 0; i < kVectors; ++i) x[i] = mul(load(s + i * W), set1(scale));
+  if (!plain)
+    for (int i = 0; i < kVectors; ++i) x[i] = biased(x[i], i * W, p, softcap, whole);
+  for (int i = 0; i < kVectors; ++i) top = max_v(top, x[i]);
+  const V lowest = set1(-3.402823466e38f), before = set1(*m), high = max_v(before, fold_row(top, max_v));
+  const V from = select_ge(high, lowest, high, zero());
+  const V fix = select_ge(high, lowest, exp_v(sub(before, from)), set1(1.0f));
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = exp_v(sub(x[i], from));
+    store(s + i * W, x[i]);
+    sum = add(sum, x[i]);
+  }
+  *l = first(fma_v(set1(*l), fix, fold_row(sum, add)));
+  *m = first(high);
+  *correction = first(fix);
+}
+#endif
+
 // Up to W rows together: their maxima and sums are found across rows, and the corrections are one vector.
 inline void softmax_rows(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
                          float* correction) {
@@ -48,7 +76,7 @@ inline void softmax_rows(float* s, int rows, const SoftmaxRow* params, float sca
   for (int r = rows; r < W; ++r) store(lanes + r * W, zero());
   for (int r = 0; r < rows; ++r) {
     const SoftmaxRow& p = params[r];
-    const bool whole = p.lo <= 0 && p.hi >= kTile, plain = whole && softcap <= 0 && p.slope == 0 && !p.mask;
+    const bool whole = all_visible(p), plain = whole && !biases(p, softcap);
     V x[kVectors], top = set1(kNone);
     for (int i = 0; i < kVectors; ++i) x[i] = mul(load(s + r * kTile + i * W), set1(scale));
     if (!plain)
@@ -81,6 +109,12 @@ inline void softmax_rows(float* s, int rows, const SoftmaxRow* params, float sca
 
 void softmax(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
              float* correction) {
+#if KVASIR_FOLDS_ONE
+  if (rows <= 2) {
+    for (int r = 0; r < rows; ++r) softmax_row(s + r * kTile, params[r], scale, softcap, m + r, l + r, correction + r);
+    return;
+  }
+#endif
   for (int r = 0; r < rows; r += W)
     softmax_rows(s + r * kTile, rows - r < W ? rows - r : W, params + r, scale, softcap, m + r, l + r, correction + r);
 }
