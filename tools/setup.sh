@@ -106,7 +106,8 @@ setup_rust() {
 # The checksum of a 98 MB file takes a moment: it is taken again only when the file has changed.
 model_is_right() {
   [ -f "$model" ] || return 1
-  local now="$model_sha256 $(stat -c '%s %Y' "$model")"
+  local now
+  now="$model_sha256 $(stat -c '%s %Y' "$model")" || return
   [ "$(cat "$model.checked" 2>/dev/null)" = "$now" ] && return
   printf '%s  %s\n' "$model_sha256" "$model" | sha256sum --check --status || return 1
   printf '%s\n' "$now" >"$model.checked"

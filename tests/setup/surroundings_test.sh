@@ -22,7 +22,7 @@ program() { printf '#!%s\n%s\n' "$(type -P bash)" "$2" >"$bin/$1" && chmod +x "$
 # Nothing but the named programs: what a system without apt or sudo looks like.
 bare() {
   local each
-  for each in bash awk cat cut date df dirname env grep head id mkdir nproc printf rm sed sha256sum sort stat tail tr "$@"; do
+  for each in bash awk cat cut date df dirname env grep head id mkdir nproc printf rm sed sha256sum sort stat tail tr; do
     [ -e "$bin/$each" ] || ln -s "$(type -P "$each")" "$bin/$each"
   done
   path=$bin
@@ -120,6 +120,7 @@ s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen()
 print(s.getsockname()[1], flush=True)
 sys.stdin.read()'; }
 read -r port <&"${listener[0]}"
+# shellcheck disable=SC2154  # coproc sets listener_PID
 expect "the HTTP port $port is taken by python3 \(pid $listener_PID\)" bash "$root/run" --grpc-port 0 --http-port "$port"
 kill "$listener_PID"
 
