@@ -141,4 +141,57 @@ __device__ inline float turned(float x, float y, const float4& a) {
   return (__fmaf_rn(x, a.x, -p) - missed) + __fmaf_rn(x, a.z, -(y * a.w));
 }
 
+// ---- rows of 16-bit floats, of which a lane has 8 elements and the 8 that stand half a row on ----
+
+__device__ inline Vec8 load16(const uint4& raw, bool brain) {
+  return brain ? load8(&raw, DType::bf16, 0) : load8(&raw, DType::f16, 0);
+}
+__device__ inline uint4 pack16(const Vec8& v, bool brain) {
+  uint4 raw;
+  brain ? store8(&raw, DType::bf16, 0, v) : store8(&raw, DType::f16, 0, v);
+  return raw;
+}
+
+// Where a token's row of queries (part 0), keys (1) or values (2) was given.
+__device__ inline const uint16_t* given_row(const Shape& s, const Layer& l, int part, int head, int token, int dim) {
+  const void* base = s.packed || part == 0 ? l.query : part == 1 ? l.key : l.value;
+  const int64_t row = s.packed ? int64_t(token) * (s.heads + 2 * s.kv_heads) +
+                                     (part == 0 ? head : s.heads + (part - 1) * s.kv_heads + head)
+                               : int64_t(token) * (part == 0 ? s.heads : s.kv_heads) + head;
+  return static_cast<const uint16_t*>(base) + row * dim;
+}
+
+struct Angles {
+  float4 of[8];
+};
+__device__ inline Angles angles_of(const Shape& s, int token, int dim, int d) {
+  const float4* from = reinterpret_cast<const float4*>(s.rope) + int64_t(token) * (dim / 2) + d;
+  Angles a;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) a.of[k] = from[k];
+  return a;
+}
+__device__ inline void turn_pairs(const Angles& a, Vec8& x, Vec8& y) {
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float was = x.x[k];
+    x.x[k] = turned(was, y.x[k], a.of[k]);
+    y.x[k] = turned(y.x[k], -was, a.of[k]);
+  }
+}
+__device__ inline void add_bias(const Layer& l, bool brain, int at, int dim, Vec8& x, Vec8& y) {
+  const uint16_t* bias = static_cast<const uint16_t*>(l.bias) + at;
+  const Vec8 to_x = load16(*reinterpret_cast<const uint4*>(bias), brain),
+             to_y = load16(*reinterpret_cast<const uint4*>(bias + dim / 2), brain);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) x.x[k] += to_x.x[k], y.x[k] += to_y.x[k];
+}
+
+// Where the cache has a token's row of a kv head, and its scales.
+__device__ inline void cache_row(const CacheLayer& c, bool value, int64_t place, int head, uint8_t*& row,
+                                 uint8_t*& scales) {
+  row = (value ? c.value : c.key) + place * c.token + head * c.head;
+  if (c.quant_group) scales = (value ? c.value_scale : c.key_scale) + place * c.scale_token + head * c.scale_head;
+}
+
 }  // namespace kvasir::attention::cuda

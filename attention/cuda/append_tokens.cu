@@ -27,23 +27,16 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
     const Token info = v.tokens[token];
     const bool deferred = info.flags & kDeferred, write = store && info.place >= 0 && !deferred;
     const bool contiguous = !l.given && info.flags & (kContiguous | kDeferred);
-    float4 angles[8];
-    if (s.rope_style != 0) {
-      const float4* from = reinterpret_cast<const float4*>(s.rope) + int64_t(token) * (kD / 2) + lane * 8;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) angles[k] = from[k];
-    }
+    Angles angles;
+    if (s.rope_style != 0) angles = angles_of(s, token, kD, lane * 8);
     for (int row = first + piece * kRows; row < rows; row += step * kFlight) {
       uint4 raw[kFlight][2];
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) {
         const int r = row + u * step + mine, part = r < s.heads ? 0 : r < s.heads + s.kv_heads ? 1 : 2;
-        const void* base = s.packed || part == 0 ? l.query : part == 1 ? l.key : l.value;
-        const int64_t at = s.packed    ? int64_t(token) * rows + r
-                           : part == 0 ? int64_t(token) * s.heads + r
-                                       : int64_t(token) * s.kv_heads + (r - s.heads - (part - 1) * s.kv_heads);
+        const int head = part == 0 ? r : r - s.heads - (part - 1) * s.kv_heads;
         if (r < rows) {
-          const uint4* from = static_cast<const uint4*>(base) + at * (kD / 8) + lane;
+          const uint4* from = reinterpret_cast<const uint4*>(given_row(s, l, part, head, token, kD)) + lane;
           raw[u][0] = __ldcs(from), raw[u][1] = __ldcs(from + kLanes);
         }
       }
@@ -53,21 +46,10 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
         const int r = row + u * step + mine, part = r < s.heads ? 0 : r < s.heads + s.kv_heads ? 1 : 2;
         const bool live = r < rows;
         const int head = part == 0 ? r : r - s.heads - (part - 1) * s.kv_heads;
-        Vec8 x = load8(&raw[u][0], kIo, 0), y = load8(&raw[u][1], kIo, 0);
-        if (l.bias && live) {
-          const Vec8 to_x = load8(l.bias, kIo, int64_t(r) * kD + lane * 8),
-                     to_y = load8(l.bias, kIo, int64_t(r) * kD + kD / 2 + lane * 8);
-#pragma unroll
-          for (int k = 0; k < 8; ++k) x.x[k] += to_x.x[k], y.x[k] += to_y.x[k];
-        }
-        if (part != 2 && s.rope_style != 0) {
-#pragma unroll
-          for (int k = 0; k < 8; ++k) {
-            const float was = x.x[k];
-            x.x[k] = turned(was, y.x[k], angles[k]);
-            y.x[k] = turned(y.x[k], -was, angles[k]);
-          }
-        }
+        constexpr bool kBrain = kIo == DType::bf16;
+        Vec8 x = load16(raw[u][0], kBrain), y = load16(raw[u][1], kBrain);
+        if (l.bias && live) add_bias(l, kBrain, r * kD + lane * 8, kD, x, y);
+        if (part != 2 && s.rope_style != 0) turn_pairs(angles, x, y);
         if (part == 0 && live) {
           const int64_t to = (int64_t(token) * s.heads + head) * kD + lane * 8;
           store8(l.q, kIo, to, x);
@@ -75,13 +57,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
         }
         if (row + u * step + kRows <= s.heads) continue;  // queries alone: all of the warp
         uint8_t *to = nullptr, *scale_to = nullptr;
-        if (live && part != 0 && write) {
-          const int64_t place = info.place;
-          to = (part == 2 ? l.cache.value : l.cache.key) + place * l.cache.token + head * l.cache.head;
-          if (l.cache.quant_group)
-            scale_to = (part == 2 ? l.cache.value_scale : l.cache.key_scale) + place * l.cache.scale_token +
-                       head * l.cache.scale_head;
-        }
+        if (live && part != 0 && write) cache_row(l.cache, part == 2, info.place, head, to, scale_to);
         through_cache(l.cache, false, false, part == 2, lane, in_group, x, to, scale_to);
         through_cache(l.cache, false, false, part == 2, lane + kLanes, in_group, y, to, scale_to);
         if (live && part != 0 && contiguous) {

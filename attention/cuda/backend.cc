@@ -17,8 +17,8 @@ namespace {
 
 class CudaAttention final : public Attention, public GraphKeyed {
  public:
-  CudaAttention(const Attributes& a, const Limits& limits, const Context& context)
-      : a_(a), limits_(limits), stream_(static_cast<cudaStream_t>(context.stream)) {}
+  CudaAttention(const Attributes& a, const Limits& limits, const Context& context, bool appends_apart)
+      : a_(a), limits_(limits), stream_(static_cast<cudaStream_t>(context.stream)), appends_apart_(appends_apart) {}
   ~CudaAttention() override {
     if (uploaded_[0]) cudaEventSynchronize(uploaded_[0]);
     for (cudaEvent_t e : uploaded_)
@@ -106,6 +106,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
     // Prefill may write the cache where nobody reads it meanwhile.
     l.stored_by_prefill =
         given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_ && (n.apart || !streams);
+    l.appended_here = n.own && queries && !appends_apart_ && append_tokens_takes(shape_, cache);
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
@@ -117,7 +118,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
 
     if (n.gathers && n.deferred)  // a ring is read as it was
       launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
-    if ((a_.append || queries) && (n.outside || !l.stored_by_prefill))
+    if ((a_.append || queries) && (n.outside || !l.stored_by_prefill) && !l.appended_here)
       launch_append(shape_, v, l, n.tokens, queries, a_.append, 0, stream_);
     if (n.gathers && !n.deferred && !prefill8_)
       launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
@@ -251,6 +252,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   Attributes a_;
   Limits limits_;
   cudaStream_t stream_;
+  bool appends_apart_;
   Shape shape_;
   int multiprocessors_ = 0, capability_ = 0;
   bool works_on_query_ = false, held_ = false, prefill8_ = false;
@@ -264,6 +266,15 @@ class CudaAttention final : public Attention, public GraphKeyed {
   PinnedMemory pinned_;
   cudaEvent_t uploaded_[2] = {nullptr, nullptr};
 };
+
+Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits, const Context& context,
+                                          bool appends_apart) {
+  KVASIR_TRY(cuda_backend().available());
+  KVASIR_TRY(validate_attributes(a, limits));
+  auto made = std::make_unique<CudaAttention>(a, limits, context, appends_apart);
+  KVASIR_TRY(made->prepare());
+  return std::unique_ptr<Attention>(std::move(made));
+}
 
 class CudaBackend final : public Backend {
  public:
@@ -280,15 +291,17 @@ class CudaBackend final : public Backend {
   }
   Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits,
                                             const Context& context) const override {
-    KVASIR_TRY(available());
-    KVASIR_TRY(validate_attributes(a, limits));
-    auto made = std::make_unique<CudaAttention>(a, limits, context);
-    KVASIR_TRY(made->prepare());
-    return std::unique_ptr<Attention>(std::move(made));
+    return cuda::create(a, limits, context, false);
   }
 };
 
 }  // namespace
+
+Result<std::unique_ptr<Attention>> create_appending_apart(const Attributes& a, const Limits& limits,
+                                                          const Context& context) {
+  return create(a, limits, context, true);
+}
+
 }  // namespace cuda
 
 const Backend& cuda_backend() {

@@ -18,5 +18,8 @@ class GraphKeyed {
   virtual uint64_t launch_key() const = 0;
 };
 
+// As the back end's own, but new tokens are always appended by a kernel of their own: what is compared with.
+Result<std::unique_ptr<Attention>> create_appending_apart(const Attributes&, const Limits&, const Context&);
+
 }  // namespace cuda
 }  // namespace kvasir::attention

@@ -8,9 +8,9 @@ namespace kvasir::attention::cuda {
 
 uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
-  for (int64_t x :
-       {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]), int64_t(parts[2]),
-        int64_t(joined), int64_t(deferred), int64_t(contiguous), int64_t(outside), int64_t(apart), exact_tokens})
+  for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
+                    int64_t(parts[2]), int64_t(joined), int64_t(deferred), int64_t(contiguous), int64_t(outside),
+                    int64_t(apart), int64_t(own), exact_tokens})
     k = (k ^ uint64_t(x)) * 1099511628211ull;
   return k;
 }
@@ -94,26 +94,48 @@ int32_t Planner::place_of(const Sequence& s, int32_t t, const int32_t* table) co
   }
 }
 
+// The pages of a sequence from its first-th on; an entry that no key needs may be any number, and is passed over.
+template <class F>
+void Planner::pages_of(const Sequence& s, int64_t first, const int32_t* table, F&& see) const {
+  for (int64_t p = first; p < (int64_t(s.kv_len) + a_.page_size - 1) >> page_shift_; ++p)
+    if (const uint32_t page = uint32_t(table[s.table + p]) >> page_shift_; page < written_.size() * 64) see(page);
+}
+
 // Whether what prefill writes into the cache is read by its own sequences alone: a step's writes come before its reads.
 bool Planner::pages_apart(const Sequence* sequences, int64_t count, const int32_t* table) {
   if (a_.index_mode != kvcache::IndexMode::page_table || a_.cyclic_capacity > 0) return false;
   written_.resize(size_t(limits_.cache_tokens >> page_shift_) / 64 + 1);
-  const uint32_t all = uint32_t(written_.size() * 64);  // an entry that no key needs may be any number
-  const auto pages = [&](const Sequence& s, int64_t first, auto&& see) {
-    for (int64_t p = first; p < (int64_t(s.kv_len) + a_.page_size - 1) >> page_shift_; ++p)
-      if (const uint32_t page = uint32_t(table[s.table + p]) >> page_shift_; page < all) see(page);
-  };
   const auto written = [&](auto&& see) {
     for (int64_t b = 0; b < count; ++b)
-      if (sequences[b].flags & kContiguous) pages(sequences[b], sequences[b].start_pos >> page_shift_, see);
+      if (sequences[b].flags & kContiguous) pages_of(sequences[b], sequences[b].start_pos >> page_shift_, table, see);
   };
   written([&](uint32_t page) { written_[page / 64] |= uint64_t(1) << page % 64; });
   uint64_t met = 0;
   for (int64_t b = 0; b < count; ++b)
     if (!(sequences[b].flags & kContiguous) && sequences[b].q_len > 0)
-      pages(sequences[b], 0, [&](uint32_t page) { met |= written_[page / 64] >> page % 64; });
+      pages_of(sequences[b], 0, table, [&](uint32_t page) { met |= written_[page / 64] >> page % 64; });
   written([&](uint32_t page) { written_[page / 64] = 0; });
   return (met & 1) == 0;
+}
+
+// Whether every sequence is a decode whose last page, which it writes, is in no other place of the step's tables.
+bool Planner::decodes_apart(const Sequence* sequences, int64_t count, const int32_t* table) {
+  if (a_.index_mode != kvcache::IndexMode::page_table || a_.cyclic_capacity > 0 || beam_width_ > 0) return false;
+  written_.resize(size_t(limits_.cache_tokens >> page_shift_) / 64 + 1);
+  for (int64_t b = 0; b < count; ++b)
+    if (sequences[b].q_len != 1 || sequences[b].start_pos + 1 != sequences[b].kv_len) return false;
+  const auto written = [&](auto&& see) {
+    for (int64_t b = 0; b < count; ++b) pages_of(sequences[b], sequences[b].start_pos >> page_shift_, table, see);
+  };
+  written([&](uint32_t page) { written_[page / 64] |= uint64_t(1) << page % 64; });
+  int64_t met = 0, places = 0;
+  for (int64_t b = 0; b < count; ++b)
+    pages_of(sequences[b], 0, table, [&](uint32_t page) { met += int64_t(written_[page / 64] >> page % 64 & 1); });
+  written([&](uint32_t page) {  // each once: a page written twice is no longer marked when its turn comes again
+    places += int64_t(written_[page / 64] >> page % 64 & 1);
+    written_[page / 64] &= ~(uint64_t(1) << page % 64);
+  });
+  return met == count && places == count;
 }
 
 // Written where it lies: copies of what was just stored in pieces wait for the store.
@@ -330,6 +352,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   launch_.exact_tokens = tile_count > 0 ? T : 0;
   launch_.gathers = launch_.gathers ? 1 : 0;
   launch_.outside = outside > 0;
+  launch_.own = launch_.joined > 0 && a_.append && T == int64_t(items_[0].size()) && decodes_apart(sequences, B, table);
   launch_.apart = launch_.contiguous && launch_.outside && !launch_.gathers && pages_apart(sequences, B, table);
 }
 

@@ -27,8 +27,10 @@ struct Launch {
   int32_t joined = 0;        // blocks that share a kv head of an item of the first list; 0: parts of equal cost
   int64_t exact_tokens = 0;  // where prefill tiles read the query as a tensor of so many rows; else 0
   bool deferred = false, contiguous = false;
-  bool outside = true;   // some tokens are of sequences that have no prefill tiles
-  bool apart = false;    // and no such sequence reads a page that one with tiles writes
+  bool outside = true;  // some tokens are of sequences that have no prefill tiles
+  bool apart = false;   // and no such sequence reads a page that one with tiles writes
+  // Every query is a joined decode and none reads what another appends: the kernel that reads their keys may append.
+  bool own = false;
   uint64_t key() const;  // 0 bits differ <=> the same launches
 };
 
@@ -85,7 +87,10 @@ class Planner {
   void finish_heads(int list, int64_t parts, int32_t segments, std::byte* buffer);
   void write_merges(std::byte* buffer);
   int32_t place_of(const Sequence&, int32_t t, const int32_t* table) const;
+  template <class F>
+  void pages_of(const Sequence&, int64_t first, const int32_t* table, F&& see) const;
   bool pages_apart(const Sequence*, int64_t count, const int32_t* table);
+  bool decodes_apart(const Sequence*, int64_t count, const int32_t* table);
   void set_row(const Sequence&, int32_t index, int32_t i, Row&) const;
 
   Attributes a_;

@@ -4,6 +4,7 @@
 // multiplies K's sums and V's weights, never an element, so groups are of 32 and more.
 #pragma once
 
+#include "attention/cuda/stream_append.cuh"
 #include "attention/cuda/stream_feed.cuh"
 #include "attention/cuda/stream_join.cuh"
 #include "attention/cuda/stream_rows.cuh"
@@ -63,6 +64,16 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
   if (head.begin < head.end) look();
   wait_for_kernel_ahead();
   let_next_kernel_start();
+  // Into the stage that the first copies leave free.
+  constexpr bool kAppends = kD % 64 == 0;
+  uint8_t* queries = shared + (kStages - 1) * stage_bytes;
+  static_assert(Size::kTileBytes >= 16 * kD);
+  if constexpr (kAppends)
+    if (l.appended_here) {
+      append_here<kD>(s, v, l, seg, q_token, kv_head, seg.kv_begin < seg.kv_end && seg.kv_end == rows[0].own + 1, warp,
+                      lane, queries);
+      __syncthreads();
+    }
   if (head.begin == head.end) return;
 
   const bool extra = s.softcap > 0.0f || s.slopes || l.mask;
@@ -77,8 +88,10 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
     {
       const bool live = g < seg.row_count;
       const int flat = seg.row_begin + (live ? g : 0);
-      const uint16_t* from =
-          static_cast<const uint16_t*>(l.q) + (int64_t(q_token) * s.heads + kv_head * s.group + flat % s.group) * kD;
+      const bool here = kAppends && l.appended_here;
+      const uint16_t* from = here ? reinterpret_cast<const uint16_t*>(queries) + flat * kD
+                                  : static_cast<const uint16_t*>(l.q) +
+                                        (int64_t(q_token) * s.heads + kv_head * s.group + flat % s.group) * kD;
 #pragma unroll
       for (int k = 0; k < kD / 16; ++k)
 #pragma unroll
@@ -89,6 +102,7 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
           else
             q[k][reg] = live ? from[d0] | uint32_t(from[d1]) << 16 : 0;
         }
+      if (here) __syncthreads();  // the stage is everybody's again
       if (segment == head.begin)  // behind the queries on the way to memory, so that they do not wait for all keys
         for (int i = 0; i < kStages - 1; ++i) feed.issue();
       if constexpr (K::kBytes)

@@ -139,6 +139,7 @@ struct Layer {
   void* k_new = nullptr;  // [T, kv_heads, D] of io: new tokens as the cache returns them
   void* v_new = nullptr;
   int32_t given = 0;              // k_new, v_new are key and value themselves
+  int32_t appended_here = 0;      // the stream kernel appends, and turns its queries itself (Launch::own)
   int32_t stored_by_prefill = 0;  // which writes the new K/V of its own sequences into the cache
   void* k_old = nullptr;          // gathered prefixes, the same shape
   void* v_old = nullptr;

@@ -114,6 +114,8 @@ struct Shape {
   int layout = 2;
   int64_t shared = 0;  // cascade: all sequences share this many
   bool invariant = false;
+  // What a model gives: packed rows, RoPE, new tokens to append; `apart`: by a kernel of their own.
+  bool given = false, apart = false;
 };
 
 uint8_t* random_memory(int64_t bytes, int kind, uint32_t seed, cudaStream_t stream) {
@@ -128,7 +130,9 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
   Attributes a;
   a.num_heads = s.heads, a.num_kv_heads = s.kv_heads, a.head_dim = s.dim;
   a.io = a.out = DType::bf16;
-  a.append = false;
+  a.append = a.packed_qkv = s.given;
+  if (s.given)
+    a.rope.style = RopeStyle::neox, a.rope.rotary_dim = s.dim, a.rope.inv_freq.resize(size_t(s.dim / 2), 0.1f);
   a.is_causal = s.queries > 1;
   a.page_size = s.page;
   a.batch_invariant = s.invariant;
@@ -163,7 +167,7 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
     scale.push_back(scale_bytes ? random_memory(scale_bytes, 4, uint32_t(i), timer.stream) : nullptr);
   }
   const int64_t T = s.batch * s.queries;
-  uint8_t* q = random_memory(T * s.heads * s.dim * 2, 0, 99, timer.stream);
+  uint8_t* q = random_memory(T * (s.heads + 2 * s.kv_heads) * s.dim * 2, 0, 99, timer.stream);
   uint8_t* out = random_memory(T * s.heads * s.dim * 2, 0, 98, timer.stream);
 
   std::vector<int64_t> seqstarts{0}, kvstarts{0}, start_pos, table(size_t(s.batch * pages)),
@@ -188,7 +192,9 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
   const int64_t shared_len = s.shared;
   if (s.shared) step.shared_group = group.data(), step.shared_len = &shared_len;
 
-  auto made = cuda_backend().create(a, {s.batch, T, s.kv, pages, max_tokens}, {nullptr, timer.stream});
+  const Limits limits{s.batch, T, s.kv, pages, max_tokens};
+  auto made = s.apart ? cuda::create_appending_apart(a, limits, {nullptr, timer.stream})
+                      : cuda_backend().create(a, limits, {nullptr, timer.stream});
   KVASIR_CHECK(made.ok(), made.status().to_string());
   Attention& attention = **made;
   auto tensors = [&](int i) {
@@ -424,6 +430,19 @@ int main(int argc, char** argv) {
   invariant.batch = 1, invariant.kv = 131072;
   shapes.push_back(invariant);
   shapes.push_back({"plan", 1024, 512, 32, 8, 128, 16});
+  for (auto [b, kv] :
+       {std::pair<int64_t, int64_t>{1, 200}, {1, 1024}, {1, 8192}, {1, 131072}, {4, 4096}, {8, 2048}, {16, 1024}})
+    for (bool apart : {true, false, true, false}) {
+      shapes.push_back({apart ? "step, append apart" : "step", b, kv, 32, 8, 128, 16, DType::bf16, 0, 1, 3});
+      shapes.back().given = true, shapes.back().apart = apart;
+      if (kv > 8192) continue;
+      Shape small = shapes.back();
+      small.heads = 9, small.kv_heads = 3, small.dim = 64;
+      shapes.push_back(small);
+      small = shapes[shapes.size() - 2];
+      small.cache = DType::i8;
+      shapes.push_back(small);
+    }
   for (const Shape& s : shapes)
     if (only.empty() || s.name.find(only) != std::string::npos) decode(timer, s, sink);
   const auto prefill_if = [&](const std::string& name, auto... shape) {

@@ -1,4 +1,6 @@
-// The two ways in which new tokens reach the cache leave the same bits, and every variant of a step is met by both.
+// The ways in which new tokens reach the cache leave the same bits.
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "attention/cuda/launch.h"
@@ -142,6 +144,73 @@ TEST_F(Cuda, TokensAppendedByTheWarpLeaveTheBitsOfTheOtherWay) {
             EXPECT_TRUE(one.cache == other.cache && one.scale == other.scale) << turn;
             EXPECT_NE(one.cache, std::vector<uint8_t>(one.cache.size(), 0x5a));
           }
+}
+
+// Few decodes: the blocks that attend them append as well. The same bytes as by a kernel of its own, in output and
+// cache.
+TEST_F(Cuda, DecodesThatAppendWhereTheyAttendLeaveTheBitsOfTheOtherWay) {
+  struct Cache {
+    DType type;
+    int group;
+  };
+  uint64_t seed = 9000;
+  int appended_here = 0, compared = 0;
+  for (int dim : {64, 128, 256})
+    for (Cache cache : {Cache{DType::bf16, 0},
+                        {DType::f16, 0},
+                        {DType::f8_e4m3, 0},
+                        {DType::i8, 0},
+                        {DType::i8, 32},
+                        {DType::i4, 32}})
+      for (auto [heads, kv_heads] : {std::pair{8, 2}, {9, 3}, {5, 5}, {16, 2}})
+        for (const std::vector<int64_t>& pasts : {std::vector<int64_t>{0},
+                                                  {5},
+                                                  {31},
+                                                  {32},
+                                                  {100},
+                                                  {700},
+                                                  {1500},
+                                                  {3000, 2990},
+                                                  {64, 63, 60},
+                                                  {700, 690, 650, 701}}) {
+          CaseShape shape;
+          Attributes& a = shape.attributes;
+          a.num_heads = heads, a.num_kv_heads = kv_heads, a.head_dim = dim;
+          a.io = a.out = cache.type == DType::f16 || ++seed % 3 == 0 ? DType::f16 : DType::bf16;
+          a.return_lse = true;
+          a.index_mode = kvcache::IndexMode::page_table;
+          a.page_size = seed % 2 ? 16 : 64;
+          a.packed_qkv = seed % 5 > 0;
+          if (seed % 7 > 0 || !a.packed_qkv) {
+            a.rope.style = RopeStyle::neox, a.rope.rotary_dim = dim;
+            for (int i = 0; i < dim / 2; ++i) a.rope.inv_freq.push_back(float(std::pow(10000.0, -2.0 * i / dim)));
+          }
+          if (seed % 11 == 0) a.window = 128;
+          shape.cache.dtype = cache.type, shape.layout = int(seed % 4);
+          if (cache.group)
+            shape.cache.quant = kvcache::QuantKind::group, shape.cache.quant_group = cache.group,
+            shape.cache.scale_dtype = seed % 4 < 2 ? DType::f16 : DType::f32;
+          else if (cache.type == DType::i8 || cache.type == DType::f8_e4m3)
+            shape.cache.quant = kvcache::QuantKind::per_tensor, shape.cache.k_scale = 0.03f,
+            shape.cache.v_scale = 0.025f;
+          for (int64_t past : pasts) shape.sequences.push_back({past, 1});
+          shape.decoding_batches = int64_t(pasts.size());
+          const Case before = make_case(shape, seed);
+          Case one = before, other = before;
+          CaseOutput of_one, of_other;
+          size_t launches[2] = {};
+          const Status here = run_on_device(one, &of_one, create_on_device, &launches[0]),
+                       apart = run_on_device(other, &of_other, cuda::create_appending_apart, &launches[1]);
+          ASSERT_TRUE(here.ok() && apart.ok()) << here.to_string() << apart.to_string();
+          appended_here += launches[0] + 1 == launches[1];
+          ++compared;
+          const std::string what = describe(before);
+          EXPECT_TRUE(of_one.output == of_other.output) << what;
+          EXPECT_TRUE(of_one.lse == of_other.lse) << what;
+          EXPECT_TRUE(one.cache == other.cache && one.scale == other.scale) << what;
+        }
+  EXPECT_GT(appended_here, compared / 2) << "of " << compared;
+  std::printf("%d of %d appended where they attend\n", appended_here, compared);
 }
 
 }  // namespace

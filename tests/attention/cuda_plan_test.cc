@@ -316,6 +316,49 @@ TEST(CudaPlan, PagesThatPromptsWriteAreFoundAmongThoseOthersRead) {
   EXPECT_TRUE(p.planner.launch().apart) << "what a step marked is gone after it";
 }
 
+// A block appends what it attends where that is every token of the step and nobody else reads it.
+TEST(CudaPlan, OnlyJoinedDecodesWithPagesOfTheirOwnAppendWhereTheyAttend) {
+  auto own = [](const std::vector<std::pair<int64_t, int64_t>>& sequences, Attributes a = llama(),
+                std::pair<size_t, size_t> same = {0, 0}) {
+    Steps steps(sequences, 16);
+    steps.table[same.first] = steps.table[same.second];
+    steps.step.decoding_batches = steps.step.batch;
+    Planned p(a, steps.limits(), steps.step, joining_machine());
+    const Launch& n = p.planner.launch();
+    if (n.own) {  // each new token is the last key of just one part
+      std::vector<int> ends(sequences.size());
+      for (int i = 0; i < segment_count(p, 0); ++i) {
+        const Segment& s = p.planner.segments(p.buffer.data(), 0)[i];
+        EXPECT_EQ(s.row_begin, 0);
+        EXPECT_EQ(s.row_count, a.num_heads / a.num_kv_heads);
+        if (s.kv_begin < s.kv_end && s.kv_end == p.view.rows[s.tokens].own + 1) ++ends[size_t(s.sequence)];
+      }
+      EXPECT_EQ(ends, std::vector<int>(sequences.size(), 1));
+    }
+    const uint64_t key = p.planner.launch().key();
+    p.planner.plan(steps.step, p.buffer.data());
+    EXPECT_EQ(p.planner.launch().key(), key) << "what a step marked is gone after it";
+    return n.own;
+  };
+  EXPECT_TRUE(own({{0, 1}}));
+  EXPECT_TRUE(own({{15, 1}}));
+  EXPECT_TRUE(own({{16, 1}}));
+  EXPECT_TRUE(own({{8191, 1}}));
+  EXPECT_TRUE(own({{4000, 1}, {4005, 1}, {3990, 1}}));
+  EXPECT_FALSE(own({{4000, 1}, {4000, 1}}, llama(), {250, 501})) << "both write one page";
+  EXPECT_FALSE(own({{4000, 1}, {4010, 1}}, llama(), {100, 501})) << "the first reads the second's last page";
+  EXPECT_TRUE(own({{4000, 1}, {4010, 1}}, llama(), {100, 351})) << "an old page may be shared";
+  EXPECT_FALSE(own({{4000, 2}})) << "two tokens";
+  EXPECT_FALSE(own({{4000, 1}, {4000, 2}}));
+  EXPECT_FALSE(own(std::vector<std::pair<int64_t, int64_t>>(100, {1000, 1}))) << "not joined";
+  Attributes reads = llama();
+  reads.append = false;
+  EXPECT_FALSE(own({{8191, 1}}, reads));
+  Attributes ring = llama();
+  ring.window = ring.cyclic_capacity = 1024;
+  EXPECT_FALSE(own({{8191, 1}}, ring));
+}
+
 TEST(CudaPlan, EqualKeysForGrowingLengths) {
   Steps before({{100, 1}, {200, 1}}, 16), after({{101, 1}, {201, 1}}, 16);
   Planned p(llama(), before.limits(), before.step), q(llama(), after.limits(), after.step);

@@ -53,8 +53,16 @@ class Moved {
   std::vector<Copy> copies_;
 };
 
-inline Status run_on_device(Case& c, CaseOutput* out) {
-  KVASIR_ASSIGN(auto attention, cuda_backend().create(c.attributes, c.limits(), {}));
+using Create = Result<std::unique_ptr<Attention>> (*)(const Attributes&, const Limits&, const Context&);
+inline Result<std::unique_ptr<Attention>> create_on_device(const Attributes& a, const Limits& l, const Context& c) {
+  return cuda_backend().create(a, l, c);
+}
+
+// `launches`: how many kernels a step's run() is, where somebody asks.
+inline Status run_on_device(Case& c, CaseOutput* out, Create create = create_on_device, size_t* launches = nullptr) {
+  cudaStream_t stream = nullptr;
+  if (launches) KVASIR_TRY(cuda::check(cudaStreamCreate(&stream), "stream"));
+  KVASIR_ASSIGN(auto attention, create(c.attributes, c.limits(), {.stream = stream}));
   KVASIR_TRY(attention->plan(c.step()));
   Moved moved;
   auto move = [&](auto& pointer, const Bytes& b) { moved.move(pointer, b.data(), b.size()); };
@@ -81,10 +89,20 @@ inline Status run_on_device(Case& c, CaseOutput* out) {
     cache(t.cache);
     KVASIR_TRY(moved.status);
     KVASIR_TRY(attention->run(t));
+    if (launches) {
+      cudaGraph_t graph;
+      KVASIR_TRY(cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture"));
+      KVASIR_TRY(attention->run(t));
+      KVASIR_TRY(cuda::check(cudaStreamEndCapture(stream, &graph), "capture"));
+      KVASIR_TRY(cuda::check(cudaGraphGetNodes(graph, nullptr, launches), "graph"));
+      cudaGraphDestroy(graph);
+    }
   }
   KVASIR_TRY(cuda::check(cudaDeviceSynchronize(), "synchronize"));
   for (Bytes* b : {&c.cache, &c.scale, &out->output, &out->key, &out->value}) moved.fetch(b->data());
   moved.fetch(out->lse.data());
+  attention.reset();
+  if (stream) cudaStreamDestroy(stream);
   return moved.status;
 }
 
