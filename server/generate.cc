@@ -11,6 +11,9 @@
 namespace kvasir::server {
 namespace {
 
+// Stands in each refusal of what is too long, which over_context() knows it by.
+constexpr std::string_view kContextHolds = "the context holds ";
+
 // "temperature is -1; it must be from 0 to 100": the field, the value, the limit.
 template <class T>
 Status refuse(const std::string& field, const T& value, const std::string& limit) {
@@ -139,7 +142,7 @@ Status check_fields(const GenerateInput& in, const ServerOptions& limits, const 
     return {Code::deadline_exceeded, "the deadline had passed when the request came"};
   if (auto* ids = std::get_if<TokensInput>(&in.prompt)) {
     if (ids->size() > size_t(info.context_length))
-      return invalid_argument(cat("the prompt has ", ids->size(), " tokens; the context holds ", info.context_length))
+      return invalid_argument(cat("the prompt has ", ids->size(), " tokens; ", kContextHolds, info.context_length))
           .with_field("prompt");
     for (size_t i = 0; i < ids->size(); ++i)
       if ((*ids)[i] < 0 || (*ids)[i] >= info.vocab_size)
@@ -168,8 +171,8 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engi
   if (!tokenizer) return failed_precondition("this model came without a tokenizer; send token ids instead of text");
   auto fits = [&](const std::string& text) -> Status {
     if (text.size() <= max_bytes) return {};
-    return invalid_argument(cat("the prompt has ", text.size(), " bytes; the context of ", engine.info().context_length,
-                                " tokens holds at most ", max_bytes))
+    return invalid_argument(cat("the prompt has ", text.size(), " bytes; ", kContextHolds, engine.info().context_length,
+                                " tokens, which have at most ", max_bytes))
         .with_field("prompt");
   };
   if (auto* text = std::get_if<TextInput>(&prompt)) {
@@ -194,14 +197,19 @@ Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::
   if (prompt == 0) return invalid_argument("the prompt is empty; send at least one token").with_field("prompt");
   bool generates = !in.max_tokens || *in.max_tokens > 0;
   if (prompt + (generates ? 1 : 0) > context)
-    return invalid_argument(cat("the prompt has ", prompt, " tokens; the context holds ", context,
+    return invalid_argument(cat("the prompt has ", prompt, " tokens; ", kContextHolds, context,
                                 generates ? ", of which at least one is for the answer" : "", "; shorten the prompt"))
         .with_field("prompt");
   if (in.max_tokens && *in.max_tokens > context - prompt)
     return invalid_argument(cat(in.max_tokens_field, " is ", *in.max_tokens, "; the prompt has ", prompt,
-                                " tokens and the context holds ", context, ", so it may be at most ", context - prompt))
+                                " tokens and ", kContextHolds, context, ", so it may be at most ", context - prompt))
         .with_field(in.max_tokens_field);
   return {};
+}
+
+bool over_context(const Status& refusal) {
+  return refusal.code() == Code::invalid_argument && !refusal.field().empty() &&
+         refusal.message().find(kContextHolds) != std::string::npos;
 }
 
 }  // namespace kvasir::server

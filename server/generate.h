@@ -65,6 +65,9 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engi
 // Whether prompt and max_tokens fit the context.
 Status check_length(const GenerateInput& input, size_t prompt_tokens, const model::ModelInfo& info);
 
+// Whether that is what a request was refused for: its prompt, or prompt and answer, are longer than the context.
+bool over_context(const Status& refusal);
+
 // "bytes are not UTF-8 from position 17" for the named field.
 Status check_utf8(std::string_view text, const std::string& field);
 

@@ -48,8 +48,8 @@ Reply Api::models(const Request& request, const Caller&) {
   } else if (asked == name) {
     r.body = model;
   } else {
-    return error_response(
-        not_found(cat("there is no model '", asked.substr(0, 100), "'; this server has '", name, "'")));
+    return error_response(not_found(cat("there is no model '", asked.substr(0, 100), "'; this server has '", name, "'"))
+                              .with_field("model"));
   }
   return r;
 }
@@ -66,7 +66,9 @@ Reply Api::tokenize(const Request& request, const Caller& caller) {
   text.parse_special = false;
   f.boolean("parse_special", &text.parse_special);
   read_template_input(f, chat);
-  bool has_text = f.string("prompt", &text.text) || f.string("content", &text.text);
+  const bool prompt = f.string("prompt", &text.text), content = f.string("content", &text.text);
+  if (prompt && content) f.fail("content", "and prompt are two names of one text; give one of them");
+  const bool has_text = prompt || content;
   const Json* messages = f.raw("messages");
   if (messages) chat.messages_json = messages->dump();
   if (const Json* tools = f.raw("tools")) chat.tools_json = tools->dump();

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/generate.h"
+
 namespace kvasir::server::http {
 namespace {
 
@@ -18,26 +20,38 @@ const char* error_type(int status) {
   return status < 500 ? "invalid_request_error" : "server_error";
 }
 
-}  // namespace
+// What programs look at, in OpenAI's words; the others of them have none.
+std::string_view error_code(const Status& status) {
+  switch (status.code()) {
+    case Code::unauthenticated: return "invalid_api_key";
+    case Code::resource_exhausted: return "rate_limit_exceeded";
+    case Code::not_found:
+    case Code::invalid_argument:
+      if (status.field() == "model") return "model_not_found";
+      return over_context(status) ? "context_length_exceeded" : "";
+    default: return "";
+  }
+}
 
-std::string error_json(int status, std::string_view type, std::string_view message, std::string_view param) {
-  nlohmann::ordered_json error;
-  error["message"] = message;
-  error["type"] = type;
-  error["param"] = param.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(param);
-  error["code"] = status;
+std::string error_text(std::string_view type, std::string_view message, std::string_view param, std::string_view code) {
+  auto or_null = [](std::string_view text) {
+    return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
+  };
+  nlohmann::ordered_json error{
+      {"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}};
   return nlohmann::ordered_json{{"error", error}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+}  // namespace
+
 std::string error_json(const Status& status) {
-  int http = http_status(status.code());
-  return error_json(http, error_type(http), status.message(), status.field());
+  return error_text(error_type(http_status(status.code())), status.message(), status.field(), error_code(status));
 }
 
 Response error_response(int status, std::string_view type, std::string_view message, std::string_view param) {
   Response r;
   r.status = status;
-  r.body = error_json(status, type, message, param);
+  r.body = error_text(type, message, param, "");
   return r;
 }
 

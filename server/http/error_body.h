@@ -10,9 +10,10 @@
 namespace kvasir::server::http {
 
 Response error_response(int status, std::string_view type, std::string_view message, std::string_view param = "");
-Response error_response(const Status& status);  // code, type, param and Retry-After from the status
-// {"error": {...}} as it stands in a body or an event.
-std::string error_json(int status, std::string_view type, std::string_view message, std::string_view param);
-std::string error_json(const Status& status);
+// Type, param, code and Retry-After from the status. The code is one of OpenAI's words ("model_not_found",
+// "context_length_exceeded", "invalid_api_key", "rate_limit_exceeded") or null, never a number: strict clients have
+// none.
+Response error_response(const Status& status);
+std::string error_json(const Status& status);  // {"error": {...}} as it stands in a body or an event
 
 }  // namespace kvasir::server::http

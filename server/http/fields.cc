@@ -149,7 +149,10 @@ Status Fields::finish() {
   if (!status_.ok()) return status_;
   for (const auto& [name, value] : object_.items())
     if (!read_.count(name)) {
-      fail(shown(Json(name)), "is not a field of this request");
+      const std::string field = name.substr(0, 60);
+      status_ =
+          invalid_argument(cat(path_.empty() ? "" : path_ + ".", shown(Json(name)), " is not a field of this request"))
+              .with_field(path_.empty() ? field : cat(path_, '.', field));
       return status_;
     }
   return {};

@@ -19,6 +19,14 @@ std::string_view host_name(std::string_view host) {
   return host.substr(0, host.find(':'));
 }
 
+// "x-stainless-os, authorization": names of headers and nothing else.
+bool is_header_list(std::string_view text) {
+  return !text.empty() && text.size() <= 2048 && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+           c == ',' || c == ' ';
+  });
+}
+
 // An address cannot be rebound to another one, as a name can.
 bool is_address(std::string_view name) {
   return name.starts_with('[') || (!name.empty() && name.find_first_not_of("0123456789.") == std::string_view::npos);
@@ -60,6 +68,7 @@ void Guard::allow(const Request& request, Response& response) const {
   std::string_view origin = request.header("origin");
   if (origin.empty() || !origin_allowed(origin, request.header("host"))) return;
   response.headers.emplace_back("Access-Control-Allow-Origin", std::string(origin));
+  response.headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
   response.headers.emplace_back("Vary", "Origin");
 }
 
@@ -70,8 +79,10 @@ Response Guard::preflight(const Request& request) const {
   allow(request, r);
   if (!r.headers.empty()) {
     r.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-    r.headers.emplace_back("Access-Control-Allow-Headers",
-                           "authorization, content-type, traceparent, x-request-id, x-request-timeout");
+    // Whatever it asks to send: clients add headers of their own (OpenAI's a dozen), and those mean nothing here.
+    std::string_view asked = request.header("access-control-request-headers");
+    if (!is_header_list(asked)) asked = "authorization, content-type, traceparent, x-request-timeout";
+    r.headers.emplace_back("Access-Control-Allow-Headers", std::string(asked));
     r.headers.emplace_back("Access-Control-Max-Age", "600");
   }
   return r;

@@ -36,7 +36,8 @@ Status parse_tool_calls(const Json& calls, const std::string& where, Json* out) 
       return invalid_argument(where + " has an entry without function.name").with_field(where);
     Json& function = call["function"];
     if (function.contains("arguments") && function["arguments"].is_string()) {
-      auto arguments = parse_json(function["arguments"].get<std::string>());
+      const std::string text = function["arguments"];  // nothing, where a function takes none, is how some write {}
+      auto arguments = parse_json(text.find_first_not_of(" \n\r\t") == std::string::npos ? "{}" : text);
       if (!arguments.ok()) return invalid_argument(where + ".function.arguments is not valid JSON").with_field(where);
       function["arguments"] = *arguments;
     }

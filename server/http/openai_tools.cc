@@ -15,7 +15,6 @@ ToolShape required_tool() {
   ToolShape s;
   s.format = text::ToolFormat::hermes;
   s.before = "<tool_call>";
-  s.after = "</tool_call>";
   s.one = true;
   return s;
 }
@@ -23,7 +22,6 @@ ToolShape required_tool() {
 ToolShape named_tool(std::string_view name) {
   ToolShape s = required_tool();
   s.before += cat("{\"name\":", json_string(name), ",\"arguments\":");
-  s.after = "}" + s.after;
   s.says_so = false;
   return s;
 }
@@ -37,19 +35,13 @@ std::string ToolReader::id(size_t index) const { return cat("call_", id_prefix_,
 
 ToolReader::Out ToolReader::push(std::string_view text) { return take(parser_.push(text)); }
 
-ToolReader::Out ToolReader::finish() {
-  Out out;
-  if (!shape_.after.empty()) out = take(parser_.push(shape_.after));
-  Out rest = take(parser_.finish());
-  out.content += rest.content;
-  if (!out.deltas.empty() && !rest.deltas.empty()) out.deltas += ',';
-  out.deltas += rest.deltas;
-  return out;
-}
+ToolReader::Out ToolReader::finish() { return take(parser_.finish()); }
 
 ToolReader::Out ToolReader::take(text::ToolParser::Out parsed) {
   Out out;
   out.content = std::move(parsed.content);
+  // Cut before there was a call, the model's text is content: without what was put before it.
+  if (!shape_.before.empty() && out.content.starts_with(shape_.before)) out.content.erase(0, shape_.before.size());
   for (const auto& delta : parsed.calls) {
     if (shape_.one && delta.index > 0) continue;
     auto index = static_cast<size_t>(delta.index);

@@ -10,10 +10,11 @@
 namespace kvasir::server::http {
 
 // How the calls of a request are found. A forced call is the bare JSON the grammar allows, so what stands
-// around it in the Hermes form is put there and the same parser reads it.
+// before it in the Hermes form is put there and the same parser reads it; what would stand after it says nothing that
+// is not known, and an answer may be cut anywhere.
 struct ToolShape {
   text::ToolFormat format = text::ToolFormat::none;
-  std::string before, after;
+  std::string before;
   bool one = false;     // parallel_tool_calls: false
   bool says_so = true;  // finish_reason "tool_calls"; a call by name ends with "stop", as OpenAI has it
 };

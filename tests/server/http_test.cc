@@ -1,4 +1,6 @@
 // How the HTTP port takes bytes: framing, limits, time, and clients that go away.
+#include <gmock/gmock.h>
+
 #include "tests/server/http_fixture.h"
 
 namespace kvasir::server {
@@ -184,6 +186,20 @@ TEST_F(Cors, PagesThatAreNamedMayAskAndReadTheAnswers) {
     EXPECT_NE(a.head.find(kAllowed), std::string::npos) << body << a.head;
     EXPECT_NE(a.head.find("Vary: Origin\r\n"), std::string::npos) << body << a.head;
   }
+}
+
+// The openai client in a page sends a dozen headers of its own.
+TEST_F(Cors, APageMaySendWhatItsClientAdds) {
+  auto preflight = [&](std::string_view headers) {
+    return ask(cat("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n", from("https://app.example"),
+                   "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: ", headers, "\r\n\r\n"))
+        .head;
+  };
+  const char* sent = "authorization,content-type,x-stainless-arch,x-stainless-os,x-stainless-retry-count";
+  EXPECT_THAT(preflight(sent), testing::HasSubstr(cat("Access-Control-Allow-Headers: ", sent, "\r\n")));
+  EXPECT_THAT(preflight("a\tb;c"), testing::HasSubstr("Access-Control-Allow-Headers: authorization, content-type"));
+  EXPECT_THAT(post("/v1/completions", R"({"prompt":"ab"})", from("https://app.example")).head,
+              testing::HasSubstr("Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n"));
 }
 
 TEST_F(Cors, OthersMayNot) {

@@ -116,7 +116,22 @@ TEST_F(OpenAi, WhatSomebodyCancelledIsAnError) {
 TEST_F(OpenAi, AModelsNameMayHaveCodes) {
   EXPECT_EQ(ask(RawClient::get("/v1/models/fake")).status, 200);
   EXPECT_EQ(ask(RawClient::get("/v1/models/f%61k%65")).status, 200);
-  expect_error(ask(RawClient::get("/v1/models/a%2Fb%")), 404, "", "'a/b%'");
+  expect_error(ask(RawClient::get("/v1/models/a%2Fb%")), 404, "model", "'a/b%'");
+}
+
+// Programs decide by it, and strict ones refuse a body whose code is a number.
+TEST_F(OpenAi, CodesOfErrorsAreOpenAisWords) {
+  auto code = [](const RawClient::Answer& a) { return Json::parse(a.body)["error"]["code"]; };
+  const std::string chat = R"({"messages":[{"role":"user","content":"x"}],)", long_text(200, 'x');
+  EXPECT_EQ(code(post("/v1/completions", R"({"prompt":"a","model":"gpt-4"})")), "model_not_found");
+  EXPECT_EQ(code(post("/v1/chat/completions", chat + R"("model":"gpt-4"})")), "model_not_found");
+  EXPECT_EQ(code(ask(RawClient::get("/v1/models/gpt-4"))), "model_not_found");
+  EXPECT_EQ(code(post("/v1/completions", cat(R"({"prompt":")", long_text, "\"}"))), "context_length_exceeded");
+  EXPECT_EQ(code(post("/v1/chat/completions", chat + R"("max_tokens":128})")), "context_length_exceeded");
+  EXPECT_EQ(code(post("/v1/completions", R"({"prompt":"a","temperature":-1})")), nullptr);
+  EXPECT_EQ(code(ask(RawClient::get("/v2"))), nullptr);
+  engine_.refuse(resource_exhausted("the queue is full"));
+  EXPECT_EQ(code(post("/v1/completions", R"({"prompt":"a"})")), "rate_limit_exceeded");
 }
 
 TEST_F(OpenAi, PromptsComeInFourForms) {
@@ -222,7 +237,7 @@ TEST_F(OpenAi, EachWrongFieldIsNamed) {
            {R"({"prompt":"a","user":7})", "user", "string"},
            {R"({"prompt":"a","metadata":"x"})", "metadata", "object"},
            {R"({"prompt":"a","metadata":{"k":1}})", "metadata", "'k'"},
-           {R"({"prompt":"a","tempratur":1})", "\"tempratur\"", "not a field"},
+           {R"({"prompt":"a","tempratur":1})", "tempratur", "not a field"},
            {R"({"prompt":"a","response_format":{"type":"xml"}})", "response_format", "json_schema"},
            {R"({"prompt":"a","guided_regex":"a","guided_choice":["b"]})", "guided_choice", "second constraint"},
            {R"({"prompt":"a","structured_outputs":{"json":{},"regex":"b"}})", "regex", "second constraint"},
@@ -293,6 +308,16 @@ TEST_F(OpenAi, EachWrongMessageIsNamed) {
   }
 }
 
+// A function that takes nothing is called with {} or, by some models and clients, with no text at all.
+TEST_F(OpenAi, ACallWithoutArgumentsMayBeSentBack) {
+  for (const char* arguments : {R"("")", R"(" ")", R"("{}")", "{}"})
+    whole(
+        "/v1/chat/completions",
+        cat(R"({"messages":[{"role":"user","content":"x"},{"role":"assistant","content":null,"tool_calls":[{"id":"c",)",
+            R"("type":"function","function":{"name":"f","arguments":)", arguments,
+            R"(}}]},{"role":"tool","content":"y","tool_call_id":"c"}]})"));
+}
+
 TEST_F(OpenAi, MalformedBodiesAreRefused) {
   expect_error(post("/v1/completions", "{"), 400, "", "not valid JSON");
   expect_error(post("/v1/completions", "[]"), 400, "", "object");
@@ -334,6 +359,28 @@ TEST_F(OpenAi, AForcedToolIsACall) {
   one = whole("/v1/chat/completions", body("plain", R"("none")", false));
   EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::none);
   EXPECT_EQ(one["choices"][0]["message"]["content"], "plain");
+}
+
+// What stands around a forced call for the parser is nobody's text: an answer cut anywhere has a piece of its call, or
+// a piece of its JSON, and nothing else.
+TEST_F(OpenAi, AForcedCallThatIsCutIsAPieceOfItself) {
+  const std::string said = R"({"name":"f","arguments":{"a": "b c"}})", arguments = R"({"a": "b c"})";
+  for (const auto& [choice, text] :
+       {std::pair(R"("required")", said), std::pair(R"({"type":"function","function":{"name":"f"}})", arguments)})
+    for (size_t most = 0; most <= text.size(); ++most) {
+      Json one = whole("/v1/chat/completions",
+                       cat(R"({"messages":[{"role":"user","content":)", Json(text).dump(), R"(}],"max_tokens":)", most,
+                           R"(,"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":)", choice, "}"));
+      const Json& message = one["choices"][0]["message"];
+      const std::string shown = text.substr(0, most);
+      if (!message.contains("tool_calls")) {
+        EXPECT_EQ(message["content"], shown) << choice << most;
+        continue;
+      }
+      EXPECT_TRUE(message["content"].is_null()) << choice << most << message;
+      const std::string called = message["tool_calls"][0]["function"]["arguments"];
+      EXPECT_TRUE(arguments.starts_with(called) && shown.find(called) != std::string::npos) << choice << most << called;
+    }
 }
 
 TEST_F(OpenAi, OneStrictToolHoldsTheCallsTheModelMayMake) {
