@@ -6,7 +6,7 @@ namespace kvasir::model::cpu {
 namespace {
 
 struct V {
-  static constexpr int N = 16, kTile = 1;
+  static constexpr int N = 16, kTile = 1, kAhead = 1, kLocality = 3;
   struct F {
     float v[16];
   };

@@ -1,6 +1,7 @@
 // Included once by each instruction set's translation unit, after it has defined V in an unnamed
 // namespace: N lanes, F (floats), I (32-bit integers) and
 //   load_f, store_f, load_f16, load_bf16, set_f, fma, add, to_float; more for row_sums_impl.h
+//   kAhead, kLocality: how many groups ahead weights are fetched, and how near (as __builtin_prefetch() has it)
 //   W: the integers of a block of 32 inputs of N rows; load4 (nibbles), load8 (bytes)
 //   dot<bits, zero>(W, x, first, count, offset): the sum over chunks [first, first + count) of 4 inputs of weight less
 //     zero, given offset = -zero * the sum of the inputs
@@ -59,12 +60,8 @@ inline void integer_tile(const PackedMatrix& m, int64_t group, int part, const Q
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) acc[t] = V::set_f(0.0f);
   for (int64_t b = 0; b < blocks; ++b) {
-    // The same block of the next group: the hardware does not look beyond a page by itself.
-    int64_t ahead = blocks * (info.quant_bytes + info.scale_bytes);
-#pragma GCC unroll 8
-    for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(quants + b * info.quant_bytes + ahead + i);
-#pragma GCC unroll 8
-    for (int i = 0; i < info.scale_bytes; i += 64) __builtin_prefetch(scales + b * info.scale_bytes + ahead + i);
+    fetch_block(info, quants + b * info.quant_bytes + V::kAhead * m.group_bytes,
+                scales + b * info.scale_bytes + V::kAhead * m.group_bytes);
     V::W w = load_block<P>(quants + b * info.quant_bytes, part);
     Scales<P> s;
     s.load(scales + b * info.scale_bytes, part);

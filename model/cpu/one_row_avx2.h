@@ -27,9 +27,7 @@ void one_row(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t r
     for (; b < end; ++b) {
       const uint8_t *from = quants + b * info.quant_bytes, *scale = scales + b * info.scale_bytes;
       const int8_t* at = q + 64 * b;
-#pragma GCC unroll 4
-      for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(from + m.group_bytes + i);
-      __builtin_prefetch(scale + m.group_bytes);
+      fetch_block(info, from + V::kAhead * m.group_bytes, scale + V::kAhead * m.group_bytes);
       V::I products[2][kParts];
 #pragma GCC unroll 4
       for (int c = 0; c < 4; ++c) {

@@ -163,7 +163,9 @@ void digit_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   DigitPanel<P> panel;
   WholeSums<kParts> kept[kPanelRows];
   const int64_t panels = (m.blocks + kDigitBlocks - 1) / kDigitBlocks;
-  Ahead ahead{m.quants(group + 1), m.quants(group + 2)};
+  // Few rows are done before what is fetched beside them is here.
+  const int64_t later = rows > 8 ? 1 : 2, steps = 2 * ((rows + kTall - 1) / kTall) * m.blocks;
+  Ahead ahead{m.quants(group + later), m.quants(group + later + 1), int((m.group_bytes / 64 + steps - 1) / steps)};
   for (int64_t i = 0; i < panels; ++i) {
     auto start = [&](int64_t of) { return of == panels ? m.blocks : m.blocks * of / panels / 2 * 2; };
     const int64_t begin = start(i), end = start(i + 1);

@@ -1,4 +1,4 @@
-// Products of several rows with AVX-512, two rows in three planes of bytes (pair_digits.h): weights are multiplied as
+// Products with AVX-512, two rows in three planes of bytes (pair_digits.h): weights are multiplied as
 // the bytes they are in the file, unpacked in passing, since that has ports of its own beside the products. Two groups
 // of outputs at a time: what is read of a row serves both.
 #pragma once
@@ -167,7 +167,6 @@ void pair_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
 
 void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
                      int64_t rows, float* y, int64_t y_stride, bool add) {
-  if (x.rows == 1) return integer(m, group, groups, x, first, rows, y, y_stride, add);
   with_packing(m.packing, [&]<Packing P>() {
     if constexpr (has_integers(P)) {
       for (; groups >= 2; group += 2, groups -= 2, y += 2 * kGroup)
@@ -182,7 +181,6 @@ struct WidePairs : Wide {
 };
 
 void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {
-  if (to.rows == 1) return quantize(x, packing, to, row);
   const PackingInfo info = packing_info(packing);
   quantize_digits<WidePairs>(x, info, to, row, [&](int8_t* block, int64_t, __m128i first, __m128i second) {
     if (info.of_rows)

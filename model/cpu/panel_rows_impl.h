@@ -16,8 +16,7 @@ namespace {
 constexpr int kPairs = 16;  // of inputs, in a block
 constexpr int kStep = 8;    // pairs that are one piece of code
 
-// The groups to be unpacked after these ones' tiles, fetched beside them a line or a few at a time: many at once would
-// wait.
+// Groups whose turn is soon, fetched beside these ones' tiles a line or a few at a time: many at once would wait.
 struct Ahead {
   const uint8_t *at, *end;
   int lines = 1;
@@ -202,7 +201,8 @@ void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   const int64_t most = How::template blocks<G>(rows), panels = (m.blocks + most - 1) / most;
   const int64_t tiles = (rows + kTall - 1) / kTall, tall = rows / tiles, taller = rows % tiles;
   const int64_t lines = G * m.group_bytes / 64, steps = tiles * m.blocks * (kPairs / kStep);
-  Ahead ahead{m.quants(group + G), m.quants(group + 2 * G), int((lines + steps - 1) / steps)};
+  const int64_t later = rows > 8 ? G : 2 * G;  // few rows are done before what is fetched beside them is here
+  Ahead ahead{m.quants(group + later), m.quants(group + later + G), int((lines + steps - 1) / steps)};
   for (int64_t i = 0; i < panels; ++i) {
     const int64_t begin = m.blocks * i / panels, end = m.blocks * (i + 1) / panels;
     panel.template unpack<P>(m, group, begin, end);

@@ -24,6 +24,14 @@ struct RowSum {
   }
 };
 
+// A block of a group to come: the hardware does not look beyond a page by itself.
+[[gnu::always_inline]] inline void fetch_block(const PackingInfo& info, const uint8_t* quants, const uint8_t* scales) {
+#pragma GCC unroll 8
+  for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(quants + i, 0, V::kLocality);
+#pragma GCC unroll 8
+  for (int i = 0; i < info.scale_bytes; i += 64) __builtin_prefetch(scales + i, 0, V::kLocality);
+}
+
 // A block's products with the high plane are below 2^26.
 constexpr int64_t kCarryBlocks = 16;
 
@@ -42,13 +50,8 @@ inline void sum_tile(const PackedMatrix& m, int64_t group, int part, const Quant
   for (int64_t begin = 0; begin < blocks; begin += kCarryBlocks) {
     const int64_t end = begin + kCarryBlocks < blocks ? begin + kCarryBlocks : blocks;
     for (int64_t b = begin; b < end; ++b) {
-      // The same block of the next group: the hardware does not look beyond a page by itself.
-#pragma GCC unroll 8
-      for (int i = 0; i < info.quant_bytes; i += 64)
-        __builtin_prefetch(quants + b * info.quant_bytes + m.group_bytes + i);
-#pragma GCC unroll 8
-      for (int i = 0; i < info.scale_bytes; i += 64)
-        __builtin_prefetch(scales + b * info.scale_bytes + m.group_bytes + i);
+      fetch_block(info, quants + b * info.quant_bytes + V::kAhead * m.group_bytes,
+                  scales + b * info.scale_bytes + V::kAhead * m.group_bytes);
       const V::W w = V::load4(quants + b * info.quant_bytes + part * V::N * 4);
 #pragma GCC unroll 2
       for (int h = 0; h < parts; ++h) {

@@ -12,6 +12,8 @@ namespace {
 
 struct V {
   static constexpr int N = 8, kTile = 4;
+  // Into the second-level cache: a line on its way into the first holds one of few places, which loads want, too.
+  static constexpr int kAhead = 2, kLocality = 2;
   using F = __m256;
   using I = __m256i;
   struct W {

@@ -11,7 +11,7 @@ namespace kvasir::model::cpu {
 namespace {
 
 struct V {
-  static constexpr int N = 16, kTile = 16;
+  static constexpr int N = 16, kTile = 16, kAhead = 1, kLocality = 3;
   using F = __m512;
   using I = __m512i;
   struct W {

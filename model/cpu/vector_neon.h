@@ -9,7 +9,7 @@ namespace kvasir::model::cpu {
 namespace {
 
 struct V {
-  static constexpr int N = 4, kTile = 4;
+  static constexpr int N = 4, kTile = 4, kAhead = 1, kLocality = 3;
   using F = float32x4_t;
   using I = int32x4_t;
   struct W {
