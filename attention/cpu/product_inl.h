@@ -1,5 +1,7 @@
 // Small matrix products whose every element is one chain of FMAs in order. Included by kernels_inl.h only.
 
+#include "attention/cpu/row_blocks_inl.h"
+
 struct Packed {
   static constexpr bool kFour = false;
   const float* b;
@@ -16,7 +18,9 @@ template <int R, int C, int kEvery, class B>
 inline void product(const float* a, int a_stride, const B b, int k0, int k1, const float* correction, float* c,
                     int c_stride, int n, Ahead& ahead) {
   V acc[R][C];
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
     for (int i = 0; i < C; ++i)
       acc[r][i] = correction ? mul(load(c + r * c_stride + n + i * W), set1(correction[r])) : zero();
   for (int k = k0; k < k1;) {
@@ -33,13 +37,17 @@ inline void product(const float* a, int a_stride, const B b, int k0, int k1, con
       } else {
         for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
       }
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         V w = set1(a[r * a_stride + k]);
+#pragma GCC unroll 8
         for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
       }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
     for (int i = 0; i < C; ++i) store(c + r * c_stride + n + i * W, acc[r][i]);
 }
 
@@ -53,6 +61,20 @@ inline void product_columns(const float* a, int a_stride, const B& b, int k0, in
 // The more rows, the more work there is between two askings for lines.
 constexpr int few_ahead(int rows) { return rows <= 2 ? 1 : 2; }
 
+// product() for five to eight rows of kTile weights each.
+template <int R, class B>
+[[gnu::noinline]] void wide_rows_by_blocks(const float* a, const B b, int k0, int k1, const float* correction, float* c,
+                                           int c_stride, int n, int n1, Ahead& ahead) {
+  for (; n < n1; n += kBlockPair)
+    two_vectors_by_blocks<R>(
+        a, k0, k1, c + n, c_stride, ahead,
+        [&](int r, int v) { return mul(load(c + r * c_stride + n + v * W), set1(correction[r])); },
+        [&](int k, V(&x)[2]) {
+          const auto row = b.row(k);
+          x[0] = row(n), x[1] = row(n + W);
+        });
+}
+
 // kWideRows: reading b costs more than a load, so that up to eight rows share each read.
 template <bool kWideRows, class B>
 inline void product_all(const float* a, int rows, int a_stride, const B& b, int k0, int k1, const float* correction,
@@ -61,6 +83,10 @@ inline void product_all(const float* a, int rows, int a_stride, const B& b, int 
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value, kVectors = R <= 2 ? kFewColumns : kColumns;
     constexpr int C = kWideRows && R > 4 ? kWideColumns : kVectors;
+    if constexpr (kRowBlocks && kWideRows && R > 4) {
+      if ((n1 - n0) % kBlockPair == 0)
+        return wide_rows_by_blocks<R>(a, b, k0, k1, correction, c, c_stride, n0, n1, ahead);
+    }
     product_columns<R, C, kWideRows ? few_ahead(R) : kPackedEvery>(a + r * a_stride, a_stride, b, k0, k1,
                                                                    correction ? correction + r : nullptr,
                                                                    c + r * c_stride, c_stride, n0, n1, ahead);
@@ -117,19 +143,31 @@ inline void by_lane_pairs(float* s, int n, Ahead& ahead, const F& f) {
     for (int i = 0; i < C; ++i) store(s + r * kTile + n + i * W, waiting[0][r][i]);
 }
 
+// With sixteen registers, sums of two vectors of keys and one lane at a time: a load of a key serves as many rows, and
+// one of a query two vectors.
+constexpr bool kLanesApart = W == 8;
+constexpr int kTurnedColumns = kLanesApart ? 2 : kColumns / 2;
+
 template <int R, int C>
 inline void turned_scores(const float* q, int q_stride, int head_dim, const float* kt, float* s, int n, Ahead& ahead) {
   by_lane_pairs<R, C>(s, n, ahead, [&](int d, V(&low)[R][C], V(&high)[R][C]) {
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < C; ++i) low[r][i] = high[r][i] = zero();
     auto step = [&](int at, V(&acc)[R][C]) {
       V x[C];
       for (int i = 0; i < C; ++i) x[i] = load(kt + at * kTile + n + i * W);
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const V w = set1(q[r * q_stride + at]);
         for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
       }
     };
+    if constexpr (kLanesApart) {
+      for (int at = d; at < head_dim; at += W) step(at, low);
+      for (int at = d + W / 2; at < head_dim; at += W) step(at, high);
+      return;
+    }
     for (; d + W / 2 < head_dim; d += W) {
       step(d, low);
       step(d + W / 2, high);
@@ -143,7 +181,7 @@ void scores(const float* q, int rows, int q_stride, int head_dim, const float* k
   begin = begin / W * W, end = (end + W - 1) / W * W;
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value;
-    constexpr int C = kColumns / 2;
+    constexpr int C = kTurnedColumns;
     int n = begin;
     for (; n + C * W <= end; n += C * W) turned_scores<R, C>(q, q_stride, head_dim, kt, s, n, *ahead);
     for (; n < end; n += W) turned_scores<R, 1>(q, q_stride, head_dim, kt, s, n, *ahead);
@@ -163,10 +201,38 @@ constexpr int keys_at_once(int rows) {
 }
 
 template <int R, class Reader>
+[[gnu::noinline]] void scores_by_blocks(const float* q, int q_stride, const Reader keys, int head_dim, int begin,
+                                        int end, float* s, Ahead& ahead) {
+  alignas(64) float lanes[R * W * W], kept[2 * kMaxHeadDim];
+  for (int j = begin; j < end; j += W) {
+    for (int k = 0; k < W; k += 2) {
+      const auto a = keys.row(j + k), b = keys.row(j + k + 1);
+      const auto read = [&](int d, V(&x)[2][2]) {
+        if (d % kStopEvery == 0) fetch(ahead);
+        x[0][0] = a(d), x[0][1] = a(d + W), x[1][0] = b(d), x[1][1] = b(d + W);
+      };
+      two_keys_by_blocks<R>(kept, read, [&](auto block, auto count, const auto& reads) {
+        constexpr int kFirst = decltype(block)::value, kRows = decltype(count)::value;
+        V sum[2][kRows];
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sum[0][r] = sum[1][r] = zero();
+        add_two_keys<kRows>(q + kFirst * q_stride, q_stride, 0, head_dim, sum, reads);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r)
+          for (int i = 0; i < 2; ++i) store(lanes + ((kFirst + r) * W + k + i) * W, sum[i][r]);
+      });
+    }
+    for (int r = 0; r < R; ++r) store(s + r * kTile + j, sum_rows(lanes + r * W * W));
+  }
+}
+
+template <int R, class Reader>
 inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int head_dim, int begin, int end, float* s,
                            Ahead& ahead) {
   constexpr int K = keys_at_once(R);
   alignas(64) float lanes[R * W * W];
+  if constexpr (kRowBlocks && R > 4)
+    if (head_dim % kBlockPair == 0) return scores_by_blocks<R>(q, q_stride, keys, head_dim, begin, end, s, ahead);
   for (int j = begin; j < end; j += W) {
     for (int k = 0; k < W; k += K) {
       V acc[K][R];
@@ -251,7 +317,8 @@ int stops(int rows, int head_dim) {
   const int blocks = (rows + 5) / 6, vectors = (head_dim + W - 1) / W;
   auto passes = [](int n, int columns) { return n < columns * W ? 1 : n / (columns * W); };
   if (rows > kFewRows)
-    return kTile + blocks * (kTile / (kColumns / 2) / 2 + passes(head_dim, kColumns) * kTile / kPackedEvery);
+    return kTile + blocks * (kTile / kTurnedColumns / 2 + passes(head_dim, kColumns) * kTile / kPackedEvery);
+  if (kRowBlocks && rows > 4 && head_dim % kBlockPair == 0) return block_stops(head_dim);
   const int columns = rows <= 2 ? kFewColumns : rows <= 4 ? kColumns : kWideColumns;
   return (kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile) / few_ahead(rows);
 }
