@@ -155,6 +155,9 @@ const char* reason_name(engine::FinishReason reason) {
   }
 }
 
+// A model may say a zero byte, too.
+void write_text(const std::string& text) { (void)std::fwrite(text.data(), 1, text.size(), stdout); }
+
 // Reads one answer to its end; with `live`, writes it as it comes.
 Answer finish(engine::Stream& stream, bool live) {
   Answer out;
@@ -162,7 +165,7 @@ Answer finish(engine::Stream& stream, bool live) {
     if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
       if (!out.first) out.first = Clock::now();
       out.text += tokens->text;
-      if (live) std::fputs(tokens->text.c_str(), stdout), std::fflush(stdout);
+      if (live) write_text(tokens->text), std::fflush(stdout);
     } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
       out.usage = finished->usage;
       out.reason = reason_name(finished->reason);
@@ -182,7 +185,7 @@ void print_answer(const GenerateConfig& c, const Item& item, const Answer& answe
   }
   if (!answer.failed.ok()) return;  // one_round has said why
   if (!c.as_json) {
-    std::printf("%s%s\n", item.prompt.c_str(), answer.text.c_str());
+    write_text(item.prompt + answer.text + '\n');
     return;
   }
   json j{{"prompt", item.prompt},

@@ -18,6 +18,16 @@ const char* reason_name(engine::FinishReason reason) {
   }
 }
 
+// What the last answer to a request says of it.
+void add_end(const engine::Finished& end, pb::ModelInferResponse& to) {
+  auto& parameters = *to.mutable_parameters();
+  parameters["finish_reason"].set_string_param(reason_name(end.reason));
+  parameters["completion_tokens"].set_int64_param(end.usage.completion_tokens);
+  parameters["prompt_tokens"].set_int64_param(end.usage.prompt_tokens);
+}
+
+Status was_cancelled() { return {Code::cancelled, "the request was cancelled"}; }
+
 // Errors that a stream holds for its reader; a client that reads none of them is read no further.
 constexpr size_t kMostErrors = 64;
 
@@ -95,12 +105,9 @@ class InferCall final : public std::enable_shared_from_this<InferCall> {
       if (auto* e = std::get_if<engine::Tokens>(&event->second)) {
         text_ += e->text;
       } else if (auto* e = std::get_if<engine::Finished>(&event->second)) {
-        (*out_->mutable_parameters())["finish_reason"].set_string_param(reason_name(e->reason));
-        (*out_->mutable_parameters())["completion_tokens"].set_int64_param(e->usage.completion_tokens);
-        (*out_->mutable_parameters())["prompt_tokens"].set_int64_param(e->usage.prompt_tokens);
+        add_end(*e, *out_);
         write_text_output(text_, raw_, *out_);
-        end(e->reason == engine::FinishReason::cancelled ? Status(Code::cancelled, "the request was cancelled")
-                                                         : Status());
+        end(e->reason == engine::FinishReason::cancelled ? was_cancelled() : Status());
       } else if (auto* e = std::get_if<engine::Failed>(&event->second)) {
         end(e->status);
       }
@@ -246,11 +253,11 @@ class StreamInferCall final
       return true;
     }
     if (std::holds_alternative<engine::Started>(event)) return false;
-    if (auto* e = std::get_if<engine::Finished>(&event)) {
-      pb::ModelInferResponse& to = answer(job, true, out);
-      (*to.mutable_parameters())["finish_reason"].set_string_param(reason_name(e->reason));
-    } else {
-      out.set_error_message(std::get<engine::Failed>(event).status.to_string());
+    const auto* ended = std::get_if<engine::Finished>(&event);
+    if (ended && ended->reason != engine::FinishReason::cancelled) {
+      add_end(*ended, answer(job, true, out));
+    } else {  // half an answer must not look like a whole one
+      out.set_error_message((ended ? was_cancelled() : std::get<engine::Failed>(event).status).to_string());
       out.mutable_infer_response()->set_id(job.id);
     }
     feed_.drop(i);

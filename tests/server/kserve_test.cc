@@ -147,7 +147,13 @@ TEST_F(KServeTest, ManyOnOneStream) {
     }
     text[id] += m.infer_response().outputs(0).contents().bytes_contents(0);
     ++messages[id];
-    finals[id] += m.infer_response().parameters().at("triton_final_response").bool_param();
+    const auto& parameters = m.infer_response().parameters();
+    const bool last = parameters.at("triton_final_response").bool_param();
+    finals[id] += last;
+    EXPECT_EQ(parameters.contains("completion_tokens"), last);
+    if (!last) continue;
+    EXPECT_EQ(parameters.at("prompt_tokens").int64_param(), int64_t(("number " + id).size()));
+    EXPECT_EQ(parameters.at("completion_tokens").int64_param(), int64_t(("number " + id).size()) + 1);
   }
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_THAT(error, HasSubstr("5 INVALID_ARGUMENT: model 'wrong'"));
@@ -159,6 +165,25 @@ TEST_F(KServeTest, ManyOnOneStream) {
   EXPECT_EQ(messages["7"], 1);
   EXPECT_GT(messages["8"], 1);
   EXPECT_TRUE(all_gone());
+}
+
+// Half an answer must not look like a whole one, on the stream as in the single call.
+TEST_F(KServeTest, WhatSomebodyCancelledIsAnError) {
+  engine_.hang_on('h');
+  grpc::ClientContext c;
+  auto stream = stub_->ModelStreamInfer(&c);
+  auto in = request("h");
+  in.set_id("seven");
+  ASSERT_TRUE(stream->Write(in));
+  stream->WritesDone();
+  ASSERT_TRUE(engine_.wait_open(1));
+  ASSERT_TRUE(engine_.cancel("", "seven"));
+  pb::ModelStreamInferResponse m;
+  ASSERT_TRUE(stream->Read(&m));
+  EXPECT_EQ(m.error_message(), "CANCELLED: the request was cancelled");
+  EXPECT_EQ(m.infer_response().id(), "seven");
+  EXPECT_FALSE(stream->Read(&m));
+  EXPECT_TRUE(stream->Finish().ok());
 }
 
 // Errors wait for their reader in the transport's windows, not in the server's memory.
