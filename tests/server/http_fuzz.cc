@@ -7,8 +7,8 @@
 
 #include "server/http/api.h"
 #include "server/http/connection.h"
+#include "tests/fuzz/seeds.h"
 #include "tests/server/fake_engine.h"
-#include "tests/server/fuzz_seeds.h"
 #include "tests/server/http_client.h"
 
 namespace kvasir::server {
@@ -74,7 +74,7 @@ World& world() {
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   using kvasir::server::RawClient;
   const std::string ask = R"({"prompt":"ab","n":2,"stream":true})";
-  kvasir::server::write_seeds(
+  kvasir::write_seeds(
       *argc, *argv,
       {RawClient::get("/health"), RawClient::get("/metrics", "Connection: close\r\n"),
        RawClient::post("/v1/completions", ask), RawClient::get("/") + RawClient::post("/tokenize", R"({"prompt":"a"})"),

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "server/http/api.h"
+#include "tests/fuzz/seeds.h"
 #include "tests/server/fake_engine.h"
-#include "tests/server/fuzz_seeds.h"
 
 namespace kvasir::server {
 namespace {
@@ -61,7 +61,7 @@ void read_to_the_end(http::Producer& producer) {
 
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   // The first character chooses the endpoint.
-  kvasir::server::write_seeds(
+  kvasir::write_seeds(
       *argc, *argv,
       {R"(0{"prompt":"ab","n":2,"best_of":3,"logprobs":2,"echo":true,"stop":["x"],"logit_bias":{"5":-1},"seed":7})",
        R"(0{"prompt":[[1,2],[3]],"stream":true,"stream_options":{"include_usage":true},"max_tokens":4,"top_k":-1})",

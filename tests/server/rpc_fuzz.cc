@@ -14,8 +14,8 @@
 #include "kvasir.pb.h"
 #include "ppl_llm.pb.h"
 #include "server/server.h"
+#include "tests/fuzz/seeds.h"
 #include "tests/server/fake_engine.h"
-#include "tests/server/fuzz_seeds.h"
 #include "vllm_engine.pb.h"
 
 namespace kvasir::server {

@@ -9,7 +9,7 @@
 #include "model/config.h"
 #include "server/keys.h"
 #include "server/options.h"
-#include "tests/server/fuzz_seeds.h"
+#include "tests/fuzz/seeds.h"
 
 namespace kvasir {
 namespace {
@@ -76,7 +76,7 @@ void params(std::string_view text) {
 
 // The first character says which of them the rest is.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
-  kvasir::server::write_seeds(
+  kvasir::write_seeds(
       *argc, *argv,
       {R"(0{"model":"m.gguf","host":"127.0.0.1","http_port":8000,"kv_memory":"1GiB","drain_seconds":"30s",
            "cors":["http://a"],"log_level":"info","policy":"fair","tenant_weight":["a=2"]} // a remark)",

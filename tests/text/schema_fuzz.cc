@@ -1,5 +1,21 @@
 // A client's schema, regex, Lark grammar or structural tag: refused, or its masks come.
+#include "tests/fuzz/seeds.h"
 #include "tests/text/small_vocab.h"
+
+extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
+  // The first byte chooses the kind of grammar.
+  kvasir::write_seeds(
+      *argc, *argv,
+      {R"(B{"type":"object","properties":{"a":{"type":"integer","minimum":1,"maximum":99},"b":{"enum":["x",null,2]},"c":{"type":
+"array","items":{"$ref":"#/$defs/d"},"minItems":1,"maxItems":3}},"required":["a"],"additionalProperties":false,"$defs":{"d":
+{"anyOf":[{"type":"string","pattern":"^[a-c]{2,4}$"},{"type":"string","format":"date-time"},{"const":true}]}}})",
+       R"(@(foo|ba[rz])+[^\d]{2,3}\w*\s?(?i:end)$)",
+       "Astart: \"a\" (b | c)* d?\nb: /[0-9]+/ \",\"\nc: \"x\"i ~ 2..3\nd: %json {\"type\":\"null\"}\n%ignore / +/",
+       "\xf0{\"type\":\"structural_tag\",\"format\":{\"type\":\"triggered_tags\",\"triggers\":[\"<f\"],\"tags\":[{"
+       "\"begin\":\"<f=a>\","
+       "\"content\":{\"type\":\"json_schema\",\"json_schema\":{\"type\":\"object\"}},\"end\":\"</f>\"}]}}"});
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace kvasir::text;

@@ -12,7 +12,7 @@
 // containers, and what they keep to the end looks lost.
 extern "C" inline const char* __asan_default_options() { return "detect_container_overflow=0"; }
 
-namespace kvasir::server {
+namespace kvasir {
 
 inline void write_seeds(int argc, char** argv, const std::vector<std::string>& seeds) {
   for (int i = 1; i < argc; ++i) {
@@ -24,4 +24,4 @@ inline void write_seeds(int argc, char** argv, const std::vector<std::string>& s
   }
 }
 
-}  // namespace kvasir::server
+}  // namespace kvasir
