@@ -10,6 +10,7 @@ struct Wide {
   using T = T_;
   static constexpr int kD = kD_, kBytes = 2, kStages = 2, kChains = 1, kSums = 0, kOnes = 0;
   static constexpr bool kTurns = true, kLogs = false, kGathered = false, kStores = true;
+  static constexpr bool kWarpWide = kD == 64;  // measured: heads of 128 are a little slower with it
   static constexpr float kShift = __is_same(T, Half) ? 8.0f : 0.0f;
   struct Maps {
     CUtensorMap q, k_new, v_new, k_old, v_old, out;

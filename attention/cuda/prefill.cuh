@@ -54,7 +54,9 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;\n");
     if (!queue.beside) wait_for_kernel_ahead();
-    const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    // Known to be a warp's, not a thread's own, descriptors are made where the matrix units read them.
+    const int group = M::kWarpWide ? __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1 : threadIdx.x / 128 - 1;
+    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int g = lane / 4, tid = lane % 4, in_tile = group * 64 + warp * 16 + g;  // and + 8
     const float unit = M::score_unit(s, l), scale = kExtra ? 1.0f : unit * kLog2e;
     const float step = 0.125f / scale;  // of a logarithm, in scores
@@ -82,15 +84,20 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
 
     for (int n = 0;; ++n) {
       barrier_wait(&sh.q_full[n & 1], (n >> 1) & 1);
-      const int w = __shfl_sync(0xffffffffu, sh.taken[n & 3], 0);
+      // Read by the lane that will say when its warp is done with it; what came by a shuffle the compiler does not take
+      // for divergent.
+      PrefillTile tile = {};
+      int w = 0;
+      if (lane == 0) w = sh.taken[n & 3], tile = sh.work[n & 3];
+      w = __shfl_sync(0xffffffffu, w, 0);
       if (w < 0) break;
       barrier_wait(&sh.k_full[use], phase);
       wgmma_fence();
       multiply_keys(n & 1);
-      PrefillTile tile = sh.work[n & 3];
       for (int32_t* x :
            {&tile.row, &tile.of.q_begin, &tile.of.q_len, &tile.of.kv_len, &tile.of.start_pos, &tile.of.flags})
-        *x = __shfl_sync(0xffffffffu, *x, 0);  // or the compiler takes what depends on them for divergent
+        *x = __shfl_sync(0xffffffffu, *x, 0);
+      if constexpr (kExtra) tile.of.kv_begin = __shfl_sync(0xffffffffu, tile.of.kv_begin, 0);
       const Sequence& seq = tile.of;
       const int head = w % s.heads, slot = n & 1;
       const Walk walk = walk_of<M::kGathered>(s, tile);

@@ -97,7 +97,7 @@ struct Eight {
   static constexpr int kD = kHeadDim, kBytes = 1, kStages = 3, kChains = 4;
   static constexpr int kSums = 4,
                        kOnes = 8 * kTileKeys;  // rows of ones behind the values: their product sums the weights
-  static constexpr bool kTurns = false, kLogs = true, kGathered = true, kStores = false;
+  static constexpr bool kTurns = false, kLogs = true, kGathered = true, kStores = false, kWarpWide = true;
   static constexpr float kShift = kFirst;
   struct Maps {
     CUtensorMap q, k, v, out;
