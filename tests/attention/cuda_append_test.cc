@@ -1,4 +1,5 @@
 // The ways in which new tokens reach the cache leave the same bits.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -153,7 +154,10 @@ TEST_F(Cuda, DecodesThatAppendWhereTheyAttendLeaveTheBitsOfTheOtherWay) {
     DType type;
     int group;
   };
+  // Where fewer random cases are asked for (under a sanitizer each takes seconds), fewer of these as well.
+  const int64_t every = std::max<int64_t>(1, 300 / std::max<int64_t>(1, setting("KVASIR_ATTENTION_CASES", 300)));
   uint64_t seed = 9000;
+  int64_t at = 0;
   int appended_here = 0, compared = 0;
   for (int dim : {64, 128, 256})
     for (Cache cache : {Cache{DType::bf16, 0},
@@ -181,6 +185,7 @@ TEST_F(Cuda, DecodesThatAppendWhereTheyAttendLeaveTheBitsOfTheOtherWay) {
           a.index_mode = kvcache::IndexMode::page_table;
           a.page_size = seed % 2 ? 16 : 64;
           a.packed_qkv = seed % 5 > 0;
+          if (at++ % every != 0) continue;
           if (seed % 7 > 0 || !a.packed_qkv) {
             a.rope.style = RopeStyle::neox, a.rope.rotary_dim = dim;
             for (int i = 0; i < dim / 2; ++i) a.rope.inv_freq.push_back(float(std::pow(10000.0, -2.0 * i / dim)));
