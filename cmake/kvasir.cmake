@@ -77,7 +77,10 @@ endfunction()
 
 # A test is one executable and one ctest entry; its label is its folder, so `./test core` finds it.
 function(kvasir_test NAME)
-  cmake_parse_arguments(A "" "LABEL;TIMEOUT" "SOURCES;LINK;ARGS" ${ARGN})
+  cmake_parse_arguments(A "" "TIMEOUT" "SOURCES;LINK;ARGS;LABEL" ${ARGN})
+  if(A_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "kvasir_test(${NAME}): nothing takes '${A_UNPARSED_ARGUMENTS}'")
+  endif()
   add_executable(${NAME}_test ${A_SOURCES})
   target_link_libraries(${NAME}_test PRIVATE ${A_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
   add_test(NAME ${NAME} COMMAND ${NAME}_test ${A_ARGS})
