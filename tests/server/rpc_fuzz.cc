@@ -172,7 +172,7 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
       all.push_back(char(i) + message->SerializeAsString());
     }
   }
-  write_seeds(*argc, *argv, all);
+  kvasir::write_seeds(*argc, *argv, all);
   return 0;
 }
 
