@@ -89,10 +89,13 @@ int64_t whole(const json& number) {
   return int64_t(std::min<uint64_t>(number.get<uint64_t>(), INT64_MAX));
 }
 
-// A number may come as one or as the text of one (perf_analyzer sends text).
+// What is no text may come as the text of it: perf_analyzer sends everything so, and parameters of the call itself have
+// neither lists nor objects.
+json untexted(const json& v) { return v.is_string() ? parse_limited(v.get_ref<const std::string&>()) : v; }
+
 template <class T>
 Status read_number(const std::string& name, const json& v, T& out) {
-  json number = v.is_string() ? parse_limited(v.get<std::string>()) : v;
+  const json number = untexted(v);
   bool good = std::is_integral_v<T> ? number.is_number_integer() : number.is_number();
   if (!good)
     return invalid_argument(cat(name, " is ", v.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 64),
@@ -108,26 +111,27 @@ Status read_number(const std::string& name, const json& v, T& out) {
 }
 
 Status read_flag(const std::string& name, const json& v, bool& out) {
-  if (!v.is_boolean()) return invalid_argument(cat(name, " must be true or false")).with_field(name);
-  out = v.get<bool>();
+  const json flag = untexted(v);
+  if (!flag.is_boolean()) return invalid_argument(cat(name, " must be true or false")).with_field(name);
+  out = flag.get<bool>();
   return {};
 }
 
-Status read_stop(const json& v, std::vector<std::string>& out) {
-  if (v.is_string()) {
-    out = {v.get<std::string>()};
-    return {};
-  }
-  if (v.is_array() && std::all_of(v.begin(), v.end(), [](const json& s) { return s.is_string(); })) {
-    out = v.get<std::vector<std::string>>();
-    return {};
-  }
-  return invalid_argument("stop must be a string or a list of strings").with_field("stop");
+bool is_texts(const json& v) {
+  return v.is_array() && std::all_of(v.begin(), v.end(), [](const json& s) { return s.is_string(); });
 }
 
-// A list, or the text of one (parameters of the call itself have no lists).
+// One text, a list of them, or the text of such a list. Text that is no such list is itself where to stop.
+Status read_stop(const json& v, std::vector<std::string>& out) {
+  const json list = untexted(v);
+  if (!is_texts(list) && !v.is_string())
+    return invalid_argument("stop must be a string or a list of strings").with_field("stop");
+  out = is_texts(list) ? list.get<std::vector<std::string>>() : std::vector{v.get<std::string>()};
+  return {};
+}
+
 Status read_ids(const std::string& name, const json& v, std::vector<int64_t>& out) {
-  const json list = v.is_string() ? parse_limited(v.get<std::string>()) : v;
+  const json list = untexted(v);
   if (!list.is_array() || !std::all_of(list.begin(), list.end(), [](const json& i) { return i.is_number_integer(); }))
     return invalid_argument(cat(name, " must be a list of token ids")).with_field(name);
   for (const json& id : list) out.push_back(whole(id));
@@ -145,6 +149,7 @@ Status read_parameter(const std::string& name, const json& v, InferInput& in) {
   }
   if (name == "top_p") return read_number(name, v, s.top_p);
   if (name == "min_p") return read_number(name, v, s.min_p);
+  if (name == "typical_p") return read_number(name, v, s.typical_p);
   if (name == "repetition_penalty") return read_number(name, v, s.repetition_penalty);
   if (name == "presence_penalty") return read_number(name, v, s.presence_penalty);
   if (name == "frequency_penalty") return read_number(name, v, s.frequency_penalty);
@@ -158,6 +163,9 @@ Status read_parameter(const std::string& name, const json& v, InferInput& in) {
   }
   if (name == "allowed_token_ids") return read_ids(name, v, g.allowed_tokens.emplace());
   if (name == "stop") return read_stop(v, g.request.stop_strings);
+  if (name == "stop_token_ids") return read_ids(name, v, g.stop_tokens);
+  if (name == "include_stop_str_in_output") return read_flag(name, v, g.request.include_stop);
+  if (name == "skip_special_tokens") return read_flag(name, v, g.request.skip_special);
   if (name == "ignore_eos") return read_flag(name, v, g.request.ignore_eos);
   if (name == "priority") return read_number(name, v, g.request.priority);
   if (name == "triton_enable_empty_final_response") return {};  // the last answer always says that it is

@@ -74,6 +74,30 @@ TEST_F(KServeTest, RawTensorsGoBackRaw) {
   EXPECT_EQ(out.raw_output_contents(0).substr(4), "ab");
 }
 
+// What has no kind of its own among a call's parameters comes as text, here and among the sampling parameters.
+TEST_F(KServeTest, ListsAndFlagsMayComeAsText) {
+  auto sent = [&](const std::string& name, const std::string& text) {
+    auto in = request("x");
+    (*in.mutable_parameters())["max_tokens"].set_string_param("1");
+    (*in.mutable_parameters())[name].set_string_param(text);
+    pb::ModelInferResponse out;
+    auto status = infer(in, out);
+    EXPECT_TRUE(status.ok()) << name << ": " << status.error_message();
+    return engine_.last();
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(sent("stop", R"(["a", "\n"])").stop_strings, (Texts{"a", "\n"}));
+  EXPECT_EQ(sent("stop", "END").stop_strings, Texts{"END"});
+  for (const char* itself : {"[1]", "[", "\"", "7", "true", "[\"a\"", "{}"})
+    EXPECT_EQ(sent("stop", itself).stop_strings, Texts{itself});
+  EXPECT_EQ(sent("stop", "[]").stop_strings, Texts{});
+  EXPECT_EQ(sent("stop_token_ids", "[3, 4]").stop_tokens, (std::vector<int32_t>{3, 4}));
+  EXPECT_TRUE(sent("ignore_eos", "true").ignore_eos);
+  EXPECT_FALSE(sent("skip_special_tokens", "false").skip_special);
+  EXPECT_TRUE(sent("include_stop_str_in_output", "true").include_stop);
+  EXPECT_FLOAT_EQ(sent("typical_p", "0.5").sampling.typical_p, 0.5f);
+}
+
 TEST_F(KServeTest, BadTensorsAndParametersAreNamed) {
   pb::ModelInferResponse out;
   auto refused = [&](const char* says, const std::function<void(pb::ModelInferRequest&)>& spoil) {
@@ -93,6 +117,9 @@ TEST_F(KServeTest, BadTensorsAndParametersAreNamed) {
   refused("beam_width", [](auto& r) { (*r.mutable_parameters())["beam_width"].set_int64_param(4); });
   refused("temperature", [](auto& r) { (*r.mutable_parameters())["temperature"].set_string_param("hot"); });
   refused("max_tokens", [](auto& r) { (*r.mutable_parameters())["max_tokens"].set_double_param(1.5); });
+  refused("stop must be", [](auto& r) { (*r.mutable_parameters())["stop"].set_int64_param(1); });
+  refused("ignore_eos", [](auto& r) { (*r.mutable_parameters())["ignore_eos"].set_string_param("yes"); });
+  refused("stop_token_ids", [](auto& r) { (*r.mutable_parameters())["stop_token_ids"].set_string_param("3"); });
   refused("other", [](auto& r) { r.set_model_name("other"); });
   refused("model_version", [](auto& r) { r.set_model_version("2"); });
   refused("shared_memory_region",
