@@ -2,6 +2,9 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_certificate_verifier.h>
+#include <grpcpp/security/tls_credentials_options.h>
 
 #include <fstream>
 #include <iterator>
@@ -20,14 +23,27 @@ Result<std::string> read(const std::string& path) {
 }
 
 Result<std::shared_ptr<grpc::ChannelCredentials>> credentials(const TlsFiles& tls) {
-  if (tls.ca.empty()) return grpc::InsecureChannelCredentials();
-  grpc::SslCredentialsOptions options;
-  KVASIR_ASSIGN(options.pem_root_certs, read(tls.ca));
-  if (!tls.cert.empty()) {
-    KVASIR_ASSIGN(options.pem_cert_chain, read(tls.cert));
-    KVASIR_ASSIGN(options.pem_private_key, read(tls.key));
+  if (tls.plain()) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions pems;
+  if (!tls.ca.empty()) {
+    KVASIR_ASSIGN(pems.pem_root_certs, read(tls.ca));
   }
-  return grpc::SslCredentials(options);
+  if (!tls.cert.empty()) {
+    KVASIR_ASSIGN(pems.pem_cert_chain, read(tls.cert));
+    KVASIR_ASSIGN(pems.pem_private_key, read(tls.key));
+  }
+  if (!tls.trust_anybody) return grpc::SslCredentials(pems);
+  namespace any = grpc::experimental;
+  any::TlsChannelCredentialsOptions options;
+  options.set_verify_server_certs(false);
+  options.set_check_call_host(false);
+  options.set_certificate_verifier(std::make_shared<any::NoOpCertificateVerifier>());
+  if (!tls.cert.empty()) {
+    options.set_certificate_provider(std::make_shared<any::StaticDataCertificateProvider>(
+        std::vector<any::IdentityKeyCertPair>{{pems.pem_private_key, pems.pem_cert_chain}}));
+    options.watch_identity_key_cert_pairs();
+  }
+  return any::TlsCredentials(options);
 }
 
 }  // namespace

@@ -8,9 +8,11 @@
 
 namespace kvasir::cli {
 
-// How to speak TLS: whom to trust, and what to show who asks for a certificate. No CA: plain.
+// How to speak TLS: whom to trust, and what to show who asks for a certificate. No CA and nobody: plain.
 struct TlsFiles {
   std::string ca, cert, key;
+  bool trust_anybody = false;  // who is asked is known otherwise, and nothing is told to it
+  bool plain() const { return ca.empty() && !trust_anybody; }
 };
 
 struct HttpReply {

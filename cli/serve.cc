@@ -7,61 +7,13 @@
 #include <thread>
 
 #include "cli/command.h"
-#include "cli/model_flags.h"
-#include "cli/ppl_names.h"
-#include "model/generation_config.h"
+#include "cli/serve_config.h"
 #include "server/server.h"
 
 namespace kvasir::cli {
 namespace {
 
 constexpr int kDone = SIGUSR1;  // from our own threads: look again
-
-struct ServeConfig {
-  LogConfig log;
-  ModelFlags model;
-  server::ServerOptions server;
-  std::string generation_config = "auto";
-  std::chrono::milliseconds drain{30000};
-
-  // What the model's makers say of sampling is for what requests leave unset.
-  Status find_sampling() {
-    if (generation_config == "none") return {};
-    KVASIR_ASSIGN(model::GenerationConfig said, model::read_generation_config(model.model.model));
-    server.sampling = said.sampling, server.sampling_json = said.sampling_json();
-    if (server.sampling_json != "{}")
-      log_info("what a request leaves unset is sampled as generation_config.json says",
-               {{"sampling", server.sampling_json}});
-    return {};
-  }
-  void define(Options& o) {
-    o.with_config_file();
-    model.define(o);
-    model.define_queue(o);
-    server.define(o);
-    o.section("Answers");
-    o.add("generation_config", &generation_config,
-          "Sampling where a request says nothing: auto is what generation_config.json beside the weights says, none is "
-          "temperature 1 without cuts")
-        .one_of({"auto", "none"});
-    o.section("Ending");
-    o.add("drain_seconds", &drain, "How long running requests may go on after SIGTERM; a second SIGTERM ends them")
-        .at_least(0);
-    log.define(o);
-    define_ppl_names(o);
-    o.check([this]() -> Status {
-      if (model.model.model.empty())
-        return invalid_argument(
-            "model is not set: --model FILE.gguf, a folder, hf:ORG/REPO, or dummy: for a load test");
-      return {};
-    });
-    o.example("kvasir serve --model SmolLM2-135M-Instruct.Q4_1.gguf", "gRPC on 50051, HTTP and a page on 8000");
-    o.example("kvasir serve --model m.gguf --http-port 9000 --grpc-port -1", "HTTP only, elsewhere");
-    o.example("kvasir serve --model m.gguf --host '' --keys keys.json --tls-cert c.pem --tls-key k.pem",
-              "to the network, with keys and TLS");
-    o.example("kvasir serve --config server.json --check-config", "say whether a configuration is good");
-  }
-};
 
 // The signals that end a server, taken by one thread: no handler runs in the middle of anything.
 sigset_t ending_signals() {

@@ -261,22 +261,23 @@ std::vector<std::string> Options::suspicious_variables(const char* const* enviro
   return found;
 }
 
+Status Options::load(std::span<const std::string> args, const Environment& get) {
+  // Flags are read first for --help and --config, and again last because they win.
+  KVASIR_TRY(load_flags(args));
+  if (help_) return {};
+  if (config_file_.empty() && find("config"))
+    if (const char* path = get("KVASIR_CONFIG")) config_file_ = path;
+  if (!config_file_.empty()) KVASIR_TRY(load_file(config_file_));
+  KVASIR_TRY(load_environment(get));
+  for (const auto& o : options_)
+    if (o->source_ == "flag" || o->source_ == "argument") o->source_ = "flag again";
+  return load_flags(args);
+}
+
 std::optional<int> Options::parse(int argc, const char* const* argv) {
   std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
-  // Flags are read first for --help and --config, and again last because they win.
-  auto load = [&]() -> Status {
-    KVASIR_TRY(load_flags(args));
-    if (help_) return {};
-    if (config_file_.empty() && find("config"))
-      if (const char* path = std::getenv("KVASIR_CONFIG")) config_file_ = path;
-    if (!config_file_.empty()) KVASIR_TRY(load_file(config_file_));
-    KVASIR_TRY(load_environment([](const char* name) { return static_cast<const char*>(std::getenv(name)); }));
-    for (const auto& o : options_)
-      if (o->source_ == "flag" || o->source_ == "argument") o->source_ = "flag again";
-    KVASIR_TRY(load_flags(args));
-    return validate();
-  };
-  Status status = load();
+  Status status = load(args, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  if (status.ok() && !help_) status = validate();
   if (help_) {
     std::fputs(help_text().c_str(), stdout);
     return 0;

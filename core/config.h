@@ -116,6 +116,7 @@ class Options {
   using Environment = std::function<const char*(const char* name)>;
   Status load_environment(const Environment& get);
   Status load_flags(std::span<const std::string> args);
+  Status load(std::span<const std::string> args, const Environment& get);  // all of them, as parse() does
   Status validate() const;
 
   std::string help_text(int width = 100) const;

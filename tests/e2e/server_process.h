@@ -32,10 +32,13 @@ inline bool readable(const std::string& path) { return access(path.c_str(), R_OK
 
 class ServerProcess {
  public:
-  explicit ServerProcess(std::vector<std::string> arguments) {
+  // On free ports, where `ports` does not say otherwise.
+  explicit ServerProcess(std::vector<std::string> arguments,
+                         std::vector<std::string> ports = {"--grpc-port", "0", "--http-port", "0"}) {
     int log[2];
     if (pipe2(log, O_CLOEXEC) != 0) std::abort();
-    arguments.insert(arguments.begin(), {KVASIR_EXE, "serve", "--grpc-port", "0", "--http-port", "0"});
+    arguments.insert(arguments.begin(), ports.begin(), ports.end());
+    arguments.insert(arguments.begin(), {KVASIR_EXE, "serve"});
     std::vector<char*> argv;
     for (auto& a : arguments) argv.push_back(a.data());
     argv.push_back(nullptr);
