@@ -1,4 +1,4 @@
-// kvasir serve: ports first, then the model; SIGTERM drains, a second one cuts short.
+// kvasir serve: ports first, then the model; SIGTERM (or SIGINT, or SIGHUP) drains, a second one cuts short.
 #include <pthread.h>
 #include <signal.h>
 
@@ -15,15 +15,18 @@ namespace {
 
 constexpr int kDone = SIGUSR1;  // from our own threads: look again
 
-// The signals that end a server, taken by one thread: no handler runs in the middle of anything.
+// The signals that end a server, taken by one thread: no handler runs in the middle of anything. A terminal that closes
+// is one of them, unless whoever started this said that it shall not be, as nohup does.
 sigset_t ending_signals() {
   sigset_t set;
   sigemptyset(&set);
   for (int s : {SIGTERM, SIGINT, kDone}) sigaddset(&set, s);
+  struct sigaction hangup {};
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
   return set;
 }
 
-// SIGTERM or SIGINT; or 0 when one of our own threads says, by kDone, that `done` is true.
+// The signal that came; or 0 when one of our own threads says, by kDone, that `done` is true.
 int wait_signal(const sigset_t& set, const std::atomic<bool>& done) {
   for (int signal = 0; !done;)
     if (sigwait(&set, &signal) == 0 && signal != kDone) return signal;
@@ -89,7 +92,9 @@ int serve_with(ServeConfig& config) {
 
   if (int signal = wait_signal(signals, failed)) {
     ending = true;
-    log_info("draining", {{"signal", signal == SIGINT ? "SIGINT" : "SIGTERM"},
+    log_info("draining", {{"signal", signal == SIGINT   ? "SIGINT"
+                                     : signal == SIGHUP ? "SIGHUP"
+                                                        : "SIGTERM"},
                           {"drain_seconds", std::chrono::duration<double>(config.drain).count()}});
     std::thread draining([&] {
       server.drain(config.drain);

@@ -43,6 +43,34 @@ TEST(Life, SigtermUnderLoadLosesNothingAndExitsZero) {
   EXPECT_EQ(server.wait(), 0) << server.log();
 }
 
+// The terminal it was started from has closed.
+TEST(Life, SighupDrainsToo) {
+  ServerProcess server(slow_model());
+  ASSERT_TRUE(server.ready()) << server.log();
+  StreamReader stream(*connect(server.address()), greedy("on", 40, true));
+  ASSERT_TRUE(stream.begun());
+  server.signal(SIGHUP);
+  stream.wait();
+  EXPECT_TRUE(stream.status.ok()) << stream.status.error_message();
+  EXPECT_EQ(stream.tokens.size(), 40u);
+  EXPECT_EQ(server.wait(), 0) << server.log();
+  EXPECT_THAT(server.log(), HasSubstr("SIGHUP"));
+}
+
+TEST(Life, UnderNohupSighupMeansNothing) {
+  ::signal(SIGHUP, SIG_IGN);  // is inherited
+  ServerProcess server(slow_model());
+  ::signal(SIGHUP, SIG_DFL);
+  ASSERT_TRUE(server.ready()) << server.log();
+  server.signal(SIGHUP);
+  StreamReader stream(*connect(server.address()), greedy("on", 3, true));
+  stream.wait();
+  EXPECT_TRUE(stream.status.ok()) << stream.status.error_message();
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+  EXPECT_THAT(server.log(), HasSubstr("SIGTERM"));
+}
+
 TEST(Life, ASecondSignalCutsShort) {
   ServerProcess server(slow_model());
   ASSERT_TRUE(server.ready()) << server.log();
