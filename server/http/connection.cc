@@ -51,7 +51,7 @@ class Connection {
     bool here = co_await await_request();
     if (!here) co_return false;
     bool read = co_await read_part(parser, Part::header);
-    if (read) read = check_framing(parser.get());
+    if (read) read = check_head(parser.get());
     if (read && wants_continue(parser)) {
       bool sent = co_await transport_->write(kContinue, limits().write_time);
       if (!sent) co_return false;
@@ -122,12 +122,21 @@ class Connection {
     return part == Part::header ? parser.is_header_done() : parser.is_done();
   }
 
-  // Two ways of saying where a message ends, or whom it is for, is how requests are smuggled.
-  bool check_framing(const wire::request<wire::string_body>& head) {
-    if (head.count(wire::field::transfer_encoding) && head.count(wire::field::content_length))
+  // Two ways of saying where a message ends, or whom it is for, is how requests are smuggled. A coding that is not
+  // undone would leave bytes that look like a mistake of the client's in its JSON.
+  bool check_head(const wire::request<wire::string_body>& head) {
+    using boost::beast::iequals;
+    using wire::field;
+    if (head.count(field::transfer_encoding) && head.count(field::content_length))
       return refuse(400, "Content-Length and Transfer-Encoding cannot both be given");
-    if (head.count(wire::field::content_length) > 1) return refuse(400, "Content-Length is given more than once");
-    if (head.count(wire::field::host) > 1) return refuse(400, "Host is given more than once");
+    if (head.count(field::content_length) > 1) return refuse(400, "Content-Length is given more than once");
+    if (head.count(field::host) > 1) return refuse(400, "Host is given more than once");
+    if (head.count(field::host) == 0 && head.version() >= 11) return refuse(400, "Host is missing");
+    const std::string_view transfer = head[field::transfer_encoding], content = head[field::content_encoding];
+    if (head.count(field::transfer_encoding) > 1 || (!transfer.empty() && !iequals(transfer, "chunked")))
+      return refuse(501, cat("Transfer-Encoding is '", transfer.substr(0, 60), "'; it must be chunked"));
+    if (!content.empty() && !iequals(content, "identity"))
+      return refuse(415, cat("Content-Encoding is '", content.substr(0, 60), "'; send the body as it is"));
     return true;
   }
   static bool wants_continue(const Parser& parser) {
@@ -137,14 +146,21 @@ class Connection {
   Request plain(wire::request<wire::string_body>&& message) {
     Request r;
     r.method = message.method_string();
-    std::string_view target(message.target().data(), message.target().size());
+    std::string_view target(message.target().data(), message.target().size()), authority;
+    // As a proxy is asked: the server's name stands in the target, and what Host says does not count.
+    if (size_t scheme = target.find("://"); scheme != target.npos && scheme < target.find_first_of("/?")) {
+      target.remove_prefix(scheme + 3);
+      authority = target.substr(0, target.find_first_of("/?"));
+      target.remove_prefix(authority.size());
+    }
     size_t mark = target.find('?');
-    r.path = target.substr(0, mark);
+    r.path = target.empty() || mark == 0 ? "/" : target.substr(0, mark);
     if (mark != std::string_view::npos) r.query = target.substr(mark + 1);
     for (const auto& field : message) {
       std::string name(field.name_string());
       for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
-      r.headers.emplace_back(std::move(name), std::string(field.value()));
+      const bool replaced = !authority.empty() && name == "host";
+      r.headers.emplace_back(std::move(name), replaced ? std::string(authority) : std::string(field.value()));
     }
     r.body = std::move(message.body());
     r.peer = peer_;

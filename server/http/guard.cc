@@ -43,7 +43,7 @@ bool Guard::origin_allowed(std::string_view origin, std::string_view host) const
 
 Status Guard::check(const Request& request) const {
   std::string_view host = request.header("host");
-  if (options_.keyless) {
+  if (options_.keyless && !host.empty()) {  // HTTP/1.0 needs none, and browsers always send one
     std::string name = lower(host_name(host));
     bool known = name == "localhost" || is_address(name) ||
                  std::any_of(options_.hosts.begin(), options_.hosts.end(),

@@ -94,6 +94,29 @@ TEST_F(Http, RefusesRequestsWhoseEndIsSaidTwice) {
   EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n").status, 400);
 }
 
+TEST_F(Http, RefusesCodingsItDoesNotUndo) {
+  auto sent = [&](const char* header) {
+    return ask(cat("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n", header,
+                   "\r\n\r\n0\r\n\r\n"));
+  };
+  expect_error(sent("Transfer-Encoding: gzip, chunked"), 501, "", "gzip, chunked");
+  expect_error(sent("Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked"), 501, "", "must be chunked");
+  expect_error(sent("Content-Length: 5\r\nContent-Encoding: gzip"), 415, "", "Content-Encoding is 'gzip'");
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})", "Content-Encoding: identity\r\n").status, 200);
+}
+
+TEST_F(Http, TakesTheNameInTheTargetForTheHost) {
+  EXPECT_EQ(ask("GET http://localhost:8000/v1/models?x=/ HTTP/1.1\r\nHost: evil.example\r\n\r\n").status, 200);
+  EXPECT_EQ(ask("GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n").status, 200);
+  EXPECT_EQ(ask("GET /?x=http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n").status, 200);
+  expect_error(ask("GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n\r\n"), 403, "", "evil.example");
+}
+
+TEST_F(Http, ANameMayBeMissingFromHttp10Alone) {
+  expect_error(ask("GET /health HTTP/1.1\r\n\r\n"), 400, "", "Host is missing");
+  EXPECT_EQ(ask("GET /health HTTP/1.0\r\n\r\n").status, 200);
+}
+
 TEST_F(Http, RefusesWhatIsNotHttp) {
   EXPECT_EQ(ask("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n").status, 400);
   EXPECT_EQ(ask("GET / HTTP/9.9\r\n\r\n").status, 400);
