@@ -85,6 +85,12 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
       append_json_string(out, shown(tokenizer, t.top[k].token));
       out += cat(':', finite(t.top[k].logprob));
     }
+    // The token itself is always among them, so there may be one more than was asked for.
+    if (std::none_of(t.top.begin(), t.top.end(), [&](const auto& top) { return top.token == t.id; })) {
+      if (!t.top.empty()) out += ',';
+      append_json_string(out, shown(tokenizer, t.id));
+      out += cat(':', finite(t.logprob));
+    }
     out += '}';
   });
   out += ",\"text_offset\":";

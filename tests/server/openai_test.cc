@@ -176,6 +176,20 @@ TEST_F(OpenAi, TextOffsetsCountCharactersAndNotBytes) {
   EXPECT_EQ(offset, 1);
 }
 
+// As OpenAI's do: there may be one more than was asked for.
+TEST_F(OpenAi, TheTokenItselfIsAmongTheTopOfCompletions) {
+  for (int top : {0, 2}) {
+    Json one = whole("/v1/completions", cat(R"({"prompt":"a","echo":true,"max_tokens":3,"logprobs":)", top, "}"));
+    const Json& l = one["choices"][0]["logprobs"];
+    EXPECT_TRUE(l["top_logprobs"][0].is_null());  // what nothing came before
+    for (size_t i = 1; i < l["tokens"].size(); ++i) {
+      const Json& among = l["top_logprobs"][i];
+      EXPECT_LE(among.size(), size_t(top) + 1);
+      EXPECT_EQ(among.value(l["tokens"][i].get<std::string>(), Json()), l["token_logprobs"][i]) << i << ' ' << l;
+    }
+  }
+}
+
 TEST_F(OpenAi, LogprobsOfChatNameTheBytes) {
   Json one =
       whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":2})");
