@@ -222,27 +222,28 @@ size_t Services::max_prompt_bytes() {
 Result<Submitted> Services::generate(const Caller& caller, GenerateInput input) {
   Time began = clock_.now();
   Result<Submitted> result = submit(caller, input);
-  if (!result.ok()) {
-    Status status = result.status();
-    metrics_.count(input.protocol, status.code());
-    if (spans_) {
-      Span span{input.protocol, parse_traceparent(input.request.trace_parent).value_or(TraceContext{}), began,
-                clock_.now()};
-      span.error = status.message();
-      spans_->add(std::move(span));
-    }
-    if (options_.access_log)
-      log_info("request refused", {{"id", input.request.id},
-                                   {"protocol", input.protocol},
-                                   {"tenant", caller.tenant},
-                                   {"key", caller.key_id},
-                                   {"code", code_name(status.code())},
-                                   {"why", status.message()},
-                                   {"traceparent", input.request.trace_parent},
-                                   {"user", input.said.user},
-                                   {"metadata", input.said.metadata}});
-  }
+  if (!result.ok()) refused(caller, input, result.status(), began);
   return result;
+}
+
+void Services::refused(const Caller& caller, const GenerateInput& input, const Status& why, Time began) {
+  metrics_.count(input.protocol, why.code());
+  if (spans_) {
+    Span span{input.protocol, parse_traceparent(input.request.trace_parent).value_or(TraceContext{}), began,
+              clock_.now()};
+    span.error = why.message();
+    spans_->add(std::move(span));
+  }
+  if (options_.access_log)
+    log_info("request refused", {{"id", input.request.id},
+                                 {"protocol", input.protocol},
+                                 {"tenant", caller.tenant},
+                                 {"key", caller.key_id},
+                                 {"code", code_name(why.code())},
+                                 {"why", why.message()},
+                                 {"traceparent", input.request.trace_parent},
+                                 {"user", input.said.user},
+                                 {"metadata", input.said.metadata}});
 }
 
 Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {

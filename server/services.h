@@ -49,6 +49,13 @@ class Services {
 
   // All of it: fields, limits, prompt, length, submission. Call it on a worker: it may tokenize.
   Result<Submitted> generate(const Caller& caller, GenerateInput input);
+  // What an adapter reads of a request, as it is. What it refuses itself is counted and logged as generate()'s refusals
+  // are.
+  template <class T>
+  Result<T> read(const Caller& caller, const char* protocol, Result<T> request) {
+    if (!request.ok()) refused(caller, {.protocol = protocol}, request.status(), clock_.now());
+    return request;
+  }
   // The model is the served one (or unnamed), and there is one to serve.
   Status check_model(const std::string& model) const;
   Result<std::vector<int32_t>> tokenize(const Caller& caller, const std::string& model, const PromptInput& prompt);
@@ -73,6 +80,7 @@ class Services {
   Services(const ServerOptions& options, engine::Engine& engine);
   class CountedStream;
   Result<Submitted> submit(const Caller& caller, GenerateInput& input);
+  void refused(const Caller& caller, const GenerateInput& input, const Status& why, Time began);
   size_t max_prompt_bytes();
 
   const ServerOptions options_;

@@ -80,14 +80,18 @@ class InferCall final : public std::enable_shared_from_this<InferCall> {
     });
     read();  // it may have been cancelled before there was a stream to cancel
   }
-  Status submit(const pb::ModelInferRequest& in) {
-    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
-    KVASIR_TRY(caller.require(Role::user, "ModelInfer"));
+  Result<InferInput> read_whole(const pb::ModelInferRequest& in) const {
     KVASIR_ASSIGN(InferInput input, read_infer_request(in, context_.services.options()));
     KVASIR_TRY(check_version(in.model_version()));
     if (input.stream)
       return invalid_argument("stream is true; ModelInfer answers once: call ModelStreamInfer, or leave it unset")
           .with_field("stream");
+    return input;
+  }
+  Status submit(const pb::ModelInferRequest& in) {
+    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
+    KVASIR_TRY(caller.require(Role::user, "ModelInfer"));
+    KVASIR_ASSIGN(InferInput input, context_.services.read(caller, "kserve", read_whole(in)));
     carry(*call_, input.generate.request);
     raw_ = input.raw;
     if (input.echo) text_ = std::move(input.text_input);
@@ -219,15 +223,18 @@ class StreamInferCall final
     Status status = try_submit();
     if (!status.ok()) locked([&] { errors_.push_back({request_.id(), status.to_string()}); });
   }
-  Status try_submit() {
+  Result<InferInput> read_received() {
     if (!grpc::SerializationTraits<pb::ModelInferRequest>::Deserialize(&received_, &request_).ok()) {
       request_.Clear();
       return invalid_argument(
           "what was sent is no inference.ModelInferRequest: its bytes do not parse, or a string in "
           "it is not UTF-8");
     }
-    KVASIR_ASSIGN(InferInput input, read_infer_request(request_, context_.services.options()));
     KVASIR_TRY(check_version(request_.model_version()));
+    return read_infer_request(request_, context_.services.options());
+  }
+  Status try_submit() {
+    KVASIR_ASSIGN(InferInput input, context_.services.read(caller_, "kserve", read_received()));
     carry(*call_, input.generate.request);
     bool full = false;
     locked([&] { full = open_ >= context_.services.options().max_streams_per_connection; });

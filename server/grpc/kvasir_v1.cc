@@ -140,7 +140,8 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
   Status prepare() override {
     KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
     KVASIR_TRY(caller.require(Role::user, "Generate"));
-    KVASIR_ASSIGN(GenerateInput in, read_request(*request_, context_.services.options()));
+    Services& services = context_.services;
+    KVASIR_ASSIGN(GenerateInput in, services.read(caller, "kvasir.v1", read_request(*request_, services.options())));
     carry(*call_, in.request);
     logprobs_ = in.logprobs >= 0;
     KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));

@@ -21,7 +21,8 @@ T or_default(T value, T fallback) {
   return value == T(0) ? fallback : value;
 }
 
-Result<GenerateInput> read_request(const pb::Request& from) {
+Result<GenerateInput> read_request(const pb::Request& from, std::unordered_set<uint64_t>& ids) {
+  if (!ids.insert(from.id()).second) return invalid_argument(cat("id ", from.id(), " is used twice in this call"));
   GenerateInput in;
   in.protocol = "ppl";
   in.max_tokens_field = "max_new_tokens";
@@ -70,11 +71,8 @@ class GenerationCall final : public StreamCall<pb::BatchedResponse> {
           .with_field("req");
     tokenizer_ = context_.services.engine().tokenizer();
     std::unordered_set<uint64_t> ids;
-    for (const pb::Request& r : batch_->req()) {
-      Status status = ids.insert(r.id()).second ? submit(caller, r)
-                                                : invalid_argument(cat("id ", r.id(), " is used twice in this call"));
-      if (!status.ok()) fail(*refused_.add_rsp(), r.id(), status);
-    }
+    for (const pb::Request& r : batch_->req())
+      if (Status status = submit(caller, r, ids); !status.ok()) fail(*refused_.add_rsp(), r.id(), status);
     return {};
   }
 
@@ -90,8 +88,8 @@ class GenerationCall final : public StreamCall<pb::BatchedResponse> {
   }
 
  private:
-  Status submit(const Caller& caller, const pb::Request& r) {
-    KVASIR_ASSIGN(GenerateInput in, read_request(r));
+  Status submit(const Caller& caller, const pb::Request& r, std::unordered_set<uint64_t>& ids) {
+    KVASIR_ASSIGN(GenerateInput in, context_.services.read(caller, "ppl", read_request(r, ids)));
     carry(*call_, in.request);
     KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
     requests_.push_back(&r);

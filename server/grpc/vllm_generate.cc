@@ -35,7 +35,7 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
     KVASIR_ASSIGN(Caller caller, caller_of(services, *call_));
     KVASIR_TRY(caller.require(Role::user, "Generate"));
     std::optional<int64_t> truncate;
-    KVASIR_ASSIGN(GenerateInput in, read_vllm_request(*request_, truncate));
+    KVASIR_ASSIGN(GenerateInput in, services.read(caller, "vllm", read_vllm_request(*request_, truncate)));
     carry(*call_, in.request);
     if (truncate) {
       KVASIR_TRY(cut_prompt(caller, *truncate, in));

@@ -59,13 +59,13 @@ Result<Duration> parse_timeout(std::string_view text) {
 }  // namespace
 
 Reply Api::chat(const Request& request, const Caller& caller) {
-  auto call = parse_chat(request.body, services_.options());
+  auto call = services_.read(caller, "openai.chat", parse_chat(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return generate(request, caller, *std::move(call));
 }
 
 Reply Api::completions(const Request& request, const Caller& caller) {
-  auto call = parse_completion(request.body, services_.options());
+  auto call = services_.read(caller, "openai.completions", parse_completion(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return generate(request, caller, *std::move(call));
 }
@@ -73,7 +73,7 @@ Reply Api::completions(const Request& request, const Caller& caller) {
 Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
   call.input.request.trace_parent = request.header("traceparent").substr(0, kMostTraceParent);
   if (std::string_view text = request.header("x-request-timeout"); !text.empty()) {
-    auto limit = parse_timeout(text);
+    auto limit = services_.read(caller, call.input.protocol, parse_timeout(text));
     if (!limit.ok()) return error_response(limit.status());
     call.input.request.deadline = std::chrono::steady_clock::now() + *limit;
   }

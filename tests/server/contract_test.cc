@@ -90,6 +90,39 @@ TEST_F(Contract, BytesThatAreNoMessageAmongMessages) {
   }
 }
 
+// Whoever refuses it, the adapter that read it or what they share: an operator sees each.
+TEST_F(Contract, EachRefusalIsCounted) {
+  auto counted = [&](const char* protocol) {
+    RawClient client(server_->http_port());
+    client.send(RawClient::get("/metrics"));
+    const std::string page = client.read().body;
+    const std::string row = cat("kvasir_calls_total{protocol=\"", protocol, "\",code=\"INVALID_ARGUMENT\"} ");
+    const size_t at = page.find(row);
+    return at == std::string::npos ? 0 : std::atoi(page.c_str() + at + row.size());
+  };
+  v1([](V1& r) { r.clear_prompt(); });
+  v1([](V1& r) { r.set_n(0); });
+  EXPECT_EQ(counted("kvasir.v1"), 2);
+  ppl([](Ppl& r) { r.mutable_choosing_parameters()->set_watermark(true); });
+  ppl([](Ppl& r) { r.clear_prompt(); });
+  EXPECT_EQ(counted("ppl"), 2);
+  vllm([](Vllm& r) { r.clear_text(); });
+  vllm([](Vllm& r) { r.mutable_sampling_params()->set_n(1000); });
+  EXPECT_EQ(counted("vllm"), 2);
+  kserve([](Infer& r) { r.clear_inputs(); });
+  kserve([](Infer& r) { r.set_model_version("7"); });
+  parameters(R"({"max_tokens":100000})");
+  exchange({"\xff\xff\xff\xff"});
+  EXPECT_EQ(counted("kserve"), 4);
+  complete("\"n\":\"many\"");
+  complete("\"n\":0");
+  post("/v1/completions", R"({"prompt":"ab"})", "X-Request-Timeout: soon\r\n");
+  EXPECT_EQ(counted("openai.completions"), 3);
+  chat("\"n\":\"many\"");
+  post("/v1/chat/completions", "{");
+  EXPECT_EQ(counted("openai.chat"), 2);
+}
+
 TEST_F(Contract, TokenIdOutOfRange) {
   expect_bad(v1([](V1& r) { r.mutable_tokens()->add_ids(257); }), "prompt", "257");
   expect_bad(v1([](V1& r) { r.mutable_tokens()->add_ids(UINT32_MAX); }), "prompt", "4294967295");
