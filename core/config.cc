@@ -72,6 +72,7 @@ Option& Options::positional(std::string name, Option::Target target, std::string
 }
 
 void Options::with_config_file() {
+  has_file_ = true;
   std::string title = std::exchange(section_, "Configuration");
   add("config", &config_file_, "read options from this JSON file (comments are allowed)").value_name("FILE");
   add("print_config", &print_, "print the whole configuration, with where each value comes from, and exit").only_flag();
@@ -265,7 +266,7 @@ Status Options::load(std::span<const std::string> args, const Environment& get) 
   // Flags are read first for --help and --config, and again last because they win.
   KVASIR_TRY(load_flags(args));
   if (help_) return {};
-  if (config_file_.empty() && find("config"))
+  if (config_file_.empty() && has_file_)
     if (const char* path = get("KVASIR_CONFIG")) config_file_ = path;
   if (!config_file_.empty()) KVASIR_TRY(load_file(config_file_));
   KVASIR_TRY(load_environment(get));

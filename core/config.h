@@ -146,7 +146,7 @@ class Options {
   std::map<std::string, Foreign> foreign_;
   std::vector<std::string> notes_;
   std::string config_file_;
-  bool help_ = false, print_ = false, check_ = false;
+  bool has_file_ = false, help_ = false, print_ = false, check_ = false;
 };
 
 // The candidate closest to a misspelt word, or empty when none is close enough to be meant.

@@ -68,7 +68,7 @@ std::string Options::help_text(int width) const {
     }
   }
   out += "  --help\n      print this\n";
-  if (find("config"))
+  if (has_file_)
     out +=
         "\nEach option is also a key of the JSON file (--http-port is \"http_port\") and an environment\n"
         "variable (KVASIR_HTTP_PORT). A flag wins over the environment, that over the file.\n";

@@ -198,6 +198,18 @@ TEST(Options, ArgumentsWithoutAFlag) {
   EXPECT_THAT(o.help_text(), HasSubstr("Usage: kvasir generate [model] [prompt...] [options]"));
 }
 
+// A command may have a --config of its own, which is no file of options.
+TEST(Options, OnlyWhoAskedForItHasAFile) {
+  std::vector<std::string> files;
+  Options o("kvasir simulate", "Simulates.");
+  o.add("config", &files, "a file of something else");
+  setenv("KVASIR_CONFIG", "/nonexistent", 1);
+  EXPECT_TRUE(o.load({}, [](const char* name) { return static_cast<const char*>(std::getenv(name)); }).ok());
+  unsetenv("KVASIR_CONFIG");
+  EXPECT_THAT(files, testing::ElementsAre("/nonexistent"));
+  EXPECT_THAT(o.help_text(), testing::Not(HasSubstr("JSON file")));
+}
+
 TEST(Units, SizesAndDurations) {
   EXPECT_EQ(parse_bytes("1.5GiB").value().bytes, int64_t(3) << 29);
   EXPECT_EQ(parse_bytes("4 GB").value().bytes, 4000000000);
