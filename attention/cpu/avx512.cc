@@ -55,13 +55,14 @@ inline V select_ge(V a, V b, V yes, V no) {
 }
 inline V iota() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 inline float first(V a) { return _mm512_cvtss_f32(a); }
-// Lane i is the 16 floats of row i taken together, halves first.
+// Lane i is the 16 floats of x[i] taken together, halves first.
 template <class F>
-inline V fold_rows(const float* rows, const F& both) {
+inline V fold(const V (&x)[16], const F& both) {
   constexpr int kRow[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};  // lands where it belongs
   V y[8], z[4], w[2];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    const V a = load(rows + kRow[i] * 16), b = load(rows + kRow[i + 8] * 16);
+    const V a = x[kRow[i]], b = x[kRow[i + 8]];
     y[i] = both(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
   }
   for (int i = 0; i < 4; ++i)
@@ -71,6 +72,24 @@ inline V fold_rows(const float* rows, const F& both) {
     w[i] = both(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
   return both(_mm512_shuffle_ps(w[0], w[1], 0x88), _mm512_shuffle_ps(w[0], w[1], 0xdd));
+}
+template <class F>
+inline V fold_rows(const float* rows, const F& both) {
+  V x[16];
+  for (int i = 0; i < 16; ++i) x[i] = load(rows + i * 16);
+  return fold(x, both);
+}
+// Four by four, in each four lanes.
+inline void turn_fours(V* x) {
+  const V a = _mm512_unpacklo_ps(x[0], x[1]), b = _mm512_unpacklo_ps(x[2], x[3]);
+  const V c = _mm512_unpackhi_ps(x[0], x[1]), d = _mm512_unpackhi_ps(x[2], x[3]);
+  x[0] = _mm512_shuffle_ps(a, b, 0x44), x[1] = _mm512_shuffle_ps(a, b, 0xee);
+  x[2] = _mm512_shuffle_ps(c, d, 0x44), x[3] = _mm512_shuffle_ps(c, d, 0xee);
+}
+// The even or the odd fours of lanes of a, then those of b.
+template <int kOdd>
+inline V fours_apart(V a, V b) {
+  return _mm512_shuffle_f32x4(a, b, kOdd ? 0xdd : 0x88);
 }
 
 #define KVASIR_FOLDS_ONE 1

@@ -6,6 +6,10 @@ inline V max_rows(const float* rows) { return fold_rows(rows, max_v); }
 
 #include "attention/cpu/read_inl.h"
 
+#if KVASIR_FOLDS_ONE
+#include "attention/cpu/folded_inl.h"
+#endif
+
 #include "attention/cpu/product_inl.h"
 
 #include "attention/cpu/softmax_inl.h"

@@ -229,6 +229,9 @@ template <int R, class Reader>
 template <int R, class Reader>
 inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int head_dim, int begin, int end, float* s,
                            Ahead& ahead) {
+#if KVASIR_FOLDS_ONE
+  if constexpr (folds<R, Reader>()) return folded_scores(q, q_stride, keys, head_dim, begin, end, s, ahead);
+#endif
   constexpr int K = keys_at_once(R);
   alignas(64) float lanes[R * W * W];
   if constexpr (kRowBlocks && R > 4)

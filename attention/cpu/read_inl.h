@@ -105,6 +105,7 @@ struct RowReader {
         groups(k.grouped ? k.head_dim >> k.group_shift : 0) {}
 
   static constexpr bool kFour = kScaling == Scaling::four_vectors;
+  static constexpr DType kElement = kType;
 
   struct Row {
     const RowReader& of;
