@@ -39,6 +39,12 @@ inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
 inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 inline V div_v(V a, V b) { return _mm512_div_ps(a, b); }
 inline V fma_v(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+#define KVASIR_FMA_BROADCASTS 1
+// *a * b + c: the product reads and broadcasts a itself.
+inline V fma_at(const float* a, V b, V c) {
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
+  return c;
+}
 inline V max_v(V a, V b) { return _mm512_max_ps(a, b); }
 inline V min_v(V a, V b) { return _mm512_min_ps(a, b); }
 inline V abs_v(V a) { return _mm512_abs_ps(a); }
@@ -55,30 +61,40 @@ inline V select_ge(V a, V b, V yes, V no) {
 }
 inline V iota() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 inline float first(V a) { return _mm512_cvtss_f32(a); }
-// Lane i is the 16 floats of x[i] taken together, halves first.
+// The steps in which 16 vectors become one whose lane i is what x[i]'s lanes are together, halves first: sixteen to
+// eight, then to four, two, one. x in kFoldOrder, the first eight with the last eight, lands where it belongs.
+constexpr int kFoldOrder[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 template <class F>
-inline V fold(const V (&x)[16], const F& both) {
-  constexpr int kRow[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};  // lands where it belongs
-  V y[8], z[4], w[2];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    const V a = x[kRow[i]], b = x[kRow[i + 8]];
-    y[i] = both(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
-  }
-  for (int i = 0; i < 4; ++i)
-    z[i] = both(_mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd));
-  for (int i = 0; i < 2; ++i) {
-    const __m512d a = _mm512_castps_pd(z[i]), b = _mm512_castps_pd(z[i + 2]);
-    w[i] = both(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  return both(_mm512_shuffle_ps(w[0], w[1], 0x88), _mm512_shuffle_ps(w[0], w[1], 0xdd));
+inline V fold_halves(V a, V b, const F& both) {
+  return both(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
 }
+template <class F>
+inline V fold_fours(V a, V b, const F& both) {
+  return both(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+template <class F>
+inline V fold_twos(V x, V y, const F& both) {
+  const __m512d a = _mm512_castps_pd(x), b = _mm512_castps_pd(y);
+  return both(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+}
+template <class F>
+inline V fold_ones(V a, V b, const F& both) {
+  return both(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+// Lane i is the 16 floats of row i taken together.
 template <class F>
 inline V fold_rows(const float* rows, const F& both) {
-  V x[16];
-  for (int i = 0; i < 16; ++i) x[i] = load(rows + i * 16);
-  return fold(x, both);
+  V y[8], z[4], w[2];
+  for (int i = 0; i < 8; ++i)
+    y[i] = fold_halves(load(rows + kFoldOrder[i] * 16), load(rows + kFoldOrder[i + 8] * 16), both);
+  for (int i = 0; i < 4; ++i) z[i] = fold_fours(y[i], y[i + 4], both);
+  for (int i = 0; i < 2; ++i) w[i] = fold_twos(z[i], z[i + 2], both);
+  return fold_ones(w[0], w[1], both);
 }
+inline V add_halves(V a, V b) { return fold_halves(a, b, add); }
+inline V add_fours(V a, V b) { return fold_fours(a, b, add); }
+inline V add_twos(V a, V b) { return fold_twos(a, b, add); }
+inline V add_ones(V a, V b) { return fold_ones(a, b, add); }
 // Four by four, in each four lanes.
 inline void turn_fours(V* x) {
   const V a = _mm512_unpacklo_ps(x[0], x[1]), b = _mm512_unpacklo_ps(x[2], x[3]);
@@ -86,11 +102,9 @@ inline void turn_fours(V* x) {
   x[0] = _mm512_shuffle_ps(a, b, 0x44), x[1] = _mm512_shuffle_ps(a, b, 0xee);
   x[2] = _mm512_shuffle_ps(c, d, 0x44), x[3] = _mm512_shuffle_ps(c, d, 0xee);
 }
-// The even or the odd fours of lanes of a, then those of b.
-template <int kOdd>
-inline V fours_apart(V a, V b) {
-  return _mm512_shuffle_f32x4(a, b, kOdd ? 0xdd : 0x88);
-}
+// Every second four lanes of a, then those of b.
+inline V even_fours(V a, V b) { return _mm512_shuffle_f32x4(a, b, 0x88); }
+inline V odd_fours(V a, V b) { return _mm512_shuffle_f32x4(a, b, 0xdd); }
 
 #define KVASIR_FOLDS_ONE 1
 // One row's lanes taken together as fold_rows does it, in every lane.

@@ -124,8 +124,8 @@ void group_values_of(const float* p, int rows, const KvRows& v, const float* cor
         for (float lane : lanes) m.all[r] += lane;
       }
       if (rows > kFewRows)
-        product_all<false>(m.weights, rows, kTile, Packed{m.tile, dim}, v.begin, v.end, parted ? nullptr : correction,
-                           to, to_stride, n, n1, ahead);
+        product_all<false>(m.weights, rows, Packed{m.tile, dim}, v.begin, v.end, parted ? nullptr : correction, to,
+                           to_stride, n, n1, ahead);
       else
         by_few_rows(rows, [&](auto count) {
           constexpr int R = decltype(count)::value;

@@ -13,38 +13,57 @@ struct Packed {
   Row row(int k) const { return {b + k * stride}; }
 };
 
-// c[r][n..] = c * correction (or 0) + sum over k in [k0, k1) of a[r][k] * b.row(k)(n..), in order of k.
+// acc[r] += *w * x, row r of R. A broadcast that a product makes of its operand is free, but reads for each of them;
+// one of its own reads once and takes a third of a product's place: in turn they fit beside all else that is read.
+template <int R, int C>
+[[gnu::always_inline]] inline void add_products([[maybe_unused]] int r, const float* w, const V (&x)[C], V (&acc)[C]) {
+#if KVASIR_FMA_BROADCASTS
+  if (R > 2 && r % 2 == 1) {
+#pragma GCC unroll 8
+    for (int i = 0; i < C; ++i) acc[i] = fma_at(w, x[i], acc[i]);
+    return;
+  }
+#endif
+  const V by = set1(*w);
+#pragma GCC unroll 8
+  for (int i = 0; i < C; ++i) acc[i] = fma_v(by, x[i], acc[i]);
+}
+
+// c[r][n..] = c * correction (or 0) + sum over k in [k0, k1) of a[r][k] * b.row(k)(n..), in order of k; kTile weights a
+// row. A function of its own, or the pointers of all of them would compete for registers.
 template <int R, int C, int kEvery, class B>
-inline void product(const float* a, int a_stride, const B b, int k0, int k1, const float* correction, float* c,
-                    int c_stride, int n, Ahead& ahead) {
+[[gnu::noinline]] void product(const float* a, const B b, int k0, int k1, const float* correction, float* c,
+                               int c_stride, int n, Ahead& ahead) {
   V acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int i = 0; i < C; ++i)
       acc[r][i] = correction ? mul(load(c + r * c_stride + n + i * W), set1(correction[r])) : zero();
-  for (int k = k0; k < k1;) {
-    fetch(ahead);
-    for (const int stop = k + kEvery < k1 ? k + kEvery : k1; k < stop; ++k) {
-      V x[C];
-      const auto row = b.row(k);
-      if constexpr (B::kFour && C % 4 == 0) {
-        for (int i = 0; i < C; i += 4) {
-          V some[4];
-          row.four(n + i * W, some);
-          for (int v = 0; v < 4; ++v) x[i + v] = some[v];
-        }
-      } else {
-        for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
+  auto step = [&](int k) [[gnu::always_inline]] {
+    V x[C];
+    const auto row = b.row(k);
+    if constexpr (B::kFour && C % 4 == 0) {
+      for (int i = 0; i < C; i += 4) {
+        V some[4];
+        row.four(n + i * W, some);
+        for (int v = 0; v < 4; ++v) x[i + v] = some[v];
       }
+    } else {
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        V w = set1(a[r * a_stride + k]);
-#pragma GCC unroll 8
-        for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
-      }
+      for (int i = 0; i < C; ++i) x[i] = row(n + i * W);
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) add_products<R>(r, a + r * kTile + k, x, acc[r]);
+  };
+  int k = k0;
+  for (; k + kEvery <= k1; k += kEvery) {
+    fetch(ahead);
+#pragma GCC unroll 2
+    for (int i = 0; i < kEvery; ++i) step(k + i);
   }
+  if (k < k1) fetch(ahead);
+  for (; k < k1; ++k) step(k);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -52,10 +71,10 @@ inline void product(const float* a, int a_stride, const B b, int k0, int k1, con
 }
 
 template <int R, int C, int kEvery, class B>
-inline void product_columns(const float* a, int a_stride, const B& b, int k0, int k1, const float* correction, float* c,
-                            int c_stride, int n, int n1, Ahead& ahead) {
-  for (; n + C * W <= n1; n += C * W) product<R, C, kEvery>(a, a_stride, b, k0, k1, correction, c, c_stride, n, ahead);
-  if constexpr (C > 1) product_columns<R, C / 2, kEvery>(a, a_stride, b, k0, k1, correction, c, c_stride, n, n1, ahead);
+inline void product_columns(const float* a, const B& b, int k0, int k1, const float* correction, float* c, int c_stride,
+                            int n, int n1, Ahead& ahead) {
+  for (; n + C * W <= n1; n += C * W) product<R, C, kEvery>(a, b, k0, k1, correction, c, c_stride, n, ahead);
+  if constexpr (C > 1) product_columns<R, C / 2, kEvery>(a, b, k0, k1, correction, c, c_stride, n, n1, ahead);
 }
 
 // The more rows, the more work there is between two askings for lines.
@@ -77,8 +96,8 @@ template <int R, class B>
 
 // kWideRows: reading b costs more than a load, so that up to eight rows share each read.
 template <bool kWideRows, class B>
-inline void product_all(const float* a, int rows, int a_stride, const B& b, int k0, int k1, const float* correction,
-                        float* c, int c_stride, int n0, int n1, Ahead& ahead) {
+inline void product_all(const float* a, int rows, const B& b, int k0, int k1, const float* correction, float* c,
+                        int c_stride, int n0, int n1, Ahead& ahead) {
   int r = 0;
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value, kVectors = R <= 2 ? kFewColumns : kColumns;
@@ -87,9 +106,8 @@ inline void product_all(const float* a, int rows, int a_stride, const B& b, int 
       if ((n1 - n0) % kBlockPair == 0)
         return wide_rows_by_blocks<R>(a, b, k0, k1, correction, c, c_stride, n0, n1, ahead);
     }
-    product_columns<R, C, kWideRows ? few_ahead(R) : kPackedEvery>(a + r * a_stride, a_stride, b, k0, k1,
-                                                                   correction ? correction + r : nullptr,
-                                                                   c + r * c_stride, c_stride, n0, n1, ahead);
+    product_columns<R, C, kWideRows ? few_ahead(R) : kPackedEvery>(
+        a + r * kTile, b, k0, k1, correction ? correction + r : nullptr, c + r * c_stride, c_stride, n0, n1, ahead);
   };
   for (; rows - r > 8; r += 6) go(Count<6>{});
   if constexpr (kWideRows) {
@@ -158,10 +176,7 @@ inline void turned_scores(const float* q, int q_stride, int head_dim, const floa
       V x[C];
       for (int i = 0; i < C; ++i) x[i] = load(kt + at * kTile + n + i * W);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const V w = set1(q[r * q_stride + at]);
-        for (int i = 0; i < C; ++i) acc[r][i] = fma_v(w, x[i], acc[r][i]);
-      }
+      for (int r = 0; r < R; ++r) add_products<R>(r, q + r * q_stride + at, x, acc[r]);
     };
     if constexpr (kLanesApart) {
       for (int at = d; at < head_dim; at += W) step(at, low);
@@ -230,7 +245,8 @@ template <int R, class Reader>
 inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int head_dim, int begin, int end, float* s,
                            Ahead& ahead) {
 #if KVASIR_FOLDS_ONE
-  if constexpr (folds<R, Reader>()) return folded_scores(q, q_stride, keys, head_dim, begin, end, s, ahead);
+  if constexpr (folds<R, Reader>())
+    if (head_dim >= kLeastFolded) return folded_scores_of_rows<R>(q, q_stride, keys, head_dim, begin, end, s, ahead);
 #endif
   constexpr int K = keys_at_once(R);
   alignas(64) float lanes[R * W * W];
@@ -337,13 +353,13 @@ Reach reach(int rows, const KvRows& k) {
 
 void accumulate(const float* p, int rows, const float* v, int v_stride, int begin, int end, const float* correction,
                 float* o, int o_stride, Ahead* ahead) {
-  product_all<false>(p, rows, kTile, Packed{v, v_stride}, begin, end, correction, o, o_stride, 0, o_stride, *ahead);
+  product_all<false>(p, rows, Packed{v, v_stride}, begin, end, correction, o, o_stride, 0, o_stride, *ahead);
 }
 
 void accumulate_rows(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
                      Ahead* ahead) {
   int n = (v.head_dim + W - 1) / W * W;
   with_reader(v, [&](const auto& read) {
-    product_all<true>(p, rows, kTile, read, v.begin, v.end, correction, o, o_stride, 0, n, *ahead);
+    product_all<true>(p, rows, read, v.begin, v.end, correction, o, o_stride, 0, n, *ahead);
   });
 }

@@ -105,7 +105,8 @@ struct RowReader {
         groups(k.grouped ? k.head_dim >> k.group_shift : 0) {}
 
   static constexpr bool kFour = kScaling == Scaling::four_vectors;
-  static constexpr DType kElement = kType;
+  static constexpr bool kPlain = kWhole && kScaling == Scaling::none;  // read() is all there is to a vector
+  static V read(const uint8_t* row, int d) { return read_vector<kType>(row + d * bits_of(kType) / 8); }
 
   struct Row {
     const RowReader& of;
