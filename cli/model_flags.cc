@@ -63,6 +63,9 @@ void ModelFlags::define(Options& o) {
   o.check([this]() -> Status {
     if (engine.page_size & (engine.page_size - 1))
       return invalid_argument(cat("page_size is ", engine.page_size, "; it must be a power of two"));
+    if (const int64_t least = int64_t(engine.max_running) + engine.page_size; engine.max_tokens_per_step < least)
+      return invalid_argument(cat("max_tokens_per_step is ", engine.max_tokens_per_step, "; it must be at least ",
+                                  least, " (max_running and page_size), or prompts would wait for ever"));
     if (kv_index_ == "offset" && (engine.prefix_cache || host_kv_memory.bytes > 0))
       return invalid_argument(
           cat("kv_index is offset, which keeps one run of the cache a request; ",
@@ -86,7 +89,7 @@ void ModelFlags::define_queue(Options& o) {
   o.add("tenant_max_waiting_tokens", &engine.tenant_max_waiting_tokens, "Prompt tokens of one tenant that may wait")
       .range(0, 1e12);
   o.add("tenant_cache_share", &engine.tenant_cache_share, "Part of the cache that one tenant's prefixes may fill")
-      .range(0, 1);
+      .range(0.001, 1);
   o.add("tenant_weight", &tenant_weights_,
         "TENANT=WEIGHT for the policy fair; a tenant that is not named has its key's, or 1")
       .value_name("TENANT=WEIGHT");

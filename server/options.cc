@@ -1,8 +1,23 @@
 #include "server/options.h"
 
+#include "core/cat.h"
 #include "server/span_exporter.h"
 
 namespace kvasir::server {
+namespace {
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
+}  // namespace
+
+Status ServerOptions::check_open() const {
+  if (!keys_file.empty() || allow_no_keys || is_loopback(host)) return {};
+  return failed_precondition(cat("host ", host.empty() ? "(every interface)" : host.c_str(),
+                                 " is open to other machines and there are no keys: make one with `kvasir keys add` "
+                                 "and pass --keys FILE, or say --allow-no-keys to serve anyone"));
+}
 
 void ServerOptions::define(Options& o) {
   o.section("Server");
@@ -34,7 +49,7 @@ void ServerOptions::define(Options& o) {
     if (!tls_client_ca.empty() && tls_cert.empty()) return invalid_argument("tls_client_ca needs tls_cert and tls_key");
     if (!otlp_endpoint.empty()) KVASIR_TRY(parse_collector(otlp_endpoint).status());
     if (grpc_port < 0 && http_port < 0) return invalid_argument("grpc_port and http_port are both off");
-    return {};
+    return check_open();
   });
 
   o.section("Limits on clients");

@@ -61,6 +61,8 @@ struct ServerOptions {
   std::function<void()> on_drain;
 
   void define(Options& options);
+  // A server that would be open to other machines without keys does not start.
+  Status check_open() const;
 };
 
 }  // namespace kvasir::server

@@ -20,10 +20,6 @@ const char* state_name(engine::State state) {
   return "?";
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
-}
-
 // The engine's stream, and what the server owes each request: the tenant's account, one count, one line.
 class Services::CountedStream final : public engine::Stream {
  public:
@@ -140,13 +136,10 @@ Services::Services(const ServerOptions& options, engine::Engine& engine) : optio
 Services::~Services() = default;
 
 Result<std::unique_ptr<Services>> Services::create(const ServerOptions& options, engine::Engine& engine) {
+  KVASIR_TRY(options.check_open());
   std::unique_ptr<Services> services(new Services(options, engine));
   if (!options.keys_file.empty()) {
     KVASIR_ASSIGN(services->keys_, KeyStore::open(options.keys_file));
-  } else if (!is_loopback(options.host) && !options.allow_no_keys) {
-    return failed_precondition(cat("host ", options.host.empty() ? "(every interface)" : options.host.c_str(),
-                                   " is open to other machines and there are no keys: make one with `kvasir keys add` "
-                                   "and pass --keys FILE, or say --allow-no-keys to serve anyone"));
   }
   if (!options.otlp_endpoint.empty()) {
     KVASIR_ASSIGN(CollectorAddress collector, parse_collector(options.otlp_endpoint));

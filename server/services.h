@@ -39,7 +39,7 @@ const char* state_name(engine::State state);  // "serving"
 
 class Services {
  public:
-  // Keys are read here: a server that would be open to others without keys does not start.
+  // Keys are read here.
   static Result<std::unique_ptr<Services>> create(const ServerOptions& options, engine::Engine& engine);
   ~Services();
 
@@ -94,7 +94,5 @@ class Services {
   std::atomic<size_t> longest_token_{0};  // bytes; 0: not known yet
   const Time started_ = clock_.now();
 };
-
-bool is_loopback(const std::string& host);
 
 }  // namespace kvasir::server

@@ -52,6 +52,22 @@ TEST(Version, AStrangeOptionIsNamed) {
   EXPECT_THAT(r.out, HasSubstr("--shrot"));
 }
 
+// What would end the server after the model has loaded is said before.
+TEST(Serve, ACheckKnowsWhatTheStartWouldRefuse) {
+  auto refused = [](const std::string& flags, const char* says) {
+    Ran r = shell("serve --model x " + flags + " --check-config");
+    EXPECT_EQ(r.code, 2) << flags;
+    EXPECT_THAT(r.out, HasSubstr(says)) << flags;
+  };
+  refused("--host 0.0.0.0", "--allow-no-keys");
+  refused("--host ''", "open to other machines");
+  refused("--max-running 512", "max_tokens_per_step is 512; it must be at least 528");
+  refused("--max-tokens-per-step 64", "at least 80");
+  refused("--tenant-cache-share 0", "tenant-cache-share");
+  EXPECT_EQ(shell("serve --model x --host 0.0.0.0 --keys k.json --check-config").code, 0);
+  EXPECT_EQ(shell("serve --model x --host 127.1.2.3 --check-config").code, 0);
+}
+
 TEST(Serve, WhatExcludesEachOtherIsSaidByTheFlagsNames) {
   Ran r = shell("serve --model x --kv-index offset --check-config");
   EXPECT_EQ(r.code, 2);
