@@ -106,7 +106,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
     // Prefill may write the cache where nobody reads it meanwhile.
     l.stored_by_prefill =
         given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_ && (n.apart || !streams);
-    l.appended_here = n.own && queries && !appends_apart_ && append_tokens_takes(shape_, cache);
+    l.appended_here =
+        n.own && queries && !appends_apart_ && (n.joined || runs_append_) && append_tokens_takes(shape_, cache);
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
@@ -200,7 +201,10 @@ class CudaAttention final : public Attention, public GraphKeyed {
       for (int i = a_.batch_invariant ? 1 : 0; i < kLists; ++i)
         machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i);
     machine.multiprocessors = multiprocessors_;
-    if (machine.stream_warps[0]) machine.joined_warps = joined_warps(shape_, cache);
+    if (machine.stream_warps[0]) {
+      machine.joined_warps = joined_warps(shape_, cache);
+      runs_append_ = runs_append(shape_, cache);
+    }
     machine.prefill8 = prefill8_ = prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant;
     machine.prefill = !prefill8_ && prefill_supports(shape_, capability_) && !a_.batch_invariant;
     planner_ = std::make_unique<Planner>(a_, limits_, machine);
@@ -255,7 +259,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   bool appends_apart_;
   Shape shape_;
   int multiprocessors_ = 0, capability_ = 0;
-  bool works_on_query_ = false, held_ = false, prefill8_ = false;
+  bool works_on_query_ = false, held_ = false, prefill8_ = false, runs_append_ = false;
   int slot_ = 0;
   size_t new_bytes_ = 0;
   int32_t* taken_ = nullptr;

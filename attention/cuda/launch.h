@@ -34,6 +34,8 @@ struct StreamList {
 int stream_warps(const Shape&, const CacheLayer&, int list);
 // Of a block of the first list that has a multiprocessor to itself; 0: none does.
 int joined_warps(const Shape&, const CacheLayer&);
+// Whether the first list's warps may append where no blocks are joined.
+bool runs_append(const Shape&, const CacheLayer&);
 void launch_stream(const Shape&, const StepView&, const Layer&, const StreamList&, int which, cudaStream_t);
 // `fixed`: the order of summing is a function of the query alone.
 void launch_merge(const Shape&, const StepView&, const Layer&, int64_t queries, bool fixed, cudaStream_t);

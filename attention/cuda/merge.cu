@@ -126,6 +126,11 @@ int joined_warps(const Shape& s, const CacheLayer& c) {
   return e.joined ? e.joined(scale_bytes(s, c)) : 0;
 }
 
+bool runs_append(const Shape& s, const CacheLayer& c) {
+  StreamEntry e = entry(s, c, 0);
+  return e.appends && e.appends();
+}
+
 void launch_stream(const Shape& s, const StepView& v, const Layer& l, const StreamList& list, int which,
                    cudaStream_t stream) {
   entry(s, l.cache, which).run(s, v, l, list, scale_bytes(s, l.cache), stream);

@@ -352,7 +352,10 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   launch_.exact_tokens = tile_count > 0 ? T : 0;
   launch_.gathers = launch_.gathers ? 1 : 0;
   launch_.outside = outside > 0;
-  launch_.own = launch_.joined > 0 && a_.append && T == int64_t(items_[0].size()) && decodes_apart(sequences, B, table);
+  launch_.own = a_.append && T > 0 && T == int64_t(items_[0].size()) &&
+                (launch_.joined > 0 || (B <= kOwnDecodes && entries <= kOwnPages)) &&
+                std::none_of(items_[0].begin(), items_[0].end(), [](const Item& i) { return i.partial || i.shared; }) &&
+                decodes_apart(sequences, B, table);
   launch_.apart = launch_.contiguous && launch_.outside && !launch_.gathers && pages_apart(sequences, B, table);
 }
 

@@ -29,7 +29,8 @@ struct Launch {
   bool deferred = false, contiguous = false;
   bool outside = true;  // some tokens are of sequences that have no prefill tiles
   bool apart = false;   // and no such sequence reads a page that one with tiles writes
-  // Every query is a joined decode and none reads what another appends: the kernel that reads their keys may append.
+  // Every query is a decode of the first list, whole, and none reads what another appends: the kernel that reads their
+  // keys may append, if it can where blocks are joined, or where they are not.
   bool own = false;
   uint64_t key() const;  // 0 bits differ <=> the same launches
 };
@@ -121,6 +122,10 @@ inline int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlo
 
 // Items whose blocks join their results are cut at multiples of this.
 constexpr int64_t kJoinedKeys = 32;
+
+// With more decodes than this, or more pages between them, and none joined, whether they may append where they attend
+// is not looked into: it takes the host a nanosecond a page, and they take long anyway.
+constexpr int64_t kOwnDecodes = 256, kOwnPages = 16384;
 
 // Batch-invariant mode cuts here and nowhere else.
 constexpr int64_t kInvariantRun = 1024;

@@ -23,6 +23,10 @@ constexpr auto stream_kernel() {
     return many_rows_kernel<K, kD, kList>;
 }
 
+// Kinds of which a kernel is made whose warps append.
+template <class K, int kD>
+constexpr bool kAppendsRuns = K::kBits == 16 && kD % 64 == 0;
+
 // Shared memory a block of a kernel may have, once it was asked for: all there is, whoever asks for less later.
 template <class Kernel>
 int most_shared(Kernel* kernel) {
@@ -54,26 +58,44 @@ int stream_joined(int scale_bytes) {
   return bytes <= most_shared(stream_kernel<K, kD, 0>()) ? Size::kJoinedWarps : 0;
 }
 
+// Whether the kernel whose warps append has the room that the usual one has.
+template <class K, int kD>
+bool stream_appends() {
+  if constexpr (kAppendsRuns<K, kD>) {
+    auto* kernel = few_rows_kernel<K, kD, true>;
+    const int bytes = FewSize<K, kD>::bytes(0);
+    int blocks = 0;
+    if (bytes <= most_shared(kernel))
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kStreamWarps * 32, bytes);
+    return blocks > 0 && blocks >= stream_prepare<K, kD, 0>(0);
+  }
+  return false;
+}
+
 template <class K, int kD, int kList>
 void stream_run(const Shape& s, const StepView& v, const Layer& l, const StreamList& list, int scale_bytes,
                 cudaStream_t stream) {
   int warps = kStreamWarps, bytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
   if constexpr (kList == 0)
     if (list.joined > 0) warps = FewSize<K, kD>::kJoinedWarps, bytes *= warps / kStreamWarps;
-  launch_early(stream_kernel<K, kD, kList>(), dim3((list.count * s.kv_heads + warps - 1) / warps), warps * 32, bytes,
-               stream, s, v, l, list, scale_bytes);
+  auto* kernel = stream_kernel<K, kD, kList>();
+  if constexpr (kList == 0 && kAppendsRuns<K, kD>)
+    if (l.appended_here && list.joined == 0) kernel = few_rows_kernel<K, kD, true>;
+  launch_early(kernel, dim3((list.count * s.kv_heads + warps - 1) / warps), warps * 32, bytes, stream, s, v, l, list,
+               scale_bytes);
 }
 
 // One of these per kind of cache, each compiled in its own file.
 struct StreamEntry {
   int (*prepare)(int scale_bytes) = nullptr;
   void (*run)(const Shape&, const StepView&, const Layer&, const StreamList&, int, cudaStream_t) = nullptr;
-  int (*joined)(int scale_bytes) = nullptr;  // of the first list
+  int (*joined)(int scale_bytes) = nullptr;  // of the first list, as the next
+  bool (*appends)() = nullptr;
 };
 template <class K, int kD>
 StreamEntry stream_entry(int list) {
   switch (list) {
-    case 0: return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>, stream_joined<K, kD>};
+    case 0: return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>, stream_joined<K, kD>, stream_appends<K, kD>};
     case 1: return {stream_prepare<K, kD, 1>, stream_run<K, kD, 1>};
     case 2:
       if constexpr (kD < 256) return {stream_prepare<K, kD, 2>, stream_run<K, kD, 2>};

@@ -23,7 +23,9 @@ struct FewSize : StreamSize<K, kD> {
   static_assert(kStages * All::kTileBytes >= int(sizeof(Joined<kD>)));
 };
 
-template <class K, int kD>
+// kOwn: the warps append what their runs of keys end with, and turn their queries in registers (Layer::appended_here,
+// where no blocks are joined). A kernel of its own, so that the others keep their registers.
+template <class K, int kD, bool kOwn = false>
 __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
     few_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                     const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int given_scale_bytes) {
@@ -64,8 +66,9 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
   if (head.begin < head.end) look();
   wait_for_kernel_ahead();
   let_next_kernel_start();
+  if constexpr (kOwn) append_runs<kD>(s, v, l, list, head, kv_head, lane);
   // Into the stage that the first copies leave free.
-  constexpr bool kAppends = kD % 64 == 0;
+  constexpr bool kAppends = !kOwn && kD % 64 == 0;
   uint8_t* queries = shared + (kStages - 1) * stage_bytes;
   static_assert(Size::kTileBytes >= 16 * kD);
   if constexpr (kAppends)
@@ -89,9 +92,10 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
       const bool live = g < seg.row_count;
       const int flat = seg.row_begin + (live ? g : 0);
       const bool here = kAppends && l.appended_here;
-      const uint16_t* from = here ? reinterpret_cast<const uint16_t*>(queries) + flat * kD
-                                  : static_cast<const uint16_t*>(l.q) +
-                                        (int64_t(q_token) * s.heads + kv_head * s.group + flat % s.group) * kD;
+      const uint16_t* from = here   ? reinterpret_cast<const uint16_t*>(queries) + flat * kD
+                             : kOwn ? given_row(s, l, 0, kv_head * s.group + flat % s.group, q_token, kD)
+                                    : static_cast<const uint16_t*>(l.q) +
+                                          (int64_t(q_token) * s.heads + kv_head * s.group + flat % s.group) * kD;
 #pragma unroll
       for (int k = 0; k < kD / 16; ++k)
 #pragma unroll
@@ -102,6 +106,7 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
           else
             q[k][reg] = live ? from[d0] | uint32_t(from[d1]) << 16 : 0;
         }
+      if constexpr (kOwn) turn_query<kD>(s, l, q_token, kv_head * s.group + flat % s.group, tid, q);
       if (here) __syncthreads();  // the stage is everybody's again
       if (segment == head.begin)  // behind the queries on the way to memory, so that they do not wait for all keys
         for (int i = 0; i < kStages - 1; ++i) feed.issue();

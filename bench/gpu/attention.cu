@@ -430,8 +430,16 @@ int main(int argc, char** argv) {
   invariant.batch = 1, invariant.kv = 131072;
   shapes.push_back(invariant);
   shapes.push_back({"plan", 1024, 512, 32, 8, 128, 16});
-  for (auto [b, kv] :
-       {std::pair<int64_t, int64_t>{1, 200}, {1, 1024}, {1, 8192}, {1, 131072}, {4, 4096}, {8, 2048}, {16, 1024}})
+  for (auto [b, kv] : {std::pair<int64_t, int64_t>{1, 200},
+                       {1, 1024},
+                       {1, 8192},
+                       {1, 131072},
+                       {4, 4096},
+                       {8, 2048},
+                       {16, 1024},
+                       {32, 1024},
+                       {64, 1024},
+                       {128, 1024}})
     for (bool apart : {true, false, true, false}) {
       shapes.push_back({apart ? "step, append apart" : "step", b, kv, 32, 8, 128, 16, DType::bf16, 0, 1, 3});
       shapes.back().given = true, shapes.back().apart = apart;

@@ -147,8 +147,15 @@ TEST_F(Cuda, TokensAppendedByTheWarpLeaveTheBitsOfTheOtherWay) {
           }
 }
 
-// Few decodes: the blocks that attend them append as well. The same bytes as by a kernel of its own, in output and
-// cache.
+// So many decodes that no blocks are joined, of all lengths.
+std::vector<int64_t> steps_of(int64_t count, int64_t step) {
+  std::vector<int64_t> pasts;
+  for (int64_t i = 0; i < count; ++i) pasts.push_back(i * step % 640);
+  return pasts;
+}
+
+// The blocks that attend few decodes append as well, the warps that attend many where the cache has 16 bits. The same
+// bytes as by a kernel of its own, in output and cache.
 TEST_F(Cuda, DecodesThatAppendWhereTheyAttendLeaveTheBitsOfTheOtherWay) {
   struct Cache {
     DType type;
@@ -176,7 +183,10 @@ TEST_F(Cuda, DecodesThatAppendWhereTheyAttendLeaveTheBitsOfTheOtherWay) {
                                                   {1500},
                                                   {3000, 2990},
                                                   {64, 63, 60},
-                                                  {700, 690, 650, 701}}) {
+                                                  {700, 690, 650, 701},
+                                                  {3000, 5, 0},
+                                                  steps_of(70, 13),
+                                                  steps_of(150, 3)}) {
           CaseShape shape;
           Attributes& a = shape.attributes;
           a.num_heads = heads, a.num_kv_heads = kv_heads, a.head_dim = dim;

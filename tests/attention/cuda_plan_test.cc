@@ -316,8 +316,8 @@ TEST(CudaPlan, PagesThatPromptsWriteAreFoundAmongThoseOthersRead) {
   EXPECT_TRUE(p.planner.launch().apart) << "what a step marked is gone after it";
 }
 
-// A block appends what it attends where that is every token of the step and nobody else reads it.
-TEST(CudaPlan, OnlyJoinedDecodesWithPagesOfTheirOwnAppendWhereTheyAttend) {
+// Who attends a decode appends it where decodes are all of the step and nobody else reads what they append.
+TEST(CudaPlan, OnlyDecodesWithPagesOfTheirOwnAppendWhereTheyAttend) {
   auto own = [](const std::vector<std::pair<int64_t, int64_t>>& sequences, Attributes a = llama(),
                 std::pair<size_t, size_t> same = {0, 0}) {
     Steps steps(sequences, 16);
@@ -350,13 +350,19 @@ TEST(CudaPlan, OnlyJoinedDecodesWithPagesOfTheirOwnAppendWhereTheyAttend) {
   EXPECT_TRUE(own({{4000, 1}, {4010, 1}}, llama(), {100, 351})) << "an old page may be shared";
   EXPECT_FALSE(own({{4000, 2}})) << "two tokens";
   EXPECT_FALSE(own({{4000, 1}, {4000, 2}}));
-  EXPECT_FALSE(own(std::vector<std::pair<int64_t, int64_t>>(100, {1000, 1}))) << "not joined";
+  EXPECT_TRUE(own(std::vector<std::pair<int64_t, int64_t>>(100, {1000, 1}))) << "not joined";
+  EXPECT_TRUE(own({{4000, 1}, {5, 1}, {0, 1}})) << "not joined either";
+  EXPECT_FALSE(own(std::vector<std::pair<int64_t, int64_t>>(257, {1, 1}))) << "too many to look into";
+  EXPECT_FALSE(own(std::vector<std::pair<int64_t, int64_t>>(40, {8000, 1}))) << "too many pages to look into";
   Attributes reads = llama();
   reads.append = false;
   EXPECT_FALSE(own({{8191, 1}}, reads));
   Attributes ring = llama();
   ring.window = ring.cyclic_capacity = 1024;
   EXPECT_FALSE(own({{8191, 1}}, ring));
+  Attributes sinks = llama();
+  sinks.window = 1024, sinks.sinks = 4;
+  EXPECT_FALSE(own({{8191, 1}}, sinks)) << "two runs of keys";
 }
 
 TEST(CudaPlan, EqualKeysForGrowingLengths) {
