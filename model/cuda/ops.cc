@@ -9,6 +9,7 @@
 #include "model/cuda/few_rows.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/seeded.h"
+#include "model/cuda/streamed.h"
 
 namespace kvasir::model::cuda {
 
@@ -193,15 +194,19 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out) {
   KVASIR_CHECK(form != Form::added_f32 || !room(out).half, "what is added to is float32");
   KVASIR_ASSIGN(const void* from, read_half(in));
   void* to = form == Form::f32 || form == Form::added_f32 ? write(out) : write_half(out);
-  if (!few_rows_takes(rows(in), out.cols, w.cols, form))
+  if (streamed_takes(rows(in), out.cols, w.cols, form))
+    launch_streamed(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
+  else if (few_rows_takes(rows(in), out.cols, w.cols, form))
+    launch_few_rows(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
+  else
     return cublas_->product(from, w.data.get(), to, rows(in), w.rows, w.cols, form);
-  launch_few_rows(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
   return launched("product");
 }
 
 Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
-  if (few_rows_takes(rows(in), out.cols, in.cols, form)) return product(in, weight, form, out);
+  if (few_rows_takes(rows(in), out.cols, in.cols, form) || streamed_takes(rows(in), out.cols, in.cols, form))
+    return product(in, weight, form, out);
   KVASIR_TRY(product(in, weight, Form::bf16, between));
   return glu(activation, between, out);
 }

@@ -13,6 +13,7 @@
 #include "model/cuda/kernels.h"
 #include "model/cuda/runner.h"
 #include "model/cuda/seeded.h"
+#include "model/cuda/streamed.h"
 #include "model/formats/dummy.h"
 #include "model/sampler.h"
 #include "tests/model/drive.h"
@@ -358,21 +359,14 @@ uint16_t half(float x) { return f32_to_bf16(x); }
 float whole(uint16_t x) { return bf16_to_f32(x); }
 
 // Against a plain sum of what the rounded operands give, in every form and for shapes that fill no block evenly.
-TEST_F(CudaModel, ProductsOfFewRows) {
+template <class Launch>
+void check_products(std::initializer_list<std::array<int64_t, 3>> shapes, Launch launch) {
   using cuda::Form;
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
-  for (auto [rows, n, k] : {std::array<int64_t, 3>{1, 16, 32},
-                            {1, 960, 576},
-                            {3, 48, 288},
-                            {8, 576, 1536},
-                            {9, 64, 96},
-                            {16, 192, 800},
-                            {17, 32, 1024},
-                            {32, 48, 512}})
+  for (auto [rows, n, k] : shapes)
     for (Form form : {Form::f32, Form::added_f32, Form::bf16, Form::silu, Form::gelu}) {
       SCOPED_TRACE(cat(rows, " rows, ", n, " x ", k, ", form ", int(form)));
-      ASSERT_TRUE(cuda::few_rows_takes(rows, n, k, form));
       const int64_t parts = form == Form::silu || form == Form::gelu ? 2 : 1;
       const bool wide = form == Form::f32 || form == Form::added_f32;
       std::vector<uint16_t> in(size_t(rows * k)), weight(size_t(parts * n * k));
@@ -384,15 +378,16 @@ TEST_F(CudaModel, ProductsOfFewRows) {
       ASSERT_TRUE(d_in.upload(in.data(), in.size() * 2).ok());
       ASSERT_TRUE(d_weight.upload(weight.data(), weight.size() * 2).ok());
       ASSERT_TRUE(d_out.upload(was.data(), was.size() * 4).ok());
-      cuda::launch_few_rows(d_in.get(), d_weight.get(), d_out.get(), rows, n, k, form, nullptr);
+      launch(d_in.get(), d_weight.get(), d_out.get(), rows, n, k, form, nullptr);
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       std::vector<uint16_t> narrow(got.size());
       ASSERT_EQ(cudaMemcpy(wide ? static_cast<void*>(got.data()) : narrow.data(), d_out.get(),
                            got.size() * (wide ? 4 : 2), cudaMemcpyDefault),
                 cudaSuccess);
       double worst = 0;
+      const int64_t every = 1 + rows * n * parts * k / 50'000'000;  // some of many
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t f = 0; f < n; ++f) {
+        for (int64_t f = r % every; f < n; f += every) {
           double y[2] = {};
           for (int64_t p = 0; p < parts; ++p)
             for (int64_t i = 0; i < k; ++i)
@@ -410,6 +405,38 @@ TEST_F(CudaModel, ProductsOfFewRows) {
     }
 }
 
+TEST_F(CudaModel, ProductsOfFewRows) {
+  check_products({{1, 16, 32},
+                  {1, 960, 576},
+                  {3, 48, 288},
+                  {8, 576, 1536},
+                  {9, 64, 96},
+                  {16, 192, 800},
+                  {17, 32, 1024},
+                  {32, 48, 512}},
+                 [](auto... all) {
+                   const auto [in, weight, out, rows, n, k, form, stream] = std::tuple(all...);
+                   ASSERT_TRUE(cuda::few_rows_takes(rows, n, k, form));
+                   cuda::launch_few_rows(all...);
+                 });
+}
+
+// Tiles of both heights, one and more of them a block, and rings that end in the middle of one.
+TEST_F(CudaModel, ProductsStreamed) {
+  check_products({{1, 16, 512},
+                  {2, 2144, 512},
+                  {3, 4224, 576},
+                  {8, 48, 4096},
+                  {9, 2112, 704},
+                  {12, 4240, 512},
+                  {16, 4224, 832},
+                  {16, 64, 14336},
+                  {17, 2112, 576},
+                  {32, 4240, 512},
+                  {25, 4256, 832}},
+                 cuda::launch_streamed);
+}
+
 // What would leave features or elements over goes to the library.
 TEST(CudaFewRows, TakesWhatFillsItsBlocks) {
   using cuda::Form;
@@ -419,6 +446,19 @@ TEST(CudaFewRows, TakesWhatFillsItsBlocks) {
   EXPECT_FALSE(cuda::few_rows_takes(1, 960, 584, Form::f32));
   EXPECT_FALSE(cuda::few_rows_takes(9, 4096, 4096, Form::added_f32)) << "long rows";
   EXPECT_FALSE(cuda::few_rows_takes(1, 128256, 4096, Form::f32)) << "many weights";
+}
+
+TEST_F(CudaModel, StreamedTakesManyWeights) {
+  using cuda::Form;
+  EXPECT_TRUE(cuda::streamed_takes(1, 4096, 14336, Form::added_f32));
+  EXPECT_TRUE(cuda::streamed_takes(8, 14336, 4096, Form::silu));
+  EXPECT_TRUE(cuda::streamed_takes(32, 4096, 14336, Form::added_f32));
+  EXPECT_FALSE(cuda::streamed_takes(33, 4096, 14336, Form::added_f32));
+  EXPECT_FALSE(cuda::streamed_takes(17, 128256, 4096, Form::f32)) << "the rows are read too often";
+  EXPECT_FALSE(cuda::streamed_takes(9, 49152, 576, Form::f32)) << "short rows";
+  EXPECT_FALSE(cuda::streamed_takes(1, 960, 576, Form::bf16)) << "few weights";
+  EXPECT_FALSE(cuda::streamed_takes(1, 4104, 4096, Form::bf16)) << "features over";
+  EXPECT_FALSE(cuda::streamed_takes(1, 4096, 4128, Form::bf16)) << "elements over";
 }
 
 // A step that cannot be captured is launched, and so are those after it.

@@ -1,0 +1,125 @@
+// Products of a few rows by the library, by few_rows.cu and by streamed.cu: microseconds each, in graphs of 30,
+// weights cold in L2. One JSON object a line.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include "core/check.h"
+#include "model/cuda/cublas.h"
+#include "model/cuda/few_rows.h"
+#include "model/cuda/kernels.h"
+#include "model/cuda/streamed.h"
+
+using namespace kvasir;
+using namespace kvasir::model::cuda;
+
+namespace {
+
+#define CUDA(x) KVASIR_CHECK((x) == cudaSuccess, cudaGetErrorString(cudaGetLastError()))
+
+__global__ void fill(uint32_t* p, int64_t n, uint32_t seed) {  // bfloat16 in +-[0.5, 1)
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
+    uint32_t x = uint32_t(i) * 2654435761u + seed;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13, x *= 3266489917u, x ^= x >> 16;
+    p[i] = (x & 0x807f807fu) | 0x3f003f00u;
+  }
+}
+
+double time_of(cudaStream_t stream, const std::function<void(int)>& launch) {
+  constexpr int kCount = 30;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < kCount; ++i) launch(i);
+  CUDA(cudaStreamEndCapture(stream, &graph));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t a, b;
+  CUDA(cudaEventCreate(&a));
+  CUDA(cudaEventCreate(&b));
+  std::vector<float> ms;
+  for (int i = 0; i < 9; ++i) {
+    float t;
+    CUDA(cudaEventRecord(a, stream));
+    CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaEventRecord(b, stream));
+    CUDA(cudaEventSynchronize(b));
+    CUDA(cudaEventElapsedTime(&t, a, b));
+    if (i >= 2) ms.push_back(t);
+  }
+  std::sort(ms.begin(), ms.end());
+  CUDA(cudaGraphExecDestroy(exec));
+  CUDA(cudaGraphDestroy(graph));
+  CUDA(cudaEventDestroy(a));
+  CUDA(cudaEventDestroy(b));
+  return 1e3 * ms[ms.size() / 2] / kCount;
+}
+
+}  // namespace
+
+int main() {
+  cudaStream_t stream;
+  CUDA(cudaStreamCreate(&stream));
+  auto library = Cublas::open(stream);
+  KVASIR_CHECK(library.ok(), library.status().to_string());
+  struct Shape {
+    const char* name;
+    int64_t n, k;
+    Form form;
+  };
+  constexpr int64_t kMostRows = 32;
+  for (const Shape& s : {Shape{"qkv 8B", 6144, 4096, Form::bf16},
+                         {"output 8B", 4096, 4096, Form::added_f32},
+                         {"gate and up 8B", 14336, 4096, Form::silu},
+                         {"down 8B", 4096, 14336, Form::added_f32},
+                         {"head 8B", 128256, 4096, Form::f32},
+                         {"qkv 1B", 3072, 2048, Form::bf16},
+                         {"output 1B", 2048, 2048, Form::added_f32},
+                         {"gate and up 1B", 8192, 2048, Form::silu},
+                         {"down 1B", 2048, 8192, Form::added_f32},
+                         {"head 135M", 49152, 576, Form::f32}}) {
+    const bool gated = s.form == Form::silu;
+    const int64_t weights = s.n * s.k * (gated ? 2 : 1), bytes = weights * 2;
+    const int copies = int(std::clamp<int64_t>((300ll << 20) / bytes + 1, 2, 30));
+    std::vector<uint8_t*> weight(static_cast<size_t>(copies));
+    for (int i = 0; i < copies; ++i) {
+      CUDA(cudaMalloc(&weight[size_t(i)], size_t(bytes)));
+      fill<<<2048, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(weight[size_t(i)]), bytes / 4, uint32_t(i));
+    }
+    uint8_t *in, *between, *out;
+    CUDA(cudaMalloc(&in, size_t(kMostRows * s.k * 2)));
+    CUDA(cudaMalloc(&between, size_t(kMostRows * s.n * 4)));
+    CUDA(cudaMalloc(&out, size_t(kMostRows * s.n * 4)));
+    fill<<<64, 256, 0, stream>>>(reinterpret_cast<uint32_t*>(in), kMostRows * s.k / 2, 99);
+    CUDA(cudaMemsetAsync(out, 0, size_t(kMostRows * s.n * 4), stream));
+    for (int64_t rows : {1, 2, 4, 8, 12, 16, 24, 32}) {
+      auto by_library = [&](int i) {
+        const uint8_t* w = weight[size_t(i % copies)];
+        const Status st = (*library)->product(in, w, gated ? between : out, rows, s.n * (gated ? 2 : 1), s.k,
+                                              gated ? Form::bf16 : s.form);
+        KVASIR_CHECK(st.ok(), st.to_string());
+        if (gated) launch_glu(false, between, true, out, rows, s.n, stream);
+      };
+      by_library(0);  // chooses
+      const double theirs = time_of(stream, by_library);
+      const auto time_if = [&](bool fits, auto launch) {  // 0: does not fit
+        return !fits ? 0.0 : time_of(stream, [&](int i) {
+          launch(in, weight[size_t(i % copies)], out, rows, s.n, s.k, s.form, stream);
+        });
+      };
+      const double few = time_if(s.n % 16 == 0 && s.k % 32 == 0, launch_few_rows),
+                   streamed = time_if(s.n % 16 == 0 && s.k % 64 == 0 && s.k >= 512, launch_streamed);
+      printf(
+          "{\"product\": \"%s\", \"rows\": %ld, \"library_us\": %.2f, \"few_rows_us\": %.2f, \"streamed_us\": %.2f, "
+          "\"streamed_tb_s\": %.3f}\n",
+          s.name, rows, theirs, few, streamed, double(bytes) / streamed * 1e-6);
+      fflush(stdout);
+    }
+    for (uint8_t* p : weight) cudaFree(p);
+    cudaFree(in), cudaFree(between), cudaFree(out);
+  }
+  return 0;
+}
