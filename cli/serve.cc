@@ -70,8 +70,11 @@ int serve_with(ServeConfig& config) {
     std::fprintf(stderr, "kvasir serve: %s\n", sampled.message().c_str());
     return kFailed;
   }
-  // NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread): nobody is ended by it, sigwait() takes it below
-  config.server.on_drain = [here] { pthread_kill(here, SIGTERM); };
+  std::atomic<bool> ending{false}, failed{false}, over{false}, drained{false};  // over: failed, or asked to drain
+  config.server.on_drain = [&, here] {
+    over = true;
+    pthread_kill(here, kDone);
+  };
   auto engine = engine::Engine::start(config.model.runner_options(), config.model.engine_options());
   auto started = server::Server::start(config.server, *engine);
   if (!started.ok()) {
@@ -80,28 +83,30 @@ int serve_with(ServeConfig& config) {
   }
   server::Server& server = **started;
 
-  std::atomic<bool> ending{false}, failed{false}, drained{false};
   std::thread loading([&] {
     Status ready = engine->wait_ready();
     if (ready.ok()) return print_ready(config, *engine, server, began);
     if (ending) return;  // a signal came first
     std::fprintf(stderr, "kvasir serve: %s\n", ready.message().c_str());
-    failed = true;
+    failed = over = true;
     pthread_kill(here, kDone);
   });
 
-  if (int signal = wait_signal(signals, failed)) {
+  const int signal = wait_signal(signals, over);
+  if (!failed) {
     ending = true;
-    log_info("draining", {{"signal", signal == SIGINT   ? "SIGINT"
-                                     : signal == SIGHUP ? "SIGHUP"
-                                                        : "SIGTERM"},
-                          {"drain_seconds", std::chrono::duration<double>(config.drain).count()}});
+    const char* why = signal == 0        ? "POST /drain"
+                      : signal == SIGINT ? "SIGINT"
+                      : signal == SIGHUP ? "SIGHUP"
+                                         : "SIGTERM";
+    log_info("draining", {{"signal", why}, {"drain_seconds", std::chrono::duration<double>(config.drain).count()}});
     std::thread draining([&] {
       server.drain(config.drain);
       drained = true;
       pthread_kill(here, kDone);
     });
-    if (wait_second_signal(signals, drained) != 0) {
+    // Who was asked to drain has had no signal yet: an orchestrator sends its first one while that goes on.
+    if ((signal != 0 || wait_signal(signals, drained) != 0) && wait_second_signal(signals, drained) != 0) {
       log_warn("cut short by a second signal");
       server.stop();
     }

@@ -91,6 +91,33 @@ TEST(Life, ASecondSignalCutsShort) {
   EXPECT_LT(endless.tokens.size(), 1500u);
 }
 
+// As a preStop hook does it, which may ask again, and after which the first signal comes.
+TEST(Life, WhoIsAskedToDrainIsCutShortByASecondSignalOnly) {
+  for (const bool cut : {false, true}) {
+    ServerProcess server(slow_model());
+    ASSERT_TRUE(server.ready()) << server.log();
+    StreamReader stream(*connect(server.address()), greedy("on and on", cut ? 1500 : 100, true));
+    ASSERT_TRUE(stream.begun());
+    server::RawClient first(server.http_port()), second(server.http_port());
+    first.send(server::RawClient::post("/drain", "{}"));
+    EXPECT_EQ(first.read().status, 202);
+    ASSERT_TRUE(server.said("\"signal\":\"POST /drain\""));
+    second.send(server::RawClient::post("/drain", "{}"));
+    second.read();  // or nobody listens any more
+    std::this_thread::sleep_for(milliseconds(400));
+    server.signal(SIGTERM);
+    if (cut)
+      for (int i = 0; i < 100 && !server.said("cut short by a second signal", milliseconds(400)); ++i)
+        server.signal(SIGTERM);
+    stream.wait();
+    EXPECT_EQ(stream.status.ok(), !cut) << stream.status.error_message();
+    if (!cut) {
+      EXPECT_EQ(stream.tokens.size(), 100u);
+    }
+    EXPECT_EQ(server.wait(), 0) << server.log();
+  }
+}
+
 TEST(Life, TheDrainTimeIsALimit) {
   auto arguments = slow_model();
   arguments.insert(arguments.end(), {"--drain-seconds", "0.5"});
