@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 
 #include "cli/command.h"
@@ -212,6 +215,15 @@ bool write_file(const std::string& path, const std::string& text) {
   return false;
 }
 
+// Known before the load, which may take hours.
+Status check_writable(const std::string& path) {
+  if (path.empty() || path == "-" || access(path.c_str(), W_OK) == 0) return {};
+  const auto folder = std::filesystem::path(path).parent_path();
+  if (errno == ENOENT && access(folder.empty() ? "." : folder.c_str(), W_OK) == 0) return {};
+  return invalid_argument(
+      cat(path, " cannot be written: ", std::strerror(errno), "; name a file in a folder that is there"));
+}
+
 int compare_files(const std::vector<std::string>& files) {
   if (files.size() != 2) return complain(cat("--compare takes two reports, not ", files.size()), kUsage);
   std::string text[2];
@@ -284,6 +296,8 @@ int bench(int argc, char** argv) {
   if (auto code = o.parse(argc, argv)) return *code;
   if (c.compare) return compare_files(c.words);
   if (Status status = c.settle(); !status.ok()) return complain(status.message(), kUsage);
+  for (const std::string& path : {c.json, c.csv, c.html, c.answers})
+    if (Status status = check_writable(path); !status.ok()) return complain(status.message(), kUsage);
 
   auto target = client::make_target(c.b.target);
   if (!target.ok()) return complain(target.status().message(), kFailed);

@@ -39,6 +39,14 @@ TEST(Main, EveryListedCommandExplainsItselfWithAnExample) {
   EXPECT_GE(commands, 1);
 }
 
+TEST(Bench, WhereAReportCannotGoIsSaidBeforeTheLoad) {
+  for (const char* flag : {"--json", "--csv", "--html", "--answers"}) {
+    Ran r = shell(std::string("bench 127.0.0.1:1 --requests 1 ") + flag + " /nonexistent/report");
+    EXPECT_EQ(r.code, 2) << flag;
+    EXPECT_THAT(r.out, HasSubstr("/nonexistent/report cannot be written")) << flag;
+  }
+}
+
 TEST(Version, ShortIsOnlyTheNumber) {
   Ran r = shell("version --short");
   EXPECT_EQ(r.code, 0);
