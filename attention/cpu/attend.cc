@@ -166,24 +166,27 @@ class Tiles {
     --count_;
     look();
   }
-  Ahead ahead() {
-    Ahead ahead;
-    auto over = [](const Tile* tile, const Piece** first, const Piece** last) {
-      if (tile) *first = tile->memory.data(), *last = *first + tile->pieces;
-    };
-    over(known(0), &ahead.soon.next, &ahead.soon.last);
-    over(known(1), &ahead.soon.then, &ahead.soon.then_last);
-    over(known(1), &ahead.next.next, &ahead.next.last);
-    over(known(2), &ahead.later.next, &ahead.later.last);
-    skip(kSoon, &ahead.soon);
-    if (Tile* after = known(1)) ahead.bursts = (after->lines + kBurst - 1) / kBurst;
-    return ahead;
+  // What is to be asked for during the first of them. (Made anew each time, all of it would be cleared first.)
+  void start(Ahead* ahead) {
+    over(known(0), known(1), &ahead->soon);
+    over(known(1), nullptr, &ahead->next);
+    over(known(2), nullptr, &ahead->later);
+    skip(kSoon, &ahead->soon);
+    const Tile* after = known(1);
+    ahead->bursts = after ? (after->lines + kBurst - 1) / kBurst : 0;
+    ahead->due = -1;
   }
 
  private:
   // So many lines before it is read one comes into L1: 8 KB, a sixth of it.
   static constexpr int64_t kSoon = 128;
 
+  static void over(const Tile* tile, const Tile* then, Walk* walk) {
+    walk->next = tile ? tile->memory.data() : nullptr, walk->last = tile ? walk->next + tile->pieces : nullptr;
+    walk->then = then ? then->memory.data() : nullptr, walk->then_last = then ? walk->then + then->pieces : nullptr;
+    walk->row.rows = 0;
+    walk->line = walk->end = nullptr;
+  }
   static void skip(int64_t lines, Walk* walk) {
     for (; walk->next != walk->last && lines > 0; ++walk->next) {
       Piece& p = walk->row = *walk->next;
@@ -299,8 +302,9 @@ void attend(const Job& job, const Item& item, Scratch& s) {
   Tiles tiles(job, item, s);
   int64_t split = item.split_begin;
   begin_split(rows, padded, s);
+  Ahead ahead;
   for (; Tile* tile = tiles.known(0); tiles.pass()) {
-    Ahead ahead = tiles.ahead();
+    tiles.start(&ahead);
     for (; split < tile->first / kSplit; ++split) {
       end_split(job, item, split, rows, padded, s);
       begin_split(rows, padded, s);

@@ -81,15 +81,22 @@ template <class F>
 inline V fold_ones(V a, V b, const F& both) {
   return both(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
-// Lane i is the 16 floats of row i taken together.
 template <class F>
-inline V fold_rows(const float* rows, const F& both) {
+inline V fold(const V (&x)[16], const F& both) {
   V y[8], z[4], w[2];
-  for (int i = 0; i < 8; ++i)
-    y[i] = fold_halves(load(rows + kFoldOrder[i] * 16), load(rows + kFoldOrder[i + 8] * 16), both);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) y[i] = fold_halves(x[kFoldOrder[i]], x[kFoldOrder[i + 8]], both);
   for (int i = 0; i < 4; ++i) z[i] = fold_fours(y[i], y[i + 4], both);
   for (int i = 0; i < 2; ++i) w[i] = fold_twos(z[i], z[i + 2], both);
   return fold_ones(w[0], w[1], both);
+}
+// Lane i is the 16 floats of row i taken together.
+template <class F>
+inline V fold_rows(const float* rows, const F& both) {
+  V x[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) x[i] = load(rows + i * 16);
+  return fold(x, both);
 }
 inline V add_halves(V a, V b) { return fold_halves(a, b, add); }
 inline V add_fours(V a, V b) { return fold_fours(a, b, add); }

@@ -12,6 +12,11 @@
 namespace kvasir::attention::cpu {
 namespace {
 
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
 #include "attention/cpu/ahead_inl.h"
 #include "attention/cpu/turn16_inl.h"
 
@@ -19,6 +24,7 @@ namespace {
 
 constexpr int kStep = 64;      // elements that are worked on together
 constexpr int kKeyRows = 4;    // rows whose sums stay in registers: of keys,
+constexpr int kFirstRows = 2;  // of keys while they are turned,
 constexpr int kValueRows = 2;  // of values
 constexpr int64_t kMostGroups = 4, kMostDim = kMostGroups * kStep;
 constexpr int kQuads = kTile / 4;
@@ -32,8 +38,7 @@ struct Memory {
   float* worth;      // [row]: of the query's unit
   int32_t* less;     // [row][group][kLess], by digits
   int8_t* queries;   // [row][64 places][digit][64]
-  uint8_t* keys;     // [16 of 64][4 elements][16 keys][4], for many rows
-  uint8_t* values;   // [64 elements][4 keys of 64][64 dwords]
+  uint8_t* cache;    // keys [16 of 64][4 elements][16 keys][4], and then values [64 elements][4 keys of 64][64 dwords]
   uint8_t* weights;  // [row of some][group][digit][64 keys]
   float* scales;     // [group][key]
 };
@@ -47,8 +52,7 @@ void each_part(int rows, int head_dim, const F& f) {
   f(&Memory::worth, rounded_up(rows * int64_t(4)));
   f(&Memory::less, rounded_up(rows * kMostGroups * kLess * 4));
   f(&Memory::queries, rows * kDigits * wide);
-  f(&Memory::keys, kTile * wide);
-  f(&Memory::values, kTile * wide);
+  f(&Memory::cache, kTile * wide);
   f(&Memory::weights, kValueRows * kMostGroups * kDigits * 64);
   f(&Memory::scales, kMostGroups * kTile * 4);
 }
@@ -139,11 +143,14 @@ template <DType T>
   transpose(t);
 }
 
-inline uint8_t* turned(const Memory& m, int j, int step) { return m.keys + (j * m.head_dim + step * 1024); }
+inline uint8_t* turned(const Memory& m, int j, int step) { return m.cache + (j * m.head_dim + step * 1024); }
 
-// The scores of rows [row, row + R) for keys [begin, end), whole blocks of sixteen that lie as they are or stand
-// turned.
-template <DType T, int R, bool kTurned>
+// How rows come by turned keys. Turning is for other ports than products: the first rows do it between theirs, and
+// leave keys turned for the others. (Of heads of 64, which end after one step, it is sooner done beforehand.)
+enum class Turned { in_registers, and_kept, before };
+
+// The scores of rows [row, row + R) for keys [begin, end), whole blocks of sixteen.
+template <DType T, int R, Turned kTurned>
 [[gnu::noinline]] void score_blocks(const Memory& m, int row, const KvRows& keys, int begin, int end, float* s,
                                     Ahead& ahead) {
   const int wide = m.head_dim, groups = m.groups, steps = wide / kStep / groups;
@@ -159,10 +166,12 @@ template <DType T, int R, bool kTurned>
         for (int p = 0; p < kDigits; ++p) sums[r][p] = _mm512_set1_epi32(less[r * kMostGroups * kLess + p]);
       for (int k = g * steps; k < (g + 1) * steps; ++k, queries += kStep * kDigits) {
         __m512i t[16];
-        if constexpr (kTurned)
+        if constexpr (kTurned == Turned::before)
           for (int i = 0; i < 16; ++i) t[i] = _mm512_load_si512(turned(m, j, k) + i * 64);
         else
           turn_keys<T>(keys.row + j, k * kStep, t, ahead);
+        if constexpr (kTurned == Turned::and_kept)
+          for (int i = 0; i < 16; ++i) _mm512_store_si512(turned(m, j, k) + i * 64, t[i]);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i)
           for (int r = 0; r < R; ++r)
@@ -182,15 +191,14 @@ template <DType T, int R, bool kTurned>
   }
 }
 
-// Of many rows sums take the registers, so that keys stand turned in memory.
 template <DType T>
 inline void score_turned(const Memory& m, int row, int rows, const KvRows& keys, int begin, int end, float* s,
                          Ahead& ahead) {
   switch (rows) {
-    case 1: return score_blocks<T, 1, true>(m, row, keys, begin, end, s, ahead);
-    case 2: return score_blocks<T, 2, true>(m, row, keys, begin, end, s, ahead);
-    case 3: return score_blocks<T, 3, true>(m, row, keys, begin, end, s, ahead);
-    default: return score_blocks<T, kKeyRows, true>(m, row, keys, begin, end, s, ahead);
+    case 1: return score_blocks<T, 1, Turned::before>(m, row, keys, begin, end, s, ahead);
+    case 2: return score_blocks<T, 2, Turned::before>(m, row, keys, begin, end, s, ahead);
+    case 3: return score_blocks<T, 3, Turned::before>(m, row, keys, begin, end, s, ahead);
+    default: return score_blocks<T, kKeyRows, Turned::before>(m, row, keys, begin, end, s, ahead);
   }
 }
 
@@ -198,15 +206,17 @@ template <DType T>
 void scores_of(int row, int rows, const KvRows& k, float* s, Memory& m, Ahead& ahead) {
   const int begin = k.begin / 16 * 16, end = (k.end + 15) / 16 * 16;
   collect_scales(k, m.groups, m.scales);
-  if (rows == 1) return score_blocks<T, 1, false>(m, row, k, begin, end, s, ahead);
-  if (rows == 2) return score_blocks<T, 2, false>(m, row, k, begin, end, s, ahead);
-  for (int j = begin; j < end; j += 16)
-    for (int step = 0; step < m.head_dim / kStep; ++step) {
-      __m512i t[16];
-      turn_keys<T>(k.row + j, step * kStep, t, ahead);
-      for (int i = 0; i < 16; ++i) _mm512_store_si512(turned(m, j, step) + i * 64, t[i]);
-    }
-  for (int r = 0; r < rows; r += kKeyRows) score_turned<T>(m, row + r, rows - r, k, begin, end, s + r * kTile, ahead);
+  if (rows == 1) return score_blocks<T, 1, Turned::in_registers>(m, row, k, begin, end, s, ahead);
+  if (rows == 2) return score_blocks<T, 2, Turned::in_registers>(m, row, k, begin, end, s, ahead);
+  const int first = m.head_dim > kStep ? kFirstRows : 0;
+  if (first > 0) score_blocks<T, kFirstRows, Turned::and_kept>(m, row, k, begin, end, s, ahead);
+  for (int j = begin; j < end && first == 0; j += 16) {
+    __m512i t[16];
+    turn_keys<T>(k.row + j, 0, t, ahead);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(turned(m, j, 0) + i * 64, t[i]);
+  }
+  for (int r = first; r < rows; r += kKeyRows)
+    score_turned<T>(m, row + r, rows - r, k, begin, end, s + r * kTile, ahead);
 }
 
 void scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Ahead* ahead) {
@@ -248,13 +258,13 @@ inline void in_order(__m512 x[4]) {
 }
 
 // Where the digits of four keys stand (weight_digits).
-inline int place_of(int quad) { return (quad % 4 * 4 + quad / 4) * 4; }
+inline int place_of(int quad) { return int(unsigned(quad) % 4 * 4 + unsigned(quad) / 4) * 4; }
 
 // o = o * correction + sum over the tile's keys, for 64 elements of R rows; step(quad, v) gives four keys of them.
 template <DType T, int R, class Step>
 [[gnu::always_inline]] inline void add_values(const uint8_t* weights, const int32_t (*less)[kLess], const float* worth,
                                               const float* correction, int from, int to, float* o, int o_stride,
-                                              const Step& step) {
+                                              const Step step) {
   __m512i sums[R][4][kDigits];
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < kDigits; ++p)
@@ -287,7 +297,7 @@ template <DType T, int R, class Step>
 // step(quad, d, v) gives 64 elements of four keys.
 template <DType T, int R, class Step>
 [[gnu::noinline]] void accumulate_some(const float* p, const KvRows& v, const float* correction, float* o, int o_stride,
-                                       Memory& m, const Step& step) {
+                                       Memory& m, const Step step) {
   float worth[R * kMostGroups];
   int32_t less[R * kMostGroups][kLess] = {};
   for (int r = 0; r < R; ++r)
@@ -301,7 +311,7 @@ template <DType T, int R, class Step>
   for (int k = 0; k < steps; ++k) {
     const int g = k / each;
     add_values<T, R>(m.weights + g * kDigits * 64, less + g, worth + g, correction, v.begin / 4, (v.end + 3) / 4,
-                     o + k * kStep, o_stride, [&](int quad, __m512i x[4]) { step(quad, k * kStep, x); });
+                     o + k * kStep, o_stride, [step, k](int quad, __m512i x[4]) { step(quad, k * kStep, x); });
   }
 }
 
@@ -309,30 +319,31 @@ template <DType T>
 void accumulate_of(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
                    Memory& m, Ahead& ahead) {
   collect_scales(v, m.groups, m.scales);
-  const auto all = [&](const auto& step) {
-    for (int r = 0; r < rows; r += kValueRows) {
-      if (rows - r > 1)
-        accumulate_some<T, 2>(p + r * kTile, v, correction + r, o + r * o_stride, o_stride, m, step);
-      else
-        accumulate_some<T, 1>(p + r * kTile, v, correction + r, o + r * o_stride, o_stride, m, step);
-    }
+  const auto some = [&](auto count, int r, const auto& step) {
+    accumulate_some<T, decltype(count)::value>(p + r * kTile, v, correction + r, o + r * o_stride, o_stride, m, step);
   };
-  if (rows == 1)
-    return all([&](int quad, int d, __m512i x[4]) {
-      fetch(ahead);
-      interleave<T>(v.row + 4 * quad, d, x);
-    });
-  for (int d = 0; d < m.head_dim; d += kStep)
-    for (int quad = v.begin / 4; quad < (v.end + 3) / 4; ++quad) {
-      __m512i x[4];
-      fetch(ahead);
-      interleave<T>(v.row + 4 * quad, d, x);
-      for (int i = 0; i < 4; ++i) _mm512_store_si512(m.values + ((d / kStep * kQuads + quad) * 4 + i) * 64, x[i]);
-    }
-  all([&](int quad, int d, __m512i x[4]) {
-    const uint8_t* at = m.values + (d / kStep * kQuads + quad) * 256;
-    for (int i = 0; i < 4; ++i) x[i] = _mm512_load_si512(at + i * 64);
-  });
+  const auto read = [rows = v.row, &ahead](int quad, int d, __m512i x[4]) {
+    fetch(ahead);
+    interleave<T>(rows + 4 * quad, d, x);
+  };
+  if (rows == 1) return some(Count<1>{}, 0, read);
+  // The first row interleaves between its products, and leaves what the others read.
+  const auto kept = [at = m.cache](int quad, int d) { return at + (d / kStep * kQuads + quad) * 256; };
+  const auto read_and_keep = [read, kept](int quad, int d, __m512i x[4]) {
+    read(quad, d, x);
+    for (int i = 0; i < 4; ++i) _mm512_store_si512(kept(quad, d) + i * 64, x[i]);
+  };
+  int r = m.head_dim > kStep ? 1 : 0;
+  if (r > 0) some(Count<1>{}, 0, read_and_keep);
+  for (int quad = v.begin / 4; quad < (v.end + 3) / 4 && r == 0; ++quad) {
+    __m512i x[4];
+    read_and_keep(quad, 0, x);
+  }
+  const auto again = [kept](int quad, int d, __m512i x[4]) {
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_load_si512(kept(quad, d) + i * 64);
+  };
+  for (; rows - r >= kValueRows; r += kValueRows) some(Count<kValueRows>{}, r, again);
+  if (r < rows) some(Count<1>{}, r, again);
 }
 
 void accumulate(const float* p, int rows, const KvRows& v, const KvRows*, const float* correction, float* o,

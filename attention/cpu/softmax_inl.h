@@ -66,6 +66,45 @@ inline void softmax_row(float* s, const SoftmaxRow& p, float scale, float softca
   *m = first(high);
   *correction = first(fix);
 }
+
+// R rows that see the whole tile, with nothing added: maxima and sums stay in registers, and scores are read twice
+// rather than stored between.
+template <int R>
+[[gnu::noinline]] void softmax_plain(float* s, float scale, float* m, float* l, float* correction) {
+  constexpr int kVectors = kTile / W;
+  const V by = set1(scale);
+  V x[W];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    V top = set1(kNone);
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) top = max_v(top, mul(load(s + r * kTile + i * W), by));
+    x[r] = top;
+  }
+#pragma GCC unroll 16
+  for (int r = R; r < W; ++r) x[r] = zero();
+  const V lowest = set1(-3.402823466e38f);
+  const V before = load_first(R, m), high = max_v(before, fold(x, max_v));
+  const V from = select_ge(high, lowest, high, zero());  // 0 while nothing is visible
+  const V fix = select_ge(high, lowest, exp_v(sub(before, from)), set1(1.0f));
+  alignas(64) float of_row[W];
+  store(of_row, from);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const V down = set1(of_row[r]);
+    V sum = zero();
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const V e = exp_v(sub(mul(load(s + r * kTile + i * W), by), down));
+      store(s + r * kTile + i * W, e);
+      sum = add(sum, e);
+    }
+    x[r] = sum;
+  }
+  store_first(R, l, fma_v(load_first(R, l), fix, fold(x, add)));
+  store_first(R, m, high);
+  store_first(R, correction, fix);
+}
 #endif
 
 // Up to W rows together: their maxima and sums are found across rows, and the corrections are one vector.
@@ -114,6 +153,10 @@ void softmax(float* s, int rows, const SoftmaxRow* params, float scale, float so
     for (int r = 0; r < rows; ++r) softmax_row(s + r * kTile, params[r], scale, softcap, m + r, l + r, correction + r);
     return;
   }
+  bool plain = rows <= kFewRows;
+  for (int r = 0; r < rows && plain; ++r) plain = all_visible(params[r]) && !biases(params[r], softcap);
+  if (plain)
+    return by_few_rows(rows, [&](auto count) { softmax_plain<decltype(count)::value>(s, scale, m, l, correction); });
 #endif
   for (int r = 0; r < rows; r += W)
     softmax_rows(s + r * kTile, rows - r < W ? rows - r : W, params + r, scale, softcap, m + r, l + r, correction + r);
