@@ -93,6 +93,7 @@ Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall cal
     shape.prompts.push_back(static_cast<int64_t>(submitted->prompt.size()));
     streams.push_back(std::move(submitted->stream));
   }
+  shape.seed_drawn = !call.input.seed;
   shape.tokenizer = services_.engine().tokenizer();
   shape.model = services_.model_name();
   shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", streams[0]->id());

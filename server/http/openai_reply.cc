@@ -49,6 +49,7 @@ class OpenAiReply final : public Producer {
     choices_.resize(streams_.size() * static_cast<size_t>(shape_.best_of));
     for (size_t i = 0; i < choices_.size(); ++i) choices_[i].index = static_cast<int>(i);
     usage_.resize(streams_.size());
+    seeds_.resize(streams_.size());
     if (shape_.tools.format != text::ToolFormat::none)
       for (Choice& c : choices_) c.tools.emplace(shape_.tools, cat(streams_[0]->id(), "_", c.index));
     head_.content_type = shape_.stream ? "text/event-stream; charset=utf-8" : "application/json";
@@ -94,6 +95,7 @@ class OpenAiReply final : public Producer {
 
   void on(size_t s, engine::Started& e) {
     usage_[s].cached_tokens = e.cached_tokens;
+    if (shape_.seed_drawn) seeds_[s] = cat(",\"seed\":", e.seed);
     if (shape_.echo.empty()) return;
     // Echo: the prompt is the first piece of each choice.
     for (int k = 0; k < shape_.best_of; ++k) {
@@ -126,7 +128,7 @@ class OpenAiReply final : public Producer {
     if (shape_.stream) {
       open_choice(c);
       out_ += cat(prefix_, "{\"index\":", c.index, shape_.chat ? ",\"delta\":{}" : ",\"text\":\"\"",
-                  ",\"logprobs\":null,\"finish_reason\":\"", c.finish, "\"}]", chunk_end(c));
+                  ",\"logprobs\":null,\"finish_reason\":\"", c.finish, '"', seeds_[s], "}]", chunk_end(c));
     }
     if (e.last) open_[s] = false;
   }
@@ -231,7 +233,7 @@ class OpenAiReply final : public Producer {
     for (size_t s = 0; s < open_.size(); ++s)
       for (Choice* c : best(s)) {
         if (index > 0) out_ += ',';
-        write_choice(*c, index++);
+        write_choice(*c, index++, seeds_[s]);
       }
     out_ += cat("],\"usage\":", usage_json(total()), "}");
   }
@@ -249,7 +251,7 @@ class OpenAiReply final : public Producer {
     return all;
   }
 
-  void write_choice(Choice& c, int index) {
+  void write_choice(Choice& c, int index, const std::string& seed) {
     out_ += cat("{\"index\":", index);
     if (shape_.chat) {
       bool called = c.tools && c.tools->called();
@@ -266,7 +268,7 @@ class OpenAiReply final : public Producer {
     }
     out_ += ",\"logprobs\":";
     append_logprobs(c, c.tokens, c.echoed);
-    out_ += cat(",\"finish_reason\":\"", c.finish, "\"}");
+    out_ += cat(",\"finish_reason\":\"", c.finish, '"', seed, '}');
   }
 
   ReplyShape shape_;
@@ -274,6 +276,7 @@ class OpenAiReply final : public Producer {
   std::vector<bool> open_;
   std::vector<Choice> choices_;
   std::vector<engine::Usage> usage_;
+  std::vector<std::string> seeds_;  // what a choice says of it
   Response head_;
   std::string prefix_, out_;
   bool begun_ = false, streaming_ = false, finished_ = false;

@@ -22,6 +22,7 @@ struct ReplyShape {
   int choices = 1;                // n, of each prompt
   int best_of = 1;                // drawn by the engine; the best `choices` of them are returned
   bool special_shown = false;     // skip_special_tokens: false
+  bool seed_drawn = false;        // by the server, which tells it
   std::vector<int64_t> prompts;   // tokens of each
   std::vector<std::string> echo;  // completions: what stands in front of each prompt's text
   ToolShape tools;

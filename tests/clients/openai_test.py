@@ -36,6 +36,10 @@ assert "".join(first.tokens) == two.choices[0].text
 
 seeded = [client.completions.create(model=model, prompt="Once", max_tokens=12, seed=7).choices[0].text for _ in range(2)]
 assert seeded[0] == seeded[1]
+drawn = client.completions.create(model=model, prompt=["Once", "The"], max_tokens=12, n=2).choices
+assert drawn[0].seed == drawn[1].seed != drawn[2].seed, drawn
+again = client.completions.create(model=model, prompt="The", max_tokens=12, n=2, seed=drawn[2].seed).choices
+assert [c.text for c in again] == [c.text for c in drawn[2:]], (again, drawn)
 
 logged = client.chat.completions.create(model=model, messages=ask, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2)
 content = logged.choices[0].logprobs.content

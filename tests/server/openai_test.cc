@@ -97,6 +97,24 @@ TEST_F(OpenAi, ASeedHas64Bits) {
   EXPECT_EQ(engine_.last().sampling.seed, UINT64_MAX - 1);
 }
 
+// So that an answer can be asked for again.
+TEST_F(OpenAi, ASeedThatWasDrawnIsToldWithEachChoice) {
+  for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
+    const bool chat = std::string_view(path) == "/v1/chat/completions";
+    const std::string body = chat ? R"("messages":[{"role":"user","content":"x"}])" : R"("prompt":"x")";
+    Json one = whole(path, cat("{", body, R"(,"n":2})"));
+    for (const Json& choice : one["choices"]) EXPECT_EQ(choice["seed"], engine_.last().sampling.seed) << one;
+    for (const Json& event : streamed(path, cat("{", body, R"(,"stream":true})"))) {
+      const Json& choice = event["choices"][0];
+      EXPECT_EQ(choice.contains("seed"), choice["finish_reason"].is_string()) << event;
+      if (choice.contains("seed")) {
+        EXPECT_EQ(choice["seed"], engine_.last().sampling.seed);
+      }
+    }
+    EXPECT_FALSE(whole(path, cat("{", body, R"(,"seed":0})"))["choices"][0].contains("seed"));
+  }
+}
+
 // Half an answer must not look like a whole one.
 TEST_F(OpenAi, WhatSomebodyCancelledIsAnError) {
   const char* bodies[] = {R"({"prompt":"x","cache_salt":"hang"})",
