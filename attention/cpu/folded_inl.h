@@ -9,8 +9,8 @@ constexpr bool folds() {
   return R > 2 && Reader::kPlain;
 }
 
-constexpr int kLeastFolded =
-    3 * W;  // elements: the sums of the turn before need two steps, and those of this one a third
+// Elements: the sums of the turn before need three steps, and those of this one a fourth.
+constexpr int kLeastFolded = 4 * W;
 
 // `D`: head_dim and q_stride where they are known to the compiler, or 0.
 template <int R, int D, class Reader>
@@ -20,9 +20,10 @@ template <int R, int D, class Reader>
   const int steps = (D > 0 ? D : head_dim) / W, stride = D > 0 ? D : q_stride;
   alignas(64) float folded[(kTile / kKeys + 1) * W];  // the turn before the first one leaves something, too
   float* to = folded;
-  V halves[8], fours[4], twos[2];
+  V halves[8], fours[4], twos[2], left[8];  // of the turn before: what its own last step had no time for, too
 #pragma GCC unroll 8
-  for (V& x : halves) x = zero();
+  for (int i = 0; i < 8; ++i) halves[i] = left[i] = zero();
+  auto add_left = [&](int n) [[gnu::always_inline]] { halves[2 * n + 1] = hold(add_halves(left[n], left[n + 4])); };
   for (int j = begin; j < end; j += W)
     for (int t = 0; t < kTurns; ++t, to += W) {
       const uint8_t* at[kKeys];  // key k of this turn: so that scores end in order
@@ -47,13 +48,16 @@ template <int R, int D, class Reader>
         }
       };
       fetch(ahead);
-      step(0, [&](int n) [[gnu::always_inline]] { fours[n] = hold(add_fours(halves[n], halves[n + 4])); });
-      step(1, [&](int n) [[gnu::always_inline]] {
+      step(0, add_left);
+      step(1, [&](int n) [[gnu::always_inline]] { fours[n] = hold(add_fours(halves[n], halves[n + 4])); });
+      fetch(ahead);
+      const auto last_sums = [&](int n) [[gnu::always_inline]] {
         if (n < 2) twos[n] = hold(add_twos(fours[n], fours[n + 2]));
         if (n == 3) store(to, add_ones(twos[0], twos[1]));
-      });
+      };
+      step(2, last_sums);
 #pragma GCC unroll 8
-      for (int e = 2; e < steps - 1; ++e) {
+      for (int e = 3; e < steps - 1; ++e) {
         if (e % 2 == 0) fetch(ahead);
         step(e, [](int) {});
       }
@@ -61,9 +65,14 @@ template <int R, int D, class Reader>
       step(steps - 1, [&](int n) [[gnu::always_inline]] {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i)
-          if (kFoldOrder[i] % 4 == n) halves[i] = hold(add_halves(sums[kFoldOrder[i]], sums[kFoldOrder[i + 8]]));
+          if (n < 2 && kFoldOrder[i] % 4 == n)
+            halves[i] = hold(add_halves(sums[kFoldOrder[i]], sums[kFoldOrder[i + 8]]));
       });
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; ++n) left[n] = sums[kFoldOrder[2 * n + 1]], left[n + 4] = sums[kFoldOrder[2 * n + 9]];
     }
+#pragma GCC unroll 4
+  for (int n = 0; n < 4; ++n) add_left(n);
 #pragma GCC unroll 4
   for (int n = 0; n < 4; ++n) fours[n] = add_fours(halves[n], halves[n + 4]);
   store(to, add_ones(add_twos(fours[0], fours[2]), add_twos(fours[1], fours[3])));
