@@ -136,7 +136,9 @@ class OpenAiReply final : public Producer {
   void on(size_t s, engine::Failed& e) {
     open_[s] = false;
     if (!streaming_) {  // nothing is out yet: the failure is the answer, and the rest is given up
+      auto headers = std::exchange(head_.headers, {});  // its id, and the pages that may read it
       head_ = error_response(e.status);
+      head_.headers.insert(head_.headers.end(), headers.begin(), headers.end());
       out_ = std::exchange(head_.body, {});
       streams_.clear();
       finished_ = true;
