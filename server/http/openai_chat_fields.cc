@@ -94,7 +94,7 @@ Status read_tools(const Json& tools, const ServerOptions& limits) {
     if (!t.contains("function") || !t["function"].is_object() || !t["function"].contains("name") ||
         !t["function"]["name"].is_string() || t["function"]["name"].get<std::string>().empty())
       return invalid_argument(where + ".function.name is missing").with_field(where);
-    if (t["function"].contains("parameters") && !t["function"]["parameters"].is_object())
+    if (const Json schema = t["function"].value("parameters", Json()); !schema.is_null() && !schema.is_object())
       return invalid_argument(where + ".function.parameters must be a JSON schema").with_field(where);
     if (const Json strict = t["function"].value("strict", Json()); !strict.is_null() && !strict.is_boolean())
       return invalid_argument(where + ".function.strict must be true or false").with_field(where);
@@ -113,8 +113,10 @@ std::vector<text::CallableTool> held_tools(const Json& tools, const OpenAiCall& 
     const bool strict = function.value("strict", Json()) == Json(true);
     any_strict |= strict;
     if (call.tool_choice == ToolChoice::named && function["name"] != call.tool_name) continue;
-    const bool schema = (strict || !free) && function.contains("parameters");
-    held.push_back({function["name"], schema ? function["parameters"].dump() : R"({"type":"object"})"});
+    // A tool that names no parameters has none: `{}` is all that can be said to it.
+    Json schema = function.value("parameters", Json());
+    if (schema.is_null()) schema = {{"type", "object"}, {"additionalProperties", false}};
+    held.push_back({function["name"], strict || !free ? schema.dump() : R"({"type":"object"})"});
   }
   if (free && !any_strict) held.clear();
   return held;

@@ -420,6 +420,15 @@ TEST_F(OpenAi, AForcedCallThatIsCutIsAPieceOfItself) {
     }
 }
 
+TEST_F(OpenAi, AForcedCallOfAToolWithoutParametersHasNone) {
+  for (const char* none : {"", R"(,"parameters":null)"}) {
+    whole("/v1/chat/completions",
+          cat(R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f")", none,
+              R"(}}],"tool_choice":{"type":"function","function":{"name":"f"}}})"));
+    EXPECT_EQ(engine_.last().grammar.text, R"({"type":"object","additionalProperties":false})");
+  }
+}
+
 TEST_F(OpenAi, OneStrictToolHoldsTheCallsTheModelMayMake) {
   using Kind = text::GrammarSpec::Kind;
   const std::string schema = R"({"type":"object","properties":{"n":{"type":"integer"}}})";
