@@ -109,7 +109,8 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scr
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
   const int rows = int(i1 - i0) * group;
   constexpr int kStrip = 24;  // rows whose scores stay in L1 between the three loops
-  ahead.stops = k.stops(rows, a.head_dim);
+  if (rows != s.rows) s.rows = rows, s.stops = k.stops(rows, a.head_dim);
+  ahead.stops = s.stops;
   ahead.reach = k.reach(rows, tile.keys);
 
   const bool packed = rows > kFewRows, packed_keys = packed || a.streaming_positions;

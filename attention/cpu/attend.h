@@ -59,6 +59,7 @@ struct Scratch {
   Floats matrix;           // what matrix units work on
   std::vector<Visible> visible;
   std::vector<SoftmaxRow> params;
+  int rows = 0, stops = 1;  // of the tile before
   Tile tiles[kTilesKnown];  // in turn: the one at work and those after it
 };
 

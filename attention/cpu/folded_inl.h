@@ -23,7 +23,9 @@ template <int R, int D, class Reader>
   V halves[8], fours[4], twos[2], left[8];  // of the turn before: what its own last step had no time for, too
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) halves[i] = left[i] = zero();
-  auto add_left = [&](int n) [[gnu::always_inline]] { halves[2 * n + 1] = hold(add_halves(left[n], left[n + 4])); };
+  auto add_left = [&](int n) __attribute__((always_inline)) {
+    halves[2 * n + 1] = hold(add_halves(left[n], left[n + 4]));
+  };
   for (int j = begin; j < end; j += W)
     for (int t = 0; t < kTurns; ++t, to += W) {
       const uint8_t* at[kKeys];  // key k of this turn: so that scores end in order
@@ -32,7 +34,7 @@ template <int R, int D, class Reader>
 #pragma GCC unroll 16
       for (V& x : sums) x = hold(zero());
       // Products of W elements; between(n) after those of every four sums.
-      auto step = [&](int e, auto between) [[gnu::always_inline]] {
+      auto step = [&](int e, auto between) __attribute__((always_inline)) {
         V x[kKeys];
 #pragma GCC unroll 4
         for (int k = 0; k < kKeys; ++k) x[k] = hold(Reader::read(at[k], e * W));
@@ -49,9 +51,10 @@ template <int R, int D, class Reader>
       };
       fetch(ahead);
       step(0, add_left);
-      step(1, [&](int n) [[gnu::always_inline]] { fours[n] = hold(add_fours(halves[n], halves[n + 4])); });
+      step(
+          1, [&](int n) __attribute__((always_inline)) { fours[n] = hold(add_fours(halves[n], halves[n + 4])); });
       fetch(ahead);
-      const auto last_sums = [&](int n) [[gnu::always_inline]] {
+      const auto last_sums = [&](int n) __attribute__((always_inline)) {
         if (n < 2) twos[n] = hold(add_twos(fours[n], fours[n + 2]));
         if (n == 3) store(to, add_ones(twos[0], twos[1]));
       };
@@ -62,12 +65,13 @@ template <int R, int D, class Reader>
         step(e, [](int) {});
       }
       if (steps % 2 == 1) fetch(ahead);
-      step(steps - 1, [&](int n) [[gnu::always_inline]] {
+      step(
+          steps - 1, [&](int n) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i)
-          if (n < 2 && kFoldOrder[i] % 4 == n)
-            halves[i] = hold(add_halves(sums[kFoldOrder[i]], sums[kFoldOrder[i + 8]]));
-      });
+            for (int i = 0; i < 8; ++i)
+              if (n < 2 && kFoldOrder[i] % 4 == n)
+                halves[i] = hold(add_halves(sums[kFoldOrder[i]], sums[kFoldOrder[i + 8]]));
+          });
 #pragma GCC unroll 4
       for (int n = 0; n < 4; ++n) left[n] = sums[kFoldOrder[2 * n + 1]], left[n + 4] = sums[kFoldOrder[2 * n + 9]];
     }

@@ -127,6 +127,8 @@ struct Kernels {
   void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
                           Ahead* ahead);
 
+  // to[j] = at + j * step, for a tile's rows.
+  void (*point)(const uint8_t** to, int n, const uint8_t* at, int64_t step);
   // How often these loops stop to ask for lines while they work on one tile for so many rows, and for which.
   int (*stops)(int rows, int head_dim);
   Reach (*reach)(int rows, const KvRows& keys);

@@ -55,7 +55,11 @@ void from_f32(const float* in, DType type, int64_t n, void* out) {
   }
 }
 
+void point(const uint8_t** to, int n, const uint8_t* at, int64_t step) {
+  for (int j = 0; j < n; ++j) to[j] = at + j * step;
+}
+
 constexpr Kernels kTable = {
-    kName,           W,     pack_keys, pack_values, scores, scores_rows, softmax, accumulate,
-    accumulate_rows, stops, reach,     merge,       to_f32, from_f32,
+    kName,           W,     pack_keys, pack_values, scores, scores_rows, softmax,  accumulate,
+    accumulate_rows, point, stops,     reach,       merge,  to_f32,      from_f32,
 };

@@ -40,7 +40,7 @@ template <int R, int C, int kEvery, class B>
 #pragma GCC unroll 8
     for (int i = 0; i < C; ++i)
       acc[r][i] = correction ? mul(load(c + r * c_stride + n + i * W), set1(correction[r])) : zero();
-  auto step = [&](int k) [[gnu::always_inline]] {
+  auto step = [&](int k) __attribute__((always_inline)) {
     V x[C];
     const auto row = b.row(k);
     if constexpr (B::kFour && C % 4 == 0) {

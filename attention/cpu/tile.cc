@@ -111,13 +111,13 @@ void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
         const uint8_t* at = scale + r->at * scale_step;
         lines +=
             add_piece(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step, &end);
-        for (int j = r->begin; j < r->end; ++j, at += scale_step) rows.scales[j] = at;
+        job.kernels->point(rows.scales + r->begin, r->end - r->begin, at, scale_step);
       }
     }
     for (const Run* r = runs; r < runs + count; ++r) {
       const uint8_t* at = data + r->at * step;
       lines += add_piece(at, r->end - r->begin, row_bytes, step, &end);
-      for (int j = r->begin; j < r->end; ++j, at += step) rows.row[j] = at;
+      job.kernels->point(rows.row + r->begin, r->end - r->begin, at, step);
     }
   }
   tile->lines = int(lines);
