@@ -2,6 +2,7 @@
 #include "core/cpu.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 namespace kvasir::attention::cpu {
@@ -49,20 +50,19 @@ inline V select_ge(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _mm
 inline V iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 inline float first(V a) { return _mm256_cvtss_f32(a); }
 
-// Lane i is the 8 floats of row i taken together, halves first.
+// Lane i is the 8 floats of row i taken together, halves first. (What is taken together may change places: a blend,
+// which any port does, and one shuffle instead of two.)
 template <class F>
 inline V fold_rows(const float* rows, const F& both) {
-  constexpr int kRow[8] = {0, 2, 1, 3, 4, 6, 5, 7};  // lands where it belongs
   V y[4], z[2];
   for (int i = 0; i < 4; ++i) {
-    const V a = load(rows + kRow[i] * 8), b = load(rows + kRow[i + 4] * 8);
-    y[i] = both(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    const V a = load(rows + i * 8), b = load(rows + (i + 4) * 8);
+    y[i] = both(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
   }
-  for (int i = 0; i < 2; ++i) {
-    const __m256d a = _mm256_castps_pd(y[i]), b = _mm256_castps_pd(y[i + 2]);
-    z[i] = both(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
-  }
-  return both(_mm256_shuffle_ps(z[0], z[1], 0x88), _mm256_shuffle_ps(z[0], z[1], 0xdd));
+  for (int i = 0; i < 2; ++i)  // rows i and i + 2
+    z[i] = both(_mm256_blend_ps(y[i], y[i + 2], 0xcc), _mm256_shuffle_ps(y[i], y[i + 2], 0x4e));
+  const V even = _mm256_blend_ps(z[0], z[1], 0xaa), odd = _mm256_blend_ps(z[1], z[0], 0xaa);
+  return both(even, _mm256_permute_ps(odd, 0xb1));
 }
 
 inline V load_f16(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
@@ -188,7 +188,8 @@ inline void turn_halves_to(const Words r[8], uint16_t* out) {
 
 constexpr Kernels kWithGroupSums = [] {
   Kernels table = kTable;
-  table.matrices[0] = &kGroupSums;
+  table.matrices[0] = &kGroupWords;
+  table.matrices[1] = &kGroupSums;
   return table;
 }();
 

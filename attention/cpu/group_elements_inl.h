@@ -12,6 +12,7 @@ struct GroupSums {
   float* all;            // [row]: the sum of those
   float* tile;           // keys [raw element][key], and then values [key][raw element], as floats
   float* sums;           // [row][raw element] of int4's values
+  float* worth;          // [row]: what a score's unit is (group_words_inl.h)
 };
 
 inline GroupSums& group_sums(uint8_t* memory) { return *reinterpret_cast<GroupSums*>(memory); }
@@ -24,6 +25,7 @@ inline void each_part(int rows, int head_dim, const F& f) {
   f(&GroupSums::all, rows);
   f(&GroupSums::tile, kTile * head_dim);
   f(&GroupSums::sums, rows * head_dim);
+  f(&GroupSums::worth, rows);
 }
 
 int64_t group_sums_bytes(int rows, int head_dim) {
@@ -59,16 +61,22 @@ inline void together(V even, V odd, V& a, V& b) {
   a = _mm256_permute2f128_ps(low, high, 0x20), b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
-void group_sums_begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
+inline void cut_group_sums(int rows, const CacheKind& kind, uint8_t* memory) {
   GroupSums& m = group_sums(memory);
   const int dim = kind.head_dim;
   m.head_dim = dim, m.group = kind.grouped ? kind.group : dim, m.groups = dim / m.group;
-  m.queries = q, m.q_stride = q_stride;
   uint8_t* at = memory + 128;
   each_part(rows, dim, [&](auto member, int64_t floats) {
     m.*member = reinterpret_cast<float*>(at);
     at += (floats * 4 + 63) / 64 * 64;
   });
+}
+
+void group_sums_begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
+  cut_group_sums(rows, kind, memory);
+  GroupSums& m = group_sums(memory);
+  const int dim = m.head_dim;
+  m.queries = q, m.q_stride = q_stride;
   if (kind.dtype == DType::i8) return;
   m.queries = m.own, m.q_stride = dim;
   for (int r = 0; r < rows; ++r)
@@ -86,6 +94,12 @@ void group_sums_begin(const float* q, int rows, int q_stride, const CacheKind& k
     }
 }
 void group_sums_end() {}
+
+inline int half_at(const uint8_t* at) {
+  uint16_t half;
+  __builtin_memcpy(&half, at, 2);
+  return half;
+}
 
 // Whether eight rows lie one behind the other, every `step` bytes.
 inline bool in_step(const uint8_t* const* rows, int step) {
@@ -118,6 +132,22 @@ inline void two_groups_scales(const KvRows& k, int step, int offset, float* to) 
   }
 }
 
+// One group's float16 scales.
+inline void one_groups_scales(const KvRows& k, float* to) {
+  const int begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
+  for (int j = begin; j < end; j += W) {
+    if (in_step(k.scales + j, 2)) {
+      store(to + j, load_f16(k.scales[j]));
+      continue;
+    }
+    __m128i x = _mm_setzero_si128();
+    auto take = [&](auto i) { x = _mm_insert_epi16(x, half_at(k.scales[j + decltype(i)::value]), decltype(i)::value); };
+    take(Count<0>{}), take(Count<1>{}), take(Count<2>{}), take(Count<3>{});
+    take(Count<4>{}), take(Count<5>{}), take(Count<6>{}), take(Count<7>{});
+    store(to + j, _mm256_cvtph_ps(x));
+  }
+}
+
 // f(scales of the tile as [group][key]).
 template <class F>
 inline void with_scales(const KvRows& k, int groups, const F& f) {
@@ -126,7 +156,10 @@ inline void with_scales(const KvRows& k, int groups, const F& f) {
     for (int j = 0; j < kTile; j += W) store(table + j, set1(k.scale));
     return f(table);
   }
-  if (groups == 1) return f(ScaleTable<true>(k).at);
+  if (groups == 1 && k.scale_dtype == DType::f16) {
+    one_groups_scales(k, table);
+    return f(table);
+  }
   if (k.scale_dtype != DType::f16 || groups % 2 != 0) return f(ScaleTable<false>(k).at);
   for (int g = 0; g < groups; g += 2) two_groups_scales(k, 2 * groups, 2 * g, table + g * kTile);
   f(table);

@@ -117,7 +117,8 @@ void turn_keys(const GroupSums& m, const KvRows& keys, Ahead& ahead) {
     }
 }
 
-template <DType T, int R, int C>
+// kFrom: sums begin with m.first.
+template <bool kFrom, int R, int C>
 inline void turned_sums(const GroupSums& m, int row, const float* scales, float* s, int n, Ahead& ahead) {
   const int group = m.group, groups = m.groups, stride = m.q_stride;
   const float* q = m.queries + row * stride;
@@ -131,7 +132,7 @@ inline void turned_sums(const GroupSums& m, int row, const float* scales, float*
         V sum[R][C];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-          for (int i = 0; i < C; ++i) sum[r][i] = T == DType::i4 ? set1(first[(r * groups + g) * W + at]) : zero();
+          for (int i = 0; i < C; ++i) sum[r][i] = kFrom ? set1(first[(r * groups + g) * W + at]) : zero();
         for (int d = g * group + at; d < (g + 1) * group; d += W) {
           V x[C];
           for (int i = 0; i < C; ++i) x[i] = load(m.tile + d * kTile + n + i * W);
@@ -153,14 +154,14 @@ inline void turned_sums(const GroupSums& m, int row, const float* scales, float*
   });
 }
 
-template <DType T>
+template <bool kFrom>
 void turned_rows(const GroupSums& m, int row, int rows, const KvRows& k, const float* scales, float* s, Ahead& ahead) {
   auto go = [&](auto count, int r) {
     constexpr int R = decltype(count)::value, C = kTurnedColumns;
     int n = k.begin / W * W;
     for (; n + C * W <= (k.end + W - 1) / W * W; n += C * W)
-      turned_sums<T, R, C>(m, row + r, scales, s + r * kTile, n, ahead);
-    for (; n < k.end; n += W) turned_sums<T, R, 1>(m, row + r, scales, s + r * kTile, n, ahead);
+      turned_sums<kFrom, R, C>(m, row + r, scales, s + r * kTile, n, ahead);
+    for (; n < k.end; n += W) turned_sums<kFrom, R, 1>(m, row + r, scales, s + r * kTile, n, ahead);
   };
   int r = 0;
   for (; rows - r >= 6; r += 6) go(Count<6>{}, r);
@@ -181,7 +182,7 @@ void group_scores_of(int row, int rows, const KvRows& k, float* s, const GroupSu
           paired_sums<T, R>(m, row, k, scales, s, ahead);
       });
     turn_keys<T>(m, k, ahead);
-    turned_rows<T>(m, row, rows, k, scales, s, ahead);
+    turned_rows<T == DType::i4>(m, row, rows, k, scales, s, ahead);
   });
 }
 

@@ -164,3 +164,5 @@ Reach group_sums_reach(const KvRows& keys) {
 
 constexpr Matrix kGroupSums = {group_sums_take, group_sums_pay, group_sums_bytes, group_sums_begin, group_sums_end,
                                group_scores,    group_values,   group_sums_stops, group_sums_reach};
+
+#include "attention/cpu/group_words_inl.h"
