@@ -26,7 +26,7 @@ struct EngineOptions {
   std::string cost_model;  // JSON file as in configs/cost; empty: what is known of no machine
   int32_t page_size = 16;
   int64_t max_tokens_per_step = 512;
-  double max_step_ms = 80;  // of a step with decodes: prompts beside them are cut; 0: no bound
+  double max_step_ms = 40;  // of a step with decodes: prompts beside them are cut; 0: no bound
   int32_t max_running = 64;
   int64_t max_waiting = 1024;  // requests
   int64_t max_waiting_tokens = 1 << 20;

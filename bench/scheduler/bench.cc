@@ -53,7 +53,7 @@ void next_step(const char* policy, int running, int waiting, double bar, bool re
   o.policy = policy;
   o.max_running = running;
   o.max_tokens_per_step = running + 512;
-  o.max_step_ms = 80;  // as kvasir serve has it
+  o.max_step_ms = 40;  // as kvasir serve has it
   o.groups = {{running * 40ll, 0}};
   o.max_context = 2048;
   o.max_waiting = running + waiting;
