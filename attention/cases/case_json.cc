@@ -2,6 +2,7 @@
 
 #include "attention/cases/json_object.h"
 #include "attention/rope.h"
+#include "core/log.h"
 
 namespace kvasir::attention {
 namespace {
@@ -133,6 +134,11 @@ Status read_attributes(const json& j, CaseHead* head) {
     return bad("num_heads", cat("num_heads is ", a.num_heads, " and num_kv_heads ", a.num_kv_heads,
                                 "; both must be from 1 to 4096"));
   if (c.op == Op::key_value_cache && a.num_heads == 0) a.num_heads = a.num_kv_heads;
+  // validate() asks this too, and only after the inputs' shapes have been held against it.
+  if (a.num_heads < 1) return bad("num_heads", cat("num_heads is ", a.num_heads, "; it must be from 1 to 4096"));
+  if (a.num_heads % a.num_kv_heads != 0)
+    return bad("num_kv_heads", cat("num_kv_heads is ", a.num_kv_heads, "; it must be at least 1 and divide num_heads, ",
+                                   "which is ", a.num_heads));
   if (c.op != Op::key_value_cache && !o.find("is_causal")) return bad("is_causal", "attributes has no is_causal");
   KVASIR_TRY(o.get("is_causal", &a.is_causal));
   KVASIR_TRY(o.get("is_alibi", &a.is_alibi));
@@ -204,8 +210,11 @@ Status read_root(const json& root, CaseHead* head) {
     Object s("scalars", *scalars);
     KVASIR_TRY(s.is_object());
     KVASIR_TRY(s.get("decoding_batches", &c.decoding_batches));
-    KVASIR_TRY(s.get("max_seqlen", &head->max_seqlen));
-    KVASIR_TRY(s.get("max_kvlen", &head->max_kvlen));
+    for (auto [name, value] : {std::pair("max_seqlen", &head->max_seqlen), std::pair("max_kvlen", &head->max_kvlen)}) {
+      KVASIR_TRY(s.get(name, value));
+      if (s.find(name) && (*value < 0 || *value > INT32_MAX))
+        return bad(name, cat(name, " is ", *value, "; it must be from 0 to ", INT32_MAX));
+    }
     KVASIR_TRY(s.nothing_else());
   }
   return o.nothing_else();
@@ -215,10 +224,22 @@ Status read_root(const json& root, CaseHead* head) {
 
 Status read_case_json(const Bytes& text, CaseHead* head) {
   json root;
+  // Of a key that stands twice one value would be ignored.
+  std::vector<std::set<std::string>> keys;
+  std::string twice;
+  auto watch = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
+      twice = value.get<std::string>();
+    return true;
+  };
   try {
-    root = json::parse(text.begin(), text.end());
+    root = json::parse(text.begin(), text.end(), watch);
+    if (!twice.empty())
+      return bad(twice, cat("case.json: '", log_escape(twice), "' stands twice in one object; leave one out"));
   } catch (const json::exception& e) {
-    return bad("case.json", cat("case.json: ", e.what()));
+    return bad("case.json", cat("case.json: ", log_escape(e.what())));
   }
   return read_root(root, head);
 }

@@ -10,6 +10,7 @@
 
 #include "core/cat.h"
 #include "core/dtype.h"
+#include "core/log.h"
 #include "core/status.h"
 
 namespace kvasir::attention {
@@ -84,7 +85,7 @@ class Object {
   }
   Status nothing_else() const {
     for (const auto& [key, value] : j_.items())
-      if (!asked_.count(key)) return bad(key, cat(name_, " has '", key, "', which is not in the contract"));
+      if (!asked_.count(key)) return bad(key, cat(name_, " has '", log_escape(key), "', which is not in the contract"));
     return {};
   }
 

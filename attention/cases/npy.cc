@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/cat.h"
+#include "core/log.h"
 
 namespace kvasir::attention {
 namespace {
@@ -133,7 +134,7 @@ Result<NpyArray> parse_npy(const std::string& name, const uint8_t* bytes, size_t
   NpyArray array;
   KVASIR_TRY(Header(name, {reinterpret_cast<const char*>(bytes) + lead, length}).read(&array));
   if (!known_descr(array.descr))
-    return Status(bad(cat("holds '", array.descr, "'; known are <f4 <f2 <f8 <u2 |u1 |i1 <i4 <i8")));
+    return Status(bad(cat("holds '", log_escape(array.descr), "'; known are <f4 <f2 <f8 <u2 |u1 |i1 <i4 <i8")));
   int64_t want = npy_item_bytes(array.descr.back());
   for (int64_t d : array.shape)
     if (__builtin_mul_overflow(want, d, &want)) return Status(bad("has a shape of more than 2^63 bytes"));

@@ -108,9 +108,6 @@ class Parser {
     }
     if (max_seqlen_ >= 0) c_.max_seqlen = max_seqlen_;
     if (max_kvlen_ >= 0) c_.max_kvlen = max_kvlen_;
-    if (max_seqlen_ < -1 || max_kvlen_ < -1)
-      return bad("scalars",
-                 cat("max_seqlen is ", max_seqlen_, " and max_kvlen ", max_kvlen_, "; neither may be negative"));
 
     std::vector<int64_t> shape;
     KVASIR_TRY(read_int64("start_pos", c_.op != Op::attention, &c_.start_pos, &shape));
@@ -274,14 +271,16 @@ class Parser {
     bool there = false;
     KVASIR_TRY(tensor("cache_indirection", false, &t, &there));
     if (!there) return {};
-    if ((t.descr != "<i4" && t.descr != "<i8") || t.shape.size() != 3 || t.shape[2] != c_.max_kvlen || t.shape[1] < 1 ||
+    if ((t.descr != "<i4" && t.descr != "<i8") || t.shape.size() != 3 || t.shape[2] < c_.max_kvlen || t.shape[1] < 1 ||
         t.shape[1] > c_.batch() || t.shape[0] * t.shape[1] != c_.batch())
       return bad("cache_indirection",
                  cat("cache_indirection is ", t.descr, " of ", t.shape_text(), "; it must be int32 ",
-                     "or int64 of (groups, beam_width, max_kvlen) with groups x beam_width = ", c_.batch(),
+                     "or int64 of (groups, beam_width, at least max_kvlen) with groups x beam_width = ", c_.batch(),
                      " sequences and max_kvlen = ", c_.max_kvlen));
     c_.beam_width = int32_t(t.shape[1]);
+    // Like a mask's, its last dimension may be the longest that the caller ever needs.
     for (int64_t i = 0; i < t.elements(); ++i) {
+      if (i % t.shape[2] >= c_.max_kvlen) continue;
       int64_t beam = 0;
       if (t.descr == "<i4") {
         int32_t narrow;

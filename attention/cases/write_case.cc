@@ -1,10 +1,13 @@
 // The other direction: cases and results as files.
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "attention/cases/npy.h"
@@ -156,6 +159,45 @@ CaseFiles format_output(const Case& c, const CaseOutput& out) {
   return files;
 }
 
+namespace {
+
+// A pipe would be waited for, and a device read for ever.
+Status read_regular(const std::string& path, Bytes* bytes) {
+  struct stat what;
+  const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return invalid_argument(cat("cannot read ", path, ": ", std::strerror(errno)));
+  FILE* f = fdopen(file, "rb");
+  if (!f || fstat(file, &what) != 0 || !S_ISREG(what.st_mode)) {
+    f ? std::fclose(f) : close(file);
+    return invalid_argument(cat(path, " is a folder, a pipe or a device; it must be a regular file"));
+  }
+  bytes->reserve(size_t(what.st_size));
+  uint8_t buffer[1 << 16];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, f)) > 0;) bytes->insert(bytes->end(), buffer, buffer + n);
+  const bool failed = std::ferror(f);
+  std::fclose(f);
+  return failed ? unavailable(cat("cannot read ", path, ": ", std::strerror(errno))) : Status();
+}
+
+// Said before any work: what is written in the end can be written there.
+Status check_out(const std::string& out) {
+  struct stat what;
+  const bool there = lstat(out.c_str(), &what) == 0;
+  if (there && (stat(out.c_str(), &what) != 0 || !S_ISDIR(what.st_mode)))
+    return invalid_argument(cat("--out ", out, " is there and is no folder")).with_field("out");
+  std::filesystem::path parent = std::filesystem::path(out).lexically_normal();
+  if (!parent.has_filename()) parent = parent.parent_path();  // it ended in a slash
+  parent = there ? parent : parent.parent_path();
+  if (parent.empty()) parent = ".";
+  if (access(parent.c_str(), W_OK) != 0)
+    return invalid_argument(
+               cat("--out ", out, ": cannot write to the folder ", parent.string(), ": ", std::strerror(errno)))
+        .with_field("out");
+  return {};
+}
+
+}  // namespace
+
 Result<CaseFiles> read_folder(const std::string& folder) {
   CaseFiles files;
   DIR* dir = opendir(folder.c_str());
@@ -163,18 +205,11 @@ Result<CaseFiles> read_folder(const std::string& folder) {
   while (const dirent* entry = readdir(dir)) {
     const std::string name = entry->d_name, path = folder + "/" + name;
     if (name != "case.json" && !name.ends_with(".npy")) continue;
-    FILE* f = std::fopen(path.c_str(), "rb");
-    Bytes bytes;
-    uint8_t buffer[1 << 16];
-    for (size_t n; f && (n = std::fread(buffer, 1, sizeof buffer, f)) > 0;)
-      bytes.insert(bytes.end(), buffer, buffer + n);
-    const bool failed = !f || std::ferror(f);
-    if (f) std::fclose(f);
-    if (failed) {
+    Status read = read_regular(path, &files[name]);
+    if (!read.ok()) {
       closedir(dir);
-      return unavailable(cat("cannot read ", path, ": ", std::strerror(errno)));
+      return std::move(read).with_field(name);
     }
-    files[name] = std::move(bytes);
   }
   closedir(dir);
   return files;
@@ -194,6 +229,7 @@ Status write_folder(const std::string& folder, const CaseFiles& files) {
 }
 
 Status run_folder(const std::string& folder, const Backend& backend, const Context& context, const std::string& out) {
+  KVASIR_TRY(check_out(out));
   KVASIR_ASSIGN(CaseFiles files, read_folder(folder));
   KVASIR_ASSIGN(Case c, parse_case(files));
   files.clear();

@@ -61,7 +61,8 @@ class Reference final : public Attention {
 
   // Element-wise: converted, bias added, rotated (q and k) at `position`.
   Row input(Part part, int64_t token, int64_t head, int64_t position, bool rotate) const {
-    std::vector<float> x(size_t(a_.head_dim)), bias(size_t(a_.head_dim), 0.0f);
+    // Without a bias nothing is added: -0 stays -0, as a copy of the cache's bytes must.
+    std::vector<float> x(size_t(a_.head_dim)), bias(size_t(a_.head_dim), -0.0f);
     read_elements(part_tensor(a_, *t_, part), a_.io, part_element(a_, part, token, head), a_.head_dim,
                   part_scale(a_, *t_, part), x.data());
     if (t_->qkv_bias)

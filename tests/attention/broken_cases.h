@@ -88,14 +88,7 @@ inline const Refusal kRefusals[] = {
     {"'headdim', which is not in the contract", [](CaseFiles& f) { edit(f, "attributes", "headdim", 64); }},
     {"is_causal is 1; it must be true or false", [](CaseFiles& f) { edit(f, "attributes", "is_causal", 1); }},
     {"num_kv_heads is 3; it must be at least 1 and divide num_heads",
-     [](CaseFiles& f) {
-       edit(f, "attributes", "num_kv_heads", 3);
-       for (const char* name : {"current_key.npy", "current_value.npy"})
-         edit_text(f, name, "(13, 2, 32)", "(13, 3, 32)");
-       for (const char* name : {"current_key.npy", "current_value.npy"}) f[name].resize(f[name].size() + 13 * 32 * 4);
-       edit_text(f, "cache.npy", ", 2, 2, ", ", 2, 3, ");
-       f["cache.npy"].resize(128 + (f["cache.npy"].size() - 128) / 2 * 3);
-     }},
+     [](CaseFiles& f) { edit(f, "attributes", "num_kv_heads", 3); }},
     {"head_dim is 0; it must be from 1 to 512", [](CaseFiles& f) { edit(f, "attributes", "head_dim", 0); }},
     {"query has shape (13, 4, 32); it must have (13, 8, 32)",
      [](CaseFiles& f) { edit(f, "attributes", "num_heads", 8); }},
@@ -114,7 +107,11 @@ inline const Refusal kRefusals[] = {
      }},
     {"decoding_batches is 9; it must be from 0 to 3", [](CaseFiles& f) { edit(f, "scalars", "decoding_batches", 9); }},
     {"max_seqlen is 2; the longest sequence has 9 tokens", [](CaseFiles& f) { edit(f, "scalars", "max_seqlen", 2); }},
-    {"neither may be negative", [](CaseFiles& f) { edit(f, "scalars", "max_kvlen", -4); }},
+    {"max_kvlen is -1; it must be from 0 to 2147483647", [](CaseFiles& f) { edit(f, "scalars", "max_kvlen", -1); }},
+    {"num_kv_heads is 2; it must be at least 1 and divide num_heads, which is 3",
+     [](CaseFiles& f) { edit(f, "attributes", "num_heads", 3); }},
+    {"'head_dim' stands twice",
+     [](CaseFiles& f) { edit_text(f, "case.json", "\"head_dim\"", "\"head_dim\": 32, \"head_dim\""); }},
     {"sequence 1 would have a negative length", [](CaseFiles& f) { set_int64(f, "seqstarts.npy", 2, 0); }},
     {"with append it must be start_pos + seqlen", [](CaseFiles& f) { set_int64(f, "start_pos.npy", 1, 8); }},
     {"start_pos[0] is -20", [](CaseFiles& f) { set_int64(f, "start_pos.npy", 0, -20); }},

@@ -110,6 +110,30 @@ TEST_P(Cache, OnlyTheNewTokensElementsAreWritten) {
   }
 }
 
+TEST_P(Cache, MinusZeroIsStoredAsItIs) {
+  for (DType type : {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3}) {
+    CaseShape s = three();
+    s.attributes.io = s.cache.dtype = type;
+    if (type == DType::f8_e4m3) s.cache.quant = QuantKind::per_tensor;
+    Case c = make_case(s);
+    const size_t bytes = size_t(dtype_bytes(type, 1));
+    Bytes minus(bytes);
+    minus.back() = 0x80;
+    for (Bytes* part : {&c.key, &c.value})
+      for (size_t i = 0; i < part->size(); ++i) (*part)[i] = minus[i % bytes];
+    Outcome o = run(c);
+    ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+    HeldStep held;
+    held.assign(c.attributes, c.step());
+    kvcache::CacheView view = o.after.view;
+    for (bool value : {false, true}) {
+      const int64_t at = kvcache::row_element(view.strides, held.physical(2, 8), c.layer, 1, value);
+      for (size_t i = 0; i < 32 * bytes; ++i)
+        ASSERT_EQ(o.after.cache[size_t(at) * bytes + i], minus[i % bytes]) << dtype_name(type);
+    }
+  }
+}
+
 TEST_P(Cache, QuantGroupsAndScaleTypes) {
   for (DType type : {DType::i8, DType::i4})
     for (DType scale : {DType::f32, DType::f16})

@@ -55,5 +55,25 @@ TEST(Op, RefusesAnUnknownBackEndAndAFolderThatIsNotThere) {
   EXPECT_FALSE(std::filesystem::exists(folder.out()));
 }
 
+TEST(Op, RefusesWhatIsNoRegularFileAndAnOutThatIsNoFolder) {
+  Scratch folder;
+  const std::string query = folder.in() + "/query.npy";
+  const auto refused = [&](const std::string& says) {
+    const Ran r = op(folder, "--backend cpu");
+    EXPECT_EQ(r.code, 2) << r.out;
+    EXPECT_NE(r.out.find(says), std::string::npos) << r.out;
+  };
+  for (const char* make : {"mkdir ", "mkfifo ", "ln -s /dev/zero "}) {
+    folder.put(format_case(sound_case()));
+    std::filesystem::remove(query);
+    ASSERT_EQ(std::system((make + query).c_str()), 0);
+    refused("query.npy is a folder, a pipe or a device");
+    EXPECT_FALSE(std::filesystem::exists(folder.out()));
+  }
+  folder.put(format_case(sound_case()));
+  std::filesystem::create_symlink("nowhere", folder.out());
+  refused("is there and is no folder");
+}
+
 }  // namespace
 }  // namespace kvasir::cli
