@@ -1,4 +1,4 @@
-"""From bench/results to what README shows: a table between its two marks, and one SVG with the curves."""
+"""From bench/results to what README and docs/measured show: tables between their marks, and one SVG with the curves."""
 import html
 import json
 import math
@@ -103,7 +103,7 @@ def cpu_rows():
         result = json.loads(path.read_text())
         threads = result["runs"][0]["threads"]
         name = result["model"].removesuffix(".gguf").split(".")[-1]
-        held = f", both held to {HELD.get(result['held_to'], result['held_to'])}" if result.get("held_to") else ""
+        held = f", both limited to {HELD.get(result['held_to'], result['held_to'])}" if result.get("held_to") else ""
         for key, word in words.items():
             rate = {e: statistics.median(r[key] for r in result["runs"] if r["engine"] == e) for e in ("kvasir", "llama.cpp")}
             yield f"{name}, {threads} thread{'s' * (threads > 1)}{held}: {word}, tokens/s", rate["kvasir"], rate["llama.cpp"]
@@ -113,31 +113,55 @@ def cpu_load():
     return max(json.loads(p.read_text())["load_average"] for p in RESULTS.glob("cpu_vs_llamacpp-*.json"))
 
 
-def table(rows):
-    out = ["| | kvasir | llama.cpp | ratio |", "| --- | ---: | ---: | ---: |"]
-    for words, ours, theirs in rows:
-        digits = 0 if max(ours, theirs) >= 100 else 1
-        out.append(f"| {words} | {ours:.{digits}f} | {theirs:.{digits}f} | {ours / theirs:.2f} |")
-    return out
+def line(words, *values):
+    digits = 0 if max(values) >= 100 else 1 if max(values) >= 10 else 2
+    ours, theirs = values
+    return f"| {words} | {ours:,.{digits}f} | {theirs:,.{digits}f} | {ours / theirs:.2f} |"
+
+
+def table(rows, peer="llama.cpp"):
+    return [f"| | kvasir | {peer} | ratio |", "| --- | ---: | ---: | ---: |", *(line(*row) for row in rows)]
+
+
+def six_rows():
+    """What README shows, each beside its peer in one run (vLLM: on another such card)."""
+    if result := load("serve_vs_llamacpp.json"):
+        rows = {words: (ours, theirs) for words, ours, theirs in serve_rows(result)}
+        yield ("32 clients, output tokens/s (llama-server, Q4_1)", *rows["Q4_1: 32 clients, output tokens/s"])
+        yield ("0.6 requests/s, p99 between tokens, ms (llama-server, Q4_0)", *rows["Q4_0: 0.6 requests/s, p99 between tokens, ms"])
+    rows = {words: (ours, theirs) for words, ours, theirs in cpu_rows()}
+    for key, name in (("prefill of 512", "prefill of 512, tokens/s"), ("decode, batch 1", "decode, one sequence, tokens/s")):
+        if values := rows.get(f"Q4_0, 2 threads: {key}, tokens/s"):
+            yield (f"{name} (llama.cpp, Q4_0, 2 threads)", *values)
+    if result := load("gpu-whole-model.json"):
+        theirs = result["vllm_0.25.1"]
+        yield ("H200, Llama-3.1-8B's shape, bf16: 64 decodes, ms a step (vLLM 0.25.1)", result["decode"]["64"]["ms"], theirs["decode_ms"]["64"])
+        yield ("H200, the same: 128 in, 128 out, output tokens/s (vLLM 0.25.1)", result["offline"]["128x128"], theirs["offline"]["128x128"])
+
+
+def between(path, begin, end, words):
+    """Puts `words` between the two marks of a page."""
+    page = (ROOT / path).read_text()
+    if begin not in page or end not in page:
+        raise SystemExit(f"{path} has lost its marks {begin} and {end}")
+    head, rest = page.split(begin, 1)
+    (ROOT / path).write_text(head + begin + words + end + rest.split(end, 1)[1])
 
 
 def everything():
-    lines = []
     if result := load("serve_vs_llamacpp.json"):
         (RESULTS / "serve_vs_llamacpp.svg").write_text(serve_svg(result))
-        lines += [f"`kvasir serve` beside `llama-server` on the same file, by turns in one run ({result['machine']}; "
-                  f"{result['rounds']} round{'s' * (result['rounds'] > 1)}, medians; SmolLM2-135M, 128 words in, 128 tokens "
-                  f"out; load average before {result['load_average_before']:.0f}):", "",
-                  "![tokens a second and time between tokens](bench/results/serve_vs_llamacpp.svg)", "",
-                  *table(serve_rows(result)), ""]
+        lines = [f"`kvasir serve` beside `llama-server` on the same file, by turns in one run ({result['machine']}; "
+                 f"{result['rounds']} round{'s' * (result['rounds'] > 1)}, medians; SmolLM2-135M, 128 words in, 128 tokens "
+                 f"out; load average before {result['load_average_before']:.0f}):", "",
+                 "![tokens a second and time between tokens](../../bench/results/serve_vs_llamacpp.svg)", "",
+                 *table(serve_rows(result))]
+        between("docs/measured/serving.md", BEGIN, END, "\n" + "\n".join(lines) + "\n")
     if rows := list(cpu_rows()):
-        lines += [f"The model alone, in one process each, by turns (load average meanwhile up to {cpu_load():.1f}; one thread "
-                  "by processor time, more by the clock):", "", *table(rows), ""]
-    lines += ["`bench/all` makes these again; [bench/README.md](bench/README.md) says how."]
-    readme = ROOT / "README.md"
-    page = readme.read_text()
-    if BEGIN not in page or END not in page:
-        raise SystemExit(f"README.md has lost its marks {BEGIN} and {END}")
-    head, rest = page.split(BEGIN, 1)
-    readme.write_text(head + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.split(END, 1)[1])
-    print("wrote README.md's table" + (" and bench/results/serve_vs_llamacpp.svg" if result else ""))
+        lines = [f"By turns, in one process each (load average meanwhile up to {cpu_load():.1f}; one thread by processor time, more by the "
+                 "clock); SmolLM2-135M:", "", *table(rows)]
+        between("docs/measured/cpu.md", BEGIN, END, "\n" + "\n".join(lines) + "\n")
+    between("README.md", BEGIN, END, "\n" + "\n".join(table(six_rows(), "peer")) + "\n")
+    if result := load("binary.json"):
+        between("README.md", "<!-- binary -->", "<!-- /binary -->", f"{result['bytes'] / 1e6:.0f} MB")
+    print("wrote the tables of README.md and docs/measured, and bench/results/serve_vs_llamacpp.svg")

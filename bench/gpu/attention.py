@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """cuDNN and FlashAttention-2 (both through PyTorch) on the shapes of attention.cu, in CUDA graphs, and our own
-program between them, so that every figure is of one run.   attention.py PROGRAM OUT.json [COMMIT]"""
+program between them, so that every figure is of one run.   attention.py PROGRAM [OUT.json [COMMIT]]
+OUT.json is bench/results/gpu-attention.json unless it is named."""
 import json
 import statistics
 import subprocess
@@ -10,6 +11,8 @@ import time
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from served import RESULTS
 
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash2": SDPBackend.FLASH_ATTENTION}
 
@@ -66,7 +69,7 @@ def matmul():
 
 
 def main():
-    program, out = sys.argv[1], sys.argv[2]
+    program, out = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else RESULTS / "gpu-attention.json"
     rows = [matmul()]
     for peer in PEERS:
         for shape in [(256, 1024), (64, 2048), (16, 4096), (1, 131072), (1, 8192)]:

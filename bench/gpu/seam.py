@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The whole model on the GPU against the float32 forward on the CPU, through the server.
 
-usage: seam.py KVASIR MODEL IDS.json OUT.json [TOKENS [COMMIT]]
+usage: seam.py KVASIR MODEL IDS.json [OUT.json [TOKENS [COMMIT]]]      (OUT.json: bench/results/gpu-seam.json)
 
 Starts `kvasir serve` once with --device cuda and once with --device cpu --precise, teacher-forces the same
 windows of token ids through both (/v1/completions with echo and logprobs), and compares every position's best
@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.request
 
-from served import driver, start
+from served import RESULTS, driver, start
 
 WINDOW = 512
 
@@ -66,7 +66,8 @@ def decode(server, batch, tokens=128):
 
 
 def main():
-    kvasir, model, ids_file, out_file = sys.argv[1:5]
+    kvasir, model, ids_file = sys.argv[1:4]
+    out_file = sys.argv[4] if len(sys.argv) > 4 else RESULTS / "gpu-seam.json"
     count = int(sys.argv[5]) if len(sys.argv) > 5 else 2000
     data = json.load(open(ids_file))
     ids = (data if isinstance(data, list) else data["ids"])[:count + count // WINDOW + 1]

@@ -1,7 +1,13 @@
 """A kvasir serve of one's own, and the driver that a record names."""
 import json
+import os
+import pathlib
 import subprocess
 import sys
+
+
+# One current file a benchmark, under a name that stays.
+RESULTS = pathlib.Path(os.environ.get("KVASIR_BENCH_RESULTS", pathlib.Path(__file__).resolve().parents[1] / "results"))
 
 
 def start(kvasir, model, *flags):

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 
-from served import driver, start
+from served import RESULTS, driver, start
 
 LLAMA_8B = ("dummy:llama,name=llama-3.1-8b,layers=32,hidden=4096,heads=32,kv_heads=8,head_dim=128,ffn=14336,"
             "vocab=128256,context=16384,type=bf16")
@@ -139,7 +139,7 @@ def main():
     p.add_argument("--temperature", type=float, default=0)
     p.add_argument("--serve", default="", help="more options of kvasir serve, in one word")
     p.add_argument("--commit", default="", help="what was built, for the record")
-    p.add_argument("--out", help="write a JSON record")
+    p.add_argument("--out", default=RESULTS / "gpu-whole-model.json", help="the JSON record (bench/results/gpu-whole-model.json); empty: none")
     a = p.parse_args()
     known = a.model == LLAMA_8B
 
