@@ -30,8 +30,9 @@ double yarn_pair(const RopeConfig& c, double rotations) {
 }
 
 double yarn(const RopeConfig& c, double frequency, int pair) {
-  double low = std::max(std::floor(yarn_pair(c, c.beta_fast)), 0.0);
-  double high = std::min(std::ceil(yarn_pair(c, c.beta_slow)), double(c.rotary_dim - 1));
+  double low = yarn_pair(c, c.beta_fast), high = yarn_pair(c, c.beta_slow);
+  if (c.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, double(c.rotary_dim - 1));
   if (low == high) high += 0.001;
   double ramp = std::min(std::max((pair - low) / (high - low), 0.0), 1.0);
   return frequency / c.factor * ramp + frequency * (1 - ramp);

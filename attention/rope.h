@@ -24,6 +24,7 @@ struct RopeConfig {
   double high_freq_factor = 4.0;   // llama3
   double beta_fast = 32.0;         // yarn
   double beta_slow = 1.0;          // yarn
+  bool truncate = true;            // yarn: the ramp begins and ends at whole pairs
   double attention_factor = 0.0;   // yarn, longrope: cos and sin are multiplied by it; 0: the rule's own
   double mscale = 0.0;             // yarn: magnitude = g(mscale) / g(mscale_all_dim) when both are set
   double mscale_all_dim = 0.0;

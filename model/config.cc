@@ -32,7 +32,6 @@ Status ModelConfig::validate() const {
     return invalid_argument(
         cat("the model has ", heads, " heads, which is no multiple of its ", kv_heads, " key/value heads"));
   for (const attention::RopeConfig* r : {&rope, &local_rope}) {
-    if (r == &local_rope && window_pattern == 0) continue;
     KVASIR_TRY(in_range("rotary dimension", r->rotary_dim, 0, head_dim));
     if (r->rotary_dim % 2 != 0)
       return invalid_argument(cat("the model's rotary dimension is ", r->rotary_dim, "; it must be even"));
@@ -44,8 +43,36 @@ Status ModelConfig::validate() const {
         cat("the model brings ", rope_divisors.size(), " rope factors for ", rope.rotary_dim / 2, " frequencies"));
   KVASIR_TRY(in_range("norm epsilon", norm_eps, 0, 1));
   KVASIR_TRY(in_range("attention window", window, 0, 1 << 24));
-  KVASIR_TRY(in_range("window pattern", window_pattern, 0, 1024));
+  if (!layer_kinds.empty() && int64_t(layer_kinds.size()) != layers)
+    return invalid_argument(cat("the model says how ", layer_kinds.size(), " of its ", layers, " layers attend"));
+  if (!alibi_slopes.empty() && int64_t(alibi_slopes.size()) != heads)
+    return invalid_argument(cat("the model has ", alibi_slopes.size(), " ALiBi slopes for ", heads, " heads"));
+  for (const auto& [field, value] : {std::pair<const char*, float>{"embedding multiplier", embedding_scale},
+                                     {"residual multiplier", residual_scale},
+                                     {"logit multiplier", logit_scale}})
+    KVASIR_TRY(in_range(field, value, 1e-6, 1e6));
+  KVASIR_TRY(in_range("attention multiplier", query_scale, 0, 1e6));
+  KVASIR_TRY(in_range("softcap of scores", attention_softcap, 0, 1e6));
+  KVASIR_TRY(in_range("softcap of logits", logit_softcap, 0, 1e6));
+  KVASIR_TRY(in_range("growth of queries with position", query_position_slope, 0, 1e3));
+  KVASIR_TRY(in_range("positions of one query scale", query_position_unit, 1, 1 << 24));
+  if (residual_scale != 1 && (norm != NormKind::rms || !input_norms || output_norms || embedding_norm))
+    return invalid_argument("the model has a residual multiplier beside norms that it cannot be folded into");
+  if (output_norms && norm != NormKind::rms)
+    return invalid_argument("the model has layer norms after its sublayers; only RMS norms are supported there");
   return in_range("step time in ms", step_ms, 0, 60000);
+}
+
+void ModelConfig::set_window_pattern(int32_t pattern) {
+  layer_kinds.assign(size_t(std::clamp(layers, 0, 1 << 10)), {});
+  for (size_t i = 0; i < layer_kinds.size(); ++i) layer_kinds[i].windowed = (int64_t(i) + 1) % pattern != 0;
+}
+
+void ModelConfig::settle_longrope() {
+  if (rope.scaling != attention::RopeScaling::longrope || rope.attention_factor != 0 || rope.original_context < 2)
+    return;
+  const double factor = double(context) / double(rope.original_context);
+  rope.attention_factor = factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(double(rope.original_context)));
 }
 
 ModelInfo ModelConfig::info() const {

@@ -1,4 +1,5 @@
-// What a network is, whatever file said so: the hyperparameters every architecture reads.
+// What a network is, whatever file said so: the hyperparameters every architecture reads, and the flags by which
+// decoders differ (arch/decoder.h runs them all).
 #pragma once
 
 #include <cstdint>
@@ -14,29 +15,65 @@ namespace kvasir::model {
 
 class Gguf;
 
-enum class Activation : uint8_t { silu, gelu_tanh };
+enum class Activation : uint8_t { silu, gelu_tanh, gelu, relu, relu_squared };
+enum class NormKind : uint8_t { rms, layer };  // layer: with the mean taken off, and a bias
+enum class QkNorm : uint8_t { none, head, full };
+
+// How one layer attends where layers differ.
+struct LayerKind {
+  bool windowed = false;
+  bool rotated = true;
+  bool operator==(const LayerKind&) const = default;
+};
 
 struct ModelConfig {
   std::string name, architecture, quantization;
   int32_t vocab = 0, context = 0, layers = 0, hidden = 0, ffn = 0;
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  float norm_eps = 1e-5f;
-  float norm_shift = 0;  // added to every norm weight (Gemma's checkpoints store w - 1)
-  float embedding_scale = 1;
   bool tied_head = false;  // the head is the embedding even where the files hold another
-  float query_scale = 0;   // scores are multiplied by it; 0: 1/sqrt(head_dim)
+
+  NormKind norm = NormKind::rms;
+  float norm_eps = 1e-5f;
+  float norm_shift = 0;         // added to every norm weight (Gemma's checkpoints store w - 1)
+  bool norm_bias = true;        // of layer norms
+  bool input_norms = true;      // of what a sublayer reads
+  bool output_norms = false;    // of what a sublayer adds
+  bool embedding_norm = false;  // of the embedding, before the first layer
+  QkNorm qk_norm = QkNorm::none;
+  bool parallel = false;     // attention and MLP read the same residual stream
+  bool shared_norm = false;  // through one norm
+
+  bool gated = true;  // the MLP is activation(gate) * up, not activation(up)
   Activation activation = Activation::silu;
+  bool qkv_bias = false, out_bias = false, mlp_bias = false, head_bias = false;
+  bool qkv_by_group = false;  // the fused tensor has the rows of each key/value head together: its queries, key, value
+
+  float embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  float query_scale = 0;        // scores are multiplied by it; 0: 1/sqrt(head_dim)
+  float attention_softcap = 0;  // of scores; 0: none
+  float logit_softcap = 0;      // 0: none
+  bool alibi = false;
+  std::vector<float> alibi_slopes;  // a head; empty: the usual ones
+  float query_position_slope = 0;   // queries grow by 1 + slope * log(1 + floor(position / unit))
+  int32_t query_position_unit = 1;
+
   attention::RopeConfig rope;
-  attention::RopeConfig local_rope;  // of the windowed layers, when window_pattern is set
-  std::vector<float> rope_divisors;  // of each frequency of `rope`, when the file brings them (Llama 3)
-  int32_t window = 0;                // 0: none
-  int32_t window_pattern = 0;        // 0: every layer has the window; n: every n-th layer has none
-  double step_ms = 0;                // dummy: a step takes at least so long
+  attention::RopeConfig local_rope;    // of the layers with a window; style none: as the others'
+  std::vector<float> rope_divisors;    // of each frequency of `rope`, when the file brings them (Llama 3)
+  int32_t window = 0;                  // of the layers that have one; 0: none has
+  std::vector<LayerKind> layer_kinds;  // empty: all are alike, and have the window where there is one
+
+  double step_ms = 0;  // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
 
-  bool windowed(int32_t layer) const {
-    return window > 0 && (window_pattern == 0 || (layer + 1) % window_pattern != 0);
+  LayerKind kind(int32_t layer) const {
+    return layer_kinds.empty() ? LayerKind{.windowed = window > 0} : layer_kinds[size_t(layer)];
   }
+  bool windowed(int32_t layer) const { return window > 0 && kind(layer).windowed; }
+  // Every `pattern`-th layer has no window, the others do.
+  void set_window_pattern(int32_t pattern);
+  // LongRoPE's magnitude is that of the model's whole context, whichever part of it is served.
+  void settle_longrope();
   // Every field within what the rest of the program can bear; names the first that is not.
   Status validate() const;
   ModelInfo info() const;

@@ -1,3 +1,4 @@
+// A GGUF file's metadata: what every decoder reads. Its architecture's own keys are in model/arch.
 #include "core/cat.h"
 #include "model/arch/registry.h"
 #include "model/config.h"
@@ -6,113 +7,118 @@
 namespace kvasir::model {
 namespace {
 
-class Reader {
- public:
-  Reader(const Gguf& gguf, std::string prefix) : gguf_(gguf), prefix_(std::move(prefix)) {}
-  std::string key(std::string_view field) const { return cat(prefix_, ".", field); }
-
-  Status need(std::string_view field, int32_t* out) const {
-    auto v = gguf_.integer(key(field));
-    if (!v) return invalid_argument(cat(gguf_.name(), ": the key ", key(field), " is missing or no integer"));
-    return fit(field, *v, out);
-  }
-  Status get(std::string_view field, int32_t* out) const {
-    auto v = gguf_.integer(key(field));
-    return v ? fit(field, *v, out) : Status();
-  }
-  void get(std::string_view field, double* out) const { *out = gguf_.number(key(field)).value_or(*out); }
-
- private:
-  Status fit(std::string_view field, int64_t v, int32_t* out) const {
-    if (v < 0 || v > INT32_MAX)
-      return invalid_argument(cat(gguf_.name(), ": ", key(field), " is ", v, ", out of range"));
-    *out = int32_t(v);
-    return {};
-  }
-  const Gguf& gguf_;
-  std::string prefix_;
-};
-
-Status read_scaling(const Gguf& gguf, const Reader& in, ModelConfig* config) {
-  attention::RopeConfig& rope = config->rope;
-  std::string_view kind = gguf.string(in.key("rope.scaling.type")).value_or("none");
-  in.get("rope.scaling.factor", &rope.factor);
-  int32_t original = config->context;
-  KVASIR_TRY(in.get("rope.scaling.original_context_length", &original));
-  rope.original_context = original;
-  if (kind == "none") {
+Status read_scaling(const GgufKeys& in, ModelConfig* c) {
+  attention::RopeConfig& rope = c->rope;
+  std::string kind = in.text("rope.scaling.type");
+  KVASIR_TRY(in.get("rope.scaling.factor", &rope.factor));
+  rope.original_context = rope.configured_context = c->context;
+  KVASIR_TRY(in.get("rope.scaling.original_context_length", &rope.original_context));
+  KVASIR_TRY(in.get("rope.scaling.attn_factor", &rope.attention_factor));
+  KVASIR_ASSIGN(rope.long_factor, in.tensor("rope_factors_long.weight"));
+  KVASIR_ASSIGN(rope.short_factor, in.tensor("rope_factors_short.weight"));
+  if (!rope.long_factor.empty()) kind = "longrope";
+  if (kind.empty() || kind == "none") {
     rope.factor = 1;
-    in.get("rope.scale_linear", &rope.factor);
+    KVASIR_TRY(in.get("rope.scale_linear", &rope.factor));
     if (rope.factor != 1) rope.scaling = attention::RopeScaling::linear;
   } else if (kind == "linear") {
     rope.scaling = attention::RopeScaling::linear;
+  } else if (kind == "longrope") {
+    rope.scaling = attention::RopeScaling::longrope;
   } else if (kind == "yarn") {
     rope.scaling = attention::RopeScaling::yarn;
-    in.get("rope.scaling.yarn_beta_fast", &rope.beta_fast);
-    in.get("rope.scaling.yarn_beta_slow", &rope.beta_slow);
-    in.get("rope.scaling.yarn_attn_factor", &rope.attention_factor);
+    KVASIR_TRY(in.get("rope.scaling.yarn_beta_fast", &rope.beta_fast));
+    KVASIR_TRY(in.get("rope.scaling.yarn_beta_slow", &rope.beta_slow));
+    KVASIR_TRY(in.get("rope.scaling.yarn_attn_factor", &rope.attention_factor));
   } else {
-    return invalid_argument(cat(gguf.name(), ": rope scaling ", kind, " is not supported; none, linear and yarn are"));
+    return invalid_argument(
+        cat(in.file().name(), ": rope scaling ", kind, " is not supported; none, linear, yarn and longrope are"));
   }
   // Llama 3's rule comes as ready divisors.
-  if (const GgufTensor* t = gguf.tensor("rope_freqs.weight")) {
-    if (t->type != WeightType::f32 || t->dims[0] > 1024)
-      return invalid_argument(cat(gguf.name(), ": rope_freqs.weight must be F32 and at most 1024 long"));
-    config->rope_divisors.resize(size_t(t->dims[0]));
-    dequantize(WeightType::f32, t->data, t->dims[0], config->rope_divisors.data());
-    for (float d : config->rope_divisors)
-      if (!(d > 0)) return invalid_argument(cat(gguf.name(), ": rope_freqs.weight holds a value that is not positive"));
-  }
+  KVASIR_ASSIGN(c->rope_divisors, in.tensor("rope_freqs.weight"));
   return {};
+}
+
+// Every n-th layer is full, or a truth a layer: has it a window?
+Status read_layer_kinds(const GgufKeys& in, ModelConfig* c) {
+  KVASIR_TRY(in.get("attention.sliding_window", &c->window));
+  const GgufValue* pattern = in.find("attention.sliding_window_pattern");
+  if (!pattern) return {};
+  if (pattern->kind != GgufKind::array) {
+    int32_t n = 0;
+    KVASIR_TRY(in.get("attention.sliding_window_pattern", &n));
+    if (n > 0) c->set_window_pattern(n);
+    return {};
+  }
+  if (pattern->element != GgufKind::boolean || int64_t(pattern->count) != c->layers)
+    return invalid_argument(cat(in.file().name(), ": attention.sliding_window_pattern must be a truth a layer"));
+  c->layer_kinds.assign(size_t(c->layers), {});
+  for (size_t i = 0; i < c->layer_kinds.size(); ++i) c->layer_kinds[i].windowed = pattern->data[i] != 0;
+  return {};
+}
+
+Status read_decoder(const GgufKeys& in, ModelConfig* c) {
+  KVASIR_TRY(in.need("context_length", &c->context));
+  KVASIR_TRY(in.need("block_count", &c->layers));
+  KVASIR_TRY(in.need("embedding_length", &c->hidden));
+  KVASIR_TRY(in.need("feed_forward_length", &c->ffn));
+  KVASIR_TRY(in.need("attention.head_count", &c->heads));
+  c->kv_heads = c->heads;
+  KVASIR_TRY(in.get("attention.head_count_kv", &c->kv_heads));
+  c->head_dim = c->heads > 0 ? c->hidden / c->heads : 0;
+  KVASIR_TRY(in.get("attention.key_length", &c->head_dim));
+  int32_t value_length = c->head_dim;
+  KVASIR_TRY(in.get("attention.value_length", &value_length));
+  if (value_length != c->head_dim)
+    return invalid_argument(
+        cat(in.file().name(), ": values of ", value_length, " beside keys of ", c->head_dim, " are not supported"));
+  KVASIR_TRY(in.get(c->norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
+                    &c->norm_eps));
+  const GgufTensor* embedding = in.file().tensor("token_embd.weight");
+  if (!embedding) return invalid_argument(cat(in.file().name(), ": the tensor token_embd.weight is missing"));
+  if (embedding->dims[1] > INT32_MAX)
+    return invalid_argument(cat(in.file().name(), ": token_embd.weight is too large"));
+  c->vocab = int32_t(embedding->dims[1]);  // rows that exist decide, whatever vocab_size says
+
+  c->rope.rotary_dim = c->head_dim;
+  KVASIR_TRY(in.get("rope.dimension_count", &c->rope.rotary_dim));
+  KVASIR_TRY(in.get("rope.freq_base", &c->rope.base));
+  KVASIR_TRY(in.get("rope.freq_base_swa", &c->local_rope.base));
+  KVASIR_TRY(read_scaling(in, c));
+  return read_layer_kinds(in, c);
+}
+
+// Biases have no keys: they are there, or not.
+void find_biases(const Gguf& file, ModelConfig* c) {
+  auto has = [&file](std::string_view name) { return file.tensor(name) != nullptr; };
+  c->qkv_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");
+  c->out_bias = has("blk.0.attn_output.bias");
+  c->mlp_bias = has("blk.0.ffn_down.bias");
+  c->head_bias = has("output.bias");
+  c->norm_bias = has("blk.0.attn_norm.bias") || has("blk.0.attn_norm_2.bias");
 }
 
 }  // namespace
 
 Result<ModelConfig> config_from_gguf(const Gguf& gguf) {
-  auto architecture = gguf.string("general.architecture");
-  if (!architecture) return invalid_argument(cat(gguf.name(), ": the key general.architecture is missing"));
+  auto general = gguf.string("general.architecture");
+  if (!general) return invalid_argument(cat(gguf.name(), ": the key general.architecture is missing"));
+  const Architecture* a = find_gguf_architecture(*general);
+  if (!a)
+    return invalid_argument(cat(gguf.name(), ": the architecture is ", general->substr(0, 64), "; the known ones are ",
+                                known_architectures()));
   ModelConfig c;
-  c.architecture = *architecture;
-  c.name = gguf.string("general.name").value_or(c.architecture);
-  Reader in(gguf, c.architecture);
-  KVASIR_TRY(in.need("context_length", &c.context));
-  KVASIR_TRY(in.need("block_count", &c.layers));
-  KVASIR_TRY(in.need("embedding_length", &c.hidden));
-  KVASIR_TRY(in.need("feed_forward_length", &c.ffn));
-  KVASIR_TRY(in.need("attention.head_count", &c.heads));
-  c.kv_heads = c.heads;
-  KVASIR_TRY(in.get("attention.head_count_kv", &c.kv_heads));
-  c.head_dim = c.heads > 0 ? c.hidden / c.heads : 0;
-  KVASIR_TRY(in.get("attention.key_length", &c.head_dim));
-  int32_t value_length = c.head_dim;
-  KVASIR_TRY(in.get("attention.value_length", &value_length));
-  if (value_length != c.head_dim)
-    return invalid_argument(
-        cat(gguf.name(), ": values of ", value_length, " beside keys of ", c.head_dim, " are not supported"));
-  double eps = c.norm_eps;
-  in.get("attention.layer_norm_rms_epsilon", &eps);
-  c.norm_eps = float(eps);
-
-  c.vocab = 0;
-  KVASIR_TRY(in.get("vocab_size", &c.vocab));
-  const GgufTensor* embedding = gguf.tensor("token_embd.weight");
-  if (!embedding) return invalid_argument(cat(gguf.name(), ": the tensor token_embd.weight is missing"));
-  if (embedding->dims[1] > INT32_MAX) return invalid_argument(cat(gguf.name(), ": token_embd.weight is too large"));
-  c.vocab = int32_t(embedding->dims[1]);  // rows that exist decide, whatever vocab_size says
-
-  c.rope.style = attention::RopeStyle::gptj;  // llama's converter interleaves the rows of q and k
-  c.rope.rotary_dim = c.head_dim;
-  KVASIR_TRY(in.get("rope.dimension_count", &c.rope.rotary_dim));
-  in.get("rope.freq_base", &c.rope.base);
-  KVASIR_TRY(read_scaling(gguf, in, &c));
-  KVASIR_TRY(in.get("attention.sliding_window", &c.window));
-  if (c.architecture == "gemma3") {
-    if (!gguf.number(in.key("rope.freq_base"))) c.rope.base = 1e6;
-    c.local_rope = {.rotary_dim = c.rope.rotary_dim, .base = 10000};
-    in.get("rope.freq_base_swa", &c.local_rope.base);
-    KVASIR_TRY(in.get("attention.sliding_window_pattern", &c.window_pattern));
-  }
-  if (const Architecture* a = find_architecture(c.architecture)) a->adjust(c);
+  c.architecture = a->name;
+  c.name = gguf.string("general.name").value_or(a->name);
+  if (a->family) a->family(c);
+  if (a->gguf_turns_neighbours) c.rope.style = c.local_rope.style = attention::RopeStyle::gptj;
+  const GgufKeys in(gguf, std::string(*general));
+  KVASIR_TRY(read_decoder(in, &c));
+  find_biases(gguf, &c);
+  if (a->metadata) KVASIR_TRY(a->metadata(in, c));
+  KVASIR_TRY(in.judge_unread());
+  if (a->derive) a->derive(c);
+  c.settle_longrope();
   KVASIR_TRY(c.validate());
   return c;
 }

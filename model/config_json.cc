@@ -1,8 +1,9 @@
-// Hugging Face's config.json.
+// Hugging Face's config.json: what every decoder reads. Its architecture's own keys are in model/arch.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/cat.h"
+#include "core/log.h"
 #include "model/arch/registry.h"
 #include "model/config.h"
 
@@ -12,93 +13,126 @@ namespace {
 using nlohmann::json;
 constexpr int kMaxDepth = 16;
 
-class Reader {
- public:
-  Reader(const json& object, std::string name) : object_(object), name_(std::move(name)) {}
-
-  const json* find(const char* key) const {
-    auto it = object_.find(key);
-    return it == object_.end() || it->is_null() ? nullptr : &*it;
-  }
-  Status wrong(const char* key, const char* want) const {
-    return invalid_argument(cat(name_, ": ", key, " must be ", want));
-  }
-
-  Status need(const char* key, int32_t* out) const {
-    if (!find(key)) return invalid_argument(cat(name_, ": ", key, " is missing"));
-    return get(key, out);
-  }
-  Status get(const char* key, int32_t* out) const {
-    const json* v = find(key);
-    if (!v) return {};
-    if (!v->is_number_integer()) return wrong(key, "a whole number");
-    if (v->is_number_unsigned() ? v->get<uint64_t>() > INT32_MAX : v->get<int64_t>() < 0)
-      return wrong(key, "from 0 to 2147483647");
-    *out = v->get<int32_t>();
-    return {};
-  }
-  Status get(const char* key, double* out) const {
-    const json* v = find(key);
-    if (!v) return {};
-    if (!v->is_number()) return wrong(key, "a number");
-    *out = v->get<double>();
-    return {};
-  }
-  std::string text(const char* key) const {
-    const json* v = find(key);
-    return v && v->is_string() ? v->get<std::string>() : "";
-  }
-  bool truth(const char* key, bool otherwise) const {
-    const json* v = find(key);
-    return v && v->is_boolean() ? v->get<bool>() : otherwise;
-  }
-
- private:
-  const json& object_;
-  std::string name_;
-};
-
-Status read_rope(const Reader& in, const char* base_key, const json* scaling, const std::string& name, int32_t context,
-                 attention::RopeConfig* rope) {
-  KVASIR_TRY(in.get(base_key, &rope->base));
-  rope->original_context = context;
-  if (!scaling) return {};
-  if (!scaling->is_object()) return invalid_argument(cat(name, ": rope_scaling must be an object"));
-  Reader s(*scaling, name);
-  KVASIR_TRY(s.get("rope_theta", &rope->base));
-  std::string type = s.text("rope_type").empty() ? s.text("type") : s.text("rope_type");
+Status read_rope(const JsonKeys& in, attention::RopeConfig* rope) {
+  KVASIR_TRY(in.get({"rope_theta"}, &rope->base));
+  std::string type = in.text("rope_type").empty() ? in.text("type") : in.text("rope_type");
+  in.pass_over({"type"});
   if (type.empty()) type = "default";
   KVASIR_ASSIGN(rope->scaling, attention::parse_rope_scaling(type));
-  if (rope->scaling == attention::RopeScaling::longrope)
-    return invalid_argument(cat(name, ": rope scaling longrope is not supported; linear, llama3 and yarn are"));
-  int32_t original = context;
-  KVASIR_TRY(s.get("original_max_position_embeddings", &original));
+  int32_t original = int32_t(rope->original_context);
+  KVASIR_TRY(in.get({"original_max_position_embeddings"}, &original));
   rope->original_context = original;
-  KVASIR_TRY(s.get("factor", &rope->factor));
-  KVASIR_TRY(s.get("low_freq_factor", &rope->low_freq_factor));
-  KVASIR_TRY(s.get("high_freq_factor", &rope->high_freq_factor));
-  KVASIR_TRY(s.get("beta_fast", &rope->beta_fast));
-  KVASIR_TRY(s.get("beta_slow", &rope->beta_slow));
-  KVASIR_TRY(s.get("mscale", &rope->mscale));
-  KVASIR_TRY(s.get("mscale_all_dim", &rope->mscale_all_dim));
-  return s.get("attention_factor", &rope->attention_factor);
+  KVASIR_TRY(in.get({"factor"}, &rope->factor));
+  KVASIR_TRY(in.get({"low_freq_factor"}, &rope->low_freq_factor));
+  KVASIR_TRY(in.get({"high_freq_factor"}, &rope->high_freq_factor));
+  KVASIR_TRY(in.get({"beta_fast"}, &rope->beta_fast));
+  KVASIR_TRY(in.get({"beta_slow"}, &rope->beta_slow));
+  KVASIR_TRY(in.get("truncate", &rope->truncate));
+  KVASIR_TRY(in.get({"mscale"}, &rope->mscale));
+  KVASIR_TRY(in.get({"mscale_all_dim"}, &rope->mscale_all_dim));
+  KVASIR_TRY(in.get("short_factor", &rope->short_factor));
+  KVASIR_TRY(in.get("long_factor", &rope->long_factor));
+  KVASIR_TRY(in.get({"attention_factor"}, &rope->attention_factor));
+  // llama_4_scaling_beta is read where it means something (Ministral 3).
+  in.pass_over({"partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta"});
+  return in.judge_unread(cat("rope scaling ", type));
+}
+
+Status read_ropes(const JsonKeys& in, ModelConfig* c) {
+  KVASIR_TRY(in.get({"rope_theta", "rotary_emb_base"}, &c->rope.base));
+  c->rope.original_context = c->local_rope.original_context = c->rope.configured_context = c->context;
+  int32_t original = c->context;
+  KVASIR_TRY(in.get({"original_max_position_embeddings"}, &original));
+  c->rope.original_context = original;
+  const json* rope = in.find("rope_parameters");
+  if (const json* scaling = in.find("rope_scaling"); !rope) rope = scaling;
+  const json* local = nullptr;
+  if (rope && rope->is_object() && rope->contains("full_attention")) {
+    if (rope->contains("sliding_attention")) local = &(*rope)["sliding_attention"];
+    rope = &(*rope)["full_attention"];
+  }
+  for (const json* r : {rope, local})
+    if (r && !r->is_object()) return in.wrong("rope_scaling", "an object");
+  double part = 1;
+  KVASIR_TRY(in.get({"partial_rotary_factor", "rotary_pct"}, &part));
+  if (rope) {
+    const JsonKeys keys(*rope, in.file());
+    KVASIR_TRY(keys.get({"partial_rotary_factor"}, &part));
+    KVASIR_TRY(read_rope(keys, &c->rope));
+  }
+  c->rope.rotary_dim = int32_t(std::min(std::max(part, 0.0), 2.0) * c->head_dim);
+  KVASIR_TRY(in.get({"rotary_dim"}, &c->rope.rotary_dim));
+  KVASIR_TRY(in.get({"rope_local_base_freq"}, &c->local_rope.base));
+  if (local) {
+    KVASIR_TRY(read_rope(JsonKeys(*local, in.file()), &c->local_rope));
+    c->local_rope.rotary_dim = c->rope.rotary_dim;
+    c->local_rope.style = c->rope.style;
+  }
+  return {};
 }
 
 // Every n-th layer is full: from the number, or from the list of kinds.
-Status read_pattern(const Reader& in, const std::string& name, ModelConfig* c) {
-  c->window_pattern = 6;
-  KVASIR_TRY(in.get("sliding_window_pattern", &c->window_pattern));
+Status read_layer_kinds(const JsonKeys& in, ModelConfig* c) {
+  int32_t pattern = 0;
+  KVASIR_TRY(in.get({"sliding_window_pattern", "_sliding_window_pattern"}, &pattern));
+  if (pattern > 0) c->set_window_pattern(pattern);
   const json* kinds = in.find("layer_types");
   if (!kinds) return {};
   if (!kinds->is_array() || int64_t(kinds->size()) != c->layers) return in.wrong("layer_types", "one kind a layer");
-  int32_t first_full = c->layers + 1;
-  for (int32_t i = c->layers - 1; i >= 0; --i)
-    if ((*kinds)[size_t(i)] == "full_attention") first_full = i + 1;
-  c->window_pattern = first_full;
-  for (int32_t i = 0; i < c->layers; ++i)
-    if (c->window > 0 && c->windowed(i) != ((*kinds)[size_t(i)] == "sliding_attention"))
-      return invalid_argument(cat(name, ": layer_types is no repeating pattern with one full layer"));
+  c->layer_kinds.assign(size_t(c->layers), {});
+  for (int32_t i = 0; i < c->layers; ++i) {
+    const json& kind = (*kinds)[size_t(i)];
+    if (kind != "sliding_attention" && kind != "full_attention")
+      return invalid_argument(cat(in.file(), ": layer_types has ",
+                                  kind.dump(-1, ' ', false, json::error_handler_t::replace),
+                                  "; full_attention and sliding_attention are supported"));
+    c->layer_kinds[size_t(i)].windowed = kind == "sliding_attention";
+  }
   return {};
+}
+
+Status read_activation(const JsonKeys& in, ModelConfig* c) {
+  std::string name;
+  for (const char* key : {"activation_function", "activation", "hidden_act", "hidden_activation"})
+    if (std::string here = in.text(key); !here.empty()) name = here;
+  constexpr std::pair<std::string_view, Activation> kKnown[] = {
+      {"silu", Activation::silu},           {"swish", Activation::silu},
+      {"gelu", Activation::gelu},           {"gelu_new", Activation::gelu_tanh},
+      {"gelu_fast", Activation::gelu_tanh}, {"gelu_pytorch_tanh", Activation::gelu_tanh},
+      {"relu", Activation::relu},           {"relu2", Activation::relu_squared}};
+  if (name.empty()) return {};
+  for (const auto& [known, activation] : kKnown)
+    if (name == known) return c->activation = activation, Status();
+  return invalid_argument(cat(in.file(), ": the activation is ", name.substr(0, 64),
+                              "; silu, gelu, gelu_new, gelu_pytorch_tanh, relu and relu2 are supported"));
+}
+
+Status read_decoder(const JsonKeys& in, ModelConfig* c) {
+  KVASIR_TRY(in.need({"hidden_size", "n_embd", "d_model", "n_embed"}, &c->hidden));
+  KVASIR_TRY(in.need({"num_hidden_layers", "n_layer", "n_layers"}, &c->layers));
+  KVASIR_TRY(in.need({"num_attention_heads", "n_head", "n_heads"}, &c->heads));
+  KVASIR_TRY(in.need({"vocab_size"}, &c->vocab));
+  KVASIR_TRY(in.get({"intermediate_size", "ffn_hidden_size", "n_inner"}, &c->ffn));
+  if (c->ffn == 0 && c->gated) return invalid_argument(cat(in.file(), ": intermediate_size is missing"));
+  if (c->ffn == 0) c->ffn = int32_t(std::min<int64_t>(4 * int64_t(c->hidden), INT32_MAX));
+  c->context = 2048;
+  KVASIR_TRY(in.get({"max_position_embeddings", "n_positions", "max_seq_len", "seq_length"}, &c->context));
+  c->kv_heads = c->heads;
+  KVASIR_TRY(in.get({"num_key_value_heads"}, &c->kv_heads));
+  c->head_dim = c->heads > 0 ? c->hidden / c->heads : 0;
+  KVASIR_TRY(in.get({"head_dim"}, &c->head_dim));
+  KVASIR_TRY(in.get("tie_word_embeddings", &c->tied_head));
+  KVASIR_TRY(in.get({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"}, &c->norm_eps));
+  KVASIR_TRY(in.get("attention_bias", &c->qkv_bias));
+  if (in.has("attention_bias")) c->out_bias = c->qkv_bias;
+  KVASIR_TRY(in.get("mlp_bias", &c->mlp_bias));
+  KVASIR_TRY(read_activation(in, c));
+  KVASIR_TRY(in.get({"sliding_window"}, &c->window));
+  bool windows = true;
+  KVASIR_TRY(in.get("use_sliding_window", &windows));
+  if (!windows) c->window = 0;
+  KVASIR_TRY(read_layer_kinds(in, c));
+  return read_ropes(in, c);
 }
 
 }  // namespace
@@ -109,58 +143,33 @@ Result<ModelConfig> config_from_json(std::string_view text, const std::string& n
       text, [&](int depth, json::parse_event_t, json&) { return !(deep |= depth > kMaxDepth); }, false);
   if (root.is_discarded() || !root.is_object() || deep)
     return invalid_argument(cat(name, " is not a JSON object we can read"));
-  std::string type = Reader(root, name).text("model_type");
-  const json* object = &root;
-  if (type == "gemma3" && root.contains("text_config") && root["text_config"].is_object())
-    object = &root["text_config"];
-  if (type == "gemma3_text") type = "gemma3";
-  Reader in(*object, name);
-  ModelConfig c;
-  c.architecture = type;
-  c.name = in.text("_name_or_path").empty() ? type : in.text("_name_or_path");
-  if (!find_architecture(type))
-    return invalid_argument(cat(name, ": model_type is '", type, "'; the known ones are ", known_architectures()));
-  if (in.truth("attention_bias", false) || in.truth("mlp_bias", false))
-    return invalid_argument(cat(name, ": attention_bias and mlp_bias are not supported"));
-  std::string activation = in.text("hidden_activation").empty() ? in.text("hidden_act") : in.text("hidden_activation");
-  const char* expected = type == "gemma3" ? "gelu_pytorch_tanh" : "silu";
-  if (!activation.empty() && activation != expected)
-    return invalid_argument(cat(name, ": the activation is ", activation, "; ", type, " has ", expected));
-  KVASIR_TRY(in.need("hidden_size", &c.hidden));
-  KVASIR_TRY(in.need("intermediate_size", &c.ffn));
-  KVASIR_TRY(in.need("num_hidden_layers", &c.layers));
-  KVASIR_TRY(in.need("num_attention_heads", &c.heads));
-  KVASIR_TRY(in.need("vocab_size", &c.vocab));
-  c.context = 2048;
-  KVASIR_TRY(in.get("max_position_embeddings", &c.context));
-  c.kv_heads = c.heads;
-  KVASIR_TRY(in.get("num_key_value_heads", &c.kv_heads));
-  c.head_dim = c.heads > 0 ? c.hidden / c.heads : 0;
-  KVASIR_TRY(in.get("head_dim", &c.head_dim));
-  c.tied_head = in.truth("tie_word_embeddings", type == "gemma3");
-  double eps = 1e-6, query = 0;
-  KVASIR_TRY(in.get("rms_norm_eps", &eps));
-  c.norm_eps = float(eps);
-  KVASIR_TRY(in.get("sliding_window", &c.window));
-  if (!in.truth("use_sliding_window", true)) c.window = 0;
-  c.rope.rotary_dim = c.head_dim;
-  const json* scaling = in.find("rope_parameters") ? in.find("rope_parameters") : in.find("rope_scaling");
-  const json* local_scaling = nullptr;
-  if (type == "gemma3") {
-    c.norm_shift = 1;
-    c.rope.base = 1e6;
-    c.local_rope = {.rotary_dim = c.head_dim, .base = 10000};
-    KVASIR_TRY(in.get("query_pre_attn_scalar", &query));
-    if (query > 0) c.query_scale = float(1 / std::sqrt(query));
-    KVASIR_TRY(read_pattern(in, name, &c));
-    if (scaling && scaling->contains("full_attention")) {
-      if (scaling->contains("sliding_attention")) local_scaling = &(*scaling)["sliding_attention"];
-      scaling = &(*scaling)["full_attention"];
-    }
-    KVASIR_TRY(read_rope(in, "rope_local_base_freq", local_scaling, name, c.context, &c.local_rope));
+  // Models that also see have what they say of text in an object of its own.
+  const bool within = root.contains("text_config") && root["text_config"].is_object();
+  json& object = within ? root["text_config"] : root;
+  std::string type = JsonKeys(object, name).text("model_type");
+  if (type.empty()) type = JsonKeys(root, name).text("model_type");
+  const Architecture* a = find_model_type(type);
+  if (!a)
+    return invalid_argument(
+        cat(name, ": model_type is '", type.substr(0, 64), "'; the known ones are ", known_architectures()));
+  if (within)
+    log_info("only the text of this model is served", {{"model_type", JsonKeys(root, name).text("model_type")}});
+  if (!a->json_defaults.empty()) {
+    json whole = json::parse(a->json_defaults);
+    whole.update(object);
+    object = std::move(whole);
   }
-  KVASIR_TRY(read_rope(in, "rope_theta", scaling, name, c.context, &c.rope));
-  find_architecture(type)->adjust(c);
+  const JsonKeys in(object, name);
+  ModelConfig c;
+  c.architecture = a->name;
+  c.name = in.text("_name_or_path").empty() ? type : in.text("_name_or_path");
+  c.norm_eps = 1e-6f;
+  if (a->family) a->family(c);
+  KVASIR_TRY(read_decoder(in, &c));
+  if (a->json) KVASIR_TRY(a->json(in, c));
+  KVASIR_TRY(in.judge_unread(a->name));
+  if (a->derive) a->derive(c);
+  c.settle_longrope();
   KVASIR_TRY(c.validate());
   return c;
 }

@@ -8,6 +8,7 @@
 #include "core/cat.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "model/arch/registry.h"
 #include "model/cpu/runner.h"
 #ifdef KVASIR_CUDA
 #include "model/cuda/runner.h"
@@ -83,6 +84,8 @@ std::string main_type(const Weights& weights) {
   return most == bytes.end() ? "" : std::string(type_info(most->first)->name);
 }
 
+TensorNames names(const ModelConfig& config) { return TensorNames(find_architecture(config.architecture)->names); }
+
 // auto is the GPU where there is one that this build can use, and the CPU with a line that says why not.
 Result<bool> wants_gpu(const RunnerOptions& options) {
   if (options.device == "cpu") return false;
@@ -117,14 +120,14 @@ Result<ModelFiles> open_model(const std::string& model) {
     } else {
       KVASIR_ASSIGN(out.config, config_from_json(json, (fs::path(model) / "config.json").string()));
     }
-    KVASIR_ASSIGN(out.weights, open_safetensors(model, out.config.tied_head));
+    KVASIR_ASSIGN(out.weights, open_safetensors(model, out.config.tied_head, names(out.config)));
     out.config.quantization = main_type(*out.weights);
     return out;
   }
   KVASIR_ASSIGN(std::string file, find_file(model));
   KVASIR_ASSIGN(auto gguf, Gguf::open(file));
   KVASIR_ASSIGN(out.config, config_from_gguf(*gguf));
-  out.weights = gguf_weights(std::move(gguf));
+  out.weights = gguf_weights(std::move(gguf), names(out.config));
   out.config.quantization = main_type(*out.weights);
   return out;
 }
@@ -164,6 +167,7 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   if (o.max_batch <= 0) o.max_batch = 64;
   if (o.max_tokens <= 0) o.max_tokens = 512;
   if (o.max_kvlen <= 0) o.max_kvlen = files.config.context;
+  files.config.rope.configured_context = std::min<int64_t>(o.max_kvlen, files.config.context);
 #ifdef KVASIR_CUDA
   if (gpu) return cuda::make_runner(files.config, std::move(files.weights), o, {progress, context});
 #endif

@@ -35,17 +35,26 @@ struct Buffer {  // one row a token (or a logit row)
   int64_t cols = 0;
 };
 
+// One layer's attention: what add_attention() gave, the layer, and a logit a head without a value (none: id -1).
+struct Attend {
+  int32_t kind = 0, layer = 0;
+  Vector sinks = {};
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
 
   // Loading. The parts are stacked by rows into one matrix, and released once they are copied.
   virtual Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) = 0;
-  virtual Result<Vector> load_vector(Weights& source, const HostTensor& tensor, float shift) = 0;
+  // The parts one after another, each value as (it + shift) * scale.
+  virtual Result<Vector> load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) = 0;
+  // From here on every product by `weight` adds this to each of its rows.
+  virtual void set_bias(Matrix weight, Vector bias) = 0;
   // Room for the rows of the largest step, or for the logit rows of one take_logit_rows(); `shard` other than
   // whole: each rank holds its part of the columns.
   virtual Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard = Shard::whole) = 0;
-  // Layers that attend alike share a kind; heads are those of the whole model.
+  // Layers that attend alike share a kind; heads are those of the whole model. A step of begin() plans all kinds.
   virtual Result<int32_t> add_attention(const attention::Attributes& attributes) = 0;
 
   // A step. The runner has called begin(); all that follows is for its rows.
@@ -53,9 +62,14 @@ class Ops {
   // out = in / rms(in) * weight, and out += that.
   virtual Status norm(Buffer in, Vector weight, float eps, Buffer out) = 0;
   virtual Status add_norm(Buffer in, Vector weight, float eps, Buffer out) = 0;
-  // norm() of each head of [first, first + count) of rows made of heads of weight.size.
+  // out = (in - mean) / deviation * weight + bias; a bias that is not there is 0. `in` may be `out`, which stays
+  // float32.
+  virtual Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) = 0;
+  // norm() of each of `count` pieces of weight.size in a row, from column `first` on.
   virtual Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) = 0;
-  // out = in * weight', and out += that.
+  // Columns [0, cols) times 1 + slope * log(1 + floor(position / unit)), before anything rotates them.
+  virtual Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) = 0;
+  // out = in * weight' (+ bias), and out += that.
   virtual Status linear(Buffer in, Matrix weight, Buffer out) = 0;
   virtual Status add_linear(Buffer in, Matrix weight, Buffer out) = 0;
   // out = activation(first half of in) * second half.
@@ -65,13 +79,17 @@ class Ops {
     KVASIR_TRY(linear(in, weight, between));
     return glu(activation, between, out);
   }
+  // out = activation(linear()), for an MLP without gates.
+  virtual Status activate(Activation activation, Buffer in, Buffer out) = 0;
   // Append this step's keys and values to the cache, and attend. qkv rows are [q heads | k heads | v heads].
-  virtual Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) = 0;
+  virtual Status attend(const Attend& how, Buffer qkv, Buffer out) = 0;
   // attend() of linear(), which nobody else reads: `between` is room for it, in what precision the device likes.
-  virtual Status linear_attend(Buffer in, Matrix weight, int32_t kind, int32_t layer, Buffer between, Buffer out) {
+  virtual Status linear_attend(Buffer in, Matrix weight, const Attend& how, Buffer between, Buffer out) {
     KVASIR_TRY(linear(in, weight, between));
-    return attend(kind, layer, between, out);
+    return attend(how, between, out);
   }
+  // in_out = cap * tanh(in_out / cap)
+  virtual Status softcap(Buffer in_out, float cap) = 0;
   // [first, first + count) of the rows whose logits are wanted, into a buffer of logit rows; what follows on
   // such buffers is for these `count` rows.
   virtual Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) = 0;

@@ -1,23 +1,55 @@
 #include "model/arch/registry.h"
 
+#include "core/log.h"
+#include "model/arch/decoder.h"
+
 namespace kvasir::model {
 
-extern const Architecture kLlama, kMistral, kGemma3;
+extern const Architecture kLlama, kMistral, kGemma3, kGemma2, kGemma;
 
 namespace {
-const Architecture* const kAll[] = {&kLlama, &kMistral, &kGemma3};
+
+const Architecture* const kAll[] = {&kLlama, &kMistral, &kGemma3, &kGemma2, &kGemma};
+
+template <class Name>
+const Architecture* find(std::string_view name, const Name& name_of) {
+  for (const Architecture* a : kAll)
+    if (name_of(*a) == name) return a;
+  return nullptr;
 }
 
+}  // namespace
+
+std::span<const Architecture* const> architectures() { return kAll; }
+
 const Architecture* find_architecture(std::string_view name) {
-  for (const Architecture* a : kAll)
-    if (a->name == name) return a;
-  return nullptr;
+  return find(name, [](const Architecture& a) { return a.name; });
+}
+
+const Architecture* find_model_type(std::string_view model_type) {
+  const Architecture* a = find(model_type, [](const Architecture& a) { return a.hugging_face; });
+  return a ? a : find_architecture(model_type);
+}
+
+const Architecture* find_gguf_architecture(std::string_view general) {
+  return find(general, [](const Architecture& a) { return a.gguf.empty() ? a.name : a.gguf; });
 }
 
 std::string known_architectures() {
   std::string out;
   for (const Architecture* a : kAll) out += (out.empty() ? "" : ", ") + std::string(a->name);
   return out;
+}
+
+Result<std::unique_ptr<Network>> load_network(const ModelConfig& config, Weights& weights, Ops& ops,
+                                              const LoadProgress& progress) {
+  const Architecture& a = *find_architecture(config.architecture);
+  KVASIR_ASSIGN(auto network, (a.load ? a.load : load_decoder)(config, weights, ops, progress));
+  const std::vector<std::string> left = weights.unread();
+  if (!left.empty())
+    log_warn("the model's files hold tensors that its architecture has no use for",
+             {{"architecture", a.name}, {"tensors", left.size()}, {"first", left.front()}});
+  return network;
 }
 
 }  // namespace kvasir::model

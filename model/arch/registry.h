@@ -1,13 +1,16 @@
-// The architectures this program knows: each one short file that says what its weights are called, how
-// they split over ranks, and how a step flows through the device operations.
+// The architectures this program knows: each one short file that says what its configuration files mean, what its
+// tensors are called, and how a step flows where the decoder that they share (decoder.h) does not do.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "core/status.h"
 #include "model/config.h"
+#include "model/config_keys.h"
+#include "model/formats/tensor_names.h"
 #include "model/formats/weights.h"
 #include "model/ops.h"
 
@@ -31,14 +34,34 @@ struct LoadProgress {
   }
 };
 
+// All but the first two may be left out: then it is Llama's.
 struct Architecture {
-  std::string_view name;
-  // Defaults that only this architecture knows (Gemma's embedding scale, ...).
-  void (*adjust)(ModelConfig& config);
-  Result<std::unique_ptr<Network>> (*load)(const ModelConfig&, Weights&, Ops&, const LoadProgress&);
+  std::string_view name;               // also that of its GGUF files, where `gguf` names no other
+  std::string_view models;             // what people know of it
+  std::string_view gguf = {};          // general.architecture
+  std::string_view hugging_face = {};  // model_type of config.json, where it is not `name`
+  std::span<const TensorName> names = {};
+  // Its converter to GGUF puts the halves of each head's q and k rows beside one another, so that rope turns
+  // neighbours.
+  bool gguf_turns_neighbours = false;
+  std::string_view json_defaults = {};  // an object: what its config.json says where it leaves a key out
+  // What the family always is, before any key is read; then what its own keys say, those of every decoder having been
+  // read; last what follows from all of them.
+  void (*family)(ModelConfig& config) = nullptr;
+  Status (*json)(const JsonKeys& in, ModelConfig& config) = nullptr;
+  Status (*metadata)(const GgufKeys& in, ModelConfig& config) = nullptr;
+  void (*derive)(ModelConfig& config) = nullptr;
+  Result<std::unique_ptr<Network>> (*load)(const ModelConfig&, Weights&, Ops&, const LoadProgress&) = nullptr;
 };
 
 const Architecture* find_architecture(std::string_view name);
-std::string known_architectures();  // "llama, mistral, gemma3"
+const Architecture* find_model_type(std::string_view model_type);      // of config.json
+const Architecture* find_gguf_architecture(std::string_view general);  // of general.architecture
+std::string known_architectures();                                     // "llama, mistral, gemma3"
+std::span<const Architecture* const> architectures();
+
+// What `config` names, with its weights; a tensor of theirs that it has no use for is warned of.
+Result<std::unique_ptr<Network>> load_network(const ModelConfig& config, Weights& weights, Ops& ops,
+                                              const LoadProgress& progress);
 
 }  // namespace kvasir::model

@@ -7,6 +7,7 @@
 
 #include "core/cat.h"
 #include "core/check.h"
+#include "model/cpu/elementwise.h"
 
 namespace kvasir::model::cpu {
 namespace {
@@ -16,6 +17,13 @@ constexpr int64_t kWorthSharing = 16384;
 constexpr int64_t kRowBytes = 5 << 18;
 // Rows that are worth unpacking weights for once more.
 constexpr int64_t kRowsApart = 256;
+
+using GateKernel = void (*)(const float* gate, const float* up, int64_t n, float* out);
+// Null: a plain loop over activation_of() does it.
+GateKernel gate_kernel(const Kernels& kernels, Activation activation) {
+  if (activation == Activation::silu) return kernels.silu;
+  return activation == Activation::gelu_tanh ? kernels.gelu : nullptr;
+}
 }  // namespace
 
 void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
@@ -35,18 +43,28 @@ void CpuOps::each_row(int64_t rows, int64_t work, const F& f) {
 
 Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
   matrices_.push_back(pack(parts, arena_, pool_, options_.precise));
+  biases_.emplace_back();
   for (const HostTensor& t : parts) source.release(t);
   const PackedMatrix& m = matrices_.back();
   return Matrix{int32_t(matrices_.size() - 1), m.rows, m.cols};
 }
 
-Result<Vector> CpuOps::load_vector(Weights& source, const HostTensor& tensor, float shift) {
-  std::vector<float> v(size_t(tensor.cols));
-  dequantize(tensor.type, tensor.data, tensor.cols, v.data());
-  for (float& f : v) f += shift;
-  source.release(tensor);
+Result<Vector> CpuOps::load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) {
+  std::vector<float> v;
+  for (const HostTensor& t : parts) {
+    const size_t at = v.size();
+    v.resize(at + size_t(t.cols));
+    dequantize(t.type, t.data, t.cols, v.data() + at);
+    source.release(t);
+  }
+  for (float& f : v) f = (f + shift) * scale;
   vectors_.push_back(std::move(v));
-  return Vector{int32_t(vectors_.size() - 1), tensor.cols};
+  return Vector{int32_t(vectors_.size() - 1), int64_t(vectors_.back().size())};
+}
+
+void CpuOps::set_bias(Matrix weight, Vector bias) {
+  KVASIR_CHECK(bias.size == weight.rows, "a bias of ", bias.size, " for ", weight.rows, " rows");
+  biases_[size_t(weight.id)] = bias;
 }
 
 Result<Buffer> CpuOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
@@ -118,14 +136,36 @@ Status CpuOps::norm(Buffer in, Vector weight, float eps, bool add, Buffer out) {
   return {};
 }
 
+Status CpuOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) {
+  const float *w = vector(weight), *b = vector(bias);
+  each_row(rows(in), in.cols,
+           [&](int64_t t) { cpu::layer_norm(data(in) + t * in.cols, w, b, in.cols, eps, data(out) + t * out.cols); });
+  return {};
+}
+
 Status CpuOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) {
-  const float* w = vectors_[size_t(weight.id)].data();
+  const float* w = vector(weight);
   each_row(rows(in_out), count * weight.size, [&](int64_t t) {
-    for (int64_t h = first; h < first + count; ++h) {
-      float* x = data(in_out) + t * in_out.cols + h * weight.size;
+    for (int64_t h = 0; h < count; ++h) {
+      float* x = data(in_out) + t * in_out.cols + first + h * weight.size;
       kernels_.norm(x, w, weight.size, eps, false, x);
     }
   });
+  return {};
+}
+
+Status CpuOps::scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) {
+  each_row(rows(in_out), cols, [&](int64_t t) {
+    const float scale = position_scale(batch_->positions[size_t(t)], slope, unit);
+    float* x = data(in_out) + t * in_out.cols;
+    for (int64_t i = 0; i < cols; ++i) x[i] *= scale;
+  });
+  return {};
+}
+
+Status CpuOps::softcap(Buffer in_out, float cap) {
+  each_row(rows(in_out), in_out.cols * 8,
+           [&](int64_t t) { cpu::softcap(data(in_out) + t * in_out.cols, in_out.cols, cap); });
   return {};
 }
 
@@ -147,9 +187,10 @@ const float* CpuOps::padded_rows(const PackedMatrix& m, const float* x, int64_t 
   return padded_.data();
 }
 
-CpuOps::Input CpuOps::input_of(Buffer in, const PackedMatrix& m) {
+CpuOps::Input CpuOps::input_of(Buffer in, Matrix weight) {
+  const PackedMatrix& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(in.cols == m.cols, "rows of ", in.cols, " by a matrix ", m.cols, " wide");
-  Input out{m, rows(in), padded_rows(m, data(in), rows(in)), {}};
+  Input out{m, rows(in), padded_rows(m, data(in), rows(in)), {}, vector(biases_[size_t(weight.id)])};
   if (packing_info(m.packing).quantized && !options_.precise) out.quants = quantize_rows(m, out.x, out.rows);
   return out;
 }
@@ -160,6 +201,9 @@ void CpuOps::Input::product(const Kernels& kernels, int64_t first, int64_t count
     kernels.integer(m, group, groups, quants, first, count, y, y_stride, add);
   else
     kernels.floating(m, group, groups, x + first * m.padded_cols(), m.padded_cols(), count, y, y_stride, add);
+  if (!bias) return;
+  const int64_t cols = std::min(m.rows - group * kGroup, groups * kGroup);
+  for (int64_t t = 0; t < count; ++t) add_to(y + t * y_stride, bias + group * kGroup, cols);
 }
 
 template <class F>
@@ -193,7 +237,7 @@ void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, co
 Status CpuOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
   const PackedMatrix& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(out.cols == m.rows, m.rows, " columns into ", out.cols);
-  Input input = input_of(in, m);
+  Input input = input_of(in, weight);
   each_piece(input, m.groups, 16, [&](int64_t first, int64_t count, int64_t group, int64_t groups, int) {
     input.product(kernels_, first, count, group, groups, add, data(out) + first * out.cols + group * kGroup, out.cols);
   });
@@ -204,10 +248,10 @@ Status CpuOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
 Status CpuOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
   const PackedMatrix& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(2 * out.cols == m.rows, m.rows, " columns in halves into ", out.cols);
-  if (out.cols % kGroup != 0) return Ops::linear_glu(in, weight, activation, between, out);
+  auto f = gate_kernel(kernels_, activation);
+  if (out.cols % kGroup != 0 || !f) return Ops::linear_glu(in, weight, activation, between, out);
   constexpr int64_t kRows = 512;  // weights are unpacked for each so many
-  auto f = activation == Activation::silu ? kernels_.silu : kernels_.gelu;
-  Input input = input_of(in, m);
+  Input input = input_of(in, weight);
   int64_t half = m.groups / 2;
   gates_.resize(size_t(pool_.threads()));
   each_piece(input, half, input.rows > 16 ? 4 : 16,
@@ -230,21 +274,33 @@ Status CpuOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffe
 }
 
 Status CpuOps::glu(Activation activation, Buffer in, Buffer out) {
-  auto f = activation == Activation::silu ? kernels_.silu : kernels_.gelu;
+  auto f = gate_kernel(kernels_, activation);
   each_row(rows(in), out.cols * 4, [&](int64_t t) {
-    const float* gate = data(in) + t * in.cols;
-    f(gate, gate + out.cols, out.cols, data(out) + t * out.cols);
+    const float *gate = data(in) + t * in.cols, *up = gate + out.cols;
+    float* to = data(out) + t * out.cols;
+    if (f) return f(gate, up, out.cols, to);
+    for (int64_t i = 0; i < out.cols; ++i) to[i] = activation_of(activation, gate[i]) * up[i];
   });
   return {};
 }
 
-Status CpuOps::attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) {
+Status CpuOps::activate(Activation activation, Buffer in, Buffer out) {
+  each_row(rows(in), out.cols * 8, [&](int64_t t) {
+    const float* from = data(in) + t * in.cols;
+    float* to = data(out) + t * out.cols;
+    for (int64_t i = 0; i < out.cols; ++i) to[i] = activation_of(activation, from[i]);
+  });
+  return {};
+}
+
+Status CpuOps::attend(const Attend& how, Buffer qkv, Buffer out) {
   attention::Tensors t;
   t.query = data(qkv);
   t.output = data(out);
-  t.cache = caches_[cache_of(size_t(kind))];
-  t.layer = places_[size_t(layer)];
-  return attentions_[size_t(kind)]->run(t);
+  t.sink_logits = vector(how.sinks);
+  t.cache = caches_[cache_of(size_t(how.kind))];
+  t.layer = places_[size_t(how.layer)];
+  return attentions_[size_t(how.kind)]->run(t);
 }
 
 Status CpuOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {

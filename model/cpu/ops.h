@@ -36,19 +36,24 @@ class CpuOps final : public Ops {
   int64_t weight_bytes() const { return int64_t(arena_.used()); }
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
-  Result<Vector> load_vector(Weights& source, const HostTensor& tensor, float shift) override;
+  Result<Vector> load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) override;
+  void set_bias(Matrix weight, Vector bias) override;
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, false, out); }
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, true, out); }
+  Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
   Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) override;
+  Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) override;
   Status linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, false, out); }
   Status add_linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, true, out); }
   Status glu(Activation activation, Buffer in, Buffer out) override;
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
-  Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) override;
+  Status activate(Activation activation, Buffer in, Buffer out) override;
+  Status attend(const Attend& how, Buffer qkv, Buffer out) override;
+  Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
 
  private:
@@ -67,17 +72,19 @@ class CpuOps final : public Ops {
     int64_t rows;
     const float* x;    // [rows, padded columns of m]
     QuantRows quants;  // where the product is of integers
+    const float* bias;
     void product(const Kernels& kernels, int64_t first, int64_t count, int64_t group, int64_t groups, bool add,
                  float* y, int64_t y_stride) const;
   };
   Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
   Status linear(Buffer in, Matrix weight, bool add, Buffer out);
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
+  const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)].data(); }
   int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
   // f(row) for every row, on the pool when there is enough to share.
   template <class F>
   void each_row(int64_t rows, int64_t work, const F& f);
-  Input input_of(Buffer in, const PackedMatrix& m);
+  Input input_of(Buffer in, Matrix weight);
   // f(first row, rows, first group, groups, worker) on the pool until every row has met every group.
   template <class F>
   void each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f);
@@ -90,6 +97,7 @@ class CpuOps final : public Ops {
   const Kernels& kernels_;
   Arena arena_;
   std::vector<PackedMatrix> matrices_;
+  std::vector<Vector> biases_;  // of each matrix
   std::vector<std::vector<float>> vectors_;
   std::vector<Room> buffers_;
   std::vector<attention::Attributes> kinds_;

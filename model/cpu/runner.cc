@@ -42,7 +42,7 @@ class CpuRunner final : public Runner {
     o.attention = attention;
     ops_.emplace(o, pool_, best_kernels());
     pool_.begin_step();  // the workers stay awake between the tensors
-    auto network = find_architecture(config_.architecture)->load(config_, *weights, *ops_, progress);
+    auto network = load_network(config_, *weights, *ops_, progress);
     pool_.end_step();
     if (!network.ok()) return network.status();
     network_ = std::move(network).value();

@@ -208,9 +208,8 @@ void launch_add_norm(const float* in, const float* weight, float eps, float* out
   norm_of(in, cols, weight, eps, true, out, unsigned(rows), cols, stream);
 }
 
-void launch_head_norm(float* x, int64_t stride, int64_t first, int64_t heads, int64_t size, const float* weight,
-                      float eps, int64_t rows, cudaStream_t stream) {
-  x += first * size;
+void launch_head_norm(float* x, int64_t stride, int64_t heads, int64_t size, const float* weight, float eps,
+                      int64_t rows, cudaStream_t stream) {
   norm_of(x, stride, weight, eps, false, x, dim3(unsigned(rows), unsigned(heads)), size, stream);
 }
 

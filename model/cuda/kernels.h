@@ -19,9 +19,9 @@ void launch_norm(const float* in, const float* weight, float eps, void* out, int
 // out += that.
 void launch_add_norm(const float* in, const float* weight, float eps, float* out, int64_t rows, int64_t cols,
                      cudaStream_t stream);
-// norm() in place of `heads` heads from `first` on, each `size` wide, of rows `stride` apart.
-void launch_head_norm(float* x, int64_t stride, int64_t first, int64_t heads, int64_t size, const float* weight,
-                      float eps, int64_t rows, cudaStream_t stream);
+// norm() in place of the first `heads` heads, each `size` wide, of rows `stride` apart.
+void launch_head_norm(float* x, int64_t stride, int64_t heads, int64_t size, const float* weight, float eps,
+                      int64_t rows, cudaStream_t stream);
 // out = f(first half of in) * second half, in bfloat16; `in` is that too, or float32.
 void launch_glu(bool gelu, const void* in, bool half, void* out, int64_t rows, int64_t cols, cudaStream_t stream);
 void launch_to_bf16(const float* in, void* out, int64_t count, cudaStream_t stream);

@@ -6,6 +6,7 @@
 #include "attention/cuda/cuda.h"
 #include "core/cat.h"
 #include "core/check.h"
+#include "model/cuda/elementwise.h"
 #include "model/cuda/few_rows.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/seeded.h"
@@ -28,7 +29,7 @@ int64_t padded(int64_t rows) {
 Status CudaOps::prepare() {
   KVASIR_ASSIGN(cublas_, Cublas::open(stream_));
   // Choices that fork from one row draw from it each.
-  const auto ids = size_t(most_rows() + options_.max_tokens) * sizeof(int32_t);
+  const auto ids = size_t(most_rows() + 2 * options_.max_tokens) * sizeof(int32_t);
   for (int slot : {0, 1}) {
     KVASIR_TRY(ids_[slot].allocate(ids));
     KVASIR_TRY(host_ids_[slot].allocate(ids));
@@ -68,14 +69,20 @@ Result<Matrix> CudaOps::load_matrix(Weights& source, std::span<const HostTensor>
   return m;
 }
 
-Result<Vector> CudaOps::load_vector(Weights& source, const HostTensor& tensor, float shift) {
-  std::vector<float> v(size_t(tensor.cols));
-  dequantize(tensor.type, tensor.data, tensor.cols, v.data());
-  for (float& f : v) f += shift;
-  source.release(tensor);
-  vectors_.push_back(std::make_unique<DeviceMemory>());
-  KVASIR_TRY(vectors_.back()->upload(v.data(), v.size() * 4));
-  return Vector{int32_t(vectors_.size() - 1), tensor.cols};
+Result<Vector> CudaOps::load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) {
+  std::vector<float> v;
+  for (const HostTensor& t : parts) {
+    const size_t at = v.size();
+    v.resize(at + size_t(t.cols));
+    dequantize(t.type, t.data, t.cols, v.data() + at);
+    source.release(t);
+  }
+  std::vector<uint16_t> half;
+  for (float& f : v) f = (f + shift) * scale, half.push_back(f32_to_bf16(f));
+  Values& to = *vectors_.emplace_back(std::make_unique<Values>());
+  KVASIR_TRY(to.data.upload(v.data(), v.size() * 4));
+  KVASIR_TRY(to.half_data.upload(half.data(), half.size() * 2));
+  return Vector{int32_t(vectors_.size() - 1), int64_t(v.size())};
 }
 
 Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
@@ -130,10 +137,12 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   slot_ ^= 1;
   int32_t* ids = host_ids_[slot_].as<int32_t>();
-  std::fill_n(ids, tokens_ + logit_rows, 0);
+  step_logit_rows_ = logit_rows;
+  std::fill_n(ids, 2 * tokens_ + logit_rows, 0);
   std::copy(tokens.begin(), tokens.end(), ids);
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), ids + tokens_);
-  return check(cudaMemcpyAsync(ids_[slot_].get(), ids, size_t(tokens_ + logit_rows) * sizeof(int32_t),
+  std::copy(batch.positions.begin(), batch.positions.end(), ids + tokens_ + logit_rows);
+  return check(cudaMemcpyAsync(ids_[slot_].get(), ids, size_t(2 * tokens_ + logit_rows) * sizeof(int32_t),
                                cudaMemcpyHostToDevice, stream_),
                "token ids");
 }
@@ -169,43 +178,68 @@ Result<const void*> CudaOps::read_half(Buffer b) {
 
 Status CudaOps::norm(Buffer in, Vector weight, float eps, Buffer out) {
   const float* from = read(in);
-  launch_norm(from, vectors_[size_t(weight.id)]->as<float>(), eps, write_half(out), rows(in), in.cols, stream_);
+  launch_norm(from, vector(weight), eps, write_half(out), rows(in), in.cols, stream_);
   return launched("norm");
 }
 
 Status CudaOps::add_norm(Buffer in, Vector weight, float eps, Buffer out) {
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
-  launch_add_norm(read(in), vectors_[size_t(weight.id)]->as<float>(), eps, data(out), rows(in), in.cols, stream_);
+  launch_add_norm(read(in), vector(weight), eps, data(out), rows(in), in.cols, stream_);
   return launched("add_norm");
 }
 
 Status CudaOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) {
   (void)read(in_out);
-  launch_head_norm(data(in_out), in_out.cols, first, count, weight.size, vectors_[size_t(weight.id)]->as<float>(), eps,
-                   rows(in_out), stream_);
+  launch_head_norm(data(in_out) + first, in_out.cols, count, weight.size, vector(weight), eps, rows(in_out), stream_);
   return launched("head_norm");
 }
 
-Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out) {
+Status CudaOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) {
+  const float* from = read(in);
+  const bool half = in.id != out.id;
+  void* to = half ? write_half(out) : write(out);
+  launch_layer_norm(from, vector(weight), vector(bias), eps, to, half, rows(in), in.cols, stream_);
+  return launched("layer_norm");
+}
+
+Status CudaOps::scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) {
+  (void)read(in_out);
+  launch_scale_by_position(data(in_out), ids_[slot_].as<int32_t>() + tokens_ + step_logit_rows_, slope, unit,
+                           rows(in_out), cols, in_out.cols, stream_);
+  return launched("scale_by_position");
+}
+
+Status CudaOps::softcap(Buffer in_out, float cap) {
+  (void)read(in_out);
+  launch_softcap(data(in_out), cap, rows(in_out) * in_out.cols, stream_);
+  return launched("softcap");
+}
+
+Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool biased) {
   const Weight& w = *matrices_[size_t(weight.id)];
   const bool gated = form == Form::silu || form == Form::gelu;
   KVASIR_CHECK(in.cols == w.cols && out.cols * (gated ? 2 : 1) == w.rows, "a product of ", in.cols, " by ", w.rows,
                " x ", w.cols, " into ", out.cols);
   KVASIR_CHECK(form != Form::added_f32 || !room(out).half, "what is added to is float32");
   KVASIR_ASSIGN(const void* from, read_half(in));
-  void* to = form == Form::f32 || form == Form::added_f32 ? write(out) : write_half(out);
-  if (streamed_takes(rows(in), out.cols, w.cols, form))
+  const bool wide = form == Form::f32 || form == Form::added_f32;
+  void* to = wide ? write(out) : write_half(out);
+  if (streamed_takes(rows(in), out.cols, w.cols, form)) {
     launch_streamed(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
-  else if (few_rows_takes(rows(in), out.cols, w.cols, form))
+  } else if (few_rows_takes(rows(in), out.cols, w.cols, form)) {
     launch_few_rows(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
-  else
-    return cublas_->product(from, w.data.get(), to, rows(in), w.rows, w.cols, form);
+  } else {
+    KVASIR_TRY(cublas_->product(from, w.data.get(), to, rows(in), w.rows, w.cols, form));
+  }
+  if (biased && w.bias.id >= 0) launch_add_bias(to, !wide, vector(w.bias), rows(in), w.rows, stream_);
   return launched("product");
 }
 
 Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
-  if (few_rows_takes(rows(in), out.cols, in.cols, form) || streamed_takes(rows(in), out.cols, in.cols, form))
+  const bool fused = matrices_[size_t(weight.id)]->bias.id < 0 &&
+                     (activation == Activation::silu || activation == Activation::gelu_tanh);
+  if (fused && (few_rows_takes(rows(in), out.cols, in.cols, form) || streamed_takes(rows(in), out.cols, in.cols, form)))
     return product(in, weight, form, out);
   KVASIR_TRY(product(in, weight, Form::bf16, between));
   return glu(activation, between, out);
@@ -213,18 +247,31 @@ Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buff
 
 Status CudaOps::glu(Activation activation, Buffer in, Buffer out) {
   const bool half = room(in).half;
-  launch_glu(activation != Activation::silu, half ? room(in).half_data.get() : data(in), half, write_half(out),
-             rows(in), out.cols, stream_);
+  const void* from = half ? room(in).half_data.get() : data(in);
+  void* to = write_half(out);
+  if (activation == Activation::silu || activation == Activation::gelu_tanh)
+    launch_glu(activation != Activation::silu, from, half, to, rows(in), out.cols, stream_);
+  else
+    launch_activate(activation, true, from, half, to, rows(in), out.cols, stream_);
   return launched("glu");
 }
 
-Status CudaOps::attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) {
+Status CudaOps::activate(Activation activation, Buffer in, Buffer out) {
+  const bool half = room(in).half;
+  const void* from = half ? room(in).half_data.get() : data(in);
+  launch_activate(activation, false, from, half, write_half(out), rows(in), out.cols, stream_);
+  return launched("activate");
+}
+
+Status CudaOps::attend(const Attend& how, Vector bias, Buffer qkv, Buffer out) {
   attention::Tensors t;
   KVASIR_ASSIGN(t.query, read_half(qkv));
+  if (bias.id >= 0) t.qkv_bias = vectors_[size_t(bias.id)]->half_data.get();
+  t.sink_logits = vector(how.sinks);
   t.output = write_half(out);
   t.cache = cache_;
-  t.layer = layer;
-  return attentions_[size_t(kind)]->run(t);
+  t.layer = how.layer;
+  return attentions_[size_t(how.kind)]->run(t);
 }
 
 Status CudaOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {

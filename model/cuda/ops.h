@@ -44,23 +44,29 @@ class CudaOps final : public Ops {
   int64_t weight_bytes() const { return weight_bytes_; }
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
-  Result<Vector> load_vector(Weights& source, const HostTensor& tensor, float shift) override;
+  Result<Vector> load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) override;
+  void set_bias(Matrix weight, Vector bias) override { matrices_[size_t(weight.id)]->bias = bias; }
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override;
+  Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
   Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) override;
+  Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) override;
   Status linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::f32, out); }
   Status add_linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::added_f32, out); }
   Status glu(Activation activation, Buffer in, Buffer out) override;
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
-  Status attend(int32_t kind, int32_t layer, Buffer qkv, Buffer out) override;
-  Status linear_attend(Buffer in, Matrix weight, int32_t kind, int32_t layer, Buffer between, Buffer out) override {
-    KVASIR_TRY(product(in, weight, Form::bf16, between));
-    return attend(kind, layer, between, out);
+  Status activate(Activation activation, Buffer in, Buffer out) override;
+  Status attend(const Attend& how, Buffer qkv, Buffer out) override { return attend(how, {}, qkv, out); }
+  // The bias is attention's to add: it reads the products anyway.
+  Status linear_attend(Buffer in, Matrix weight, const Attend& how, Buffer between, Buffer out) override {
+    KVASIR_TRY(product(in, weight, Form::bf16, between, false));
+    return attend(how, matrices_[size_t(weight.id)]->bias, between, out);
   }
+  Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
 
  private:
@@ -72,8 +78,14 @@ class CudaOps final : public Ops {
   struct Weight {
     DeviceMemory data;  // bfloat16 [rows, cols]
     int64_t rows = 0, cols = 0;
+    Vector bias;
   };
-  Status product(Buffer in, Matrix weight, Form form, Buffer out);
+  struct Values {
+    DeviceMemory data, half_data;  // float32 and bfloat16
+  };
+  Status product(Buffer in, Matrix weight, Form form, Buffer out, bool biased = true);
+  Status attend(const Attend& how, Vector bias, Buffer qkv, Buffer out);
+  const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)]->data.as<float>(); }
   Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
   const float* read(Buffer b);              // that is float32
@@ -86,16 +98,16 @@ class CudaOps final : public Ops {
   cudaStream_t stream_;
   std::unique_ptr<Cublas> cublas_;
   std::vector<std::unique_ptr<Weight>> matrices_;
-  std::vector<std::unique_ptr<DeviceMemory>> vectors_;  // float32
+  std::vector<std::unique_ptr<Values>> vectors_;
   std::vector<std::unique_ptr<Room>> buffers_;
   std::vector<attention::Attributes> kinds_;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
-  DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows
+  DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows, then positions
   PinnedMemory host_ids_[2];
   int slot_ = 0;
   kvcache::CacheView cache_;
   bool decodes_ = false;
-  int64_t tokens_ = 0, logit_rows_ = 0, weight_bytes_ = 0;
+  int64_t tokens_ = 0, logit_rows_ = 0, step_logit_rows_ = 0, weight_bytes_ = 0;
 };
 
 }  // namespace kvasir::model::cuda

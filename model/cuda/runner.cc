@@ -57,7 +57,7 @@ class CudaRunner final : public Runner, public Replaying {
     ops_.emplace(o, stream_);
     KVASIR_TRY(ops_->prepare());
     weights->leave_seeded();
-    KVASIR_ASSIGN(network_, find_architecture(config_.architecture)->load(config_, *weights, *ops_, progress));
+    KVASIR_ASSIGN(network_, load_network(config_, *weights, *ops_, progress));
     info_.parameters = weights->parameters();
     info_.weight_bytes = ops_->weight_bytes();
     if (options_.graphs) graphs_.emplace(stream_);

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/dtype.h"
 #include "model/arch/registry.h"
+#include "model/formats/dummy_shapes.h"
 #include "model/philox.h"
 
 namespace kvasir::model {
@@ -36,7 +37,7 @@ class DummyWeights final : public Weights {
  public:
   explicit DummyWeights(const ModelConfig& c) : seed_(c.dummy_seed), type_(*find_type(c.quantization)) {}
 
-  bool has(std::string_view name) const override { return name != "output.weight"; }  // a tied head
+  bool has(std::string_view) const override { return false; }  // nothing fused, and a tied head
 
   Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
     HostTensor t{std::string(name), rows == 1 ? WeightType::f32 : type_, rows, cols, nullptr, 0};
@@ -50,7 +51,7 @@ class DummyWeights final : public Weights {
     auto memory = std::make_unique<uint8_t[]>(size_t(t.bytes));
     t.data = memory.get();
     if (rows == 1) {
-      for (int64_t i = 0; i < cols; ++i) put(memory.get() + 4 * i, 1.0f);
+      for (int64_t i = 0; i < cols; ++i) put(memory.get() + 4 * i, name.ends_with(".bias") ? 0.0f : 1.0f);
     } else {
       fill(t, memory.get());
     }
@@ -147,7 +148,11 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
                           {"heads", &c.heads},   {"kv_heads", &c.kv_heads}, {"head_dim", &c.head_dim},
                           {"vocab", &c.vocab},   {"context", &c.context},   {"window", &c.window}};
   size_t comma = spec.find(',');
-  c.architecture = spec.substr(0, comma);
+  const DummyShape* shape = find_dummy_shape(spec.substr(0, comma));
+  c.architecture = shape ? shape->architecture : spec.substr(0, comma);
+  const Architecture* a = find_architecture(c.architecture);
+  if (a && a->family) a->family(c);
+  if (shape) shape->apply(c);
   while (comma != std::string_view::npos) {
     spec.remove_prefix(comma + 1);
     comma = spec.find(',');
@@ -185,7 +190,7 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
   if (c.ffn == 0) c.ffn = 2 * c.hidden;
   if (c.vocab < kDummyMinVocab) return bad_value("vocab", cat(c.vocab), cat("at least ", kDummyMinVocab));
   c.rope.rotary_dim = c.head_dim;
-  if (const Architecture* a = find_architecture(c.architecture)) a->adjust(c);
+  if (a && a->derive) a->derive(c);
   KVASIR_TRY(c.validate());
   int32_t block = type_info(type)->block;
   for (int64_t cols : {int64_t(c.hidden), int64_t(c.ffn), int64_t(c.heads) * c.head_dim})

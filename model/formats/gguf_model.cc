@@ -1,5 +1,7 @@
 #include "model/formats/gguf_model.h"
 
+#include <set>
+
 #include "core/cat.h"
 
 namespace kvasir::model {
@@ -7,22 +9,31 @@ namespace {
 
 class GgufWeights final : public Weights {
  public:
-  explicit GgufWeights(std::shared_ptr<const Gguf> gguf) : gguf_(std::move(gguf)) {}
+  GgufWeights(std::shared_ptr<const Gguf> gguf, TensorNames names) : gguf_(std::move(gguf)), names_(names) {}
 
-  bool has(std::string_view name) const override { return gguf_->tensor(name) != nullptr; }
+  bool has(std::string_view name) const override { return find(name) != nullptr; }
 
-  Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
-    const GgufTensor* t = gguf_->tensor(name);
-    if (!t) return invalid_argument(cat(gguf_->name(), ": the tensor ", name, " is missing"));
+  Result<HostTensor> get(std::string_view ours, int64_t rows, int64_t cols) override {
+    const GgufTensor* t = find(ours);
+    if (!t) return invalid_argument(cat(gguf_->name(), ": the tensor ", names_.gguf(ours).front(), " is missing"));
+    const std::string name(t->name);
+    read_.insert(t->name);
     if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1)
       return invalid_argument(cat(gguf_->name(), ": tensor ", name, " at byte ", t->offset, " is ", t->dims[0], " x ",
                                   t->dims[1], " x ", t->dims[2], " x ", t->dims[3],
                                   "; the model's configuration wants ", cols, " x ", rows));
-    return HostTensor{std::string(name), t->type, rows, cols, t->data, t->bytes};
+    return HostTensor{name, t->type, rows, cols, t->data, t->bytes};
   }
 
   void release(const HostTensor& tensor) override {
     if (const GgufTensor* t = gguf_->tensor(tensor.name)) gguf_->release(*t);
+  }
+
+  std::vector<std::string> unread() const override {
+    std::vector<std::string> out;
+    for (const GgufTensor& t : gguf_->tensors())
+      if (!read_.count(t.name) && !t.name.starts_with("rope_f")) out.emplace_back(t.name);
+    return out;
   }
 
   int64_t parameters() const override {
@@ -44,13 +55,21 @@ class GgufWeights final : public Weights {
   }
 
  private:
+  const GgufTensor* find(std::string_view ours) const {
+    for (const std::string& name : names_.gguf(ours))
+      if (const GgufTensor* t = gguf_->tensor(name)) return t;
+    return nullptr;
+  }
+
   std::shared_ptr<const Gguf> gguf_;
+  TensorNames names_;
+  std::set<std::string_view> read_;
 };
 
 }  // namespace
 
-std::unique_ptr<Weights> gguf_weights(std::shared_ptr<const Gguf> gguf) {
-  return std::make_unique<GgufWeights>(std::move(gguf));
+std::unique_ptr<Weights> gguf_weights(std::shared_ptr<const Gguf> gguf, TensorNames names) {
+  return std::make_unique<GgufWeights>(std::move(gguf), names);
 }
 
 Result<text::GgufVocab> gguf_vocab(const Gguf& gguf) {

@@ -66,6 +66,8 @@ Result<SafeTensor> parse_tensor(const std::string& where, const json& entry, std
 
 class FolderWeights final : public Weights {
  public:
+  explicit FolderWeights(TensorNames names) : names_(names) {}
+
   Status open(const std::string& folder, bool tied) {
     folder_ = folder, tied_ = tied;
     KVASIR_ASSIGN(std::vector<std::string> names, file_names());
@@ -74,31 +76,40 @@ class FolderWeights final : public Weights {
       files_.push_back(file);
       KVASIR_TRY(parse_safetensors(file->path(), file->bytes(), int(i), &tensors_));
     }
-    post_norms_ = tensors_.count("model.layers.0.post_feedforward_layernorm.weight") > 0;
     return {};
   }
 
   bool has(std::string_view name) const override {
     if (tied_ && name == "output.weight") return false;
-    return tensors_.count(hugging_face_name(name, post_norms_)) > 0;
+    return find(name) != tensors_.end();
   }
   Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
-    std::string theirs = hugging_face_name(name, post_norms_);
-    auto it = tensors_.find(theirs);
-    if (it == tensors_.end()) return invalid_argument(cat(folder_, ": the tensor ", theirs, " is missing"));
+    auto it = find(name);
+    if (it == tensors_.end()) return invalid_argument(cat(folder_, ": the tensor ", missing(name), " is missing"));
     const SafeTensor& t = it->second;
+    read_.insert(it->first);
     std::vector<int64_t> want = rows == 1 ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
     if (t.shape != want) {
       std::string shape;
       for (int64_t n : t.shape) shape += cat(shape.empty() ? "" : " x ", n);
       return invalid_argument(
-          cat(folder_, ": tensor ", theirs, " is ", shape, "; config.json wants ", rows, " x ", cols));
+          cat(folder_, ": tensor ", it->first, " is ", shape, "; config.json wants ", rows, " x ", cols));
     }
     return HostTensor{std::string(name), t.type, rows, cols, t.data, t.bytes};
   }
   void release(const HostTensor& tensor) override {
-    auto it = tensors_.find(hugging_face_name(tensor.name, post_norms_));
-    if (it != tensors_.end()) files_[size_t(it->second.file)]->release(tensor.data, size_t(tensor.bytes));
+    auto it = find(tensor.name);
+    if (it != tensors_.end()) files_[size_t(it->second.file)]->release(it->second.data, size_t(it->second.bytes));
+  }
+  std::vector<std::string> unread() const override {
+    std::vector<std::string> out;
+    for (auto& [name, t] : tensors_)
+      if (!read_.count(name) && !name.ends_with("rotary_emb.inv_freq") && !name.ends_with(".masked_bias") &&
+          !name.ends_with(".attn.bias") && !name.ends_with(".attention.bias") &&
+          !(tied_ && name.ends_with("lm_head.weight")))
+        out.push_back(name);
+    std::sort(out.begin(), out.end());
+    return out;
   }
   int64_t parameters() const override {
     int64_t n = 0;
@@ -121,6 +132,22 @@ class FolderWeights final : public Weights {
   }
 
  private:
+  std::string missing(std::string_view ours) const {
+    const std::vector<std::string> names = names_.hugging_face(ours);
+    return names.empty() ? std::string(ours) : names.front();
+  }
+  // By Hugging Face's name; as part of a model that also sees; or by the name without the whole model's, as files have
+  // it that were written of the part without the head.
+  SafeTensors::const_iterator find(std::string_view ours) const {
+    for (const std::string& name : names_.hugging_face(ours)) {
+      const size_t dot = name.find('.');
+      const std::string rest = dot == std::string::npos ? name : name.substr(dot + 1);
+      for (const std::string& candidate : {name, "language_model." + name, "model.language_model." + rest, rest})
+        if (auto it = tensors_.find(candidate); it != tensors_.end()) return it;
+    }
+    return tensors_.end();
+  }
+
   // The one file, or what the index lists: plain names of files that lie in the folder.
   Result<std::vector<std::string>> file_names() const {
     std::string index = (fs::path(folder_) / "model.safetensors.index.json").string();
@@ -148,7 +175,9 @@ class FolderWeights final : public Weights {
   }
 
   std::string folder_;
-  bool tied_ = false, post_norms_ = false;
+  bool tied_ = false;
+  TensorNames names_;
+  std::set<std::string> read_;
   std::vector<std::shared_ptr<MappedFile>> files_;
   SafeTensors tensors_;
 };
@@ -179,40 +208,10 @@ Status parse_safetensors(const std::string& name, std::span<const uint8_t> bytes
   return {};
 }
 
-Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied) {
-  auto w = std::make_unique<FolderWeights>();
+Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names) {
+  auto w = std::make_unique<FolderWeights>(names);
   KVASIR_TRY(w->open(folder, tied));
   return std::unique_ptr<Weights>(std::move(w));
-}
-
-std::string hugging_face_name(std::string_view name, bool post_norms) {
-  if (name == "token_embd.weight") return "model.embed_tokens.weight";
-  if (name == "output_norm.weight") return "model.norm.weight";
-  if (name == "output.weight") return "lm_head.weight";
-  if (!name.starts_with("blk.")) return "";
-  name.remove_prefix(4);
-  std::string_view layer = name.substr(0, name.find('.'));
-  name.remove_prefix(std::min(name.size(), layer.size() + 1));
-  static constexpr std::pair<std::string_view, const char*> kNames[] = {
-      {"attn_norm.weight", "input_layernorm"},
-      {"attn_q.weight", "self_attn.q_proj"},
-      {"attn_k.weight", "self_attn.k_proj"},
-      {"attn_v.weight", "self_attn.v_proj"},
-      {"attn_output.weight", "self_attn.o_proj"},
-      {"attn_q_norm.weight", "self_attn.q_norm"},
-      {"attn_k_norm.weight", "self_attn.k_norm"},
-      {"post_attention_norm.weight", "post_attention_layernorm"},
-      {"post_ffw_norm.weight", "post_feedforward_layernorm"},
-      {"ffn_gate.weight", "mlp.gate_proj"},
-      {"ffn_up.weight", "mlp.up_proj"},
-      {"ffn_down.weight", "mlp.down_proj"},
-  };
-  std::string prefix = cat("model.layers.", layer, ".");
-  if (name == "ffn_norm.weight")  // Llama calls it after what comes before it
-    return prefix + (post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight");
-  for (auto& [ours, theirs] : kNames)
-    if (name == ours) return cat(prefix, theirs, ".weight");
-  return "";
 }
 
 }  // namespace kvasir::model

@@ -11,6 +11,7 @@
 
 #include "core/status.h"
 #include "model/formats/mapped_file.h"
+#include "model/formats/tensor_names.h"
 #include "model/formats/weights.h"
 
 namespace kvasir::model {
@@ -28,9 +29,6 @@ using SafeTensors = std::unordered_map<std::string, SafeTensor>;
 Status parse_safetensors(const std::string& name, std::span<const uint8_t> bytes, int file, SafeTensors* out);
 
 // `tied`: the head is the embedding, whatever else the files hold.
-Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied);
-
-// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; empty when there is no such weight.
-std::string hugging_face_name(std::string_view name, bool post_norms);
+Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names = {});
 
 }  // namespace kvasir::model

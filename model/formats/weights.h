@@ -2,6 +2,7 @@
 // ("blk.0.attn_q.weight") whatever the source calls them; rows are output features.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,7 +25,8 @@ struct HostTensor {
   int64_t rows = 1, cols = 0;     // a vector has one row
   const uint8_t* data = nullptr;  // rows lie densely, each type_info(type)->bytes * cols / block
   int64_t bytes = 0;
-  std::optional<Seeded> seeded;  // then there is no data: a device makes it (Weights::leave_seeded)
+  std::optional<Seeded> seeded;                      // then there is no data: a device makes it (Weights::leave_seeded)
+  std::shared_ptr<const uint8_t[]> owned = nullptr;  // what `data` is in where it is not the source's own
 
   int64_t row_bytes() const { return bytes / rows; }
 };
@@ -36,6 +38,9 @@ class Weights {
   // The tensor, checked to have this shape. Its data is good until release() or the source's end.
   virtual Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) = 0;
   virtual void release(const HostTensor& tensor) = 0;
+  // Names of tensors that nobody has asked for, but for those that say nothing (the masks and frequencies of some
+  // files).
+  virtual std::vector<std::string> unread() const { return {}; }
   // A device that makes seeded matrices itself asks for no data of them.
   virtual void leave_seeded() {}
   virtual int64_t parameters() const = 0;

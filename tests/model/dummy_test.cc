@@ -3,6 +3,8 @@
 #include <chrono>
 #include <set>
 
+#include "model/arch/registry.h"
+#include "model/formats/dummy_shapes.h"
 #include "model/load.h"
 #include "tests/model/drive.h"
 
@@ -24,6 +26,31 @@ TEST(Dummy, EveryTypeRuns) {
   for (const char* type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"}) {
     Drive drive(std::string("dummy:llama,layers=1,hidden=128,type=") + type, 1, false, 64);
     EXPECT_FALSE(drive.step({{0, 0, {1, 2, 3}}})[0].bad_logits) << type;
+  }
+}
+
+TEST(Dummy, EveryArchitectureRuns) {
+  for (const Architecture* a : architectures()) {
+    SCOPED_TRACE(a->name);
+    Drive drive(std::string("dummy:") + std::string(a->name) + ",layers=4,hidden=128,window=8,type=f32", 1, false, 64);
+    EXPECT_FALSE(drive.step({{0, 0, {1, 2, 3}}})[0].bad_logits);
+  }
+}
+
+TEST(Dummy, AKnownModelsShapeIsItsOwnAndMayBeChanged) {
+  auto config = config_from_dummy("llama-3.1-8b,type=bf16,layers=2,context=4096");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->architecture, "llama");
+  EXPECT_EQ(config->name, "llama-3.1-8b");
+  EXPECT_EQ(config->hidden, 4096);
+  EXPECT_EQ(config->vocab, 128256);
+  EXPECT_EQ(config->layers, 2);
+  EXPECT_EQ(config->context, 4096);
+  EXPECT_EQ(config->quantization, "BF16");
+  EXPECT_EQ(config->rope.base, 500000);
+  for (const DummyShape& s : dummy_shapes()) {
+    auto whole = config_from_dummy(std::string(s.name) + ",type=bf16");
+    EXPECT_TRUE(whole.ok()) << s.name << ": " << whole.status().message();
   }
 }
 

@@ -1,0 +1,173 @@
+#include "model/arch/decoder.h"
+
+#include <cmath>
+
+#include "model/arch/layer_loader.h"
+
+namespace kvasir::model {
+namespace {
+
+Result<attention::Attributes> attention_of(const ModelConfig& c, LayerKind kind) {
+  attention::Attributes a;
+  a.num_heads = c.heads;
+  a.num_kv_heads = c.kv_heads;
+  a.head_dim = c.head_dim;
+  a.packed_qkv = true;
+  a.window = kind.windowed ? c.window : 0;
+  // Scores are divided by q_scaling * sqrt(head_dim).
+  if (c.query_scale > 0) a.q_scaling = 1.0f / (c.query_scale * std::sqrt(float(c.head_dim)));
+  a.softcap = c.attention_softcap;
+  a.is_alibi = c.alibi;
+  a.alibi_slopes = c.alibi_slopes;
+  if (!kind.rotated) return a;
+  const bool local = kind.windowed && c.local_rope.rotary_dim > 0;
+  KVASIR_ASSIGN(a.rope, attention::rope_frequencies(local ? c.local_rope : c.rope));
+  if (!local)
+    for (size_t i = 0; i < c.rope_divisors.size(); ++i) a.rope.inv_freq[i] /= c.rope_divisors[i];
+  return a;
+}
+
+}  // namespace
+
+// A stream of x / r that sublayers add to as they are is the stream x that they add to times r: norms make the same of
+// both once their epsilon is divided by r squared.
+Decoder::Decoder(const ModelConfig& config, Ops& ops) : c_(config), ops_(ops) {
+  if (const float r = c_.residual_scale; r != 1) c_.embedding_scale /= r, c_.norm_eps /= r * r;
+}
+
+Status Decoder::load(Weights& w, const LoadProgress& progress) {
+  LayerLoader in(c_, w, ops_);
+  auto norm = [&](const char* name, float scale, Norm* out) -> Status {
+    KVASIR_ASSIGN(out->weight, in.vector(cat(name, ".weight"), c_.hidden, c_.norm_shift, scale));
+    if (c_.norm == NormKind::layer && c_.norm_bias) {
+      KVASIR_ASSIGN(out->bias, in.vector(cat(name, ".bias"), c_.hidden, 0, scale));
+    }
+    return {};
+  };
+  KVASIR_ASSIGN(embedding_, in.matrix("token_embd", c_.vocab, c_.hidden, Shard::whole, false));
+  head_ = embedding_;
+  if (w.has("output.weight")) {
+    KVASIR_ASSIGN(head_, in.matrix("output", c_.vocab, c_.hidden, Shard::rows, c_.head_bias));
+  }
+  if (c_.embedding_norm) KVASIR_TRY(norm("token_embd_norm", 1, &embedding_norm_));
+  KVASIR_TRY(norm("output_norm", c_.logit_scale, &output_norm_));
+  for (int32_t i = 0; i < c_.layers; ++i) {
+    KVASIR_TRY(load_layer(i, in));
+    progress("weights", double(i + 1) / c_.layers);
+  }
+  return make_buffers();
+}
+
+Status Decoder::load_layer(int32_t i, LayerLoader& in) {
+  DecoderLayer& l = layers_.emplace_back();
+  auto norm = [&](const char* name, Norm* out) -> Status {
+    KVASIR_ASSIGN(out->weight, in.vector(in.of(i, cat(name, ".weight")), c_.hidden, c_.norm_shift));
+    if (c_.norm == NormKind::layer && c_.norm_bias) {
+      KVASIR_ASSIGN(out->bias, in.vector(in.of(i, cat(name, ".bias")), c_.hidden));
+    }
+    return {};
+  };
+  const LayerKind kind = c_.kind(i);
+  auto known = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& k) { return k.first == kind; });
+  if (known == kinds_.end()) {
+    KVASIR_ASSIGN(auto attributes, attention_of(c_, kind));
+    KVASIR_ASSIGN(int32_t id, ops_.add_attention(attributes));
+    known = kinds_.insert(kinds_.end(), {kind, id});
+  }
+  l.attention = known->second;
+  if (c_.input_norms) KVASIR_TRY(norm("attn_norm", &l.attn_norm));
+  KVASIR_ASSIGN(l.qkv, in.qkv(i));
+  if (c_.qk_norm != QkNorm::none) {
+    const bool full = c_.qk_norm == QkNorm::full;
+    const int64_t size = c_.head_dim;
+    KVASIR_ASSIGN(l.q_norm, in.vector(in.of(i, "attn_q_norm.weight"), size * (full ? c_.heads : 1), c_.norm_shift));
+    KVASIR_ASSIGN(l.k_norm, in.vector(in.of(i, "attn_k_norm.weight"), size * (full ? c_.kv_heads : 1), c_.norm_shift));
+  }
+  KVASIR_ASSIGN(l.attn_out, in.attention_out(i));
+  if (c_.output_norms) KVASIR_TRY(norm("post_attention_norm", &l.attn_output_norm));
+  if (c_.input_norms && !c_.shared_norm) KVASIR_TRY(norm("ffn_norm", &l.ffn_norm));
+  KVASIR_ASSIGN(l.mlp.up, in.up(i));
+  KVASIR_ASSIGN(l.mlp.down, in.down(i));
+  if (c_.output_norms) KVASIR_TRY(norm("post_ffw_norm", &l.ffn_output_norm));
+  return {};
+}
+
+Status Decoder::make_buffers() {
+  const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
+  KVASIR_ASSIGN(x_, ops_.make_buffer(c_.hidden, false));
+  KVASIR_ASSIGN(h_, ops_.make_buffer(c_.hidden, false));
+  KVASIR_ASSIGN(qkv_, ops_.make_buffer(q + 2 * kv, false, Shard::rows));
+  KVASIR_ASSIGN(attended_, ops_.make_buffer(q, false, Shard::rows));
+  KVASIR_ASSIGN(up_, ops_.make_buffer((c_.gated ? 2 : 1) * int64_t(c_.ffn), false, Shard::rows));
+  KVASIR_ASSIGN(ffn_, ops_.make_buffer(c_.ffn, false, Shard::rows));
+  KVASIR_ASSIGN(last_, ops_.make_buffer(c_.hidden, true));
+  KVASIR_ASSIGN(logits_, ops_.make_buffer(c_.vocab, true));
+  return {};
+}
+
+Status Decoder::norm(Buffer in, const Norm& norm, Buffer out) {
+  return c_.norm == NormKind::rms ? ops_.norm(in, norm.weight, c_.norm_eps, out)
+                                  : ops_.layer_norm(in, norm.weight, norm.bias, c_.norm_eps, out);
+}
+
+Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
+  const Attend how{.kind = l.attention, .layer = i};
+  if (c_.qk_norm == QkNorm::none && c_.query_position_slope == 0)
+    return ops_.linear_attend(in, l.qkv, how, qkv_, attended_);
+  KVASIR_TRY(ops_.linear(in, l.qkv, qkv_));
+  const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
+  if (c_.qk_norm != QkNorm::none) {
+    KVASIR_TRY(ops_.head_norm(qkv_, 0, q / l.q_norm.size, l.q_norm, c_.norm_eps));
+    KVASIR_TRY(ops_.head_norm(qkv_, q, kv / l.k_norm.size, l.k_norm, c_.norm_eps));
+  }
+  if (c_.query_position_slope != 0)
+    KVASIR_TRY(ops_.scale_by_position(qkv_, q, c_.query_position_slope, c_.query_position_unit));
+  return ops_.attend(how, qkv_, attended_);
+}
+
+// The place where a layer's MLP would be experts.
+Status Decoder::feed_forward(const DecoderLayer& l, Buffer in) {
+  if (c_.gated) return ops_.linear_glu(in, l.mlp.up, c_.activation, up_, ffn_);
+  KVASIR_TRY(ops_.linear(in, l.mlp.up, up_));
+  return ops_.activate(c_.activation, up_, ffn_);
+}
+
+Status Decoder::add(Buffer in, Matrix weight, const Norm& output_norm) {
+  if (!c_.output_norms) return ops_.add_linear(in, weight, x_);
+  KVASIR_TRY(ops_.linear(in, weight, h_));
+  return ops_.add_norm(h_, output_norm.weight, c_.norm_eps, x_);
+}
+
+Status Decoder::forward() {
+  KVASIR_TRY(ops_.embed(embedding_, c_.embedding_scale, x_));
+  if (c_.embedding_norm) KVASIR_TRY(norm(x_, embedding_norm_, x_));
+  const Buffer read = c_.input_norms ? h_ : x_;
+  for (int32_t i = 0; i < c_.layers; ++i) {
+    const DecoderLayer& l = layers_[size_t(i)];
+    if (c_.input_norms) KVASIR_TRY(norm(x_, l.attn_norm, h_));
+    KVASIR_TRY(attend(l, i, read));
+    if (!c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm));
+    if (c_.input_norms && !c_.shared_norm) KVASIR_TRY(norm(x_, l.ffn_norm, h_));
+    KVASIR_TRY(feed_forward(l, read));
+    if (c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm));
+    KVASIR_TRY(add(ffn_, l.mlp.down, l.ffn_output_norm));
+  }
+  return {};
+}
+
+Result<Buffer> Decoder::logits(int64_t first, int64_t count) {
+  KVASIR_TRY(ops_.take_logit_rows(x_, first, count, last_));
+  KVASIR_TRY(norm(last_, output_norm_, last_));
+  KVASIR_TRY(ops_.linear(last_, head_, logits_));
+  if (c_.logit_softcap > 0) KVASIR_TRY(ops_.softcap(logits_, c_.logit_softcap));
+  return logits_;
+}
+
+Result<std::unique_ptr<Network>> load_decoder(const ModelConfig& config, Weights& weights, Ops& ops,
+                                              const LoadProgress& progress) {
+  auto net = std::make_unique<Decoder>(config, ops);
+  KVASIR_TRY(net->load(weights, progress));
+  return std::unique_ptr<Network>(std::move(net));
+}
+
+}  // namespace kvasir::model

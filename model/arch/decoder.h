@@ -1,0 +1,67 @@
+// The decoder that most architectures are: a stream of hidden states to which each layer adds its attention and its
+// MLP. What sets one family apart from another are flags and numbers of ModelConfig; each flag is one line here.
+//
+//   x = embedding of the tokens
+//   each layer:  x += [norm] attention([norm] x)      [norm]: where the family has one
+//                x += [norm] mlp([norm] x)            parallel families give both the same x
+//   logits = head(norm(x))
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/arch/registry.h"
+
+namespace kvasir::model {
+
+struct Norm {
+  Vector weight, bias;
+};
+
+struct Mlp {
+  Matrix up;  // [2 * ffn, hidden], gates first, or [ffn, hidden] without gates
+  Matrix down;
+};
+
+struct DecoderLayer {
+  Norm attn_norm, ffn_norm, attn_output_norm, ffn_output_norm;
+  Vector q_norm, k_norm;
+  Matrix qkv, attn_out;
+  int32_t attention = 0;  // its kind, as Ops knows it
+  Mlp mlp;
+};
+
+class Decoder : public Network {
+ public:
+  Decoder(const ModelConfig& config, Ops& ops);
+  Status load(Weights& weights, const LoadProgress& progress);
+
+  Status forward() override;
+  Result<Buffer> logits(int64_t first, int64_t count) override;
+
+ private:
+  Status load_layer(int32_t i, class LayerLoader& in);
+  Status make_buffers();
+  Status norm(Buffer in, const Norm& norm, Buffer out);
+  Status attend(const DecoderLayer& layer, int32_t i, Buffer in);
+  Status feed_forward(const DecoderLayer& layer, Buffer in);
+  Status add(Buffer in, Matrix weight, const Norm& output_norm);
+
+  ModelConfig c_;
+  Ops& ops_;
+  std::vector<std::pair<LayerKind, int32_t>> kinds_;
+  Matrix embedding_, head_;
+  Norm embedding_norm_, output_norm_;
+  std::vector<DecoderLayer> layers_;
+  Buffer x_, h_;     // [T, hidden]: the residual stream, and what a sublayer reads
+  Buffer qkv_;       // [T, (heads + 2 * kv_heads) * head_dim]
+  Buffer attended_;  // [T, heads * head_dim]
+  Buffer up_, ffn_;  // [T, 2 * ffn] (without gates [T, ffn]), [T, ffn]
+  Buffer last_;      // [R, hidden]: the rows that want logits
+  Buffer logits_;    // [R, vocab]
+};
+
+Result<std::unique_ptr<Network>> load_decoder(const ModelConfig& config, Weights& weights, Ops& ops,
+                                              const LoadProgress& progress);
+
+}  // namespace kvasir::model

@@ -1,0 +1,43 @@
+// The weights of one layer by what they are, each checked for its shape and with the rule by which it splits over
+// ranks.
+#pragma once
+
+#include <string>
+
+#include "core/cat.h"
+#include "model/config.h"
+#include "model/formats/weights.h"
+#include "model/ops.h"
+
+namespace kvasir::model {
+
+class LayerLoader {
+ public:
+  LayerLoader(const ModelConfig& c, Weights& w, Ops& ops) : c_(c), w_(w), ops_(ops) {}
+
+  // Whole names, or those of a layer.
+  static std::string of(int32_t layer, std::string_view name) { return cat("blk.", layer, ".", name); }
+
+  Result<Vector> vector(const std::string& name, int64_t size, float shift = 0, float scale = 1);
+  Result<Matrix> matrix(const std::string& name, int64_t rows, int64_t cols, Shard shard, bool bias);
+  Result<Matrix> qkv(int32_t layer);            // [(heads + 2 * kv_heads) * head_dim, hidden], rows
+  Result<Matrix> attention_out(int32_t layer);  // [hidden, heads * head_dim], cols
+  Result<Matrix> up(int32_t layer);             // [2 * ffn, hidden] gates first, or [ffn, hidden], rows
+  Result<Matrix> down(int32_t layer);           // [hidden, ffn], cols
+
+ private:
+  // One fused tensor, or the parts that it would be made of, stacked by rows.
+  struct Part {
+    const char* name;
+    int64_t rows;
+  };
+  Result<Matrix> stacked(int32_t layer, const char* fused, std::span<const Part> parts, int64_t cols, bool bias,
+                         bool by_group);
+  HostTensor straightened(HostTensor t) const;
+
+  const ModelConfig& c_;
+  Weights& w_;
+  Ops& ops_;
+};
+
+}  // namespace kvasir::model

@@ -1,0 +1,125 @@
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "model/cuda/elementwise.h"
+
+namespace kvasir::model::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ float read(const float* x, int64_t i) { return x[i]; }
+__device__ float read(const __nv_bfloat16* x, int64_t i) { return __bfloat162float(x[i]); }
+__device__ void write(float* x, int64_t i, float v) { x[i] = v; }
+__device__ void write(__nv_bfloat16* x, int64_t i, float v) { x[i] = __float2bfloat16_rn(v); }
+
+// Of all kThreads of a block; `parts` is used again by the next call after its first barrier.
+__device__ float block_sum(float v, float* parts) {
+  for (int s = 16; s > 0; s /= 2) v += __shfl_xor_sync(~0u, v, s);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+  __syncthreads();
+  float sum = 0;
+  for (int w = 0; w < kThreads / 32; ++w) sum += parts[w];
+  __syncthreads();
+  return sum;
+}
+
+// One block a row.
+template <class Out>
+__global__ void __launch_bounds__(kThreads)
+    layer_norm(const float* in, const float* weight, const float* bias, float eps, Out* out, int64_t cols) {
+  __shared__ float parts[kThreads / 32];
+  const float* row = in + blockIdx.x * cols;
+  float sum = 0, squares = 0;
+  for (int64_t i = threadIdx.x; i < cols; i += kThreads) sum += row[i];
+  const float mean = block_sum(sum, parts) / float(cols);
+  for (int64_t i = threadIdx.x; i < cols; i += kThreads) squares += (row[i] - mean) * (row[i] - mean);
+  const float scale = rsqrtf(block_sum(squares, parts) / float(cols) + eps);
+  for (int64_t i = threadIdx.x; i < cols; i += kThreads)
+    write(out, blockIdx.x * cols + i, (row[i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f));
+}
+
+template <class T>
+__global__ void add_bias(T* x, const float* bias, int64_t rows, int64_t cols) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= cols) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y)
+    write(x, row * cols + i, read(x, row * cols + i) + bias[i]);
+}
+
+__device__ float activated(Activation activation, float x) {
+  switch (activation) {
+    case Activation::silu: return x / (1.0f + __expf(-x));
+    case Activation::gelu_tanh: return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case Activation::gelu: return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+    case Activation::relu: return fmaxf(x, 0.0f);
+    case Activation::relu_squared: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+  }
+  return x;
+}
+
+template <class In>
+__global__ void activate(Activation activation, bool gated, const In* in, __nv_bfloat16* out, int64_t rows,
+                         int64_t cols) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= cols) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const In* from = in + row * cols * (gated ? 2 : 1);
+    const float y = activated(activation, read(from, i));
+    write(out, row * cols + i, gated ? y * read(from, cols + i) : y);
+  }
+}
+
+__global__ void softcap(float* x, float cap, int64_t count) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) x[i] = cap * tanhf(x[i] / cap);
+}
+
+__global__ void scale_by_position(float* x, const int32_t* positions, float slope, int64_t unit, int64_t cols,
+                                  int64_t stride) {
+  const float scale = 1.0f + slope * logf(float(1 + positions[blockIdx.x] / unit));
+  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) x[blockIdx.x * stride + i] *= scale;
+}
+
+unsigned blocks(int64_t n) { return unsigned((n + kThreads - 1) / kThreads); }
+dim3 grid(int64_t rows, int64_t cols) { return {blocks(cols), unsigned(std::min<int64_t>(rows, 65535))}; }
+
+}  // namespace
+
+void launch_layer_norm(const float* in, const float* weight, const float* bias, float eps, void* out, bool half,
+                       int64_t rows, int64_t cols, cudaStream_t stream) {
+  if (half)
+    layer_norm<<<unsigned(rows), kThreads, 0, stream>>>(in, weight, bias, eps, static_cast<__nv_bfloat16*>(out), cols);
+  else
+    layer_norm<<<unsigned(rows), kThreads, 0, stream>>>(in, weight, bias, eps, static_cast<float*>(out), cols);
+}
+
+void launch_add_bias(void* x, bool half, const float* bias, int64_t rows, int64_t cols, cudaStream_t stream) {
+  if (half)
+    add_bias<<<grid(rows, cols), kThreads, 0, stream>>>(static_cast<__nv_bfloat16*>(x), bias, rows, cols);
+  else
+    add_bias<<<grid(rows, cols), kThreads, 0, stream>>>(static_cast<float*>(x), bias, rows, cols);
+}
+
+void launch_activate(Activation activation, bool gated, const void* in, bool half, void* out, int64_t rows,
+                     int64_t cols, cudaStream_t stream) {
+  auto* to = static_cast<__nv_bfloat16*>(out);
+  if (half)
+    activate<<<grid(rows, cols), kThreads, 0, stream>>>(activation, gated, static_cast<const __nv_bfloat16*>(in), to,
+                                                        rows, cols);
+  else
+    activate<<<grid(rows, cols), kThreads, 0, stream>>>(activation, gated, static_cast<const float*>(in), to, rows,
+                                                        cols);
+}
+
+void launch_softcap(float* x, float cap, int64_t count, cudaStream_t stream) {
+  softcap<<<blocks(count), kThreads, 0, stream>>>(x, cap, count);
+}
+
+void launch_scale_by_position(float* x, const int32_t* positions, float slope, int64_t unit, int64_t rows, int64_t cols,
+                              int64_t stride, cudaStream_t stream) {
+  scale_by_position<<<unsigned(rows), kThreads, 0, stream>>>(x, positions, slope, unit, cols, stride);
+}
+
+}  // namespace kvasir::model::cuda

@@ -1,0 +1,26 @@
+// Small kernels between products that only some architectures need.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "model/config.h"
+
+namespace kvasir::model::cuda {
+
+// out = (in - mean) / deviation * weight + bias over each row, in bfloat16 (`half`) or float32; `bias` may be null.
+void launch_layer_norm(const float* in, const float* weight, const float* bias, float eps, void* out, bool half,
+                       int64_t rows, int64_t cols, cudaStream_t stream);
+// x += bias over each row; x is bfloat16 (`half`) or float32.
+void launch_add_bias(void* x, bool half, const float* bias, int64_t rows, int64_t cols, cudaStream_t stream);
+// out = activation(in), in bfloat16; `gated`: activation(first half of in's row) * second half. `in` is bfloat16
+// (`half`) or float32.
+void launch_activate(Activation activation, bool gated, const void* in, bool half, void* out, int64_t rows,
+                     int64_t cols, cudaStream_t stream);
+void launch_softcap(float* x, float cap, int64_t count, cudaStream_t stream);
+// Columns [0, cols) of rows `stride` apart, times 1 + slope * log(1 + floor(position / unit)).
+void launch_scale_by_position(float* x, const int32_t* positions, float slope, int64_t unit, int64_t rows, int64_t cols,
+                              int64_t stride, cudaStream_t stream);
+
+}  // namespace kvasir::model::cuda

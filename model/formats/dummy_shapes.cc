@@ -1,0 +1,35 @@
+#include "model/formats/dummy_shapes.h"
+
+#include <algorithm>
+
+namespace kvasir::model {
+namespace {
+
+constexpr DummyShape kShapes[] = {
+    {"smollm2-135m", "llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, 100000},
+    {"llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 500000},
+    {"llama-3.2-3b", "llama", 28, 3072, 8192, 24, 8, 128, 128256, 131072, 500000},
+    {"llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072, 500000},
+    {"llama-3.3-70b", "llama", 80, 8192, 28672, 64, 8, 128, 128256, 131072, 500000},
+    {"mistral-7b", "mistral", 32, 4096, 14336, 32, 8, 128, 32768, 32768, 1e6},
+    {"gemma-2-9b", "gemma2", 42, 3584, 14336, 16, 8, 256, 256000, 8192, 10000, 4096},
+    {"gemma-3-4b", "gemma3", 34, 2560, 10240, 8, 4, 256, 262208, 131072, 1e6, 1024},
+};
+
+}  // namespace
+
+void DummyShape::apply(ModelConfig& c) const {
+  c.name = name;
+  c.layers = layers, c.hidden = hidden, c.ffn = ffn, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = head_dim;
+  c.vocab = vocab, c.context = context, c.window = window;
+  c.rope.base = rope_base;
+}
+
+std::span<const DummyShape> dummy_shapes() { return kShapes; }
+
+const DummyShape* find_dummy_shape(std::string_view name) {
+  auto it = std::find_if(std::begin(kShapes), std::end(kShapes), [&](const DummyShape& s) { return s.name == name; });
+  return it == std::end(kShapes) ? nullptr : it;
+}
+
+}  // namespace kvasir::model

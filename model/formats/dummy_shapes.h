@@ -1,0 +1,24 @@
+// Shapes of models that people ask about, for dummy:NAME: what one would measure, without its files.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "model/config.h"
+
+namespace kvasir::model {
+
+struct DummyShape {
+  std::string_view name, architecture;
+  int32_t layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context;
+  double rope_base = 10000;
+  int32_t window = 0;
+
+  void apply(ModelConfig& c) const;
+};
+
+std::span<const DummyShape> dummy_shapes();
+const DummyShape* find_dummy_shape(std::string_view name);  // null: none
+
+}  // namespace kvasir::model

@@ -1,0 +1,135 @@
+// The networks of make_architectures.py: as a folder that transformers would read, and as the GGUF file that
+// llama.cpp's converter would write.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/model/small_gguf.h"
+#include "tests/model/small_network.h"
+
+namespace kvasir::model {
+
+class StoredNetwork {
+ public:
+  explicit StoredNetwork(const nlohmann::json& one) : one_(one) {
+    for (const auto& t : one["tensors"]) {
+      std::vector<int64_t> shape = t[1];
+      int64_t count = 1;
+      for (int64_t n : shape) count *= n;
+      std::string name = t[0];
+      std::vector<float> w = formula(name, count, 0.5);
+      if (shape.size() == 1 && is_norm(name))
+        for (float& f : w) f = float(double(f) + one["norm_base"].get<double>());
+      tensors_[name] = {shape, std::move(w)};
+    }
+  }
+
+  // With the nth of the configurations that mean the same.
+  void write_folder(const Folder& folder, size_t nth = 0) const {
+    folder.write("config.json", one_["configs"][nth].dump());
+    nlohmann::json header;
+    std::string data;
+    for (const auto& [name, t] : tensors_) {
+      const size_t begin = data.size();
+      data.append(reinterpret_cast<const char*>(t.values.data()), t.values.size() * 4);
+      header[name] = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {begin, data.size()}}};
+    }
+    const std::string text = header.dump();
+    const uint64_t n = text.size();
+    folder.write("model.safetensors", std::string(reinterpret_cast<const char*>(&n), 8) + text + data);
+  }
+
+  bool has_gguf() const { return one_.contains("gguf"); }
+  std::string gguf() const {
+    const auto& g = one_["gguf"];
+    const std::string arch = g["arch"];
+    GgufText out;
+    out.put(uint32_t(0x46554747)).put(uint32_t(3)).put(uint64_t(g["tensors"].size())).put(uint64_t(g["kv"].size() + 1));
+    out.name("general.architecture").put(uint32_t(8)).name(arch);
+    for (const auto& kv : g["kv"]) {
+      out.name(arch + "." + kv[0].get<std::string>()).put(kv[1].get<uint32_t>());
+      if (kv[1] != 9) {
+        put(out, kv[1], kv[2]);
+        continue;
+      }
+      out.put(kv[3].get<uint32_t>()).put(uint64_t(kv[2].size()));
+      for (const auto& v : kv[2]) put(out, kv[3], v);
+    }
+    std::string data;
+    for (const auto& t : g["tensors"]) {
+      const std::vector<int64_t> shape = t[1];
+      out.name(t[0]).put(uint32_t(shape.size()));
+      for (size_t i = shape.size(); i-- > 0;) out.put(uint64_t(shape[i]));
+      out.put(uint32_t(0)).put(uint64_t(data.size()));
+      const std::vector<float> w = made(t);
+      data.append(reinterpret_cast<const char*>(w.data()), w.size() * 4);
+      data.resize((data.size() + 31) / 32 * 32);
+    }
+    return out.pad().text + data;
+  }
+
+ private:
+  struct Tensor {
+    std::vector<int64_t> shape;
+    std::vector<float> values;
+  };
+
+  static bool is_norm(const std::string& name) {
+    if (!name.ends_with(".weight")) return false;
+    const std::string stem = name.substr(0, name.size() - 7), last = stem.substr(stem.rfind('.') + 1);
+    return last.find("norm") != std::string::npos || last.find("ln_") != std::string::npos;
+  }
+
+  static void put(GgufText& out, int kind, const nlohmann::json& v) {
+    switch (kind) {
+      case 4: out.put(v.get<uint32_t>()); break;
+      case 5: out.put(v.get<int32_t>()); break;
+      case 6: out.put(v.get<float>()); break;
+      case 7: out.put(uint8_t(v.get<bool>())); break;
+      case 8: out.name(v); break;
+      default: ADD_FAILURE() << "a key of kind " << kind;
+    }
+  }
+
+  // A tensor of the GGUF file out of the folder's.
+  std::vector<float> made(const nlohmann::json& t) const {
+    const std::string how = t[2];
+    if (how == "values") return t[3];
+    const Tensor& from = tensors_.at(t[3]);
+    std::vector<float> w = from.values;
+    if (how == "same") return w;
+    if (how == "plus one") {
+      for (float& f : w) f = float(double(f) + 1);
+      return w;
+    }
+    const int64_t rows = from.shape[0], cols = int64_t(w.size()) / rows;
+    auto take = [&](int64_t to, int64_t row) {
+      std::copy_n(from.values.begin() + row * cols, cols, w.begin() + to * cols);
+    };
+    if (how == "neighbours") {
+      const int64_t heads = t[4], half = rows / heads / 2;
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t i = 0; i < half; ++i)
+          for (int64_t part : {0, 1}) take(2 * (h * half + i) + part, 2 * h * half + part * half + i);
+      return w;
+    }
+    const int64_t heads = t[4], kv = t[5], size = rows / (heads + 2 * kv), group = heads / kv + 2;
+    int64_t to = 0;
+    auto head = [&](int64_t from_head) {
+      for (int64_t i = 0; i < size; ++i) take(to++, from_head * size + i);
+    };
+    for (int64_t g = 0; g < kv; ++g)
+      for (int64_t q = 0; q < group - 2; ++q) head(g * group + q);
+    for (int64_t part : {2, 1})
+      for (int64_t g = 0; g < kv; ++g) head((g + 1) * group - part);
+    return w;
+  }
+
+  const nlohmann::json& one_;
+  std::map<std::string, Tensor> tensors_;
+};
+
+}  // namespace kvasir::model

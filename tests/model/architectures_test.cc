@@ -1,0 +1,217 @@
+// Every architecture, as transformers computes it: from a folder and from a GGUF file, whichever way a request travels,
+// and with what each does not know refused by its name.
+#include "tests/model/architectures.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cmath>
+
+#include "model/arch/registry.h"
+#include "tests/model/drive.h"
+
+namespace kvasir::model {
+namespace {
+
+using nlohmann::json;
+using Ids = std::vector<int32_t>;
+
+const json& all() {
+  static const json networks = fixture("architectures.json");
+  return networks;
+}
+
+// The greatest difference of a log-probability over the stored rows.
+double worst(const std::string& model, const json& one) {
+  Drive drive(model, 2, true, 64);
+  SamplingParams params = Drive::greedy();
+  params.logprobs = 256;
+  const Ids tokens = all()["tokens"];
+  const auto rows = drive.step({{0, 0, tokens, true}}, params);
+  double out = 0;
+  for (size_t i = 0; i < all()["rows"].size(); ++i) {
+    const std::vector<double> want = one["logprobs"][i];
+    const Sampled& row = rows[all()["rows"][i].get<size_t>()];
+    EXPECT_EQ(row.top.size(), want.size());
+    for (const TokenLogprob& t : row.top) out = std::max(out, std::fabs(t.logprob - want[size_t(t.token)]));
+  }
+  return out;
+}
+
+TEST(Architectures, AFolderIsAsTransformersHasIt) {
+  for (const json& one : all()["cases"]) {
+    for (size_t i = 0; i < one["configs"].size(); ++i) {
+      SCOPED_TRACE(one["name"].get<std::string>() + ", configuration " + std::to_string(i));
+      Folder folder("architecture");
+      StoredNetwork(one).write_folder(folder, i);
+      EXPECT_LT(worst(folder.path.string(), one), 1e-3);
+    }
+  }
+}
+
+TEST(Architectures, AGgufFileIsAsTransformersHasIt) {
+  for (const json& one : all()["cases"]) {
+    const StoredNetwork network(one);
+    if (!network.has_gguf()) continue;
+    SCOPED_TRACE(one["name"].get<std::string>());
+    Folder folder("architecture");
+    folder.write("m.gguf", network.gguf());
+    EXPECT_LT(worst(folder.path.string(), one), 1e-3);
+  }
+}
+
+struct Answer {
+  Ids tokens;
+  std::vector<float> logprobs;
+  bool operator==(const Answer&) const = default;
+};
+
+// Greedy; the prompt in chunks, then decodes beside the prompt of another sequence, where there is one.
+Answer answer(Drive& drive, const Ids& prompt, size_t chunk, const Ids& beside) {
+  Answer out;
+  Sampled s;
+  for (size_t i = 0; i < prompt.size(); i += chunk)
+    s = drive.step(
+        {{0, int64_t(i),
+          Ids(prompt.begin() + int64_t(i), prompt.begin() + int64_t(std::min(prompt.size(), i + chunk)))}})[0];
+  for (int64_t at = int64_t(prompt.size()); out.tokens.size() < 8; ++at) {
+    out.tokens.push_back(s.token), out.logprobs.push_back(s.logprob);
+    std::vector<Piece> pieces{{0, at, {s.token}}};
+    if (!beside.empty()) pieces.push_back({1, 0, beside});
+    s = drive.step(pieces)[0];
+  }
+  return out;
+}
+
+TEST(Architectures, AloneChunkedAndBatchedAreEqualToTheBit) {
+  const Ids tokens = all()["tokens"], prompt(tokens.begin(), tokens.begin() + 30);
+  for (const json& one : all()["cases"]) {
+    SCOPED_TRACE(one["name"].get<std::string>());
+    Folder folder("architecture");
+    StoredNetwork(one).write_folder(folder);
+    Drive two(folder.path.string(), 2, false, 64, 2), single(folder.path.string(), 1, false, 64, 2);
+    const Answer expected = answer(two, prompt, 1000, {});
+    EXPECT_EQ(answer(two, prompt, 7, {}), expected);
+    EXPECT_EQ(answer(two, prompt, 1000, Ids(tokens.begin() + 3, tokens.end())), expected);
+    EXPECT_EQ(answer(single, prompt, 16, {}), expected);
+  }
+}
+
+TEST(Architectures, EachHasANetworkHere) {
+  std::set<std::string> seen;
+  for (const json& one : all()["cases"]) {
+    auto config = config_from_json(one["configs"][0].dump(), "config.json");
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    seen.insert(config->architecture);
+  }
+  for (const Architecture* a : architectures()) EXPECT_TRUE(seen.count(std::string(a->name))) << a->name;
+}
+
+json config_of(const std::string& name) {
+  for (const json& one : all()["cases"])
+    if (one["name"] == name) return one["configs"][0];
+  ADD_FAILURE() << name;
+  return {};
+}
+
+TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
+  const struct {
+    const char* network;
+    const char* key;
+    json value;
+  } wrong[] = {{"llama", "attn_logit_softcapping", 50.0},
+               {"llama", "position_embedding_type", "alibi"},
+               {"llama", "quantization_config", {{"quant_method", "unheard of"}}},
+               {"llama", "num_local_experts", 8},
+               {"llama", "layer_types", json::array({"linear_attention", "x", "x", "x"})},
+               {"llama", "rope_parameters", {{"rope_type", "dynamic"}, {"factor", 2.0}}},
+               {"llama", "rope_parameters", 7},
+               {"llama", "hidden_act", "mish"},
+               {"llama", "partial_rotary_factor", 0.3},
+               {"llama", "attention_bias", "yes"},
+               {"qwen2", "use_sliding_window", 3},
+               {"gemma2", "final_logit_softcapping", -3.0},
+               {"gemma2", "use_bidirectional_attention", true},
+               {"granite", "residual_multiplier", 0.0},
+               {"granite", "logits_scaling", 0.0},
+               {"olmo2", "clip_qkv", 8.0},
+               {"phi", "qk_layernorm", true},
+               {"phi3 long", "rope_parameters", {{"rope_type", "longrope"}, {"long_factor", json::array({1, 2})}}},
+               {"smollm3", "no_rope_layers", json::array({1})},
+               {"bloom", "apply_residual_connection_post_layernorm", true},
+               {"mpt", "no_bias", false},
+               {"mpt", "attn_config", {{"clip_qkv", 6.0}}},
+               {"mpt", "attn_config", {{"alibi", false}}},
+               {"mpt", "attn_config", 3}};
+  for (const auto& w : wrong) {
+    json config = config_of(w.network);
+    config[w.key] = w.value;
+    auto c = config_from_json(config.dump(), "config.json");
+    RunnerOptions options;
+    if (c.ok()) {
+      // Some values are found out by what is made of them.
+      Folder folder("refused");
+      for (const json& one : all()["cases"])
+        if (one["name"] == w.network) StoredNetwork(one).write_folder(folder);
+      folder.write("config.json", config.dump());
+      options.model = folder.path.string();
+      options.max_kvlen = 64;
+      EXPECT_FALSE(load_runner(options).ok()) << w.network << " " << w.key << " " << w.value;
+    }
+  }
+}
+
+TEST(Architectures, AKeyThatSaysWhatIsSoAnywayIsFine) {
+  json config = config_of("llama");
+  config.update({{"attn_logit_softcapping", nullptr},
+                 {"position_embedding_type", "rope"},
+                 {"num_local_experts", 0},
+                 {"clip_qkv", nullptr},
+                 {"a_key_of_tomorrow", 3},
+                 {"torch_dtype", "bfloat16"}});
+  EXPECT_TRUE(config_from_json(config.dump(), "config.json").ok());
+}
+
+TEST(Architectures, AMetadataKeyThatChangesNumbersIsReadOrRefusedByName) {
+  const struct {
+    const char* network;
+    json kv;
+  } wrong[] = {{"qwen3", {"expert_count", 4, 8, 4}},
+               {"qwen3", {"attention.clamp_kqv", 6, 8.0, 6}},
+               {"qwen3", {"rope.scaling.type", 8, "unheard of", 8}},
+               {"qwen3", {"attn_logit_softcapping", 6, 30.0, 6}},
+               {"qwen3", {"ssm.state_size", 4, 16, 4}}};
+  for (const auto& w : wrong) {
+    for (json one : all()["cases"]) {
+      if (one["name"] != w.network) continue;
+      one["gguf"]["kv"].push_back(w.kv);
+      const std::string text = StoredNetwork(one).gguf();
+      auto file = Gguf::parse("m.gguf", {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+      ASSERT_TRUE(file.ok()) << file.status().message();
+      auto config = config_from_gguf(**file);
+      ASSERT_FALSE(config.ok()) << w.kv;
+      const std::string key = w.kv[0];
+      EXPECT_THAT(config.status().message(), testing::HasSubstr(key == "rope.scaling.type" ? "unheard of" : key));
+    }
+  }
+}
+
+TEST(Architectures, ATensorThatIsMissingIsNamed) {
+  for (json one : all()["cases"]) {
+    if (one["name"] != "gemma2" && one["name"] != "qwen2") continue;
+    const std::string gone = one["name"] == "gemma2" ? "model.layers.2.pre_feedforward_layernorm.weight"
+                                                     : "model.layers.1.self_attn.k_proj.bias";
+    json& tensors = one["tensors"];
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i][0] == gone) tensors.erase(i--);
+    Folder folder("missing");
+    StoredNetwork(one).write_folder(folder);
+    RunnerOptions options;
+    options.model = folder.path.string();
+    options.max_kvlen = 64;
+    EXPECT_THAT(load_runner(options).status().message(), testing::HasSubstr(gone));
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::model

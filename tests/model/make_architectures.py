@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Writes tests/model/fixtures/architectures.json: a small network of every architecture, as transformers computes it in
+float32, with its config.json, and as llama.cpp's converter writes it to GGUF.
+
+    tests/model/make_architectures.py [NAME...]    # only these cases anew
+
+Makes an environment of its own under ~/.cache/kvasir with what it needs. Weights are a formula of their names that
+tests/model/architectures.h repeats, norms and biases too (far from 1 and 0, so that one that is forgotten is seen); of a GGUF
+tensor only how it comes of those is stored.
+"""
+import json, math, os, subprocess, sys, tarfile, tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvasir"
+VENV = CACHE / "fixtures-venv"
+PEER = "0.3.36"  # of llama-cpp-python, as in bench/peers
+CONVERTER = CACHE / "peers" / f"llama.cpp-{PEER}" / "source" / "vendor" / "llama.cpp"
+
+
+def prepare():
+    """The interpreter that has everything, and llama.cpp's sources; run again by it."""
+    python = VENV / "bin" / "python"
+    have = python.exists() and subprocess.call([python, "-c", "import gguf, numpy, safetensors, torch, transformers"]) == 0
+    if not have:
+        subprocess.check_call([sys.executable, "-m", "venv", VENV])
+        subprocess.check_call([python, "-m", "pip", "install", "-q", "numpy", "gguf", "safetensors", "torch", "transformers"])
+    if not CONVERTER.exists():
+        with tempfile.TemporaryDirectory() as work:
+            subprocess.check_call([python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", work,
+                                   f"llama-cpp-python=={PEER}"])
+            home = CONVERTER.parent.parent
+            home.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(next(Path(work).glob("*.tar.gz"))) as tar:
+                for m in tar.getmembers():
+                    m.name = m.name.partition("/")[2]
+                    if m.name:
+                        tar.extract(m, home)
+    if Path(sys.prefix).resolve() != VENV.resolve():
+        os.execv(python, [str(python), *sys.argv])
+
+
+if __name__ == "__main__":
+    prepare()
+
+import numpy as np
+
+VOCAB, ROWS = 256, [7, 20, 39]
+TOKENS = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(40)]
+SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=128)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=10000.0)
+
+
+def noise(name, count):
+    tag = 0
+    for c in name.encode():
+        tag = (tag * 31 + c) & 0xFFFFFFFF
+    x = (np.arange(count, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(tag)) & np.uint64(0xFFFFFFFF)
+    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x45D9F3B)) & np.uint64(0xFFFFFFFF)
+    x = (x ^ (x >> np.uint64(16))) & np.uint64(0xFFFF)
+    return x.astype(np.float64) / 65536 - .5
+
+
+def is_norm(name):
+    return name.endswith(".weight") and any(k in name.rsplit(".", 2)[-2] for k in ("norm", "ln_"))
+
+
+def weights(name, shape, norm_base):
+    """Matrices within +-.25, vectors too, norms around norm_base."""
+    w = noise(name, math.prod(shape)) * .5
+    if len(shape) == 1 and is_norm(name):
+        w += norm_base
+    return w.astype(np.float32).reshape(shape)
+
+
+# name: (class of the model, its configuration, how else its config.json may say it)
+def cases():
+    base = dict(SIZES)
+    plain = dict(base, head_dim=16)
+    old = lambda **kw: [dict(rope_parameters=None, **kw)]
+    neox = {k: v for k, v in base.items() if k != "num_key_value_heads"}
+    gpt = dict(vocab_size=VOCAB, n_embd=64, n_layer=4, n_head=4, n_positions=128)
+    long = lambda n: dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=.75,
+                          original_max_position_embeddings=n,
+                          short_factor=[1 + .1 * i for i in range(6)], long_factor=[1.5 + .3 * i for i in range(6)])
+    bloom = dict(vocab_size=VOCAB, hidden_size=64, n_layer=4, n_head=4)
+    falcon = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
+    mpt = dict(vocab_size=VOCAB, d_model=64, n_heads=4, n_layers=4, max_seq_len=128)
+    gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=24)
+    return {
+        "llama": ("llama", dict(base, attention_bias=True, mlp_bias=True), old(rope_theta=10000.0)),
+        "mistral": ("mistral", dict(plain, sliding_window=8), []),
+        "gemma": ("gemma", plain, old(rope_theta=10000.0)),
+        "gemma2": ("gemma2", dict(gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0), old(rope_theta=10000.0)),
+        "gemma3": ("gemma3_text", dict(gemma, sliding_window_pattern=3), []),
+    }
+
+
+# Of the two of transformers' parameters that a config.json does not have in old files.
+def written(config, also):
+    out = dict(config, **also)
+    return {k: v for k, v in out.items() if v is not None}
+
+
+def reference(case, model_type, kw, work):
+    import torch, transformers
+    from safetensors.numpy import load_file, save_file
+    config = transformers.AutoConfig.for_model(model_type, **kw)
+    config._attn_implementation = "eager"
+    make = lambda: transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    make().save_pretrained(work, safe_serialization=True)
+    path = Path(work) / "model.safetensors"
+    base = 0.0 if model_type.startswith("gemma") else 1.0
+    tensors = {n: weights(n, t.shape, base) for n, t in sorted(load_file(path).items())}
+    save_file(tensors, path, metadata={"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(work, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0, ROWS].double()
+    return json.loads((Path(work) / "config.json").read_text()), tensors, torch.log_softmax(logits, -1).numpy(), base
+
+
+def convert(work, extra):
+    """What llama.cpp's converter makes of the folder; None where it knows no such model."""
+    sys.path.insert(0, str(CONVERTER))
+    sys.path.insert(1, str(CONVERTER / "gguf-py"))
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+    import gguf
+    out = Path(work) / "m.gguf"
+    (Path(work) / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}))
+    hparams = dict(ModelBase.load_hparams(Path(work), False), **extra)
+    architecture = get_model_architecture(hparams, ModelType.TEXT)
+    try:
+        kind = get_model_class(architecture)
+    except NotImplementedError:
+        return None
+    model = kind(Path(work), gguf.LlamaFileType.ALL_F32, out, hparams=hparams)
+    for one in (model, getattr(model, "impl", model)):
+        one.set_vocab = lambda: None
+    model.write()
+    reader = gguf.GGUFReader(out)
+    arch = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+    kv = []
+    for name, field in reader.fields.items():
+        if name.startswith(arch + "."):
+            kind = field.types[0]
+            value = field.contents()
+            kv.append([name[len(arch) + 1:], int(kind), value, int(field.types[-1])])
+    return arch, kv, [(t.name, [int(n) for n in reversed(t.shape)], np.array(t.data, dtype=np.float32)) for t in reader.tensors]
+
+
+def neighbours(w, heads):
+    return w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def straight(w, heads, kv):
+    g = w.reshape(kv, heads // kv + 2, w.shape[0] // (heads + 2 * kv), *w.shape[1:])
+    return np.concatenate([g[:, :-2].reshape(-1, *w.shape[1:]), g[:, -2].reshape(-1, *w.shape[1:]), g[:, -1].reshape(-1, *w.shape[1:])])
+
+
+def recipe(name, shape, data, tensors, heads, kv):
+    """How a tensor of the GGUF file comes of the folder's."""
+    same = lambda a: a.shape == data.shape and np.allclose(a, data, atol=1e-7)
+    for source, w in tensors.items():
+        if w.size != data.size:
+            continue
+        if same(w):
+            return [name, shape, "same", source]
+        if same(w + 1):
+            return [name, shape, "plus one", source]
+        for n in {heads, kv}:
+            if w.shape[0] % (2 * n) == 0 and same(neighbours(w, n)):
+                return [name, shape, "neighbours", source, n]
+        if w.shape[0] % (heads + 2 * kv) == 0 and same(straight(w, heads, kv)):
+            return [name, shape, "straight", source, heads, kv]
+    if data.size <= 64:
+        return [name, shape, "values", [float(v) for v in data.ravel()]]
+    raise SystemExit(f"{name} {shape} comes of no tensor of the folder")
+
+
+def make(case, model_type, kw, also):
+    with tempfile.TemporaryDirectory() as work:
+        config, tensors, logprobs, base = reference(case, model_type, kw, work)
+        clean = {k: v for k, v in config.items() if k not in ("transformers_version",)}
+        one = {"name": case, "configs": [written(clean, a) for a in [{}, *also]], "norm_base": base,
+               "tensors": [[n, list(w.shape)] for n, w in tensors.items()],
+               "logprobs": [[round(float(v), 5) for v in row] for row in logprobs]}
+        gguf = None if case in NO_GGUF else convert(work, OLD_NAMES.get(case, {}))
+        if gguf:
+            arch, kv, parts = gguf
+            heads = config.get("num_attention_heads", config.get("n_head", config.get("n_heads")))
+            kv_heads = config.get("num_key_value_heads", config.get("num_kv_heads", heads)) or heads
+            if model_type == "falcon" and not config.get("new_decoder_architecture") and config.get("multi_query"):
+                kv_heads = 1
+            one["gguf"] = {"arch": arch, "kv": kv,
+                           "tensors": [recipe(n, s, d, tensors, heads, kv_heads) for n, s, d in parts]}
+        return one
+
+
+# Neither the converter nor llama.cpp has ALiBi in Falcon.
+NO_GGUF = {"falcon rw"}
+# What the converter reads and transformers no longer writes.
+OLD_NAMES = {"gpt_neox": {"rotary_pct": .25}, "gpt_neox in turn": {"rotary_pct": .25}, "falcon": {"num_kv_heads": 1},
+             "mpt": {"architectures": ["MPTForCausalLM"]}}
+
+
+def main(names):
+    path = HERE / "fixtures" / "architectures.json"
+    all_cases = cases()
+    done = {c["name"]: c for c in json.loads(path.read_text())["cases"]} if path.exists() and names else {}
+    for name, (model_type, kw, also) in all_cases.items():
+        if names and name not in names and name in done:
+            continue
+        try:
+            done[name] = make(name, model_type, kw, also)
+        except Exception as e:
+            if not os.environ.get("KEEP_GOING"):
+                raise
+            print(name, "FAILED", repr(e)[:300], file=sys.stderr)
+            continue
+        print(name, "with GGUF" if "gguf" in done[name] else "", file=sys.stderr)
+    out = {"tokens": TOKENS, "rows": ROWS, "cases": [done[n] for n in all_cases if n in done]}
+    with open(path, "w") as f:
+        f.write('{"tokens":%s,"rows":%s,"cases":[\n' % (json.dumps(TOKENS), json.dumps(ROWS)))
+        f.write(",\n".join(json.dumps(c, separators=(",", ":")) for c in out["cases"]))
+        f.write("\n]}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
