@@ -5,11 +5,11 @@
 
 namespace kvasir::model {
 
-extern const Architecture kLlama, kMistral, kGemma3, kGemma2, kGemma;
+extern const Architecture kLlama, kMistral, kGemma3, kGemma2, kGemma, kQwen3;
 
 namespace {
 
-const Architecture* const kAll[] = {&kLlama, &kMistral, &kGemma3, &kGemma2, &kGemma};
+const Architecture* const kAll[] = {&kLlama, &kMistral, &kGemma3, &kGemma2, &kGemma, &kQwen3};
 
 template <class Name>
 const Architecture* find(std::string_view name, const Name& name_of) {

@@ -94,6 +94,9 @@ def cases():
         "gemma": ("gemma", plain, old(rope_theta=10000.0)),
         "gemma2": ("gemma2", dict(gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0), old(rope_theta=10000.0)),
         "gemma3": ("gemma3_text", dict(gemma, sliding_window_pattern=3), []),
+        "qwen3": ("qwen3", dict(base, head_dim=32), old(rope_theta=10000.0)),
+        "qwen3 yarn": ("qwen3", dict(base, head_dim=32, rope_parameters=YARN),
+                       old(rope_theta=10000.0, rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=32))),
     }
 
 

@@ -1,0 +1,24 @@
+// Qwen 3: norms on the heads of q and k.
+#include "model/arch/registry.h"
+
+namespace kvasir::model {
+namespace {
+
+// A window only where it is switched on, and then from some layer on.
+Status json(const JsonKeys& in, ModelConfig& c) {
+  int32_t full = 28;
+  KVASIR_TRY(in.get({"max_window_layers"}, &full));
+  if (!in.has("use_sliding_window")) c.window = 0;
+  if (c.window == 0 || !c.layer_kinds.empty()) return {};
+  for (int32_t i = 0; i < c.layers && c.layers <= 1024; ++i) c.layer_kinds.push_back({.windowed = i >= full});
+  return {};
+}
+
+void qwen3(ModelConfig& c) { c.qk_norm = QkNorm::head; }
+
+}  // namespace
+
+extern const Architecture kQwen3{
+    .name = "qwen3", .models = "Qwen 3", .json_defaults = R"({"head_dim": 128})", .family = qwen3, .json = json};
+
+}  // namespace kvasir::model
