@@ -1,4 +1,4 @@
-// Qwen 3: norms on the heads of q and k.
+// Qwen 2 (and 2.5): biases on q, k and v. Qwen 3: none, and norms on the heads of q and k instead.
 #include "model/arch/registry.h"
 
 namespace kvasir::model {
@@ -14,10 +14,13 @@ Status json(const JsonKeys& in, ModelConfig& c) {
   return {};
 }
 
+void qwen2(ModelConfig& c) { c.qkv_bias = true; }
 void qwen3(ModelConfig& c) { c.qk_norm = QkNorm::head; }
 
 }  // namespace
 
+extern const Architecture kQwen2{
+    .name = "qwen2", .models = "Qwen 1.5, 2 and 2.5, DeepSeek-R1-Distill-Qwen", .family = qwen2, .json = json};
 extern const Architecture kQwen3{
     .name = "qwen3", .models = "Qwen 3", .json_defaults = R"({"head_dim": 128})", .family = qwen3, .json = json};
 

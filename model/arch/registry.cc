@@ -5,11 +5,14 @@
 
 namespace kvasir::model {
 
-extern const Architecture kLlama, kMistral, kGemma3, kGemma2, kGemma, kQwen3;
+extern const Architecture kLlama, kMistral, kGemma3, kGemma2, kGemma, kQwen2, kQwen3, kPhi2, kPhi3, kSmolLm3, kGranite,
+    kOlmo2, kOlmo3, kSeedOss, kMinistral3, kGptNeox, kGptj, kFalcon, kBloom, kMpt;
 
 namespace {
 
-const Architecture* const kAll[] = {&kLlama, &kMistral, &kGemma3, &kGemma2, &kGemma, &kQwen3};
+const Architecture* const kAll[] = {&kLlama,      &kMistral, &kGemma3,  &kGemma2,  &kGemma, &kQwen2, &kQwen3,
+                                    &kPhi2,       &kPhi3,    &kSmolLm3, &kGranite, &kOlmo2, &kOlmo3, &kSeedOss,
+                                    &kMinistral3, &kGptNeox, &kGptj,    &kFalcon,  &kBloom, &kMpt};
 
 template <class Name>
 const Architecture* find(std::string_view name, const Name& name_of) {
