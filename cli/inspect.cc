@@ -9,6 +9,8 @@
 #include "core/config.h"
 #include "core/host.h"
 #include "engine/kv_memory.h"
+#include "model/arch/registry.h"
+#include "model/formats/gguf.h"
 #include "model/load.h"
 
 namespace kvasir::cli {
@@ -47,20 +49,49 @@ Result<Pools> pools_of(const model::ModelInfo& info, int64_t memory, const engin
   return out;
 }
 
+void list_architectures() {
+  std::puts("| architecture | models | model_type of config.json | GGUF architecture |\n| --- | --- | --- | --- |");
+  for (const model::Architecture* a : model::architectures()) {
+    auto or_name = [a](std::string_view s) { return std::string(s.empty() ? a->name : s); };
+    std::printf("| %s | %s | %s | %s |\n", std::string(a->name).c_str(), std::string(a->models).c_str(),
+                or_name(a->hugging_face).c_str(), or_name(a->gguf).c_str());
+  }
+}
+
+// Of a file that cannot be served, what it says of itself.
+void describe_unserved(const std::string& path) {
+  auto gguf = model::Gguf::open(path);
+  if (!gguf.ok()) return;
+  std::map<std::string, std::pair<int64_t, int64_t>> types;
+  for (const model::GgufTensor& t : (*gguf)->tensors()) {
+    auto& [count, bytes] = types[std::string(type_info(t.type)->name)];
+    ++count, bytes += t.bytes;
+  }
+  std::printf("name          %s\narchitecture  %s\n",
+              std::string((*gguf)->string("general.name").value_or("-")).c_str(),
+              std::string((*gguf)->string("general.architecture").value_or("-")).c_str());
+  for (auto& [name, t] : types)
+    std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
+}
+
 int inspect(int argc, char** argv) {
   std::string model;
   int batch = 16, context = 0;
-  bool tensors = false, as_json = false;
+  bool tensors = false, as_json = false, architectures = false;
   ByteSize kv_memory;
   engine::KvSteps steps;
   hub::HubOptions hub;
-  Options o("kvasir inspect", "Shows what a model file is: architecture, tensors, types, context, memory needed.");
+  Options o(
+      "kvasir inspect",
+      cat("Shows what a model file is: architecture, tensors, types, context, memory needed; of one that cannot be ",
+          "served, what is missing. Architectures: ", model::known_architectures(), "."));
   o.positional("model", &model,
                "A GGUF file, a directory with config.json and safetensors, hf:ORG/REPO[:FILE], or dummy:...");
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
   o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default on a CPU").only_flag();
   o.add("page_size", &steps.page_size, "Tokens a page of the cache").range(1, 256).only_flag();
+  o.add("architectures", &architectures, "List the architectures that are served, as a table of Markdown").only_flag();
   o.add("tensors", &tensors, "List every tensor").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();
   hub.define(o);
@@ -70,6 +101,7 @@ int inspect(int argc, char** argv) {
   });
   o.example("kvasir inspect model.gguf --batch 32 --context 4096", "the memory 32 sequences of 4,096 tokens take");
   if (auto code = o.parse(argc, argv)) return *code;
+  if (architectures) return list_architectures(), kOk;
   if (model.empty()) {
     std::fprintf(stderr, "kvasir inspect: name a model\n");
     return kUsage;
@@ -81,7 +113,10 @@ int inspect(int argc, char** argv) {
   auto path = hub::local_model(model, hub);
   if (!path.ok()) return fail(path.status());
   auto files = model::open_model(*path);
-  if (!files.ok()) return fail(files.status());
+  if (!files.ok()) {
+    if (!as_json) describe_unserved(*path);
+    return fail(files.status());
+  }
   const model::ModelConfig& c = files->config;
   if (context == 0) context = c.context;
   int64_t kv = int64_t(4) * c.layers * c.kv_heads * c.head_dim;  // float16 keys and values of one token
@@ -136,6 +171,7 @@ int inspect(int argc, char** argv) {
   if (c.window > 0) std::printf("window        %d\n", c.window);
   for (auto& [name, t] : types)
     std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
+  std::printf("cache         %lld bytes a token in float16\n", static_cast<long long>(kv));
   std::printf("memory        weights %s + cache %s (%d sequences of %d tokens, float16)\n",
               human(files->weights->bytes()).c_str(), human(cache).c_str(), batch, context);
   std::printf("pages         %s\n", pools->formula.c_str());

@@ -127,7 +127,6 @@ TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
                {"llama", "rope_parameters", {{"rope_type", "dynamic"}, {"factor", 2.0}}},
                {"llama", "rope_parameters", 7},
                {"llama", "hidden_act", "mish"},
-               {"llama", "partial_rotary_factor", 0.3},
                {"llama", "attention_bias", "yes"},
                {"qwen2", "use_sliding_window", 3},
                {"gemma2", "final_logit_softcapping", -3.0},

@@ -87,12 +87,14 @@ def cases():
     bloom = dict(vocab_size=VOCAB, hidden_size=64, n_layer=4, n_head=4)
     falcon = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
     mpt = dict(vocab_size=VOCAB, d_model=64, n_heads=4, n_layers=4, max_seq_len=128)
-    gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=24)
+    gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=16)
     return {
         "llama": ("llama", dict(base, attention_bias=True, mlp_bias=True), old(rope_theta=10000.0)),
-        "mistral": ("mistral", dict(plain, sliding_window=8), []),
+        "mistral": ("mistral", dict(plain, sliding_window=None), []),
+        "mistral with windows": ("mistral", dict(plain, sliding_window=8), []),
         "gemma": ("gemma", plain, old(rope_theta=10000.0)),
         "gemma2": ("gemma2", dict(gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0), old(rope_theta=10000.0)),
+        "gemma2 of another scale": ("gemma2", dict(gemma, query_pre_attn_scalar=24), []),
         "gemma3": ("gemma3_text", dict(gemma, sliding_window_pattern=3), []),
         "qwen2": ("qwen2", base, old(rope_theta=10000.0)),
         "qwen2 with windows": ("qwen2", dict(base, use_sliding_window=True, sliding_window=8, max_window_layers=2), []),
@@ -226,8 +228,8 @@ def make(case, model_type, kw, also):
         return one
 
 
-# Neither the converter nor llama.cpp has ALiBi in Falcon.
-NO_GGUF = {"falcon rw"}
+# What GGUF files do not say: ALiBi in Falcon, windows of Mistral and Qwen, Gemma's scale.
+NO_GGUF = {"falcon rw", "mistral with windows", "qwen2 with windows", "gemma2 of another scale"}
 # What the converter reads and transformers no longer writes.
 OLD_NAMES = {"gpt_neox": {"rotary_pct": .25}, "gpt_neox in turn": {"rotary_pct": .25}, "falcon": {"num_kv_heads": 1},
              "mpt": {"architectures": ["MPTForCausalLM"]}}

@@ -1,0 +1,83 @@
+// Every architecture on the GPU: the token that transformers finds best wherever it is best by more than .1, in a
+// prompt and in decodes.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "attention/backend.h"
+#include "tests/model/architectures.h"
+#include "tests/model/drive.h"
+
+namespace kvasir::model {
+namespace {
+
+using nlohmann::json;
+using Ids = std::vector<int32_t>;
+
+class ArchitecturesCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto cuda = attention::find_backend("cuda");
+    Status there = cuda.ok() ? (*cuda)->available() : cuda.status();
+    if (!there.ok()) GTEST_SKIP() << there.message();
+  }
+};
+
+// Whether `got` is the best of `want`; the greatest difference of its log-probabilities goes to `worst`.
+void compare(const std::vector<double>& want, const Sampled& got, double* worst) {
+  std::vector<double> best = want;
+  std::nth_element(best.begin(), best.begin() + 1, best.end(), std::greater<>());
+  const auto most = std::max_element(want.begin(), want.end());
+  if (*most - best[1] > 0.1) EXPECT_EQ(got.top[0].token, most - want.begin());
+  *worst = std::max(*worst, std::fabs(got.top[0].logprob - want[size_t(got.top[0].token)]));
+}
+
+void run(const std::string& model, const json& all, const json& one) {
+  RunnerOptions options;
+  options.model = model;
+  options.device = "cuda";
+  Drive drive(options, 64, 2, 64);
+  const Ids tokens = all["tokens"];
+  const std::vector<size_t> rows = all["rows"];
+  double worst = 0;
+  const auto whole = drive.step({{0, 0, tokens, true}});
+  for (size_t i = 0; i < rows.size(); ++i) compare(one["logprobs"][i], whole[rows[i]], &worst);
+  // The first row's prompt, then decodes up to the last row, often enough that they are replayed.
+  Sampled s = drive.step({{1, 0, Ids(tokens.begin(), tokens.begin() + int64_t(rows[0]) + 1)}})[0];
+  for (size_t at = rows[0];; ++at) {
+    for (size_t i = 0; i < rows.size(); ++i)
+      if (rows[i] == at) compare(one["logprobs"][i], s, &worst);
+    if (at == rows.back()) break;
+    s = drive.step({{1, int64_t(at) + 1, {tokens[at + 1]}}})[0];
+  }
+  printf("%-28s worst |difference| of the best token's log-probability %.4f\n", one["name"].get<std::string>().c_str(),
+         worst);
+  EXPECT_LT(worst, 0.15);
+}
+
+TEST_F(ArchitecturesCuda, FoldersAreAsTransformersHasThem) {
+  const json all = fixture("architectures.json");
+  for (const json& one : all["cases"]) {
+    SCOPED_TRACE(one["name"].get<std::string>());
+    Folder folder("architecture");
+    StoredNetwork(one).write_folder(folder);
+    run(folder.path.string(), all, one);
+  }
+}
+
+TEST_F(ArchitecturesCuda, GgufFilesAreAsTransformersHasThem) {
+  const json all = fixture("architectures.json");
+  for (const json& one : all["cases"]) {
+    const StoredNetwork network(one);
+    if (!network.has_gguf()) continue;
+    SCOPED_TRACE(one["name"].get<std::string>());
+    Folder folder("architecture");
+    folder.write("m.gguf", network.gguf());
+    run(folder.path.string(), all, one);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::model
