@@ -8,34 +8,21 @@ Makes an environment of its own under ~/.cache/kvasir with what it needs. Weight
 tests/model/architectures.h repeats, norms and biases too (far from 1 and 0, so that one that is forgotten is seen); of a GGUF
 tensor only how it comes of those is stored.
 """
-import json, math, os, subprocess, sys, tarfile, tempfile
+import json, math, os, subprocess, sys, tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvasir"
 VENV = CACHE / "fixtures-venv"
-PEER = "0.3.36"  # of llama-cpp-python, as in bench/peers
-CONVERTER = CACHE / "peers" / f"llama.cpp-{PEER}" / "source" / "vendor" / "llama.cpp"
 
 
 def prepare():
-    """The interpreter that has everything, and llama.cpp's sources; run again by it."""
+    """The interpreter that has everything; run again by it."""
     python = VENV / "bin" / "python"
     have = python.exists() and subprocess.call([python, "-c", "import gguf, numpy, safetensors, torch, transformers"]) == 0
     if not have:
         subprocess.check_call([sys.executable, "-m", "venv", VENV])
         subprocess.check_call([python, "-m", "pip", "install", "-q", "numpy", "gguf", "safetensors", "torch", "transformers"])
-    if not CONVERTER.exists():
-        with tempfile.TemporaryDirectory() as work:
-            subprocess.check_call([python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", work,
-                                   f"llama-cpp-python=={PEER}"])
-            home = CONVERTER.parent.parent
-            home.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(next(Path(work).glob("*.tar.gz"))) as tar:
-                for m in tar.getmembers():
-                    m.name = m.name.partition("/")[2]
-                    if m.name:
-                        tar.extract(m, home)
     if Path(sys.prefix).resolve() != VENV.resolve():
         os.execv(python, [str(python), *sys.argv])
 
@@ -153,8 +140,9 @@ def reference(case, model_type, kw, work):
 
 def convert(work, extra):
     """What llama.cpp's converter makes of the folder; None where it knows no such model."""
-    sys.path.insert(0, str(CONVERTER))
-    sys.path.insert(1, str(CONVERTER / "gguf-py"))
+    peers = subprocess.check_output([HERE.parent.parent / "bench" / "peers", "--source"], text=True)
+    converter = peers.strip().removeprefix("source=")
+    sys.path[:0] = [converter, converter + "/gguf-py"]
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
     import gguf
     out = Path(work) / "m.gguf"
