@@ -2,6 +2,8 @@
 // llama.cpp's converter would write.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -30,7 +30,9 @@ void compare(const std::vector<double>& want, const Sampled& got, double* worst)
   std::vector<double> best = want;
   std::nth_element(best.begin(), best.begin() + 1, best.end(), std::greater<>());
   const auto most = std::max_element(want.begin(), want.end());
-  if (*most - best[1] > 0.1) EXPECT_EQ(got.top[0].token, most - want.begin());
+  if (*most - best[1] > 0.1) {
+    EXPECT_EQ(got.top[0].token, most - want.begin());
+  }
   *worst = std::max(*worst, std::fabs(got.top[0].logprob - want[size_t(got.top[0].token)]));
 }
 

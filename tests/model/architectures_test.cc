@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <set>
 
 #include "model/arch/registry.h"
 #include "tests/model/drive.h"

@@ -82,7 +82,8 @@ def cases():
         "gemma": ("gemma", plain, old(rope_theta=10000.0)),
         "gemma2": ("gemma2", dict(gemma, attn_logit_softcapping=2.0, final_logit_softcapping=3.0), old(rope_theta=10000.0)),
         "gemma2 of another scale": ("gemma2", dict(gemma, query_pre_attn_scalar=24), []),
-        "gemma3": ("gemma3_text", dict(gemma, sliding_window_pattern=3), []),
+        "gemma3": ("gemma3_text", dict(gemma, num_hidden_layers=6), []),
+        "gemma3 in threes": ("gemma3_text", dict(gemma, sliding_window_pattern=3), []),
         "qwen2": ("qwen2", base, old(rope_theta=10000.0)),
         "qwen2 with windows": ("qwen2", dict(base, use_sliding_window=True, sliding_window=8, max_window_layers=2), []),
         "qwen3": ("qwen3", dict(base, head_dim=32), old(rope_theta=10000.0)),
@@ -216,8 +217,9 @@ def make(case, model_type, kw, also):
         return one
 
 
-# What GGUF files do not say: ALiBi in Falcon, windows of Mistral and Qwen, Gemma's scale.
-NO_GGUF = {"falcon rw", "mistral with windows", "qwen2 with windows", "gemma2 of another scale"}
+# What GGUF files do not say: ALiBi in Falcon, windows of Mistral and Qwen, Gemma's scale and pattern.
+NO_GGUF = {"falcon rw", "mistral with windows", "qwen2 with windows", "gemma2 of another scale",
+           "gemma3 in threes"}
 # What the converter reads and transformers no longer writes.
 OLD_NAMES = {"gpt_neox": {"rotary_pct": .25}, "gpt_neox in turn": {"rotary_pct": .25}, "falcon": {"num_kv_heads": 1},
              "mpt": {"architectures": ["MPTForCausalLM"]}}
