@@ -66,10 +66,8 @@ int serve_with(ServeConfig& config) {
   config.server.page_size = config.model.engine.page_size;
   config.server.max_running = config.model.engine.max_running;
   config.server.model_path = config.model.model.model;
-  Status ready = config.ppl.check(config.model.model.model);
-  if (ready.ok()) ready = config.find_sampling();
-  if (!ready.ok()) {
-    std::fprintf(stderr, "kvasir serve: %s\n", ready.message().c_str());
+  if (Status sampled = config.find_sampling(); !sampled.ok()) {
+    std::fprintf(stderr, "kvasir serve: %s\n", sampled.message().c_str());
     return kFailed;
   }
   std::atomic<bool> ending{false}, failed{false}, over{false}, drained{false};  // over: failed, or asked to drain

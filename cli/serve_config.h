@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cli/model_flags.h"
-#include "cli/ppl_names.h"
 #include "core/log.h"
 #include "server/options.h"
 
@@ -13,12 +12,11 @@ struct ServeConfig {
   LogConfig log;
   ModelFlags model;
   server::ServerOptions server;
-  PplNames ppl;
   std::string generation_config = "auto";
   std::chrono::milliseconds drain{30000};
 
   void define(Options& options);
-  // What the model's makers say of sampling is for what requests leave unset, but for what the options say.
+  // What the model's makers say of sampling is for what requests leave unset.
   Status find_sampling();
 };
 

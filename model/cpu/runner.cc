@@ -8,11 +8,9 @@
 #include "core/cat.h"
 #include "core/check.h"
 #include "core/host.h"
-#include "model/cache_form.h"
 #include "model/cpu/cache.h"
 #include "model/cpu/ops.h"
 #include "model/draws.h"
-#include "model/streaming.h"
 
 namespace kvasir::model::cpu {
 namespace {
@@ -22,19 +20,17 @@ constexpr int64_t kLogitRows = 64;
 
 class CpuRunner final : public Runner {
  public:
-  CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, kvcache::CacheForm form)
+  CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, DType kv)
       : config_(config),
         options_(options),
         info_(config.info()),
-        form_(std::move(form)),
+        kv_(kv),
         pool_(threads),
         draws_(config.vocab, threads) {
-    info_.kv_bytes_per_token = 2 * int64_t(config.layers) * config.kv_heads * form_.row_bytes(config.head_dim);
-    info_.kv_type = form_.to_string();
+    info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
   }
 
   Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
-    KVASIR_TRY(say_streaming(config_, options_, &info_));
     CpuOptions o;
     o.precise = options_.precise;
     o.max_batch = options_.max_batch;
@@ -44,7 +40,6 @@ class CpuRunner final : public Runner {
     o.page_size = options_.page_size;
     o.index_mode = options_.index_mode;
     o.attention = attention;
-    o.runner = options_;
     ops_.emplace(o, pool_, best_kernels());
     pool_.begin_step();  // the workers stay awake between the tensors
     auto network = load_network(config_, *weights, *ops_, progress);
@@ -69,7 +64,7 @@ class CpuRunner final : public Runner {
   ModelConfig config_;
   RunnerOptions options_;
   ModelInfo info_;
-  kvcache::CacheForm form_;
+  DType kv_;
   ThreadPool pool_;
   std::optional<CpuOps> ops_;
   std::unique_ptr<Network> network_;
@@ -85,12 +80,12 @@ Status CpuRunner::allocate_cache(const CachePages& pages) {
     places.push_back(layers[apart && config_.windowed(layer) ? 1 : 0]++);
   std::vector<kvcache::CacheView> views;
   for (size_t g = 0; g < layers.size(); ++g) {
-    const CacheShape shape{form_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
+    const CacheShape shape{kv_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
     KVASIR_ASSIGN(auto cache, Cache::make(shape, pages.groups[g], g == 0 ? pages.host : 0));
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
-  return ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales);
+  return ops_->set_caches(std::move(views), std::move(places));
 }
 
 Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
@@ -123,16 +118,25 @@ Status CpuRunner::run(const Batch& batch, std::span<const SampleRow> rows) {
   return {};
 }
 
+Result<DType> kv_type(const RunnerOptions& options) {
+  if (options.kv_dtype == "auto" || options.kv_dtype.empty()) return options.precise ? DType::f32 : DType::f16;
+  DType type;
+  if (parse_dtype(options.kv_dtype, &type) && (type == DType::f32 || type == DType::f16 || type == DType::bf16))
+    return type;
+  return invalid_argument(cat("kv_dtype is ", options.kv_dtype, "; on a CPU it is auto, float32, float16 or bfloat16"))
+      .with_field("kv_dtype");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
                                             const RunnerOptions& options, const LoadProgress& progress) {
-  KVASIR_ASSIGN(auto form, cache_form_of(config, options.kv, options.precise ? DType::f32 : DType::f16, *weights));
+  KVASIR_ASSIGN(DType kv, kv_type(options));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cpu" : options.attention));
   KVASIR_TRY(attention->available());
   int threads = options.threads > 0 ? options.threads : host_limits().cpus;
-  auto runner = std::make_unique<CpuRunner>(config, options, threads, std::move(form));
+  auto runner = std::make_unique<CpuRunner>(config, options, threads, kv);
   KVASIR_TRY(runner->load(std::move(weights), attention, progress));
   return std::unique_ptr<Runner>(std::move(runner));
 }
