@@ -11,7 +11,7 @@ BEGIN, END = "<!-- bench: written by bench/all -->", "<!-- /bench -->"
 OURS, THEIRS = "#2563eb", "#d97706"
 LEFT, TOP, WIDTH, HEIGHT, STEP = 58, 40, 300, 190, 390
 
-HELD = {"avx2": "AVX2", "avx512": "AVX-512 without AMX"}
+HELD = {"avx2": "AVX2", "avx512": "AVX-512 without VBMI and AMX", "avx512_vbmi": "AVX-512 without AMX"}
 
 
 def load(name):

@@ -2,10 +2,11 @@
 
 #include <time.h>
 
-#include <cstdlib>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "core/cpu.h"
 
 namespace kvasir::bench {
 namespace {
@@ -50,10 +51,7 @@ __attribute__((target("avx2,fma"))) double fma_avx2(int64_t rounds, float* sink)
   for (auto& v : a) *sink += _mm256_cvtss_f32(v);
   return double(rounds) * 12 * 8 * 2;
 }
-bool wide() {
-  const char* simd = std::getenv("KVASIR_SIMD");
-  return __builtin_cpu_supports("avx512f") && !(simd && *simd && simd[3] == '2');
-}
+bool wide() { return cpu().avx512; }
 #endif
 
 }  // namespace

@@ -11,7 +11,7 @@ uint64_t read_all(const void* data, size_t bytes);
 // `rounds` rounds of independent FMAs; returns the floating-point operations done.
 double fma_rounds(int64_t rounds, float* sink);
 
-// The instruction set both of them use: KVASIR_SIMD, or the widest there is.
+// The instruction set both of them use: KVASIR_ISA, or the widest there is.
 const char* simd_name();
 
 // Seconds of processor time of the calling thread: what a shared machine leaves comparable.

@@ -1,7 +1,8 @@
 #include "core/cpu.h"
 
 #include <cstdlib>
-#include <cstring>
+#include <string_view>
+#include <vector>
 
 #include "core/cpu_detect.h"
 
@@ -12,15 +13,56 @@
 
 namespace kvasir {
 
+namespace {
+
+// Widest first: its name, and whether a machine has it.
+struct Isa {
+  std::string_view name;
+  bool there;
+};
+
+std::vector<Isa> isas(const CpuFeatures& f) {
+#if defined(__aarch64__)
+  return {{"neon", f.neon}, {"portable", true}};
+#else
+  return {{"amx", f.amx_int8 && f.amx_bf16},
+          {"avx512_vbmi", f.avx512_vbmi},
+          {"avx512", f.avx512},
+          {"avx2", f.avx2 && f.fma && f.f16c},
+          {"portable", true}};
+#endif
+}
+
+CpuFeatures up_to(CpuFeatures f, std::string_view isa) {
+  if (isa == "amx") return f;
+  f.amx_int8 = f.amx_bf16 = false;
+  if (isa == "avx512_vbmi") return f;
+  f.avx512_vbmi = false;
+  if (isa == "avx512") return f;
+  if (isa == "avx2") return {.avx2 = f.avx2, .fma = f.fma, .f16c = f.f16c};
+  if (isa == "neon") return {.neon = f.neon};
+  return isa == "portable" ? CpuFeatures{} : f;
+}
+
+}  // namespace
+
+const char* wanted_isa() {
+  const char* isa = std::getenv("KVASIR_ISA");
+  return isa && *isa ? isa : nullptr;
+}
+
+std::string isa_complaint() {
+  if (!wanted_isa()) return "";
+  std::string has;
+  for (const Isa& isa : isas(detect_cpu())) {
+    if (isa.there && isa.name == wanted_isa()) return "";
+    if (isa.there) has += (has.empty() ? "" : ", ") + std::string(isa.name);
+  }
+  return "KVASIR_ISA is '" + std::string(wanted_isa()) + "'; this processor has " + has;
+}
+
 const CpuFeatures& cpu() {
-  static const CpuFeatures features = [] {
-    CpuFeatures f = detect_cpu();
-    const char* cap = std::getenv("KVASIR_ISA");
-    const bool only_avx2 = cap && std::strcmp(cap, "avx2") == 0;
-    if (only_avx2) f.avx512 = f.avx512_vbmi = f.avx512_vnni = f.avx512_bf16 = f.gfni = f.avx_vnni = false;
-    if (only_avx2 || (cap && std::strcmp(cap, "avx512") == 0)) f.amx_int8 = f.amx_bf16 = false;
-    return f;
-  }();
+  static const CpuFeatures features = wanted_isa() ? up_to(detect_cpu(), wanted_isa()) : detect_cpu();
   return features;
 }
 

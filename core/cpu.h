@@ -18,8 +18,15 @@ struct CpuFeatures {
   std::string to_string() const;  // "avx2 fma f16c avx512 avx512_vnni"
 };
 
-// The features of this machine, less what $KVASIR_ISA takes away: avx2, avx512 or amx (the default) is
-// the widest family allowed, so that every path can be tested on a machine that has them all.
+// The one switch of instruction sets: $KVASIR_ISA is the widest that is used, so that every path can be tested on a
+// machine that has them all. portable, avx2, avx512, avx512_vbmi, amx; neon on ARM (without its dot products). Unset:
+// all that there are, each where it is faster. Null: unset.
+const char* wanted_isa();
+
+// Empty, or why $KVASIR_ISA cannot be done here.
+std::string isa_complaint();
+
+// The features of this machine up to $KVASIR_ISA.
 const CpuFeatures& cpu();
 
 // Linux grants the AMX tile registers to a process on request; false when it does not.

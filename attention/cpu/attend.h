@@ -26,8 +26,8 @@ class Floats {
   std::unique_ptr<float, Free> data_;
 };
 
-// The best this machine has, or the one that is wanted by name; null: none such, and `known` lists them.
-const Kernels* find_kernels(const char* wanted, std::string* known);
+// Of the widest instruction set that this process may use (core/cpu.h).
+const Kernels& best_kernels();
 
 constexpr int kLine = 64;       // bytes of a cache line
 constexpr int kTilesKnown = 3;  // whose lines are asked for

@@ -1,13 +1,12 @@
 #include "attention/cpu/cpu.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "attention/cpu/attend.h"
 #include "attention/io.h"
 #include "attention/rope.h"
 #include "attention/validate.h"
-#include "core/cat.h"
+#include "core/cpu.h"
 #include "core/thread_pool.h"
 
 namespace kvasir::attention {
@@ -223,14 +222,10 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits,
                                             const Context& context) const override {
     KVASIR_TRY(validate_attributes(a, limits));
-    std::string known;
-    const char* wanted = std::getenv("KVASIR_SIMD");
-    const Kernels* kernels = find_kernels(wanted, &known);
-    if (!kernels)
-      return invalid_argument(cat("KVASIR_SIMD is '", wanted, "'; this processor and build have ", known))
-          .with_field("KVASIR_SIMD");
+    if (const std::string complaint = isa_complaint(); !complaint.empty())
+      return invalid_argument(complaint).with_field("KVASIR_ISA");
     return std::unique_ptr<Attention>(
-        std::make_unique<CpuAttention>(a, limits, context.pool, *kernels, wanted && *wanted));
+        std::make_unique<CpuAttention>(a, limits, context.pool, best_kernels(), wanted_isa() != nullptr));
   }
 };
 

@@ -23,7 +23,7 @@ using kvcache::QuantKind;
 
 constexpr const char* kUsage =
     "usage: attention_bench [--threads N] [--cache-mb N] [--rounds N] [--only TEXT] [--json FILE] [--svg FILE]\n"
-    "  KVASIR_SIMD=avx2 measures another instruction set; --only decode-float16 a part of the rows.\n";
+    "  KVASIR_ISA=avx2 measures another instruction set; --only decode-float16 a part of the rows.\n";
 
 struct Options {
   int threads = 1, rounds = 5;

@@ -1,5 +1,6 @@
 #include "core/host.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -10,6 +11,9 @@
 
 namespace kvasir {
 namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
 
 constexpr int64_t kMiB = 1 << 20;
 
@@ -108,6 +112,19 @@ TEST(Cpu, AgreesWithTheCompilersOwnDetection) {
 #else
   EXPECT_TRUE(cpu().neon);
 #endif
+}
+
+TEST(Cpu, AnUnknownInstructionSetIsNamedWithThoseThereAre) {
+  const char* before = getenv("KVASIR_ISA");
+  const std::string kept = before ? before : "";
+  setenv("KVASIR_ISA", "avx9", 1);
+  EXPECT_THAT(isa_complaint(), AllOf(HasSubstr("KVASIR_ISA is 'avx9'"), HasSubstr("portable")));
+  setenv("KVASIR_ISA", "portable", 1);
+  EXPECT_EQ(isa_complaint(), "");
+  setenv("KVASIR_ISA", "", 1);
+  EXPECT_EQ(wanted_isa(), nullptr);
+  EXPECT_EQ(isa_complaint(), "");
+  before ? setenv("KVASIR_ISA", kept.c_str(), 1) : unsetenv("KVASIR_ISA");
 }
 
 TEST(Cpu, TheComplaintNamesWhatIsMissing) {

@@ -34,7 +34,7 @@ def run_case(o, kind, seed, work):
     for backend in o.backend.split(","):
         out = work / f"{folder.name}.{backend}"
         done = subprocess.run([o.kvasir, "op", folder, "--backend", backend, "--out", out], capture_output=True, text=True)
-        if o.simd and "KVASIR_SIMD is" in done.stderr:
+        if o.isa and "KVASIR_ISA is" in done.stderr:
             return kind, seed, None
         if done.returncode:
             wrong.append(f"{backend}: exit code {done.returncode}: {done.stderr.strip()}")
@@ -57,17 +57,17 @@ def main():
     p.add_argument("--kind", choices=cases.KINDS)
     p.add_argument("--jobs", type=int, default=1)
     p.add_argument("--keep")
-    p.add_argument("--simd", help="KVASIR_SIMD of the processes; skipped where this processor has it not")
+    p.add_argument("--isa", help="KVASIR_ISA of the processes; skipped where this processor has it not")
     o = p.parse_args()
-    if o.simd:
-        os.environ["KVASIR_SIMD"] = o.simd
+    if o.isa:
+        os.environ["KVASIR_ISA"] = o.isa
     kinds = [o.kind] if o.kind else cases.KINDS
     todo = [(kinds[i % len(kinds)], o.seed * 1000000 + i) for i in range(o.cases)]
     ran, bad, began = collections.Counter(), 0, time.monotonic()
     with tempfile.TemporaryDirectory() as work, concurrent.futures.ProcessPoolExecutor(o.jobs) as pool:
         for kind, seed, wrong in pool.map(run_case, *zip(*[(o, *t, pathlib.Path(work)) for t in todo])):
             if wrong is None:
-                print(f"skipped: this processor has no {o.simd}")
+                print(f"skipped: this processor has no {o.isa}")
                 return 77
             ran[kind] += 1
             bad += bool(wrong)
