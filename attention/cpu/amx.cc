@@ -1,5 +1,5 @@
 // Matrix units: AMX multiplies 16 x 32 by 32 x 16 bfloat16 in 16 cycles, so that one query head costs what sixteen do.
-// Numbers are split into bfloat16 parts (amx_convert_inl.h), and every product of parts that matters is taken; sums are
+// Numbers are split into bfloat16 parts (amx_convert.h), and every product of parts that matters is taken; sums are
 // float32. Scores are keys times queries, as keys lie; outputs are weights times values, whose keys stand in pairs.
 //
 // The sums of a row, fixed whoever shares the call:
@@ -15,16 +15,10 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "attention/cpu/amx_feed.h"
+
 namespace kvasir::attention::cpu {
 namespace {
-
-#include "attention/cpu/ahead_inl.h"
-#include "attention/cpu/amx_convert_inl.h"
-#include "attention/cpu/amx_tile_inl.h"
-#include "attention/cpu/turn16_inl.h"
-
-// After what it is made of.
-#include "attention/cpu/amx_feed_inl.h"
 
 // Queries as the second operand: a register's row is a pair of elements, its columns are sixteen rows.
 void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {

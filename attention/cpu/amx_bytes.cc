@@ -1,5 +1,5 @@
 // int8 and int4 caches on matrix units: AMX multiplies bytes, twice as many a cycle as bfloat16, and takes the cache's
-// as they are. Queries and weights are integers of three bytes (amx_bytes_inl.h), so that the sums of a scale's
+// as they are. Queries and weights are integers of three bytes (amx_bytes_cache.h), so that the sums of a scale's
 // elements, or of a tile's keys, are exact, and only then float32.
 //
 // The sums of a row, fixed whoever shares the call:
@@ -12,17 +12,14 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "attention/cpu/ahead.h"
+#include "attention/cpu/amx_bytes_cache.h"
+#include "simd/transpose16.h"
+
 namespace kvasir::attention::cpu {
 namespace {
 
-#include "attention/cpu/ahead_inl.h"
-#include "attention/cpu/amx_tile_inl.h"
-#include "attention/cpu/turn16_inl.h"
-
-#include "attention/cpu/bytes_inl.h"
-
-// After what it is made of.
-#include "attention/cpu/amx_bytes_inl.h"
+using simd::transpose;
 
 constexpr int kUnitRows = 16;    // rows of an item that are multiplied together
 constexpr int kColumnTiles = 3;  // their digits: sixteen rows by three

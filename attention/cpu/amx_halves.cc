@@ -1,6 +1,6 @@
-// float16 caches on matrix units: bfloat16 products of the two parts of an element (amx_halves_inl.h) by the parts of a
-// query, which stand beside each other as columns, or by the two of a weight, which stand below each other as rows: one
-// product takes both parts of eight rows.
+// float16 caches on matrix units: bfloat16 products of the two parts of an element (amx_halves_parts.h) by the parts of
+// a query, which stand beside each other as columns, or by the two of a weight, which stand below each other as rows:
+// one product takes both parts of eight rows.
 //
 // The sums of a row, fixed whoever shares the call:
 //   score[j] = ((the sum for the query's first part + for its second) + for its third) * what its unit is worth, each
@@ -14,18 +14,10 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "attention/cpu/amx_halves_feed.h"
+
 namespace kvasir::attention::cpu {
 namespace {
-
-#include "attention/cpu/ahead_inl.h"
-#include "attention/cpu/amx_tile_inl.h"
-#include "attention/cpu/turn16_inl.h"
-
-// After what it is made of.
-#include "attention/cpu/amx_halves_inl.h"
-
-// After the parts.
-#include "attention/cpu/amx_halves_feed_inl.h"
 
 // 2^n, n in [-126, 127].
 inline float power_of_two(int n) {

@@ -1,6 +1,6 @@
 // int8 and int4 caches by vectors that multiply bytes (AVX-512 VNNI): four of them a lane and instruction, where floats
 // take a conversion and a product each. Keys are turned, sixteen at once, so that a lane is a key; values of four keys
-// stand beside each other, so that a lane is an element. The other side are digits (bytes_inl.h), and the sums are the
+// stand beside each other, so that a lane is an element. The other side are digits (bytes.h), and the sums are the
 // very ones of amx_bytes.cc, joined in the same order.
 #include "attention/cpu/byte_vectors.h"
 
@@ -9,18 +9,14 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "attention/cpu/ahead.h"
+#include "attention/cpu/bytes.h"
+#include "simd/transpose16.h"
+
 namespace kvasir::attention::cpu {
 namespace {
 
-template <int N>
-struct Count {
-  static constexpr int value = N;
-};
-
-#include "attention/cpu/ahead_inl.h"
-#include "attention/cpu/turn16_inl.h"
-
-#include "attention/cpu/bytes_inl.h"
+using simd::transpose;
 
 constexpr int kStep = 64;      // elements that are worked on together
 constexpr int kKeyRows = 4;    // rows whose sums stay in registers: of keys,

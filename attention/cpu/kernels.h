@@ -20,6 +20,12 @@ constexpr int kSplit = 512;  // keys with an online softmax of their own, merged
 constexpr int kMaxHeadDim = 512;
 constexpr int kFewRows = 8;  // that read the cache themselves: more of them share a packed tile
 
+// A number that the compiler knows, as an argument.
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
 // One head's K or V of the keys of one tile, where they lie.
 struct KvRows {
   DType dtype = DType::f32;

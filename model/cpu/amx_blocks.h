@@ -5,7 +5,7 @@
 
 #include "model/cpu/amx_row_sums.h"
 
-// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as kernels_impl.h is.
+// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as block_kernels.h is.
 namespace kvasir::model::cpu {
 namespace {
 
@@ -135,13 +135,14 @@ struct TileInput {
 
 // Adds a product to the sums of its rows.
 template <Packing P>
-[[gnu::always_inline]] inline void scale(const Sums& sums, const Room& room, const float* x_sums, V::F* acc) {
-  const V::F d = V::load_f(room.d), m = packing_info(P).zero ? d : V::load_f(room.m);
+[[gnu::always_inline]] inline void scale(const Sums& sums, const Room& room, const float* x_sums, simd::V* acc) {
+  const simd::V d = simd::load(room.d), m = packing_info(P).zero ? d : simd::load(room.m);
 #pragma GCC unroll 16
   for (int t = 0; t < kTileRows; ++t) {
-    const V::I v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[0][t]), 4), _mm512_load_si512(sums[1][t]));
-    acc[t] = V::fma(d, V::to_float(v), acc[t]);
-    if constexpr (packing_info(P).zero == 0) acc[t] = V::fma(m, V::set_f(x_sums[t]), acc[t]);
+    const Blocks::I v =
+        _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sums[0][t]), 4), _mm512_load_si512(sums[1][t]));
+    acc[t] = simd::fused(d, Blocks::to_float(v), acc[t]);
+    if constexpr (packing_info(P).zero == 0) acc[t] = simd::fused(m, simd::set1(x_sums[t]), acc[t]);
   }
 }
 
@@ -165,7 +166,7 @@ template <class Begin, class Scale>
 void finish(const float (*sums)[kGroup], const float* d, int64_t rows, int valid, bool add, float* y,
             int64_t y_stride) {
   for (int64_t t = 0; t < rows; ++t)
-    store_lanes(V::mul(V::load_f(sums[t]), V::set_f(d[t])), 0, y + t * y_stride, valid, add);
+    store_lanes(simd::mul(simd::load(sums[t]), simd::set1(d[t])), 0, y + t * y_stride, valid, add);
 }
 
 // Many tiles of rows: a chunk of a group's weights is unpacked once for as many of them as kSpan has.
@@ -186,7 +187,7 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
       TileInput in(x, first + span, b, parts<P>());
       const int64_t next = x.cols / 32 - count / parts<P>();  // blocks between the end of a tile and the next
       float(*acc_at)[kGroup] = acc;
-      V::F sums[kTileRows];
+      simd::V sums[kTileRows];
       flow((n + kTileRows - 1) / kTileRows * count,
            [&]<int Turn>(int64_t) __attribute__((always_inline)) {
              begin_product<P, Turn>(room[begun], in.x);
@@ -196,13 +197,13 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
            [&](int64_t, const Sums& made) __attribute__((always_inline)) {
              if (scaled == 0) {
 #pragma GCC unroll 16
-               for (int t = 0; t < kTileRows; ++t) sums[t] = b == 0 ? V::set_f(0.0f) : V::load_f(acc_at[t]);
+               for (int t = 0; t < kTileRows; ++t) sums[t] = b == 0 ? simd::set1(0.0f) : simd::load(acc_at[t]);
              }
              scale<P>(made, room[scaled], in.sums, sums);
              in.sums += kTileRows;
              if (++scaled < count) return;
 #pragma GCC unroll 16
-             for (int t = 0; t < kTileRows; ++t) V::store_f(acc_at[t], sums[t]);
+             for (int t = 0; t < kTileRows; ++t) simd::store(acc_at[t], sums[t]);
              scaled = 0, in.sums += next * kTileRows * parts<P>(), acc_at += kTileRows;
            });
     }
@@ -220,9 +221,9 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
   const int64_t count = m.blocks * parts<P>(), total = count * groups;
   for (int64_t i = 0; i < kAhead && i < total; i += parts<P>()) reader.next(ring + i);
   alignas(64) float made_rows[kTileRows][kGroup];
-  V::F sums[kTileRows];
+  simd::V sums[kTileRows];
 #pragma GCC unroll 16
-  for (int t = 0; t < kTileRows; ++t) sums[t] = V::set_f(0.0f);
+  for (int t = 0; t < kTileRows; ++t) sums[t] = simd::set1(0.0f);
   int64_t begun = 0, scaled = 0;  // products within their groups
   flow(
       total,
@@ -236,7 +237,7 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
         if (++scaled < count) return;
         scaled = 0;
 #pragma GCC unroll 16
-        for (int t = 0; t < kTileRows; ++t) V::store_f(made_rows[t], sums[t]), sums[t] = V::set_f(0.0f);
+        for (int t = 0; t < kTileRows; ++t) simd::store(made_rows[t], sums[t]), sums[t] = simd::set1(0.0f);
         finish(made_rows, x.d + first, rows, m.valid(group), add, y, y_stride);
         ++group, y += kGroup;
       });

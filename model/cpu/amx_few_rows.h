@@ -9,7 +9,7 @@
 
 #include "model/cpu/amx_row_sums.h"
 
-// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as kernels_impl.h is.
+// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as block_kernels.h is.
 namespace kvasir::model::cpu {
 namespace {
 
@@ -149,15 +149,16 @@ template <class L, int Turn>
 // Adds what a pair's products make with D, and its activations' sums with M, to `acc`.
 template <Packing P, class L>
 [[gnu::always_inline]] inline void scale_pair(const PairSums<L>& made, const uint8_t* scales, const int32_t* x_sums,
-                                              V::I* acc) {
-  V::I first, second, minima = V::zero_i();
+                                              Blocks::I* acc) {
+  Blocks::I first, second, minima = Blocks::zero_i();
   if constexpr (L::kMinima) {
-    const V::I p0 = _mm512_loadu_si512(scales), p1 = _mm512_loadu_si512(scales + 64), low = _mm512_set1_epi32(0xffff);
+    const Blocks::I p0 = _mm512_loadu_si512(scales), p1 = _mm512_loadu_si512(scales + 64),
+                    low = _mm512_set1_epi32(0xffff);
     first = _mm512_and_si512(p0, low), second = _mm512_and_si512(p1, low);
     minima = _mm512_ternarylogic_epi32(_mm512_srli_epi32(p0, 16), low, p1, 0xf2);  // a | (~b & c)
   } else {
-    first = V::template load_pair<P>(scales, 0, 0),
-    second = V::template load_pair<P>(scales + L::kInfo.scale_bytes, 0, 0);
+    first = Blocks::template load_pair<P>(scales, 0, 0),
+    second = Blocks::template load_pair<P>(scales + L::kInfo.scale_bytes, 0, 0);
   }
 #pragma GCC unroll 16
   for (int t = 0; t < L::kSums; ++t) {
@@ -178,9 +179,9 @@ void few_rows(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
   PairWeights ring[kRing];
   PairSums<L> sums[kBuffers];
   RowSum made[R];
-  V::I acc[L::kSums];
+  Blocks::I acc[L::kSums];
 #pragma GCC unroll 16
-  for (int t = 0; t < L::kSums; ++t) acc[t] = V::zero_i();
+  for (int t = 0; t < L::kSums; ++t) acc[t] = Blocks::zero_i();
   const int64_t pairs = (m.blocks + L::kPairBlocks - 1) / L::kPairBlocks, total = pairs * groups;
   const auto* in = reinterpret_cast<const uint8_t*>(x.q);
   PairReader<L> reader(m, group);
@@ -203,16 +204,16 @@ void few_rows(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
     if (!last && --rest > 0) return;
 #pragma GCC unroll 16
     for (int t = 0; t < R; ++t) {
-      if (first) made[t].top = made[t].low = V::zero_i();
+      if (first) made[t].top = made[t].low = Blocks::zero_i();
       made[t].template add<4>(acc[t], acc[R + t]);
-      acc[t] = acc[R + t] = V::zero_i();
+      acc[t] = acc[R + t] = Blocks::zero_i();
     }
     first = last, rest = kChunkPairs;
     if (!last) return;
-    const V::F scale = V::load_f(m.row_scales(group));
+    const simd::V scale = simd::load(m.row_scales(group));
     const int valid = m.valid(group);
     for (int64_t t = 0; t < rows; ++t)
-      store_lanes(made[t].finish(V::mul(scale, V::set_f(x.d[t]))), 0, y + t * y_stride, valid, add);
+      store_lanes(made[t].finish(simd::mul(scale, simd::set1(x.d[t]))), 0, y + t * y_stride, valid, add);
     ++group, y += kGroup, scales += m.group_bytes, scaled = 0;
   };
   for (int64_t i = -kFirst; i < total; i += kTurns) {
@@ -231,9 +232,9 @@ void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, co
   constexpr int64_t kPairQuants = L::kPairBlocks * L::kInfo.quant_bytes, kFetchBytes = 8192;
   configure_few<L>();
   PairSums<L> sums[kBuffers];
-  V::F acc[R];
+  simd::V acc[R];
 #pragma GCC unroll 8
-  for (int t = 0; t < R; ++t) acc[t] = V::set_f(0.0f);
+  for (int t = 0; t < R; ++t) acc[t] = simd::set1(0.0f);
   const int64_t pairs = m.blocks / L::kPairBlocks, total = pairs * groups;
   const int64_t ahead = (kFetchBytes / m.group_bytes + 1) * m.group_bytes;
   const auto* in = reinterpret_cast<const uint8_t*>(x.q);
@@ -262,19 +263,19 @@ void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, co
 #pragma GCC unroll 8
       for (int t = 0; t < R; ++t) {
         const int64_t sum = L::block_sum(scaled, part, t);
-        V::I v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(made[part * L::kSums + t]), 4),
-                                  _mm512_load_si512(made[part * L::kSums + R + t]));
+        Blocks::I v = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(made[part * L::kSums + t]), 4),
+                                       _mm512_load_si512(made[part * L::kSums + R + t]));
         if constexpr (!L::kMinima) v = _mm512_add_epi32(v, _mm512_set1_epi32(x.offsets[sum]));
-        acc[t] = V::fma(s.d[half], V::to_float(v), acc[t]);
-        if constexpr (L::kMinima) acc[t] = V::fma(s.m[half], V::set_f(x.sums[sum]), acc[t]);
+        acc[t] = simd::fused(s.d[half], Blocks::to_float(v), acc[t]);
+        if constexpr (L::kMinima) acc[t] = simd::fused(s.m[half], simd::set1(x.sums[sum]), acc[t]);
       }
     }
     if (++scaled < pairs) return;
     const int valid = m.valid(group);
 #pragma GCC unroll 8
     for (int t = 0; t < R; ++t) {
-      if (t < rows) store_lanes(V::mul(acc[t], V::set_f(x.d[t])), 0, y + t * y_stride, valid, add);
-      acc[t] = V::set_f(0.0f);
+      if (t < rows) store_lanes(simd::mul(acc[t], simd::set1(x.d[t])), 0, y + t * y_stride, valid, add);
+      acc[t] = simd::set1(0.0f);
     }
     ++group, y += kGroup, scales += m.group_bytes, scaled = 0;
   };
@@ -314,7 +315,7 @@ void quantize_few(const float* x, const QuantRows& to, int64_t row) {
     else
       to.offsets[at] = -L::kInfo.zero * sum;
   };
-  quantize_to<V>(
+  quantize_to<Blocks>(
       x, to, row,
       [&](int64_t) {
         return BlockPlace{room[0], room[1], 0, 0};

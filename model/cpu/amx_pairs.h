@@ -9,7 +9,7 @@
 
 #include "model/cpu/amx_row_sums.h"
 
-// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as kernels_impl.h is.
+// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as block_kernels.h is.
 namespace kvasir::model::cpu {
 namespace {
 
@@ -19,9 +19,9 @@ constexpr int64_t kPlaneBytes = 64 * kPairs, kPairStepBytes = 3 * kPlaneBytes;
 static_assert(kPanelSteps * 64 * (16 * 127 + 128) * 255 < int64_t(1) << 31);
 
 // Of 32 inputs the integers of a pair's first row, half beside `first` and half beside `second`.
-struct PairWords : V {
+struct PairWords : Blocks {
   static void quantize_block(const float* x, float inverse, int8_t* first, int8_t* second) {
-    const V::I v = quantize_words(x, inverse);
+    const Blocks::I v = quantize_words(x, inverse);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(first), _mm512_castsi512_si256(v));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(second), _mm512_extracti64x4_epi64(v, 1));
   }
@@ -29,15 +29,18 @@ struct PairWords : V {
 };
 
 // In their place, and with the second row's integers, the three bytes.
-inline void put_digits(int8_t* first, int8_t* second, V::I b) {
+inline void put_digits(int8_t* first, int8_t* second, Blocks::I b) {
   auto load = [](const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
-  auto put = [](int8_t* p, V::I v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(v)); };
-  const V::I a = _mm512_inserti64x4(_mm512_castsi256_si512(load(first)), load(second), 1);
+  auto put = [](int8_t* p, Blocks::I v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(v));
+  };
+  const Blocks::I a = _mm512_inserti64x4(_mm512_castsi256_si512(load(first)), load(second), 1);
   // `both` is a - 16 * (a - b) less the nearest 240 * n: a little beside the nearest is as good.
-  const V::I off = _mm512_sub_epi16(a, b), half = _mm512_sub_epi16(_mm512_srai_epi16(a, 1), _mm512_slli_epi16(off, 3)),
-             sixteenths = _mm512_mulhi_epi16(half, _mm512_set1_epi16(8738)),  // of 120: 65536 * 16 / 120
+  const Blocks::I off = _mm512_sub_epi16(a, b),
+                  half = _mm512_sub_epi16(_mm512_srai_epi16(a, 1), _mm512_slli_epi16(off, 3)),
+                  sixteenths = _mm512_mulhi_epi16(half, _mm512_set1_epi16(8738)),  // of 120: 65536 * 16 / 120
       n = _mm512_srai_epi16(_mm512_add_epi16(sixteenths, _mm512_set1_epi16(8)), 4);
-  const V::I of_b = _mm512_add_epi16(off, _mm512_slli_epi16(n, 4)), of_a = _mm512_sub_epi16(of_b, n);
+  const Blocks::I of_b = _mm512_add_epi16(off, _mm512_slli_epi16(n, 4)), of_a = _mm512_sub_epi16(of_b, n);
   put(first, of_a), put(second, of_b);
   put(second + kPlaneBytes, _mm512_sub_epi16(a, _mm512_slli_epi16(of_a, 4)));
 }
@@ -60,7 +63,7 @@ void quantize_pair_row(const float* x, const QuantRows& to, int64_t row) {
   } else {
     const bool alone = row + 1 == to.rows;  // beside zeros, then
     quantize_to<PairWords>(x, to, row, place, [&](int64_t, const BlockPlace& at, const int32_t*) {
-      if (alone) put_digits(at.high, at.low, V::zero_i());
+      if (alone) put_digits(at.high, at.low, Blocks::zero_i());
     });
   }
   if (blocks % 2 != 0)
@@ -84,7 +87,8 @@ void configure_pairs(int64_t pairs) {
 struct alignas(64) PairTileSums {
   int32_t of[6][kPairs][kGroup];
   [[gnu::always_inline]] void add_to(RowSum& a, RowSum& b, int64_t pair) const {
-    const V::I both_high = at(2, pair), both_low = at(3, pair), second_high = at(1, pair), second_low = at(4, pair);
+    const Blocks::I both_high = at(2, pair), both_low = at(3, pair), second_high = at(1, pair),
+                    second_low = at(4, pair);
     a.add<8>(_mm512_add_epi32(_mm512_slli_epi32(at(0, pair), 4), both_high),
              _mm512_add_epi32(_mm512_slli_epi32(at(5, pair), 4), both_low));
     b.add<8>(_mm512_add_epi32(_mm512_sub_epi32(_mm512_slli_epi32(second_high, 4), second_high), both_high),
@@ -92,7 +96,7 @@ struct alignas(64) PairTileSums {
   }
 
  private:
-  [[gnu::always_inline]] V::I at(int sum, int64_t pair) const { return _mm512_load_si512(of[sum][pair]); }
+  [[gnu::always_inline]] Blocks::I at(int sum, int64_t pair) const { return _mm512_load_si512(of[sum][pair]); }
 };
 
 // gcc's tile instructions want the tile's number written out. Where sums begin those before go to `made`, if there are
@@ -153,17 +157,18 @@ struct PairEnd {
   [[gnu::always_inline]] void operator()(const PairTileSums& made, PairRowSums& between, int64_t pair) const {
     const int64_t t = 2 * pair;
     if (t >= rows) return;
-    RowSum a{V::zero_i(), V::zero_i()}, b = a;
+    RowSum a{Blocks::zero_i(), Blocks::zero_i()}, b = a;
     if (!first) {
-      a = {V::load_i(between.top[t]), V::load_i(between.low[t])};
-      b = {V::load_i(between.top[t + 1]), V::load_i(between.low[t + 1])};
+      a = {Blocks::load_i(between.top[t]), Blocks::load_i(between.low[t])};
+      b = {Blocks::load_i(between.top[t + 1]), Blocks::load_i(between.low[t + 1])};
     }
     made.add_to(a, b, pair);
     if (last) {
       const int valid = m.valid(group);
-      const V::F scale = V::load_f(m.row_scales(group));
-      store_lanes(a.finish(V::mul(scale, V::set_f(d[t]))), 0, y + t * y_stride, valid, add);
-      if (t + 1 < rows) store_lanes(b.finish(V::mul(scale, V::set_f(d[t + 1]))), 0, y + (t + 1) * y_stride, valid, add);
+      const simd::V scale = simd::load(m.row_scales(group));
+      store_lanes(a.finish(simd::mul(scale, simd::set1(d[t]))), 0, y + t * y_stride, valid, add);
+      if (t + 1 < rows)
+        store_lanes(b.finish(simd::mul(scale, simd::set1(d[t + 1]))), 0, y + (t + 1) * y_stride, valid, add);
     } else {
       _mm512_store_si512(between.top[t], a.top), _mm512_store_si512(between.low[t], a.low);
       _mm512_store_si512(between.top[t + 1], b.top), _mm512_store_si512(between.low[t + 1], b.low);

@@ -4,12 +4,9 @@
 // and with few rows the unpacking.
 #pragma once
 
-#include "model/cpu/vector_avx512.h"
+#include "model/cpu/block_kernels.h"
 
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
-
-// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as kernels_impl.h is.
+// NOLINTBEGIN(misc-definitions-in-headers): included by one unit, as block_kernels.h is.
 namespace kvasir::model::cpu {
 namespace {
 
@@ -30,7 +27,7 @@ template <Packing P>
 struct WidePair {
   __m512i d, m;
   WidePair(const uint8_t* scales, int half) {
-    const __m512i pair = V::load_pair<P>(scales, half, 0);
+    const __m512i pair = Blocks::load_pair<P>(scales, half, 0);
     // Bytes 0 and 1 of each lane twice; bytes 2 and 3.
     d = _mm512_shuffle_epi8(pair, _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
     m = packing_info(P).zero != 0
@@ -167,14 +164,14 @@ struct TileEnd {
   [[gnu::always_inline]] void operator()(const TileSums& made, RowSums* between, bool first, bool last,
                                          int64_t part) const {
     const int valid = m.valid(group);
-    const V::F scale = V::load_f(m.row_scales(group));
+    const simd::V scale = simd::load(m.row_scales(group));
     const int64_t end = rows < (part + 1) * kEndRows ? rows : (part + 1) * kEndRows;
     for (int64_t t = part * kEndRows; t < end; ++t) {
-      RowSum sum{V::zero_i(), V::zero_i()};
-      if (!first) sum = {V::load_i(between->top[t]), V::load_i(between->low[t])};
+      RowSum sum{Blocks::zero_i(), Blocks::zero_i()};
+      if (!first) sum = {Blocks::load_i(between->top[t]), Blocks::load_i(between->low[t])};
       made.add_to(sum, t);
       if (last) {
-        store_lanes(sum.finish(V::mul(scale, V::set_f(d[t]))), 0, y + t * y_stride, valid, add);
+        store_lanes(sum.finish(simd::mul(scale, simd::set1(d[t]))), 0, y + t * y_stride, valid, add);
       } else {
         _mm512_store_si512(between->top[t], sum.top), _mm512_store_si512(between->low[t], sum.low);
       }

@@ -2,9 +2,7 @@
 // time, since reading a row for each group takes longer than multiplying it.
 #pragma once
 
-#include "model/cpu/vector_avx512.h"
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
+#include "model/cpu/block_kernels.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
@@ -19,17 +17,17 @@ void two_groups(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   const int64_t blocks = m.blocks;
   RowSum sum[T][G];
   for (auto& of_row : sum)
-    for (RowSum& s : of_row) s.top = s.low = V::zero_i();
+    for (RowSum& s : of_row) s.top = s.low = Blocks::zero_i();
   for (int64_t b = 0; b < blocks;) {
     const int64_t end = b + kCarryBlocks < blocks ? b + kCarryBlocks : blocks;
-    V::I high[T][G], low[T][G];
+    Blocks::I high[T][G], low[T][G];
 #pragma GCC unroll 2
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
-      for (int g = 0; g < G; ++g) high[t][g] = low[t][g] = V::zero_i();
+      for (int g = 0; g < G; ++g) high[t][g] = low[t][g] = Blocks::zero_i();
     for (; b < end; ++b) {
       const uint8_t *from = quants + b * info.quant_bytes, *scale = scales + b * info.scale_bytes;
-      V::W w[G];
+      Blocks::W w[G];
 #pragma GCC unroll 2
       for (int g = 0; g < G; ++g) {
         // The same block of the groups to come: the hardware does not look beyond a page by itself.
@@ -37,7 +35,7 @@ void two_groups(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
         for (int i = 0; i < info.quant_bytes; i += 64) __builtin_prefetch(from + (G + g) * m.group_bytes + i);
 #pragma GCC unroll 2
         for (int i = 0; i < info.scale_bytes; i += 64) __builtin_prefetch(scale + (G + g) * m.group_bytes + i);
-        w[g] = V::load4(from + g * m.group_bytes);
+        w[g] = Blocks::load4(from + g * m.group_bytes);
       }
 #pragma GCC unroll 2
       for (int t = 0; t < T; ++t) {
@@ -45,7 +43,7 @@ void two_groups(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
 #pragma GCC unroll 2
         for (int h = 0; h < parts; ++h) {
           const int32_t* sums = x.planes + 4 * (((row + t) * blocks + b) * parts + h);
-          V::I products[2][G];
+          Blocks::I products[2][G];
 #pragma GCC unroll 2
           for (int plane = 0; plane < 2; ++plane)
             products[plane][0] = products[plane][1] = _mm512_set1_epi32(sums[plane]);
@@ -53,15 +51,15 @@ void two_groups(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
           for (int c = h * 8 / parts; c < (h + 1) * 8 / parts; ++c)
 #pragma GCC unroll 2
             for (int plane = 0; plane < 2; ++plane) {
-              const V::I v = V::inputs(q + 32 * plane + 4 * c);
+              const Blocks::I v = Blocks::inputs(q + 32 * plane + 4 * c);
 #pragma GCC unroll 2
               for (int g = 0; g < G; ++g) products[plane][g] = _mm512_dpbusd_epi32(products[plane][g], w[g].c[c], v);
             }
 #pragma GCC unroll 2
           for (int g = 0; g < G; ++g) {
-            const V::Pair pair = V::load_pair<P>(scale + g * m.group_bytes, h, 0);
-            high[t][g] = V::scaled<info.zero != 0>(products[0][g], sums[2], pair, high[t][g]);
-            low[t][g] = V::scaled<info.zero != 0>(products[1][g], sums[3], pair, low[t][g]);
+            const Blocks::Pair pair = Blocks::load_pair<P>(scale + g * m.group_bytes, h, 0);
+            high[t][g] = Blocks::scaled<info.zero != 0>(products[0][g], sums[2], pair, high[t][g]);
+            low[t][g] = Blocks::scaled<info.zero != 0>(products[1][g], sums[3], pair, low[t][g]);
           }
         }
       }
@@ -73,7 +71,7 @@ void two_groups(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   }
   for (int t = 0; t < T; ++t)
     for (int g = 0; g < G; ++g) {
-      const V::F scale = V::mul(V::load_f(m.row_scales(group + g)), V::set_f(x.d[row + t]));
+      const simd::V scale = simd::mul(simd::load(m.row_scales(group + g)), simd::set1(x.d[row + t]));
       store_lanes(sum[t][g].finish(scale), 0, y + t * y_stride + g * kGroup, m.valid(group + g), add);
     }
 }

@@ -17,7 +17,7 @@ std::vector<const Kernels*> runnable_kernels() {
   if (::kvasir::cpu().neon_dot) out.push_back(&kKernelsNeonDot);
   out.push_back(&kKernelsNeon);
 #endif
-  out.push_back(&kKernelsBase);
+  out.push_back(&kKernelsPortable);
   return out;
 }
 

@@ -72,7 +72,7 @@ struct Kernels {
   bool slow_groups = false;  // of 9 rows and more: a group takes several microseconds
 };
 
-extern const Kernels kKernelsBase;
+extern const Kernels kKernelsPortable;
 #if defined(__x86_64__)
 extern const Kernels kKernelsAvx2, kKernelsAvxVnni, kKernelsAvx512, kKernelsAmx;
 #elif defined(__aarch64__)

@@ -79,7 +79,7 @@ void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const Q
 }
 
 // Integers as two bytes: x = 256 * high + low, low from 0 to 255. Nobody needs their sums.
-struct WholeBytes : V {
+struct WholeBytes : Blocks {
   static void quantize_block(const float* x, float inverse, int8_t* high, int8_t* low) {
     const __m512i v = quantize_words(x, inverse);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi16_epi8(_mm512_srai_epi16(v, 8)));
@@ -116,7 +116,7 @@ void quantize_for_tiles(const float* x, Packing packing, const QuantRows& to, in
     }
   } else {
     const int64_t parts = info.halves ? 2 : 1;
-    quantize_to<V>(
+    quantize_to<Blocks>(
         x, to, row,
         [&](int64_t b) {
           int8_t* q = to.q + 2 * first * to.cols + 1024 * b + 64 * t;

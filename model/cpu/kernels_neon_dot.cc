@@ -1,7 +1,4 @@
-#include "model/cpu/vector_neon.h"
-
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
+#include "model/cpu/block_kernels.h"
 
 namespace kvasir::model::cpu {
 const Kernels kKernelsNeonDot = make_kernels("neon_dot");

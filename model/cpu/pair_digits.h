@@ -6,8 +6,12 @@
 // modulo 2^32, and so are those of the rows.
 //
 // A pair of rows has 128 bytes a block: `first`, `second` and `both`, 32 of each, then what a kernel wants of their
-// sums. A row without another has its two planes instead of the three. Part of what includes it, after
-// panel_rows_impl.h.
+// sums. A row without another has its two planes instead of the three.
+#pragma once
+
+#include <utility>
+
+#include "model/cpu/panel_rows.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
 namespace kvasir::model::cpu {
@@ -30,11 +34,11 @@ template <int N, class F>
 
 // The rows of a tile whose digits have these sums, in vectors: f.operator()<row, vector>(the row's sum).
 template <int C, int N, class F>
-[[gnu::always_inline]] inline void each_row_of(const V::I (&sums)[C][N], const F& f) {
+[[gnu::always_inline]] inline void each_row_of(const Blocks::I (&sums)[C][N], const F& f) {
   unrolled<kTileRows<C> * N>([&]<int I>() __attribute__((always_inline)) {
     constexpr int t = I / N, n = I % N, j = t / 2 * kDigits;
-    const V::I both = sums[j + (C - j < kDigits ? 1 : 2)][n], scaled = V::left<4>(sums[j + t % 2][n]);
-    f.template operator()<t, n>(V::add_i(t % 2 == 0 ? scaled : V::sub_i(scaled, sums[j + t % 2][n]), both));
+    const Blocks::I both = sums[j + (C - j < kDigits ? 1 : 2)][n], scaled = Blocks::left<4>(sums[j + t % 2][n]);
+    f.template operator()<t, n>(Blocks::add_i(t % 2 == 0 ? scaled : Blocks::sub_i(scaled, sums[j + t % 2][n]), both));
   });
 }
 

@@ -2,9 +2,6 @@
 #pragma once
 
 #include "model/cpu/one_row_avx2.h"
-// After the vectors it is written for.
-#include "model/cpu/panel_rows_impl.h"
-// After the sums it keeps.
 #include "model/cpu/pair_digits.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
@@ -20,7 +17,7 @@ constexpr bool kVnni = false;
 #endif
 
 // Where these are intrinsics gcc 12 adds products to one another first, and spills them and the sums.
-inline V::I add_of_16(V::I to, V::I a) {
+inline Blocks::I add_of_16(Blocks::I to, Blocks::I a) {
   asm("vpaddw %1, %0, %0" : "+x"(to) : "x"(a));
   return to;
 }
@@ -29,9 +26,9 @@ inline V::I add_of_16(V::I to, V::I a) {
 template <Packing P>
 struct DigitPanel {
   static constexpr int kHalves = packing_info(P).halves ? 2 : 1;
-  V::I q[kDigitBlocks][8][kParts];
-  V::I d[kDigitBlocks * kHalves][kParts];          // AVX-VNNI: beside M, else D in both halves of a lane
-  V::I m[kDigitBlocks * kHalves / 2 + 1][kParts];  // of q = 0, two neighbours in a lane
+  Blocks::I q[kDigitBlocks][8][kParts];
+  Blocks::I d[kDigitBlocks * kHalves][kParts];          // AVX-VNNI: beside M, else D in both halves of a lane
+  Blocks::I m[kDigitBlocks * kHalves / 2 + 1][kParts];  // of q = 0, two neighbours in a lane
 
   void unpack(const PackedMatrix& matrix, int64_t group, int64_t begin, int64_t end) {
     constexpr PackingInfo info = packing_info(P);
@@ -40,7 +37,7 @@ struct DigitPanel {
     for (int64_t b = 0; b < end - begin; ++b, quants += info.quant_bytes, scales += info.scale_bytes)
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; ++part) {
-        const V::W w = V::load4(quants + 32 * part);
+        const Blocks::W w = Blocks::load4(quants + 32 * part);
 #pragma GCC unroll 8
         for (int c = 0; c < 8; ++c) q[b][c][part] = w.c[c];
 #pragma GCC unroll 2
@@ -50,13 +47,13 @@ struct DigitPanel {
 
  private:
   void put_scales(int64_t at, int part, const uint8_t* scales, int half) {
-    const V::Pair pair = V::load_pair<P>(scales, half, part);
+    const Blocks::Pair pair = Blocks::load_pair<P>(scales, half, part);
     if constexpr (kVnni) {
       d[at][part] = kHalves == 1 ? pair.d : _mm256_sub_epi16(pair.d, _mm256_slli_epi32(pair.d, 19));
     } else {
       d[at][part] = pair.d;
       if (at % 2 == 0)
-        m[at / 2][part] = V::right<16>(pair.m);
+        m[at / 2][part] = Blocks::right<16>(pair.m);
       else
         m[at / 2][part] = _mm256_blend_epi16(m[at / 2][part], pair.m, 0xaa);
     }
@@ -70,49 +67,50 @@ struct DigitTile {
   const DigitPanel<P>& panel;
   const int8_t* q;       // the panel's first block of the tile's first row
   const int64_t stride;  // of pairs
-  V::I sums[C][kParts];
+  Blocks::I sums[C][kParts];
 
   const int8_t* at(int64_t block, int digit) const {
     return q + digit / kDigits * stride + block * kDigitBytes + digit % kDigits * 32;
   }
-  V::I value(int64_t block, int digit, int which) const {
-    return V::inputs(q + digit / kDigits * stride + block * kDigitBytes + kDigitSums + 4 * (digit % kDigits + which));
+  Blocks::I value(int64_t block, int digit, int which) const {
+    return Blocks::inputs(q + digit / kDigits * stride + block * kDigitBytes + kDigitSums +
+                          4 * (digit % kDigits + which));
   }
 
   // What q = 0 stands for, times the sums of digits.
   void begin(int64_t first, int64_t end) {
 #pragma GCC unroll 6
-    for (int j = 0; j < C; ++j) sums[j][0] = sums[j][1] = V::zero_i();
+    for (int j = 0; j < C; ++j) sums[j][0] = sums[j][1] = Blocks::zero_i();
     if constexpr (!kVnni)
       for (int64_t i = first * kHalves / 2; i < (end * kHalves + 1) / 2; ++i)
 #pragma GCC unroll 6
         for (int j = 0; j < C; ++j) {
-          const V::I v = value(i * 2 / kHalves, j, 0);
+          const Blocks::I v = value(i * 2 / kHalves, j, 0);
 #pragma GCC unroll 2
           for (int part = 0; part < kParts; ++part)
-            sums[j][part] = V::add_i(sums[j][part], _mm256_madd_epi16(panel.m[i][part], v));
+            sums[j][part] = Blocks::add_i(sums[j][part], _mm256_madd_epi16(panel.m[i][part], v));
         }
   }
 
   void add(int64_t b) {
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
-      V::I acc[C][kParts];
+      Blocks::I acc[C][kParts];
 #if defined(__AVXVNNI__)
-      for (int j = 0; j < C; ++j) acc[j][0] = acc[j][1] = kHalves == 1 ? value(b, j, kDigits) : V::zero_i();
+      for (int j = 0; j < C; ++j) acc[j][0] = acc[j][1] = kHalves == 1 ? value(b, j, kDigits) : Blocks::zero_i();
 #endif
 #pragma GCC unroll 8
       for (int c = h * kChunks; c < (h + 1) * kChunks; ++c) {
-        const V::I w[kParts] = {panel.q[b][c][0], panel.q[b][c][1]};
+        const Blocks::I w[kParts] = {panel.q[b][c][0], panel.q[b][c][1]};
 #pragma GCC unroll 6
         for (int j = 0; j < C; ++j) {
-          const V::I v = V::inputs(at(b, j) + 4 * c);
+          const Blocks::I v = Blocks::inputs(at(b, j) + 4 * c);
 #pragma GCC unroll 2
           for (int part = 0; part < kParts; ++part) {
 #if defined(__AVXVNNI__)
             asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc[j][part]) : "x"(w[part]), "x"(v));
 #else
-            const V::I product = _mm256_maddubs_epi16(w[part], v);
+            const Blocks::I product = _mm256_maddubs_epi16(w[part], v);
             acc[j][part] = c == h * kChunks ? product : add_of_16(acc[j][part], product);
 #endif
           }
@@ -122,19 +120,19 @@ struct DigitTile {
       for (int j = 0; j < C; ++j)
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
-          const V::I d = panel.d[kHalves * b + h][part];
+          const Blocks::I d = panel.d[kHalves * b + h][part];
 #if defined(__AVXVNNI__)
-          const V::I v = _mm256_blend_epi16(acc[j][part], value(b, j, h * kDigits), 0xaa);
+          const Blocks::I v = _mm256_blend_epi16(acc[j][part], value(b, j, h * kDigits), 0xaa);
           sums[j][part] = _mm256_dpwssd_avx_epi32(sums[j][part], v, d);
 #else
-          sums[j][part] = V::add_i(sums[j][part], _mm256_madd_epi16(acc[j][part], d));
+          sums[j][part] = Blocks::add_i(sums[j][part], _mm256_madd_epi16(acc[j][part], d));
 #endif
         }
     }
   }
 
   void finish(WholeSums<kParts>* rows) const {
-    each_row_of<C>(sums, [&]<int t, int part>(V::I sum) { rows[t].add(part, sum); });
+    each_row_of<C>(sums, [&]<int t, int part>(Blocks::I sum) { rows[t].add(part, sum); });
   }
 };
 

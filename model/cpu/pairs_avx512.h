@@ -3,12 +3,6 @@
 // of outputs at a time: what is read of a row serves both.
 #pragma once
 
-#include "model/cpu/vector_avx512.h"
-// After the vectors it is written for.
-#include "model/cpu/kernels_impl.h"
-// After those.
-#include "model/cpu/panel_rows_impl.h"
-// After the sums it keeps.
 #include "model/cpu/pair_digits.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
@@ -18,11 +12,11 @@ namespace {
 constexpr int64_t kTall = 4;  // rows of a tile
 
 // As intrinsics gcc 12 spills what they add to.
-inline V::I add_four_products(V::I to, V::I w, V::I v) {
+inline Blocks::I add_four_products(Blocks::I to, Blocks::I w, Blocks::I v) {
   asm("vpdpbusd %2, %1, %0" : "+v"(to) : "v"(w), "v"(v));
   return to;
 }
-inline V::I add_two_products(V::I to, V::I a, V::I b) {
+inline Blocks::I add_two_products(Blocks::I to, Blocks::I a, Blocks::I b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(to) : "v"(a), "v"(b));
   return to;
 }
@@ -47,9 +41,9 @@ struct PairTile {
   const int8_t* at(int64_t b, int digit) const {
     return q + digit / kDigits * stride + b * kDigitBytes + digit % kDigits * 32;
   }
-  [[gnu::always_inline]] V::I value(int64_t b, int digit, int which) const {
+  [[gnu::always_inline]] Blocks::I value(int64_t b, int digit, int which) const {
     const int8_t* p = q + digit / kDigits * stride + b * kDigitBytes + kDigitSums + 4 * (digit % kDigits + which);
-    V::I out;  // as an intrinsic gcc 12 takes some by way of general registers, which costs the products' ports
+    Blocks::I out;  // as an intrinsic gcc 12 takes some by way of general registers, which costs the products' ports
     asm("vpbroadcastd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const int8_t(*)[4]>(p)));
     return out;
   }
@@ -57,23 +51,23 @@ struct PairTile {
   const uint8_t* scales(int64_t b, int g) const { return quants(m.blocks) + g * m.group_bytes + b * kInfo.scale_bytes; }
 
   // Four inputs of each of 16 outputs by those of every digit.
-  [[gnu::always_inline]] void add_chunk(int64_t b, int c, const V::I (&w)[G], V::I (&to)[C][G]) const {
+  [[gnu::always_inline]] void add_chunk(int64_t b, int c, const Blocks::I (&w)[G], Blocks::I (&to)[C][G]) const {
     unrolled<C>([&]<int j>() __attribute__((always_inline)) {
-      const V::I v = V::inputs(at(b, j) + 4 * c);
+      const Blocks::I v = Blocks::inputs(at(b, j) + 4 * c);
       unrolled<G>([&]<int g>() __attribute__((always_inline)) { to[j][g] = add_four_products(to[j][g], w[g], v); });
     });
   }
 
   // A block's products, or those of a half.
-  [[gnu::always_inline]] void add_block(int64_t b, int half, V::I (&to)[C][G]) const {
+  [[gnu::always_inline]] void add_block(int64_t b, int half, Blocks::I (&to)[C][G]) const {
     const uint8_t* from = quants(b);
     ahead.fetch();
     unrolled<8 / kHalves>([&]<int I>() __attribute__((always_inline)) {
       const int c = 8 / kHalves * half + I;
       if (kNibbles && c == 4) from = anew(from);  // lest the lower nibbles' loads are kept for these
-      V::I w[G];
+      Blocks::I w[G];
       unrolled<G>([&]<int g>() __attribute__((always_inline)) {
-        const V::I v = _mm512_loadu_si512(from + g * m.group_bytes + 64 * (kNibbles ? c % 4 : c));
+        const Blocks::I v = _mm512_loadu_si512(from + g * m.group_bytes + 64 * (kNibbles ? c % 4 : c));
         if constexpr (kNibbles)
           w[g] = _mm512_and_si512(c < 4 ? v : _mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
         else
@@ -89,52 +83,54 @@ struct PairTile {
     for (int t = 1; t < kTileRows<C>; ++t) fit = fit_of(x, row + t) < fit ? fit_of(x, row + t) : fit;
     for (int64_t b = 0; b < m.blocks;) {
       const int64_t full = (b | (fit - 1)) + 1, end = full < m.blocks ? full : m.blocks;
-      V::I total[C][G];
-      unrolled<C * G>([&]<int I>() __attribute__((always_inline)) { total[I / G][I % G] = V::zero_i(); });
+      Blocks::I total[C][G];
+      unrolled<C * G>([&]<int I>() __attribute__((always_inline)) { total[I / G][I % G] = Blocks::zero_i(); });
       for (; b < end; ++b)
         unrolled<kHalves>([&]<int h>() __attribute__((always_inline)) {
-          V::I made[C][G];
+          Blocks::I made[C][G];
           unrolled<C * G>([&]<int I>() __attribute__((always_inline)) {
-            made[I / G][I % G] = kHalves == 2 ? V::zero_i() : I % G > 0 ? made[I / G][0] : value(b, I / G, kDigits);
+            made[I / G][I % G] = kHalves == 2 ? Blocks::zero_i()
+                                 : I % G > 0  ? made[I / G][0]
+                                              : value(b, I / G, kDigits);
           });
           add_block(b, h, made);
           unrolled<C * G>([&]<int I>() __attribute__((always_inline)) {
             constexpr int j = I % C, g = I / C;
-            V::I pair = V::load_pair<P>(scales(b, g), h, 0), v = made[j][g];
+            Blocks::I pair = Blocks::load_pair<P>(scales(b, g), h, 0), v = made[j][g];
             if (kHalves == 2) pair = _mm512_sub_epi16(pair, _mm512_slli_epi32(pair, 19));
             if constexpr (kInfo.zero == 0)
               v = _mm512_ternarylogic_epi32(v, _mm512_set1_epi32(0xffff), value(b, j, h * kDigits), 0xea);
             total[j][g] = add_two_products(total[j][g], v, pair);
           });
         });
-      each_row_of<C>(total, [&]<int t, int g>(V::I sum) { sums[t].add(g, sum); });
+      each_row_of<C>(total, [&]<int t, int g>(Blocks::I sum) { sums[t].add(g, sum); });
     }
   }
 
   // Blocks that have scales of their own.
   void sum(const QuantRows& x, int64_t row, FloatSums<G>* sums) const {
     const float* of_inputs = x.sums + row * m.blocks * kHalves;
-    V::F total[kTileRows<C>][G];
+    simd::V total[kTileRows<C>][G];
 #pragma GCC unroll 4
     for (int t = 0; t < kTileRows<C>; ++t)
 #pragma GCC unroll 2
-      for (int g = 0; g < G; ++g) total[t][g] = V::set_f(0.0f);
+      for (int g = 0; g < G; ++g) total[t][g] = simd::set1(0.0f);
     for (int64_t b = 0; b < m.blocks; ++b)
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        V::I made[C][G];
+        Blocks::I made[C][G];
 #pragma GCC unroll 6
         for (int j = 0; j < C; ++j)
 #pragma GCC unroll 2
-          for (int g = 0; g < G; ++g) made[j][g] = kInfo.zero != 0 ? value(b, j, 0) : V::zero_i();
+          for (int g = 0; g < G; ++g) made[j][g] = kInfo.zero != 0 ? value(b, j, 0) : Blocks::zero_i();
         add_block(b, h, made);
         Scales<P> of[G];
 #pragma GCC unroll 2
         for (int g = 0; g < G; ++g) of[g].load(scales(b, g), 0);
-        each_row_of<C>(made, [&]<int t, int g>(V::I sum) {
-          total[t][g] = V::fma(of[g].d[h], V::to_float(sum), total[t][g]);
+        each_row_of<C>(made, [&]<int t, int g>(Blocks::I sum) {
+          total[t][g] = simd::fused(of[g].d[h], Blocks::to_float(sum), total[t][g]);
           if constexpr (kInfo.zero == 0)
-            total[t][g] = V::fma(of[g].m[h], V::set_f(of_inputs[(t * m.blocks + b) * kHalves + h]), total[t][g]);
+            total[t][g] = simd::fused(of[g].m[h], simd::set1(of_inputs[(t * m.blocks + b) * kHalves + h]), total[t][g]);
         });
       }
 #pragma GCC unroll 4
@@ -177,7 +173,7 @@ void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const
 }
 
 struct WidePairs : Wide {
-  static float magnitude(const float* x, int64_t cols) { return V::magnitude(x, cols); }
+  static float magnitude(const float* x, int64_t cols) { return Blocks::magnitude(x, cols); }
 };
 
 void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {

@@ -24,7 +24,7 @@ struct Words {
   static constexpr int kTall = kVnni ? 6 : 4;
 
   // Where these are intrinsics gcc 12 adds products to one another first, and spills them and the sums.
-  static V::I add_two_products(V::I to, V::I a, V::I b) {
+  static Blocks::I add_two_products(Blocks::I to, Blocks::I a, Blocks::I b) {
 #if defined(__AVXVNNI__)
     asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(to) : "x"(a), "x"(b));
 #else
@@ -35,10 +35,10 @@ struct Words {
 
   template <Packing P, class Put>
   static void unpack(const uint8_t* quants, const uint8_t*, int, const Put& put) {
-    const V::I zero = _mm256_set1_epi16(packing_info(P).zero);
+    const Blocks::I zero = _mm256_set1_epi16(packing_info(P).zero);
 #pragma GCC unroll 8
     for (int c = 0; c < 8; ++c) {
-      const V::I v = V::chunk(quants + 64 * c);
+      const Blocks::I v = Blocks::chunk(quants + 64 * c);
       put(2 * c, _mm256_sub_epi16(_mm256_and_si256(v, _mm256_set1_epi16(255)), zero));
       put(2 * c + 1, _mm256_sub_epi16(_mm256_srli_epi16(v, 8), zero));
     }
@@ -73,24 +73,24 @@ void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const
 // How quantize_to() writes a block whose planes stand together as integers of 16 bits.
 struct Together {
   static void quantize_block(const float* x, float inverse, int8_t* to, int8_t*) {
-    const V::F magic = V::set_f(12582912.0f), by = V::set_f(inverse);
-    const V::I in_order = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
+    const simd::V magic = simd::set1(12582912.0f), by = simd::set1(inverse);
+    const Blocks::I in_order = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
 #pragma GCC unroll 2
     for (int i = 0; i < 32; i += 16) {
       auto whole = [&](const float* p) {
-        return _mm256_sub_epi32(_mm256_castps_si256(V::fma(V::load_f(p), by, magic)), _mm256_castps_si256(magic));
+        return _mm256_sub_epi32(_mm256_castps_si256(simd::fused(simd::load(p), by, magic)), _mm256_castps_si256(magic));
       };
-      V::I v = _mm256_permutevar8x32_epi32(_mm256_packs_epi32(whole(x + i), whole(x + i + 8)), in_order);
+      Blocks::I v = _mm256_permutevar8x32_epi32(_mm256_packs_epi32(whole(x + i), whole(x + i + 8)), in_order);
       v = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8);
-      _mm256_storeu_si256(reinterpret_cast<V::I*>(to + 2 * i), v);
+      _mm256_storeu_si256(reinterpret_cast<Blocks::I*>(to + 2 * i), v);
     }
   }
   // As if there were no high plane.
   static void plane_sums(const int8_t* both, const int8_t*, int32_t* sums) {
     auto pairs = [&](int i) {
-      return _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const V::I*>(both + i)), _mm256_set1_epi16(1));
+      return _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const Blocks::I*>(both + i)), _mm256_set1_epi16(1));
     };
-    const V::I fours = _mm256_hadd_epi32(pairs(0), pairs(32));
+    const Blocks::I fours = _mm256_hadd_epi32(pairs(0), pairs(32));
     __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
     halves = _mm_hadd_epi32(halves, halves);
     sums[0] = sums[1] = 0, sums[2] = _mm_cvtsi128_si32(halves), sums[3] = _mm_extract_epi32(halves, 1);

@@ -84,8 +84,8 @@ TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
     Product p = product_of(t, arena, pool, {}, 31);
     p.x.resize(size_t(31 * cols));
     for (float& f : p.x) f = normal(random);
-    std::vector<float> base_f = p.floating(kKernelsBase), base_i;
-    if (packing_info(p.m.packing).quantized) base_i = p.integer(kKernelsBase);
+    std::vector<float> base_f = p.floating(kKernelsPortable), base_i;
+    if (packing_info(p.m.packing).quantized) base_i = p.integer(kKernelsPortable);
     for (const Kernels* k : runnable_kernels()) {
       EXPECT_EQ(p.floating(*k), base_f) << k->name;
       if (!base_i.empty()) {
@@ -138,7 +138,7 @@ TEST(Kernels, LongRowsInManyNumbersAreTheSameBits) {
         // One input far above the others makes those small integers, of which more fit a sum.
         for (int64_t i = 0; i < tokens; ++i)
           if (i / 4 % 3 != 0) p.x[size_t(i * cols + 7)] = i / 4 % 3 == 1 ? 10.0f : 60.0f;
-        std::vector<float> base = p.integer(kKernelsBase);
+        std::vector<float> base = p.integer(kKernelsPortable);
         for (const Kernels* k : runnable_kernels())
           EXPECT_EQ(p.integer(*k), base) << type_info(type)->name << " " << k->name << " " << outputs << " " << tokens;
       }
@@ -171,7 +171,7 @@ TEST(Kernels, ExtremeWeightsOfFourBits) {
     for (int64_t tokens : {1, 5, 33}) {
       Product p = product_of(t, arena, pool, std::vector<float>(size_t(tokens * kCols), 1.0f), tokens);
       for (int64_t i = kCols; i < tokens * kCols; ++i) p.x[size_t(i)] = i / kCols % 2 ? -1.0f : float(random() % 3);
-      const std::vector<float> base = p.integer(kKernelsBase);
+      const std::vector<float> base = p.integer(kKernelsPortable);
       for (const Kernels* k : runnable_kernels()) {
         const std::vector<float> y = p.integer(*k);
         EXPECT_EQ(std::memcmp(y.data(), base.data(), y.size() * sizeof(float)), 0) << k->name << " " << tokens;
@@ -260,8 +260,8 @@ TEST(Kernels, RowsThatTokensAreDrawnFrom) {
     const float most = *std::max_element(x.begin(), x.end());
     const auto blocks = static_cast<size_t>((n + kSumBlock - 1) / kSumBlock);
     std::vector<float> sums(blocks), each(x.size());
-    kKernelsBase.exponential_sums(x.data(), n, most, 1.5f, sums.data());
-    kKernelsBase.exponentials(x.data(), n, most, 1.5f, each.data());
+    kKernelsPortable.exponential_sums(x.data(), n, most, 1.5f, sums.data());
+    kKernelsPortable.exponentials(x.data(), n, most, 1.5f, each.data());
     for (size_t b = 0; b < blocks; ++b) {
       double sum = 0;
       for (size_t i = b * kSumBlock; i < std::min(x.size(), (b + 1) * kSumBlock); ++i) {

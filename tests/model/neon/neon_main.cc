@@ -76,14 +76,14 @@ int main() {
     std::vector<float> x(size_t(tokens * cols));
     for (float& f : x) f = normal(randoms);
     for (const Kernels* k : runnable_kernels()) {
-      same(product(*k, m, x, tokens, false), product(kKernelsBase, m, x, tokens, false), k->name, info.name);
+      same(product(*k, m, x, tokens, false), product(kKernelsPortable, m, x, tokens, false), k->name, info.name);
       if (packing_info(m.packing).quantized)
-        same(product(*k, m, x, tokens, true), product(kKernelsBase, m, x, tokens, true), k->name, info.name);
+        same(product(*k, m, x, tokens, true), product(kKernelsPortable, m, x, tokens, true), k->name, info.name);
     }
   }
   std::vector<float> x(2 * 131);
   for (float& f : x) f = 5 * normal(randoms);
-  for (const Kernels* k : runnable_kernels()) same(rows_of(*k, x), rows_of(kKernelsBase, x), k->name, "rows");
+  for (const Kernels* k : runnable_kernels()) same(rows_of(*k, x), rows_of(kKernelsPortable, x), k->name, "rows");
   std::printf("%s first of %zu kinds of kernels, %d comparisons, %d different\n",
               std::string(runnable_kernels().front()->name).c_str(), runnable_kernels().size(), comparisons, failures);
   return failures != 0 || runnable_kernels().size() != 3;

@@ -1,0 +1,335 @@
+// Products of weights by tiles of rows, written once over Blocks: the table that an instruction set without more of its
+// own has.
+#pragma once
+
+#include "model/cpu/row_kernels.h"
+#include "model/cpu/row_sums.h"
+
+// NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
+namespace kvasir::model::cpu {
+namespace {
+
+constexpr int kParts = kGroup / simd::W;
+
+template <Packing P>
+struct Scales {
+  simd::V d[2], m[2];
+  void load(const uint8_t* p, int part) {
+    constexpr bool wide = P != Packing::n4_zero && P != Packing::n4_min && P != Packing::n8_zero;
+    constexpr int size = wide ? 4 : 2;
+    constexpr int halves = packing_info(P).halves ? 2 : 1;
+    for (int h = 0; h < halves; ++h) {
+      const uint8_t *pd = p + (32 * h + part * simd::W) * size, *pm = pd + 16 * size;
+      if constexpr (wide) {
+        d[h] = simd::load(reinterpret_cast<const float*>(pd)), m[h] = simd::load(reinterpret_cast<const float*>(pm));
+      } else {
+        d[h] = simd::load_f16(pd);
+        if constexpr (P == Packing::n4_min) m[h] = simd::load_f16(pm);
+        if constexpr (P == Packing::n4_zero) m[h] = simd::mul(d[h], simd::set1(-8.0f));
+        if constexpr (P == Packing::n8_zero) m[h] = simd::mul(d[h], simd::set1(-128.0f));
+      }
+    }
+  }
+};
+
+template <Packing P>
+inline Blocks::W load_block(const uint8_t* q, int part) {
+  if constexpr (packing_info(P).quant_bytes == 256)
+    return Blocks::load4(q + part * simd::W * 4);
+  else
+    return Blocks::load8(q + part * simd::W * 4);
+}
+
+template <Packing P, int T>
+inline void integer_tile(const PackedMatrix& m, int64_t group, int part, const QuantRows& x, int64_t row,
+                         simd::V* sums) {
+  constexpr PackingInfo info = packing_info(P);
+  constexpr int bits = P == Packing::n8_zero ? 8 : 6;
+  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
+  const int64_t blocks = m.blocks;
+  constexpr int parts = info.halves ? 2 : 1;
+  const int8_t* q = x.q + 2 * row * x.cols;
+  const float* s_at = x.sums + row * blocks * parts;
+  const int32_t* offset_at = x.offsets + row * blocks;
+  simd::V acc[T];
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) acc[t] = simd::set1(0.0f);
+  for (int64_t b = 0; b < blocks; ++b) {
+    fetch_block(info, quants + b * info.quant_bytes + Blocks::kAhead * m.group_bytes,
+                scales + b * info.scale_bytes + Blocks::kAhead * m.group_bytes);
+    Blocks::W w = load_block<P>(quants + b * info.quant_bytes, part);
+    Scales<P> s;
+    s.load(scales + b * info.scale_bytes, part);
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) {
+      const int8_t* xt = q + 2 * (t * x.cols + 32 * b);
+      const int64_t at = t * blocks + b;
+#pragma GCC unroll 2
+      for (int h = 0; h < parts; ++h) {
+        constexpr int count = 8 / parts;
+        int32_t offset = 0;
+        if constexpr (info.zero != 0) offset = offset_at[at];
+        acc[t] = simd::fused(
+            s.d[h], Blocks::to_float(Blocks::template dot<bits, info.zero>(w, xt, h * count, count, offset)), acc[t]);
+        if constexpr (info.zero == 0) acc[t] = simd::fused(s.m[h], simd::set1(s_at[at * parts + h]), acc[t]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) sums[t] = simd::mul(acc[t], simd::set1(x.d[row + t]));
+}
+
+inline void store_lanes(simd::V value, int part, float* y, int valid, bool add) {
+  float* p = y + part * simd::W;
+  int lanes = valid - part * simd::W;
+  if (lanes >= simd::W) {
+    simd::store(p, add ? simd::add(simd::load(p), value) : value);
+  } else {
+    float buffer[simd::W];
+    simd::store(buffer, value);
+    for (int i = 0; i < lanes; ++i) p[i] = add ? p[i] + buffer[i] : buffer[i];
+  }
+}
+
+template <Packing P>
+void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
+                  int64_t y_stride, int valid, bool add) {
+  for (int64_t t = 0; t < rows;) {
+    int64_t left = rows - t;
+    simd::V sums[16];
+    int done = 1;
+    for (int part = 0; part < kParts; ++part) {
+      auto run = [&]<int T>() {
+        if constexpr (packing_info(P).of_rows)
+          sum_tile<P, T>(m, group, part, x, first + t, sums);
+        else
+          integer_tile<P, T>(m, group, part, x, first + t, sums);
+        done = T;
+      };
+      if (Blocks::kTile >= 16 && !packing_info(P).of_rows && left >= 16)
+        run.template operator()<Blocks::kTile >= 16 && !packing_info(P).of_rows ? 16 : 1>();
+      else if (Blocks::kTile >= 8 && left >= 8)
+        run.template operator()<Blocks::kTile >= 8 ? 8 : 1>();
+      else if (Blocks::kTile >= 4 && left >= 4)
+        run.template operator()<Blocks::kTile >= 4 ? 4 : 1>();
+      else if (Blocks::kTile >= 2 && left >= 2)
+        run.template operator()<Blocks::kTile >= 2 ? 2 : 1>();
+      else
+        run.template operator()<1>();
+      for (int i = 0; i < done; ++i) store_lanes(sums[i], part, y + (t + i) * y_stride, valid, add);
+    }
+    t += done;
+  }
+}
+
+// Exact packings of 4 bits are only ever multiplied as floats, and integers of rows never.
+constexpr bool has_integers(Packing p) { return packing_info(p).of_rows || packing_info(p).quant_bytes == 512; }
+
+// f.operator()<P>() for the packing of a matrix.
+template <class F>
+inline void with_packing(Packing packing, const F& f) {
+  switch (packing) {
+#define KVASIR_PACKING(P) \
+  case Packing::P: return f.template operator()<Packing::P>()
+    KVASIR_PACKING(i4_zero);
+    KVASIR_PACKING(i4_min);
+    KVASIR_PACKING(i4_halves);
+    KVASIR_PACKING(n4_zero);
+    KVASIR_PACKING(n4_min);
+    KVASIR_PACKING(n4_wide);
+    KVASIR_PACKING(n4_halves);
+    KVASIR_PACKING(n8_zero);
+    KVASIR_PACKING(n8_wide);
+    KVASIR_PACKING(n8_halves);
+    KVASIR_PACKING(f32);
+    KVASIR_PACKING(f16);
+    KVASIR_PACKING(bf16);
+#undef KVASIR_PACKING
+  }
+}
+
+void integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
+             float* y, int64_t y_stride, bool add) {
+  with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (has_integers(P))
+      for (int64_t g = 0; g < groups; ++g)
+        integer_rows<P>(m, group + g, x, first, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
+  });
+}
+
+// A block of 32 inputs x 16 rows as floats.
+template <Packing P>
+void expand(const uint8_t* q, const uint8_t* scales, float (*w)[kGroup]) {
+  if constexpr (!packing_info(P).quantized) {
+    constexpr int size = P == Packing::f32 ? 4 : 2;
+    for (int k = 0; k < 32; ++k)
+      for (int part = 0; part < kParts; ++part) {
+        const uint8_t* p = q + (16 * k + part * simd::W) * size;
+        simd::V v = P == Packing::f32   ? simd::load(reinterpret_cast<const float*>(p))
+                    : P == Packing::f16 ? simd::load_f16(p)
+                                        : simd::load_bf16(p);
+        simd::store(w[k] + part * simd::W, v);
+      }
+  } else {
+    constexpr bool nibbles = packing_info(P).quant_bytes == 256;
+    for (int part = 0; part < kParts; ++part) {
+      Scales<P> s;
+      s.load(scales, part);
+      for (int k = 0; k < 32; ++k) {
+        int32_t values[simd::W];
+        for (int i = 0; i < simd::W; ++i) {
+          int r = part * simd::W + i;
+          values[i] = nibbles ? (q[64 * (k % 16 / 4) + 4 * r + k % 4] >> (k < 16 ? 0 : 4)) & 15
+                              : q[64 * (k / 4) + 4 * r + k % 4];
+        }
+        int h = packing_info(P).halves ? k / 16 : 0;
+        simd::store(w[k] + part * simd::W, simd::fused(s.d[h], Blocks::to_float(Blocks::load_i(values)), s.m[h]));
+      }
+    }
+  }
+}
+
+// Four running sums a block, so that a long row is not one chain of additions.
+inline void float_block(const float (*w)[kGroup], const float* x, int part, float* sums) {
+  simd::V a[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) a[j] = simd::mul(simd::load(w[j] + part * simd::W), simd::set1(x[j]));
+#pragma GCC unroll 7
+  for (int k = 4; k < 32; k += 4)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) a[j] = simd::fused(simd::load(w[k + j] + part * simd::W), simd::set1(x[k + j]), a[j]);
+  float* p = sums + part * simd::W;
+  simd::store(p, simd::add(simd::load(p), simd::add(simd::add(a[0], a[1]), simd::add(a[2], a[3]))));
+}
+
+template <Packing P>
+void float_rows(const PackedMatrix& m, int64_t group, const float* x, int64_t x_stride, int64_t rows, float* y,
+                int64_t y_stride, int valid, bool add) {
+  constexpr int kTokens = 32;
+  constexpr PackingInfo info = packing_info(P);
+  alignas(64) float w[32][kGroup];
+  alignas(64) float sums[kTokens][kGroup];
+  for (int64_t t0 = 0; t0 < rows; t0 += kTokens) {
+    int n = int(rows - t0 < kTokens ? rows - t0 : kTokens);
+    for (int t = 0; t < n; ++t)
+      for (int r = 0; r < kGroup; ++r) sums[t][r] = 0.0f;
+    for (int64_t b = 0; b < m.blocks; ++b) {
+      expand<P>(m.quants(group) + b * info.quant_bytes, m.scales(group) + b * info.scale_bytes, w);
+      for (int t = 0; t < n; ++t)
+        for (int part = 0; part < kParts; ++part) float_block(w, x + (t0 + t) * x_stride + 32 * b, part, sums[t]);
+    }
+    for (int t = 0; t < n; ++t)
+      for (int part = 0; part < kParts; ++part)
+        store_lanes(simd::load(sums[t] + part * simd::W), part, y + (t0 + t) * y_stride, valid, add);
+  }
+}
+
+void floating(const PackedMatrix& m, int64_t group, int64_t groups, const float* x, int64_t x_stride, int64_t rows,
+              float* y, int64_t y_stride, bool add) {
+  with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (!packing_info(P).of_rows)
+      for (int64_t g = 0; g < groups; ++g)
+        float_rows<P>(m, group + g, x, x_stride, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
+  });
+}
+
+// The greatest magnitude of a row; as integers, magnitudes compare the same and NaN is the greatest.
+inline float magnitude(const float* x, int64_t cols) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < cols; ++i) {
+    uint32_t a = bits_of(x[i]) & 0x7fffffffu;
+    most = a > most ? a : most;
+  }
+  return float_of(most);
+}
+
+// The greatest integer of a row. Two rows in three bytes (pairs_avx2.h) allow 15 * 127 - 120, two planes alone would
+// 2039; an even one leaves half of the greatest number whole.
+constexpr int kActivationRange = 1784;
+
+// 12 bits of 32 inputs in two planes. Adding 1.5 * 2^23 rounds half to even into the low bits.
+inline void quantize_block(const float* x, float inverse, int8_t* high, int8_t* low) {
+  for (int j = 0; j < 32; ++j) {
+    int32_t v = int32_t(bits_of(fma1(x[j], inverse, 12582912.0f)) - 0x4b400000u), up = (v + 8) >> 4;
+    high[j] = int8_t(up), low[j] = int8_t(v - 16 * up);
+  }
+}
+
+// Of 32 inputs' planes: the sums of either half of the high one, then of the low one.
+inline void plane_sums(const int8_t* high, const int8_t* low, int32_t* sums) {
+  for (int h = 0; h < 2; ++h) {
+    sums[h] = sums[2 + h] = 0;
+    for (int j = 16 * h; j < 16 * h + 16; ++j) sums[h] += high[j], sums[2 + h] += low[j];
+  }
+}
+
+// Where a row's block goes: its planes, and its sums `stride` apart from those of the next row or half.
+struct BlockPlace {
+  int8_t *high, *low;
+  int64_t sum, stride;
+};
+
+inline void put_sums(const PackingInfo& info, const BlockPlace& at, const int32_t* sums, const QuantRows& to) {
+  auto value = [&](int h) { return 16 * sums[h] + sums[2 + h]; };
+  auto put_planes = [&](int64_t place, int32_t high, int32_t low) {
+    int32_t* p = to.planes + 4 * place;
+    p[0] = -8 * high, p[1] = -8 * low, p[2] = int32_t(uint32_t(high) << 16), p[3] = int32_t(uint32_t(low) << 16);
+  };
+  if (info.of_rows && info.halves)
+    put_planes(at.sum, sums[0], sums[2]), put_planes(at.sum + at.stride, sums[1], sums[3]);
+  else if (info.of_rows)
+    put_planes(at.sum, sums[0] + sums[1], sums[2] + sums[3]);
+  else if (info.zero != 0)
+    to.offsets[at.sum] = -info.zero * (value(0) + value(1));
+  else if (info.halves)
+    to.sums[at.sum] = float(value(0)), to.sums[at.sum + at.stride] = float(value(1));
+  else
+    to.sums[at.sum] = float(value(0) + value(1));
+}
+
+// Each block of a row goes to place(b); done(b, where, its plane_sums).
+template <class Own, class Place, class Done>
+inline void quantize_to(const float* x, const QuantRows& to, int64_t row, const Place& place, const Done& done) {
+  constexpr float kRange = kActivationRange;
+  float max, inverse;
+  if constexpr (requires { &Own::magnitude; })
+    max = Own::magnitude(x, to.cols);
+  else
+    max = magnitude(x, to.cols);
+  inverse = max > 1e-30f ? kRange / max : 0.0f;
+  to.d[row] = max / kRange;
+  for (int64_t b = 0; b < to.cols / 32; ++b) {
+    const BlockPlace at = place(b);
+    int32_t made[4];
+    if constexpr (requires { &Own::quantize_block; })
+      Own::quantize_block(x + 32 * b, inverse, at.high, at.low);
+    else
+      quantize_block(x + 32 * b, inverse, at.high, at.low);
+    if constexpr (requires { &Own::plane_sums; })
+      Own::plane_sums(at.high, at.low, made);
+    else
+      plane_sums(at.high, at.low, made);
+    done(b, at, made);
+  }
+}
+
+void quantize(const float* x, Packing packing, const QuantRows& to, int64_t row) {
+  const PackingInfo info = packing_info(packing);
+  const int64_t blocks = to.cols / 32, parts = info.halves ? 2 : 1;
+  quantize_to<Blocks>(
+      x, to, row,
+      [&](int64_t b) {
+        int8_t* q = to.q + 2 * row * to.cols + 64 * b;
+        return BlockPlace{q, q + 32, (row * blocks + b) * parts, 1};
+      },
+      [&](int64_t, const BlockPlace& at, const int32_t* sums) { put_sums(info, at, sums, to); });
+}
+
+constexpr Kernels make_kernels(const char* name) {
+  return {name,     quantize, integer,  floating,         norm,        silu, gelu,
+          greatest, find,     at_least, exponential_sums, exponentials};
+}
+
+}  // namespace
+}  // namespace kvasir::model::cpu
+// NOLINTEND(misc-definitions-in-headers)
