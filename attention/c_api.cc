@@ -117,7 +117,7 @@ Status to_view(const kvasir_attention& op, const kvasir_attention_cache& c, kvca
 }  // namespace
 
 int kvasir_attention_create(const kvasir_attention_attributes* attributes, const kvasir_attention_limits* limits,
-                            const char* backend, int threads, kvasir_attention** out) {
+                            const char* backend, int threads, void* stream, kvasir_attention** out) {
   return guarded([&]() -> Status {
     if (!attributes) return absent("attributes");
     if (!limits) return absent("limits");
@@ -129,10 +129,13 @@ int kvasir_attention_create(const kvasir_attention_attributes* attributes, const
     KVASIR_TRY(to_attributes(*attributes, &made->attributes));
     KVASIR_ASSIGN(const Backend* found, find_backend(backend));
     KVASIR_TRY(found->available());
+    if (stream && !found->transfer())
+      return invalid_argument(cat("stream is given; ", found->name(), " works on host memory and has none"))
+          .with_field("stream");
     made->pool = std::make_unique<ThreadPool>(threads);
     made->cache_tokens = limits->cache_tokens;
     const Limits l{limits->max_batch, limits->max_tokens, limits->max_kvlen, limits->max_pages, limits->cache_tokens};
-    KVASIR_ASSIGN(made->op, found->create(made->attributes, l, {made->pool.get(), nullptr}));
+    KVASIR_ASSIGN(made->op, found->create(made->attributes, l, {made->pool.get(), stream}));
     *out = made.release();
     return {};
   });

@@ -1,8 +1,9 @@
 /* The cache-attention operators for other languages and engines, over their own memory: host memory for
- * "reference" and "cpu", device memory for "cuda". docs/attention-ops.md says what they compute.
+ * "reference" and "cpu", device memory for "cuda". docs/attention-ops.md says what they compute. Installed as
+ * <kvasir/attention.h>; `pkg-config --cflags --libs kvasir-attention` says how to build with it.
  *
  *   kvasir_attention* op;
- *   if (kvasir_attention_create(&attributes, &limits, "cpu", 2, &op)) puts(kvasir_attention_error());
+ *   if (kvasir_attention_create(&attributes, &limits, "cpu", 2, NULL, &op)) puts(kvasir_attention_error());
  *   kvasir_attention_plan(op, &step);      once a step, host arrays
  *   kvasir_attention_run(op, &tensors);    once a layer
  *   kvasir_attention_destroy(op);
@@ -79,8 +80,10 @@ typedef struct {
   kvasir_attention_cache cache;
 } kvasir_kvc_tensors;
 
+/* `threads` work for "reference" and "cpu". `stream` is the cudaStream_t that "cuda" launches on (null: the default
+ * one), in whose order plan() and run() happen; with the others it is null, and run() has finished when it returns. */
 KVASIR_API int kvasir_attention_create(const kvasir_attention_attributes*, const kvasir_attention_limits*,
-                                       const char* backend, int threads, kvasir_attention** out);
+                                       const char* backend, int threads, void* stream, kvasir_attention** out);
 KVASIR_API void kvasir_attention_destroy(kvasir_attention*);
 KVASIR_API int kvasir_attention_plan(kvasir_attention*, const kvasir_attention_step*);
 KVASIR_API int kvasir_attention_run(kvasir_attention*, const kvasir_attention_tensors*);

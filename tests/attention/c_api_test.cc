@@ -49,7 +49,7 @@ TEST(CApi, RunsAsTheCppInterfaceDoes) {
   const Outcome want = run_on("cpu", c);
   InC x = to_c(c);
   kvasir_attention* op = nullptr;
-  ASSERT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 2, &op), 0) << kvasir_attention_error();
+  ASSERT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 2, nullptr, &op), 0) << kvasir_attention_error();
   ASSERT_EQ(kvasir_attention_plan(op, &x.step), 0) << kvasir_attention_error();
   CaseOutput out;
   Tensors t = case_tensors(c, &out);
@@ -69,7 +69,8 @@ TEST(CApi, StoresAndGathers) {
   const Outcome want = run_on("cpu", c);
   InC x = to_c(c);
   kvasir_attention* op = nullptr;
-  ASSERT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "reference", 1, &op), 0) << kvasir_attention_error();
+  ASSERT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "reference", 1, nullptr, &op), 0)
+      << kvasir_attention_error();
   ASSERT_EQ(kvasir_attention_plan(op, &x.step), 0) << kvasir_attention_error();
   CaseOutput out;
   KvcTensors t = case_kvc_tensors(c, &out);
@@ -84,14 +85,17 @@ TEST(CApi, ErrorsHaveACodeAndWords) {
   Case c = half_case();
   InC x = to_c(c);
   kvasir_attention* op = nullptr;
-  EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "tpu", 1, &op), int(Code::not_found));
+  EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "tpu", 1, nullptr, &op), int(Code::not_found));
   EXPECT_NE(std::string(kvasir_attention_error()).find("'tpu'"), std::string::npos);
   x.attributes.io_dtype = 77;
-  EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 1, &op), int(Code::invalid_argument));
+  EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 1, nullptr, &op), int(Code::invalid_argument));
   EXPECT_NE(std::string(kvasir_attention_error()).find("io_dtype is 77"), std::string::npos);
   EXPECT_EQ(kvasir_attention_plan(nullptr, &x.step), int(Code::invalid_argument));
   x.attributes.io_dtype = KVASIR_F32;
-  ASSERT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 1, &op), 0);
+  int no_stream = 0;
+  EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 1, &no_stream, &op), int(Code::invalid_argument));
+  EXPECT_NE(std::string(kvasir_attention_error()).find("stream is given"), std::string::npos);
+  ASSERT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 1, nullptr, &op), 0);
   x.step.max_kvlen = 3;
   EXPECT_EQ(kvasir_attention_plan(op, &x.step), int(Code::invalid_argument));
   kvasir_attention_tensors tensors = {};
