@@ -48,7 +48,7 @@ inline V select_ge(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _mm
 inline V iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 inline float first(V a) { return _mm256_cvtss_f32(a); }
 
-// Lane i is the 8 floats of row i taken together, halves first. (What is taken together may change places: a blend,
+// Lane i is the 8 floats of row i folded by `both`, halves first. (What is folded may change places: a blend,
 // which any port does, and one shuffle instead of two.)
 template <class F>
 inline V fold_rows(const float* rows, const F& both) {
@@ -161,7 +161,7 @@ inline Words load_half_column(const uint16_t* p) {
 inline V half_column(Words w) { return _mm256_cvtph_ps(_mm256_castsi256_si128(w)); }
 
 // 8 rows of 16 float16 as 16 columns of 8.
-inline void turn_halves_to(const Words r[8], uint16_t* out) {
+inline void transpose_halves_to(const Words r[8], uint16_t* out) {
   Words t[8], u[8];
   for (int i = 0; i < 8; i += 2) {
     t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);

@@ -56,7 +56,7 @@ inline V select_ge(V a, V b, V yes, V no) {
 }
 inline V iota() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 inline float first(V a) { return _mm512_cvtss_f32(a); }
-// The steps in which 16 vectors become one whose lane i is what x[i]'s lanes are together, halves first: sixteen to
+// The steps in which 16 vectors become one whose lane i is x[i]'s lanes folded, halves first: sixteen to
 // eight, then to four, two, one. x in kFoldOrder, the first eight with the last eight, lands where it belongs.
 constexpr int kFoldOrder[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 template <class F>
@@ -85,7 +85,7 @@ inline V fold(const V (&x)[16], const F& both) {
   for (int i = 0; i < 2; ++i) w[i] = fold_twos(z[i], z[i + 2], both);
   return fold_ones(w[0], w[1], both);
 }
-// Lane i is the 16 floats of row i taken together.
+// Lane i is the 16 floats of row i folded by `both`.
 template <class F>
 inline V fold_rows(const float* rows, const F& both) {
   V x[16];
@@ -98,7 +98,7 @@ inline V add_fours(V a, V b) { return fold_fours(a, b, add); }
 inline V add_twos(V a, V b) { return fold_twos(a, b, add); }
 inline V add_ones(V a, V b) { return fold_ones(a, b, add); }
 // Four by four, in each four lanes.
-inline void turn_fours(V* x) {
+inline void transpose_fours(V* x) {
   const V a = _mm512_unpacklo_ps(x[0], x[1]), b = _mm512_unpacklo_ps(x[2], x[3]);
   const V c = _mm512_unpackhi_ps(x[0], x[1]), d = _mm512_unpackhi_ps(x[2], x[3]);
   x[0] = _mm512_shuffle_ps(a, b, 0x44), x[1] = _mm512_shuffle_ps(a, b, 0xee);
@@ -109,7 +109,7 @@ inline V even_fours(V a, V b) { return _mm512_shuffle_f32x4(a, b, 0x88); }
 inline V odd_fours(V a, V b) { return _mm512_shuffle_f32x4(a, b, 0xdd); }
 
 #define KVASIR_SIMD_FOLDS 1
-// One row's lanes taken together as fold_rows does it, in every lane.
+// One row's lanes folded as fold_rows does it, in every lane.
 template <class F>
 inline V fold_row(V x, const F& both) {
   x = both(x, _mm512_shuffle_f32x4(x, x, 0x4e));
@@ -127,7 +127,9 @@ inline V load_bf16(const uint8_t* p) {
 inline V load_i8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-const V kNibbles = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+// By a function: a variable would be initialized when the program starts, on processors without these instructions,
+// too.
+inline V nibbles() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1); }
 // A table of sixteen floats looks at the low four bits of each lane only.
 inline V look_up_i4(const uint8_t* p, V table) {
 #if defined(__AVX512VBMI__)
@@ -142,9 +144,9 @@ inline V look_up_i4(const uint8_t* p, V table) {
 #endif
   return _mm512_permutexvar_ps(q, table);
 }
-inline V load_i4(const uint8_t* p) { return look_up_i4(p, kNibbles); }
+inline V load_i4(const uint8_t* p) { return look_up_i4(p, nibbles()); }
 #define KVASIR_SIMD_NIBBLE_TABLE 1
-inline V nibbles_times(V scale) { return mul(kNibbles, scale); }
+inline V nibbles_times(V scale) { return mul(nibbles(), scale); }
 // E4M3 as float16 bits: exponent and mantissa move up by 7, the sign to the top; that is the value
 // times 2^-8, exactly, subnormals included. NaN (0x7f) is put back.
 inline V load_e4m3(const uint8_t* p) {
@@ -184,7 +186,7 @@ inline V element_of(Words w) {
                                              : _mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000))));
   if constexpr (kType == DType::i8)
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w, 24 - 8 * kElement), 24));
-  if constexpr (kType == DType::i4) return _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * kElement), kNibbles);
+  if constexpr (kType == DType::i4) return _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * kElement), nibbles());
 }
 
 // 32 FP8 elements as float16 times 2^-8.
@@ -202,7 +204,7 @@ inline Words load_half_column(const uint16_t* p) {
 inline V half_column(Words w) { return _mm512_cvtph_ps(_mm512_castsi512_si256(w)); }
 
 // 16 rows of 32 float16 as 32 columns of 16.
-inline void turn_halves_to(const Words r[16], uint16_t* out) {
+inline void transpose_halves_to(const Words r[16], uint16_t* out) {
   __m512i t[16], u[16];
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);

@@ -54,7 +54,7 @@ inline V iota() {
 }
 inline float first(V a) { return vgetq_lane_f32(a, 0); }
 
-// Lane i is the 4 floats of row i taken together, halves first.
+// Lane i is the 4 floats of row i folded by `both`, halves first.
 template <class F>
 inline V fold_rows(const float* rows, const F& both) {
   const V a = load(rows), b = load(rows + 4), c = load(rows + 8), d = load(rows + 12);

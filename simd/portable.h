@@ -89,7 +89,7 @@ inline V iota() {
   return each([](int i) { return float(i); });
 }
 inline float first(V a) { return a.x[0]; }
-// Lane i is the 8 floats of row i taken together, halves first.
+// Lane i is the 8 floats of row i folded by `both`, halves first.
 template <class F>
 inline V fold_rows(const float* rows, const F& both) {
   auto column = [rows](int lane) { return each([&](int i) { return rows[i * W + lane]; }); };

@@ -23,11 +23,11 @@ namespace {
 // Queries as the second operand: a register's row is a pair of elements, its columns are sixteen rows.
 void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
   const int tiles = (rows + 15) / 16, chunks = kind.head_dim / 32;
-  Memory& m = cut(memory);
+  AmxScratch& m = cut(memory);
   m.chunks = chunks, m.query_parts = 1;
   m.keys_ready = m.values_ready = false;
-  m.many = tiles > 1, m.key_turn = 0;
-  m.queries = memory + (sizeof(Memory) + 63) / 64 * 64;
+  m.many = tiles > 1, m.key_stage = 0;
+  m.queries = memory + (sizeof(AmxScratch) + 63) / 64 * 64;
   m.keys = m.queries + tiles * chunks * kQueryParts * kUnit;
   m.values = m.keys + key_bytes(chunks);
   m.weights = m.values + 2 * kValueBlock;
@@ -39,7 +39,7 @@ void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_
   __m512i any[kQueryParts] = {};
   for (int tile = 0; tile < tiles; ++tile)
     for (int c = 0; c < chunks; ++c) {
-      __m512i turned[kQueryParts][16];
+      __m512i transposed[kQueryParts][16];
       for (int n = 0; n < 16; ++n) {
         __m512i parts[kQueryParts] = {};
         if (tile * 16 + n < rows) {
@@ -49,14 +49,14 @@ void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_
                              parts);
         }
         for (int p = 0; p < kQueryParts; ++p) {
-          turned[p][n] = parts[p];
+          transposed[p][n] = parts[p];
           any[p] = _mm512_or_si512(any[p], parts[p]);
         }
       }
       for (int p = 0; p < kQueryParts; ++p) {
-        transpose(turned[p]);
+        transpose(transposed[p]);
         uint8_t* to = m.queries + ((tile * chunks + c) * kQueryParts + p) * kUnit;
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, turned[p][i]);
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, transposed[p][i]);
       }
     }
   // Parts that are all zero add nothing: queries that were float16 have two.
@@ -71,13 +71,13 @@ constexpr bool matters(int a, int b) { return a + b <= 2; }
 
 // ---- scores ---------------------------------------------------------------------------------------
 
-// Sums of sixteen keys by sixteen rows by the scale, turned: rows [low, high) of s get sixteen keys each. Four rows at
-// a time, for there may be no more.
+// Sums of sixteen keys by sixteen rows by the scale, transposed: rows [low, high) of s get sixteen keys each. Four rows
+// at a time, for there may be no more.
 template <DType T>
-inline void turn_sums(const float* sums, float scale, float* s, int low, int high) {
+inline void transpose_sums(const float* sums, float scale, float* s, int low, int high) {
   for (int r = low / 4 * 4; r < high; r += 4) {
     __m512 four[4];
-    turn_four(sums + r, four);
+    transpose_four(sums + r, four);
     for (int i = 0; i < 4; ++i)
       if (r + i >= low && r + i < high)
         _mm512_storeu_ps(s + (r + i) * kTile, is_scaled(T) ? _mm512_mul_ps(four[i], _mm512_set1_ps(scale)) : four[i]);
@@ -85,12 +85,12 @@ inline void turn_sums(const float* sums, float scale, float* s, int low, int hig
 }
 
 template <DType T>
-void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Memory& m, Ahead& ahead) {
+void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, AmxScratch& m, Prefetcher& ahead) {
   using Feed = KeyFeed<T>;
   constexpr int kParts = parts_of(T), kWide = Feed::kWide;
   const int chunks = m.chunks, query_parts = m.query_parts;
   Feed feed(k, m);
-  feed.first(m.key_turn);
+  feed.first(m.key_stage);
   if (!m.keys_ready) feed.rest(ahead);
   m.keys_ready = false;
   feed.next();
@@ -98,7 +98,7 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Me
   values.start(0);
   m.values_ready = true;
 
-  int turn = m.key_turn;
+  int stage = m.key_stage;
   for (int half = feed.from / 32; half * 32 < feed.to; ++half) {
     const int from = half * 32 < feed.from ? 1 : 0, to = half * 32 + 16 < feed.to ? 2 : 1;
     for (int tile = row / 16; tile * 16 < row + rows; ++tile) {
@@ -108,7 +108,7 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Me
       each_sum(from, to, [](auto t) { tile_zero<t.value>(); });
       for (int c = 0; c < chunks; ++c) {
         const uint8_t* q = m.queries + (tile * chunks + c) * kQueryParts * kUnit;
-        const uint8_t* keys = Feed::room(m.keys, turn, m.many, chunks, c);
+        const uint8_t* keys = Feed::room(m.keys, stage, m.many, chunks, c);
         auto multiply = [&](auto& beside) {
           for (int b = 0; b < query_parts; ++b) {
             tile_load<6>(q + b * kUnit);
@@ -135,17 +135,17 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Me
             feed.rest(ahead);
             feed.next();
           }
-          if (!m.many) ++turn;
+          if (!m.many) ++stage;
         }
       }
       each_sum(from, to, [&](auto t) { tile_store<t.value>(m.sums + t.value * 256); });
       if (half * 32 + 32 >= feed.to) values.rest(ahead);
       for (int t = from; t < to; ++t)
-        turn_sums<T>(m.sums + t * 256, k.scale, s + (tile * 16 - row) * kTile + half * 32 + t * 16, low, high);
+        transpose_sums<T>(m.sums + t * 256, k.scale, s + (tile * 16 - row) * kTile + half * 32 + t * 16, low, high);
     }
-    if (m.many) ++turn;
+    if (m.many) ++stage;
   }
-  m.key_turn = turn;
+  m.key_stage = stage;
 }
 
 // ---- values ---------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ inline void load_weights(const uint8_t* at, int from, int to) {
 
 template <DType T, class Feed>
 [[gnu::always_inline]] inline void multiply_values(const uint8_t* values, int from, int to, Feed& beside,
-                                                   Ahead& ahead) {
+                                                   Prefetcher& ahead) {
   constexpr int kParts = parts_of(T);
   tile_zero<0>();
   tile_zero<1>();
@@ -207,11 +207,11 @@ inline void add_sums(const float* sums, int rows, const float* correction, float
 
 template <DType T>
 void accumulate_of(const float* p, int rows, const KvRows& k, const KvRows* next_keys, const float* correction,
-                   float* o, int o_stride, Memory& m, Ahead& ahead) {
+                   float* o, int o_stride, AmxScratch& m, Prefetcher& ahead) {
   const int from = k.begin / 32, to = (k.end + 31) / 32, chunks = m.chunks, tiles = (rows + 15) / 16;
   ValueFeed<T> feed(k, m);
   KeyFeed<T> keys(next_keys ? *next_keys : k, m);
-  if (next_keys) keys.first(m.key_turn);
+  if (next_keys) keys.first(m.key_stage);
   if (!m.values_ready) {
     feed.start(0);
     feed.rest(ahead);
@@ -252,11 +252,11 @@ inline void by_type(DType type, const F& f) {
   }
 }
 
-void scores(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Ahead* ahead) {
+void scores(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Prefetcher* ahead) {
   by_type(keys.dtype, [&]<DType T>() { scores_of<T>(row, rows, keys, values, s, cut(memory), *ahead); });
 }
 void accumulate(const float* p, int rows, const KvRows& values, const KvRows* next_keys, const float* correction,
-                float* o, int o_stride, uint8_t* memory, Ahead* ahead) {
+                float* o, int o_stride, uint8_t* memory, Prefetcher* ahead) {
   by_type(values.dtype, [&]<DType T>() {
     accumulate_of<T>(p, rows, values, next_keys, correction, o, o_stride, cut(memory), *ahead);
   });
@@ -276,7 +276,7 @@ bool pays(const CacheKind& kind) {
 
 int stops(int head_dim) { return head_dim; }  // one for four keys' 32 elements, and for two pairs'
 
-constexpr Matrix kMatrix = {takes, pays, bytes, begin, release, scores, accumulate, stops};
+constexpr TileKernel kTileKernel = {takes, pays, bytes, begin, release, scores, accumulate, stops};
 
 }  // namespace
 
@@ -286,9 +286,9 @@ const Kernels* kernels_amx() {
     if (!vectors || !kvasir::cpu().amx_bf16 || !enable_amx()) return nullptr;
     static Kernels table = *vectors;
     table.name = "amx";
-    table.matrices[0] = matrix_of_bytes();
-    table.matrices[1] = matrix_of_halves();
-    table.matrices[2] = &kMatrix;
+    table.tile_kernels[0] = amx_bytes_kernel();
+    table.tile_kernels[1] = amx_halves_kernel();
+    table.tile_kernels[2] = &kTileKernel;
     return &table;
   }();
   return found;

@@ -3,7 +3,7 @@
 // elements, or of a tile's keys, are exact, and only then float32.
 //
 // The sums of a row, fixed whoever shares the call:
-//   score[j] = (for each digit: over scales in order, fma) joined from the highest digit, by what the query's unit is
+//   score[j] = (for each digit: over scales in order, fma) combined from the highest digit, by what the query's unit is
 //   worth out[d]   = out[d] * correction + (sum over the tile's keys) * what the weights' unit is worth
 #include "attention/cpu/amx_bytes.h"
 #include "attention/cpu/byte_vectors.h"
@@ -12,8 +12,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "attention/cpu/ahead.h"
 #include "attention/cpu/amx_bytes_cache.h"
+#include "attention/cpu/prefetch.h"
 #include "simd/transpose16.h"
 
 namespace kvasir::attention::cpu {
@@ -25,7 +25,7 @@ constexpr int kUnitRows = 16;    // rows of an item that are multiplied together
 constexpr int kColumnTiles = 3;  // their digits: sixteen rows by three
 constexpr int kFewRowsTogether = 8;
 constexpr int kMostSteps = 8;
-constexpr int kTurns =
+constexpr int kStages =
     4;  // of products under way: the matrix unit takes long for the first, and little more for others
 
 // One product of keys by queries: up to 64 elements that share a scale.
@@ -35,7 +35,7 @@ struct ProductStep {
 };
 
 // One thread's memory, cut up.
-struct Memory {
+struct AmxBytesScratch {
   int32_t head_dim, rows, steps, groups;
   float* worth;         // [row]: of the query's unit
   uint8_t* queries;     // [unit][step][column tile]
@@ -43,47 +43,47 @@ struct Memory {
   uint8_t* values;      // [16 elements][4 keys of 64]
   uint8_t* weights;     // [group][row of a unit][digit][64 keys]
   float* weight_worth;  // [group][row of a unit]
-  int32_t* sums;        // keys: [16 of 64][group][column tile][16][16]; values: [turn][column tile][16][16]
+  int32_t* sums;        // keys: [16 of 64][group][column tile][16][16]; values: [stage][column tile][16][16]
   float* scales;        // [group][key]
   float byte_worth;
   ProductStep step[kMostSteps];
 };
 
-inline Memory& cut(uint8_t* memory) { return *reinterpret_cast<Memory*>(memory); }
+inline AmxBytesScratch& cut(uint8_t* memory) { return *reinterpret_cast<AmxBytesScratch*>(memory); }
 
 // Where what a thread needs lies: f(pointer member, bytes) for each part of it.
 template <class F>
 void each_part(int rows, int head_dim, int groups_or_steps, const F& f) {
   const int64_t units = (rows + kUnitRows - 1) / kUnitRows, wide = rounded_up(head_dim);
-  f(&Memory::worth, rounded_up(rows * 4 + 64));
-  f(&Memory::queries, units * groups_or_steps * kColumnTiles * kUnit);
-  f(&Memory::keys, kTile * wide);
-  f(&Memory::values, kTile * wide);
-  f(&Memory::weights, groups_or_steps * kColumnTiles * int64_t(kUnit));
-  f(&Memory::weight_worth, groups_or_steps * int64_t(64));
-  f(&Memory::sums, kTurns * groups_or_steps * kColumnTiles * int64_t(kUnit));
-  f(&Memory::scales, groups_or_steps * kTile * int64_t(4));
+  f(&AmxBytesScratch::worth, rounded_up(rows * 4 + 64));
+  f(&AmxBytesScratch::queries, units * groups_or_steps * kColumnTiles * kUnit);
+  f(&AmxBytesScratch::keys, kTile * wide);
+  f(&AmxBytesScratch::values, kTile * wide);
+  f(&AmxBytesScratch::weights, groups_or_steps * kColumnTiles * int64_t(kUnit));
+  f(&AmxBytesScratch::weight_worth, groups_or_steps * int64_t(64));
+  f(&AmxBytesScratch::sums, kStages * groups_or_steps * kColumnTiles * int64_t(kUnit));
+  f(&AmxBytesScratch::scales, groups_or_steps * kTile * int64_t(4));
 }
 
 int64_t bytes(int rows, int head_dim) {
-  int64_t n = rounded_up(sizeof(Memory));
+  int64_t n = rounded_up(sizeof(AmxBytesScratch));
   each_part(rows, head_dim, kMostSteps, [&](auto, int64_t size) { n += size; });
   return n;
 }
 
 // Few rows stand digit by digit beside each other, so that they fill fewer registers; more of them digit by digit
-// apart, so that they are joined before they are turned.
+// apart, so that they are combined before they are transposed.
 constexpr int column_of(int rows, int r, int digit) {
   return rows > kFewRowsTogether ? digit * 16 + r : r * kDigits + digit;
 }
 constexpr int column_tiles(int rows) { return rows > kFewRowsTogether ? kColumnTiles : (rows * kDigits + 15) / 16; }
-inline int rows_of_unit(const Memory& m, int unit) {
+inline int rows_of_unit(const AmxBytesScratch& m, int unit) {
   return m.rows - unit * kUnitRows < kUnitRows ? m.rows - unit * kUnitRows : kUnitRows;
 }
 
 // Queries as the second operand: a register's row is four elements, its columns are digits of rows.
 template <DType T>
-void pack_queries(const float* q, int q_stride, Memory& m) {
+void pack_queries(const float* q, int q_stride, AmxBytesScratch& m) {
   const __m512i places = element_at_place<T>();
   alignas(64) int8_t digits[kUnitRows][kDigits * (kMaxHeadDim + 64)];
   constexpr int kStride = kMaxHeadDim + 64;
@@ -113,7 +113,7 @@ void pack_queries(const float* q, int q_stride, Memory& m) {
 }
 
 void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
-  Memory& m = cut(memory);
+  AmxBytesScratch& m = cut(memory);
   m.head_dim = kind.head_dim, m.rows = rows;
   m.byte_worth = kind.dtype == DType::i4 ? 0.0625f : 1.0f;
   const int group = kind.grouped ? kind.group : kind.head_dim, each = group < 64 ? group : 64;
@@ -127,7 +127,7 @@ void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_
     if (kind.dtype == DType::i8 && kind.head_dim >= 64 && step.offset > kind.head_dim - 64)
       step.offset = kind.head_dim - 64;
   }
-  uint8_t* at = memory + rounded_up(sizeof(Memory));
+  uint8_t* at = memory + rounded_up(sizeof(AmxBytesScratch));
   each_part(rows, kind.head_dim, m.steps, [&](auto member, int64_t size) {
     m.*member = reinterpret_cast<std::remove_reference_t<decltype(m.*member)>>(at);
     at += size;
@@ -140,7 +140,7 @@ void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_
 
 // Sixteen keys by the digits of a unit's rows, for each group of elements.
 template <int N>
-void multiply_keys(const KeyBlock& keys, const uint8_t* queries, const Memory& m, int32_t* sums) {
+void multiply_keys(const KeyBlock& keys, const uint8_t* queries, const AmxBytesScratch& m, int32_t* sums) {
   const int steps_a_group = m.steps / m.groups;
   for (int g = 0, s = 0; g < m.groups; ++g) {
     each_of<N>([](auto t) { tile_zero<t.value>(); });
@@ -155,16 +155,16 @@ void multiply_keys(const KeyBlock& keys, const uint8_t* queries, const Memory& m
   }
 }
 
-inline __m512 join(__m512 low, __m512 middle, __m512 high) {
+inline __m512 combine(__m512 low, __m512 middle, __m512 high) {
   return _mm512_fmadd_ps(high, _mm512_set1_ps(65536.0f), _mm512_fmadd_ps(middle, _mm512_set1_ps(256.0f), low));
 }
 
 // Sums of sixteen keys by their scales, and over groups.
 template <int N, int kGroups>
-inline void scale_sums(const int32_t* sums, const float* scales, int groups, float* scaled, Ahead& ahead) {
+inline void scale_sums(const int32_t* sums, const float* scales, int groups, float* scaled, Prefetcher& ahead) {
   const auto by = [](const int32_t* at) { return _mm512_cvtepi32_ps(_mm512_load_si512(at)); };
   for (int i = 0; i < 16; i += 4) {
-    fetch(ahead);
+    prefetch(ahead);
 #pragma GCC unroll 4
     for (int k = i; k < i + 4; ++k) {
       __m512 x[N], scale = _mm512_set1_ps(scales[k]);
@@ -181,8 +181,8 @@ inline void scale_sums(const int32_t* sums, const float* scales, int groups, flo
 
 // The scores of sixteen keys from their sums: rows [low, high) of the unit, s being its first row's.
 template <int N>
-void scale_and_turn(const Memory& m, int unit, const int32_t* sums, const float* scales, int low, int high, float* s,
-                    Ahead& ahead) {
+void scale_and_transpose(const AmxBytesScratch& m, int unit, const int32_t* sums, const float* scales, int low,
+                         int high, float* s, Prefetcher& ahead) {
   alignas(64) float scaled[N][256];
   switch (m.groups) {
     case 1: scale_sums<N, 1>(sums, scales, 1, scaled[0], ahead); break;
@@ -194,10 +194,10 @@ void scale_and_turn(const Memory& m, int unit, const int32_t* sums, const float*
     __m512i keys[16];
     const __m512 by = _mm512_load_ps(worth);
     for (int i = 0; i < 16; ++i)
-      keys[i] =
-          _mm512_castps_si512(_mm512_mul_ps(join(_mm512_load_ps(scaled[0] + i * 16), _mm512_load_ps(scaled[1] + i * 16),
-                                                 _mm512_load_ps(scaled[2] + i * 16)),
-                                            by));
+      keys[i] = _mm512_castps_si512(
+          _mm512_mul_ps(combine(_mm512_load_ps(scaled[0] + i * 16), _mm512_load_ps(scaled[1] + i * 16),
+                                _mm512_load_ps(scaled[2] + i * 16)),
+                        by));
     transpose(keys);
     for (int r = low; r < high; ++r) _mm512_storeu_si512(s + r * kTile, keys[r]);
     return;
@@ -205,12 +205,12 @@ void scale_and_turn(const Memory& m, int unit, const int32_t* sums, const float*
   alignas(64) float columns[kFewRowsTogether * kDigits][16];
   for (int c = low * kDigits / 4 * 4; c < high * kDigits; c += 4) {
     __m512 four[4];
-    turn_four(scaled[c / 16] + c % 16, four);
+    transpose_four(scaled[c / 16] + c % 16, four);
     for (int i = 0; i < 4; ++i) _mm512_store_ps(columns[c + i], four[i]);
   }
   for (int r = low; r < high; ++r) {
     const float(*of)[16] = columns + r * kDigits;
-    const __m512 x = join(_mm512_load_ps(of[0]), _mm512_load_ps(of[1]), _mm512_load_ps(of[2]));
+    const __m512 x = combine(_mm512_load_ps(of[0]), _mm512_load_ps(of[1]), _mm512_load_ps(of[2]));
     _mm512_storeu_ps(s + r * kTile, _mm512_mul_ps(x, _mm512_set1_ps(worth[r])));
   }
 }
@@ -226,7 +226,7 @@ inline void by_tiles(int rows, const F& f) {
 }
 
 template <DType T>
-void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Memory& m, Ahead& ahead) {
+void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, AmxBytesScratch& m, Prefetcher& ahead) {
   const int begin = k.begin / 16 * 16, end = (k.end + 15) / 16 * 16, size = m.groups * kColumnTiles * 256;
   KeyBlock blocks[kTile / 16];
   for (int j = begin; j < end; j += 16) blocks[j / 16] = key_block<T>(k, j, m.keys + j * rounded_up(m.head_dim));
@@ -244,13 +244,13 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Me
         value_bytes<T>(v, m.values, ahead);
       }
       for (int j = begin; j < end; j += 16)
-        scale_and_turn<N>(m, unit, m.sums + j / 16 * size, m.scales + j, low, high, s + (first - row) * kTile + j,
-                          ahead);
+        scale_and_transpose<N>(m, unit, m.sums + j / 16 * size, m.scales + j, low, high, s + (first - row) * kTile + j,
+                               ahead);
     });
   }
 }
 
-void scores(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Ahead* ahead) {
+void scores(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Prefetcher* ahead) {
   if (keys.dtype == DType::i8)
     scores_of<DType::i8>(row, rows, keys, values, s, cut(memory), *ahead);
   else
@@ -281,7 +281,7 @@ inline void add_sums(const int32_t* sums, const float* worth, const float* corre
 }
 
 template <int N>
-void accumulate_unit(const float* p, int rows, const float* correction, float* o, int o_stride, Memory& m) {
+void accumulate_unit(const float* p, int rows, const float* correction, float* o, int o_stride, AmxBytesScratch& m) {
   const int tiles = m.head_dim / 16, each = tiles / m.groups;
   constexpr int kBehind = 2, kSums = kColumnTiles * 256;
   for (int g = 0; g < m.groups; ++g)
@@ -295,18 +295,18 @@ void accumulate_unit(const float* p, int rows, const float* correction, float* o
       const int g = i / each;
       if (i == g * each)
         each_of<N>([&](auto t) { tile_load<4 + t.value>(m.weights + (g * kColumnTiles + t.value) * kUnit); });
-      multiply_values<N>(m.values + i * kUnit, m.sums + i % kTurns * kSums);
+      multiply_values<N>(m.values + i * kUnit, m.sums + i % kStages * kSums);
     }
     if (const int done = i - kBehind; done >= 0)
-      add_sums(m.sums + done % kTurns * kSums, m.weight_worth + done / each * 16, correction, rows, o + done * 16,
+      add_sums(m.sums + done % kStages * kSums, m.weight_worth + done / each * 16, correction, rows, o + done * 16,
                o_stride);
   }
 }
 
 // Scores of the same keys came before: their values stand ready.
 void accumulate(const float* p, int rows, const KvRows& v, const KvRows*, const float* correction, float* o,
-                int o_stride, uint8_t* memory, Ahead*) {
-  Memory& m = cut(memory);
+                int o_stride, uint8_t* memory, Prefetcher*) {
+  AmxBytesScratch& m = cut(memory);
   collect_scales(v, m.groups, m.scales);
   for (int r = 0; r < rows; r += kUnitRows) {
     const int n = rows - r < kUnitRows ? rows - r : kUnitRows;
@@ -336,9 +336,9 @@ int stops(int head_dim) {
 
 }  // namespace
 
-const Matrix* matrix_of_bytes() {
-  static const Matrix matrix = {takes,      pays,  bytes,   begin,          release,       scores,
-                                accumulate, stops, nullptr, byte_vectors(), kFewForVectors};
+const TileKernel* amx_bytes_kernel() {
+  static const TileKernel matrix = {takes,      pays,  bytes,   begin,          release,       scores,
+                                    accumulate, stops, nullptr, byte_vectors(), kFewForVectors};
   return kvasir::cpu().amx_int8 ? &matrix : nullptr;
 }
 

@@ -5,6 +5,6 @@
 
 namespace kvasir::attention::cpu {
 
-const Matrix* matrix_of_bytes();  // null where the processor lacks them; enable_amx() comes first
+const TileKernel* amx_bytes_kernel();  // null where the processor lacks them; enable_amx() comes first
 
 }  // namespace kvasir::attention::cpu

@@ -3,6 +3,7 @@
 
 #include "attention/cpu/amx_tile.h"
 #include "attention/cpu/bytes.h"
+#include "attention/cpu/prefetch.h"
 
 namespace kvasir::attention::cpu {
 namespace {
@@ -66,12 +67,12 @@ inline __m512i value_row(const uint8_t* row, int d, bool half) {
 // Values of four keys together, as the matrix unit wants them: sixteen elements a register, four keys a row of it. The
 // keys' order is that of weight_digits.
 template <DType T>
-inline void value_bytes(const KvRows& v, uint8_t* to, Ahead& ahead) {
+inline void value_bytes(const KvRows& v, uint8_t* to, Prefetcher& ahead) {
   for (int quad = v.begin / 4; quad < (v.end + 3) / 4; ++quad) {
     const uint8_t* const* rows = v.row + 4 * quad;
     uint8_t* out = to + (quad % 4 * 4 + quad / 4) * 64;
     for (int d = 0; d < v.head_dim; d += 64) {
-      fetch(ahead);
+      prefetch(ahead);
       const bool half = v.head_dim - d < 64;
       __m512i x[4];
       for (int i = 0; i < 4; ++i) x[i] = value_row<T>(rows[i], d, half);

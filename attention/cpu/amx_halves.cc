@@ -50,11 +50,11 @@ inline void query_parts(const float* q, int power, __m512i (&parts)[3]) {
 // their second.
 void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
   const int groups = groups_of(rows), chunks = kind.head_dim / 32;
-  Memory& m = cut(memory);
+  AmxHalvesScratch& m = cut(memory);
   m.chunks = chunks;
   m.thirds = m.key_ready = m.value_ready = false;
-  m.many = groups > 1, m.key_turn = m.value_turn = 0;
-  m.worth = reinterpret_cast<float*>(memory + (sizeof(Memory) + 63) / 64 * 64);
+  m.many = groups > 1, m.key_stage = m.value_stage = 0;
+  m.worth = reinterpret_cast<float*>(memory + (sizeof(AmxHalvesScratch) + 63) / 64 * 64);
   m.queries = reinterpret_cast<uint8_t*>(m.worth) + (groups * kTogether * 4 + 63) / 64 * 64;
   m.blocks = m.queries + groups * chunks * kQueryUnits * kUnit;
   m.weights = m.blocks + (2 * chunks + kValueBlocks) * kBlockBytes;
@@ -101,7 +101,7 @@ inline __m512 two_keys(const float* sums) {
 }
 
 // Scores of eight rows by sixteen keys, from sums of keys by columns.
-inline void turn_sums(const float* sums, const float* thirds, __m512 (&rows)[kTogether]) {
+inline void transpose_sums(const float* sums, const float* thirds, __m512 (&rows)[kTogether]) {
   __m512 x[8];
   for (int i = 0; i < 8; ++i) {
     x[i] = _mm512_add_ps(two_keys(sums + i * 16), two_keys(sums + i * 16 + 8));
@@ -139,13 +139,13 @@ struct ScoreRows {
   void finish(const Waiting& w) const {
     if (!w.sums) return;
     for (int block = 0; block < 2; ++block) {
-      __m512 turned[kTogether];
-      turn_sums(w.sums + block * 256, thirds ? w.sums + (2 + block) * 256 : nullptr, turned);
+      __m512 transposed[kTogether];
+      transpose_sums(w.sums + block * 256, thirds ? w.sums + (2 + block) * 256 : nullptr, transposed);
       for (int i = 0; i < kTogether; ++i) {
         const int r = w.group * kTogether + i;
         if (r < row || r >= row + rows) continue;
         _mm512_storeu_ps(s + (r - row) * kTile + w.key + block * 16,
-                         _mm512_mul_ps(turned[i], _mm512_set1_ps(worth[r])));
+                         _mm512_mul_ps(transposed[i], _mm512_set1_ps(worth[r])));
       }
     }
   }
@@ -178,7 +178,7 @@ template <class F>
 }
 
 template <DType T>
-void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Memory& m, Ahead& ahead) {
+void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, AmxHalvesScratch& m, Prefetcher& ahead) {
   const int chunks = m.chunks, first = row / kTogether, last = (row + rows - 1) / kTogether;
   const ScoreRows to = {row, rows, s, m.worth, m.thirds};
   KeyFeed<T> feed(k, m);
@@ -192,16 +192,16 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Me
 
   Waiting waiting;
   int sums = 0;
-  for (int half = k.begin / 32; half * 32 < k.end; ++half, m.key_turn += uint32_t(chunks))
+  for (int half = k.begin / 32; half * 32 < k.end; ++half, m.key_stage += uint32_t(chunks))
     for (int g = first; g <= last; ++g) {
       each_sum(0, 2, [](auto t) { tile_zero<t.value>(); });
       if (m.thirds) each_sum(0, 2, [](auto t) { tile_zero<2 + t.value>(); });
       for (int c = 0; c < chunks; ++c) {
-        const Block keys = m.of_keys(m.key_turn + uint32_t(c));
+        const Block keys = m.of_keys(m.key_stage + uint32_t(c));
         const uint8_t* q = m.queries + (g * chunks + c) * kQueryUnits * kUnit;
         // Vectors make the parts that come next while the matrix unit is at those.
         if (half * 32 + 32 >= k.end && g == last && c + 1 == chunks) {
-          if (!m.many) m.value_turn = m.key_turn + uint32_t(chunks);
+          if (!m.many) m.value_stage = m.key_stage + uint32_t(chunks);
           ValueFeed<T> values(v, m);
           values.start();
           multiply_keys(keys, q, m.thirds, [&] { values.at_work.some(ahead); });
@@ -307,7 +307,7 @@ struct Adding {
 
 template <DType T>
 void accumulate_of(const float* p, int rows, const KvRows& v, const KvRows* next_keys, const float* correction,
-                   float* o, int o_stride, Memory& m, Ahead& ahead) {
+                   float* o, int o_stride, AmxHalvesScratch& m, Prefetcher& ahead) {
   const int from = v.begin / 32, to = (v.end + 31) / 32, chunks = m.chunks, groups = groups_of(rows);
   ValueFeed<T> feed(v, m);
   int made = 0;
@@ -318,18 +318,18 @@ void accumulate_of(const float* p, int rows, const KvRows& v, const KvRows* next
   fence();
   Adding adding;
   int sums = 0;
-  for (int c = 0; c < chunks; ++c, m.value_turn += uint32_t(to - from))
+  for (int c = 0; c < chunks; ++c, m.value_stage += uint32_t(to - from))
     for (int g = 0; g < groups; ++g) {
       if (c == 0 || groups > 1) load_weights(m.weights + g * kWeightUnits * kUnit, from, to);
       tile_zero<0>();
       tile_zero<1>();
       each_sum(from, to, [&](auto h) {
-        const Block values = m.of_values(m.value_turn + uint32_t(h.value - from));
+        const Block values = m.of_values(m.value_stage + uint32_t(h.value - from));
         if (g == 0 && feed.busy()) {
           feed.start();
           multiply_values<h.value>(values, [&] { feed.at_work.some(ahead); });
         } else if (!m.many && next_keys && h.value + 1 == to) {
-          m.key_turn = feed.turn, m.key_ready = true;
+          m.key_stage = feed.stage, m.key_ready = true;
           KeyFeed<T> keys(*next_keys, m);
           keys.start();
           multiply_values<h.value>(values, [&] { keys.at_work.some(ahead); });
@@ -346,16 +346,16 @@ void accumulate_of(const float* p, int rows, const KvRows& v, const KvRows* next
       adding = {at, left < kTogether ? left : kTogether, correction + g * kTogether,
                 o + g * kTogether * o_stride + c * 32};
     }
-  if (!m.many) m.key_turn = m.value_turn;
+  if (!m.many) m.key_stage = m.value_stage;
   adding.finish(o_stride);
 }
 
-void scores(int row, int rows, const KvRows& k, const KvRows& v, float* s, uint8_t* memory, Ahead* ahead) {
+void scores(int row, int rows, const KvRows& k, const KvRows& v, float* s, uint8_t* memory, Prefetcher* ahead) {
   if (k.dtype == DType::f16) return scores_of<DType::f16>(row, rows, k, v, s, cut(memory), *ahead);
   scores_of<DType::f32>(row, rows, k, v, s, cut(memory), *ahead);
 }
 void accumulate(const float* p, int rows, const KvRows& v, const KvRows* next_keys, const float* correction, float* o,
-                int o_stride, uint8_t* memory, Ahead* ahead) {
+                int o_stride, uint8_t* memory, Prefetcher* ahead) {
   if (v.dtype == DType::f16)
     return accumulate_of<DType::f16>(p, rows, v, next_keys, correction, o, o_stride, cut(memory), *ahead);
   accumulate_of<DType::f32>(p, rows, v, next_keys, correction, o, o_stride, cut(memory), *ahead);
@@ -371,14 +371,14 @@ Reach reach(const KvRows&) { return Reach::all; }
 
 }  // namespace
 
-const Matrix* matrix_of_halves() {
-  static const Matrix matrix = {takes, pays, bytes, begin, release, scores, accumulate, stops, reach};
+const TileKernel* amx_halves_kernel() {
+  static const TileKernel matrix = {takes, pays, bytes, begin, release, scores, accumulate, stops, reach};
   return &matrix;
 }
 
 }  // namespace kvasir::attention::cpu
 #else
 namespace kvasir::attention::cpu {
-const Matrix* matrix_of_halves() { return nullptr; }
+const TileKernel* amx_halves_kernel() { return nullptr; }
 }  // namespace kvasir::attention::cpu
 #endif

@@ -5,6 +5,6 @@
 
 namespace kvasir::attention::cpu {
 
-const Matrix* matrix_of_halves();  // null where the processor lacks it; enable_amx() comes first
+const TileKernel* amx_halves_kernel();  // null where the processor lacks it; enable_amx() comes first
 
 }  // namespace kvasir::attention::cpu

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "attention/cpu/amx_tile.h"
+#include "attention/cpu/prefetch.h"
 
 namespace kvasir::attention::cpu {
 namespace {
@@ -134,9 +135,9 @@ struct BlockAtWork {
     rows = its_rows, chunk = c, block = to, row = 0;
     *block.has_apart = false;
   }
-  void some(Ahead& ahead) {
+  void some(Prefetcher& ahead) {
     if (row >= 32) return;
-    fetch(ahead);
+    prefetch(ahead);
     const int c = chunk;
     const Block to = block;
     uint8_t* line = to.at + row * (kPairs ? 32 : 64);

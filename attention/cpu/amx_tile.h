@@ -56,7 +56,7 @@ template <int N, class F>
 }
 
 // Columns [0, 4) of sixteen rows of sixteen, as four vectors.
-[[gnu::always_inline]] inline void turn_four(const float* at, __m512* out) {
+[[gnu::always_inline]] inline void transpose_four(const float* at, __m512* out) {
   __m512 t[4];
   for (int i = 0; i < 4; ++i, at += 16) {  // rows i, i + 4, i + 8, i + 12
     t[i] = _mm512_castps128_ps512(_mm_load_ps(at));

@@ -11,8 +11,8 @@ namespace {
 constexpr float kNone = -INFINITY;
 
 // StreamingLLM: keys lie un-rotated; a key's position is its rank among the visible.
-void rotate_ranks(const Job& job, const Tile& tile, const Visible& v, float* keys) {
-  const Rope& rope = job.a->rope;
+void rotate_ranks(const LayerCall& call, const Tile& tile, const Visible& v, float* keys) {
+  const Rope& rope = call.a->rope;
   const int half = rope.rotary_dim / 2;
   const int64_t gap = v.lo - v.sink_end;
   for (int i = 0; i < half; ++i) {
@@ -21,8 +21,8 @@ void rotate_ranks(const Job& job, const Tile& tile, const Visible& v, float* key
     for (int j = tile.begin; j < tile.end; ++j) {
       if (!tile.wanted(j)) continue;
       const int64_t t = tile.first + j, rank = t < v.sink_end ? t : t - gap;
-      const float c = job.rank_angles[rank * rope.rotary_dim + 2 * i];
-      const float s = job.rank_angles[rank * rope.rotary_dim + 2 * i + 1];
+      const float c = call.rank_angles[rank * rope.rotary_dim + 2 * i];
+      const float s = call.rank_angles[rank * rope.rotary_dim + 2 * i + 1];
       const float x0 = x[j], y0 = y[j];
       x[j] = x0 * c - y0 * s;
       y[j] = y0 * c + x0 * s;
@@ -30,30 +30,30 @@ void rotate_ranks(const Job& job, const Tile& tile, const Visible& v, float* key
   }
 }
 
-void load_queries(const Job& job, const Item& item, Scratch& s) {
-  const Attributes& a = *job.a;
+void load_queries(const LayerCall& call, const Item& item, Scratch& s) {
+  const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads;
-  const int64_t token0 = job.held->step.seqstarts[item.sequence], padded = padded_dim(a.head_dim);
+  const int64_t token0 = call.held->step.seqstarts[item.sequence], padded = padded_dim(a.head_dim);
   for (int64_t i = item.token_begin, r = 0; i < item.token_end; ++i)
     for (int g = 0; g < group; ++g, ++r) {
       float* q = s.query + r * padded;
       std::fill(q + a.head_dim, q + padded, 0.0f);
-      read_part(job, 0, token0 + i, item.kv_head * group + g, q, s.row.get());
+      read_part(call, 0, token0 + i, item.kv_head * group + g, q, s.row.get());
       if (a.rope.style == RopeStyle::none) continue;
       const Visible& v = s.visible[size_t(i - item.token_begin)];
       const int64_t rank = v.hi - 1 - (v.lo - v.sink_end);
-      const float* angles = a.streaming_positions ? job.rank_angles + std::max<int64_t>(rank, 0) * a.rope.rotary_dim
-                                                  : job.angles + (token0 + i) * a.rope.rotary_dim;
+      const float* angles = a.streaming_positions ? call.rank_angles + std::max<int64_t>(rank, 0) * a.rope.rotary_dim
+                                                  : call.angles + (token0 + i) * a.rope.rotary_dim;
       rotate(a.rope, angles, q);
     }
 }
 
 // Parameters of each row's softmax in this tile.
-void set_rows(const Job& job, const Item& item, const Tile& tile, int64_t i0, int64_t i1, Scratch& s) {
-  const Attributes& a = *job.a;
-  const Tensors& t = *job.tensors;
+void set_rows(const LayerCall& call, const Item& item, const Tile& tile, int64_t i0, int64_t i1, Scratch& s) {
+  const Attributes& a = *call.a;
+  const Tensors& t = *call.tensors;
   const int group = a.num_heads / a.num_kv_heads;
-  const SequenceShape shape = job.held->shape(item.sequence);
+  const SequenceShape shape = call.held->shape(item.sequence);
   size_t r = 0;
   for (int64_t i = i0; i < i1; ++i) {
     const Visible& v = s.visible[size_t(i - item.token_begin)];
@@ -68,23 +68,23 @@ void set_rows(const Job& job, const Item& item, const Tile& tile, int64_t i0, in
       }
       if (t.attn_mask) {
         float* mask = s.mask + int64_t(r) * kTile;
-        const int64_t row = job.held->step.seqstarts[item.sequence] + i;
+        const int64_t row = call.held->step.seqstarts[item.sequence] + i;
         const int64_t at = head * t.mask_head_stride + row * t.mask_row_stride +
-                           job.held->step.kvstarts[item.sequence] + tile.first + tile.begin;
+                           call.held->step.kvstarts[item.sequence] + tile.first + tile.begin;
         std::memset(mask, 0, kTile * sizeof(float));
-        job.kernels->to_f32(static_cast<const uint8_t*>(t.attn_mask) + dtype_bytes(a.io, at), a.io,
-                            tile.end - tile.begin, mask + tile.begin);
+        call.kernels->to_f32(static_cast<const uint8_t*>(t.attn_mask) + dtype_bytes(a.io, at), a.io,
+                             tile.end - tile.begin, mask + tile.begin);
         p.mask = mask;
       }
     }
   }
 }
 
-void write_row(const Job& job, int64_t token, int64_t head, float m, float l, float* o, float* lse) {
-  const Attributes& a = *job.a;
+void write_row(const LayerCall& call, int64_t token, int64_t head, float m, float l, float* o, float* lse) {
+  const Attributes& a = *call.a;
   float sum = l, fix = 1.0f, top = m;
-  if (m > kNone && job.tensors->sink_logits) {
-    const float sink = job.tensors->sink_logits[head];
+  if (m > kNone && call.tensors->sink_logits) {
+    const float sink = call.tensors->sink_logits[head];
     top = std::max(m, sink);
     fix = std::exp(m - top);
     sum = l * fix + std::exp(sink - top);
@@ -94,17 +94,18 @@ void write_row(const Job& job, int64_t token, int64_t head, float m, float l, fl
   for (int d = 0; d < a.head_dim; ++d) o[d] = m > kNone ? o[d] * inverse + 0.0f : 0.0f;
   const int64_t first = (token * a.num_heads + head) * a.head_dim;
   if (a.out == DType::f8_e4m3)
-    write_elements(o, a.out, first, a.head_dim, a.out_scale, job.tensors->output);
+    write_elements(o, a.out, first, a.head_dim, a.out_scale, call.tensors->output);
   else
-    job.kernels->from_f32(o, a.out, a.head_dim, static_cast<uint8_t*>(job.tensors->output) + dtype_bytes(a.out, first));
+    call.kernels->from_f32(o, a.out, a.head_dim,
+                           static_cast<uint8_t*>(call.tensors->output) + dtype_bytes(a.out, first));
   if (lse) lse[token * a.num_heads + head] = m > kNone ? top + std::log(sum) : kNone;
 }
 
 float score_scale(const Attributes& a) { return 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim))); }
 
-void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scratch& s) {
-  const Attributes& a = *job.a;
-  const Kernels& k = *job.kernels;
+void attend_tile(const LayerCall& call, const Item& item, Tile& tile, Prefetcher& ahead, Scratch& s) {
+  const Attributes& a = *call.a;
+  const Kernels& k = *call.kernels;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
   const int rows = int(i1 - i0) * group;
@@ -115,8 +116,8 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scr
 
   const bool packed = rows > kFewRows, packed_keys = packed || a.streaming_positions;
   if (packed_keys) k.pack_keys(tile.keys, s.keys.get(), &ahead);
-  if (a.streaming_positions) rotate_ranks(job, tile, s.visible[size_t(i0 - item.token_begin)], s.keys.get());
-  set_rows(job, item, tile, i0, i1, s);
+  if (a.streaming_positions) rotate_ranks(call, tile, s.visible[size_t(i0 - item.token_begin)], s.keys.get());
+  set_rows(call, item, tile, i0, i1, s);
   if (packed) k.pack_values(tile.values, s.values.get(), padded, &ahead);
 
   const float scale = score_scale(a);
@@ -137,28 +138,28 @@ void attend_tile(const Job& job, const Item& item, Tile& tile, Ahead& ahead, Scr
   }
 }
 
-void attend_matrix_tile(const Job& job, const Matrix& matrix, const Item& item, Tile& tile, const Tile* after,
-                        Ahead& ahead, Scratch& s) {
-  const Attributes& a = *job.a;
+void attend_with_tile_kernel(const LayerCall& call, const TileKernel& tile_kernel, const Item& item, Tile& tile,
+                             const Tile* after, Prefetcher& ahead, Scratch& s) {
+  const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
   const int64_t i0 = tile.token_begin, i1 = tile.token_end, r0 = (i0 - item.token_begin) * group;
   const int rows = int(i1 - i0) * group;
-  uint8_t* memory = reinterpret_cast<uint8_t*>(s.matrix.get());
-  ahead.stops = matrix.stops(a.head_dim);
-  ahead.reach = matrix.reach ? matrix.reach(tile.keys) : Reach::next;
-  set_rows(job, item, tile, i0, i1, s);
-  matrix.scores(int(r0), rows, tile.keys, tile.values, s.scores.get(), memory, &ahead);
-  job.kernels->softmax(s.scores.get(), rows, s.params.data(), score_scale(a), a.softcap, s.m + r0, s.l + r0,
-                       s.fix.get());
-  matrix.accumulate(s.scores.get(), rows, tile.values, after ? &after->keys : nullptr, s.fix.get(),
-                    s.split + r0 * padded, padded, memory, &ahead);
+  uint8_t* memory = reinterpret_cast<uint8_t*>(s.tile_scratch.get());
+  ahead.stops = tile_kernel.stops(a.head_dim);
+  ahead.reach = tile_kernel.reach ? tile_kernel.reach(tile.keys) : Reach::next;
+  set_rows(call, item, tile, i0, i1, s);
+  tile_kernel.scores(int(r0), rows, tile.keys, tile.values, s.scores.get(), memory, &ahead);
+  call.kernels->softmax(s.scores.get(), rows, s.params.data(), score_scale(a), a.softcap, s.m + r0, s.l + r0,
+                        s.fix.get());
+  tile_kernel.accumulate(s.scores.get(), rows, tile.values, after ? &after->keys : nullptr, s.fix.get(),
+                         s.split + r0 * padded, padded, memory, &ahead);
 }
 
-// The tiles of an item in order, the one at work and as many of those after it as are asked for.
+// The tiles of an item in order, the one at work and as many of those after it as are prefetched.
 class Tiles {
  public:
-  Tiles(const Job& job, const Item& item, Scratch& s)
-      : job_(job), item_(item), s_(s), most_(job.fresh ? 1 : kTilesKnown), from_(int64_t(item.split_begin) * kSplit) {
+  Tiles(const LayerCall& call, const Item& item, Scratch& s)
+      : job_(call), item_(item), s_(s), most_(call.fresh ? 1 : kTilesKnown), from_(int64_t(item.split_begin) * kSplit) {
     look();
   }
   Tile* known(int i) { return i < count_ ? &s_.tiles[(now_ + i) % kTilesKnown] : nullptr; }
@@ -167,8 +168,8 @@ class Tiles {
     --count_;
     look();
   }
-  // What is to be asked for during the first of them. (Made anew each time, all of it would be cleared first.)
-  void start(Ahead* ahead) {
+  // What is to be prefetched during the first of them. (Made anew each time, all of it would be cleared first.)
+  void start(Prefetcher* ahead) {
     over(known(0), known(1), &ahead->soon);
     over(known(1), nullptr, &ahead->next);
     over(known(2), nullptr, &ahead->later);
@@ -207,7 +208,7 @@ class Tiles {
     }
   }
 
-  const Job& job_;
+  const LayerCall& job_;
   const Item& item_;
   Scratch& s_;
   const int most_;  // of a cyclic cache `old` holds the rows of one only
@@ -222,13 +223,13 @@ void begin_split(int64_t rows, int64_t padded, Scratch& s) {
   std::memset(s.split.get(), 0, size_t(rows * padded) * sizeof(float));
 }
 
-void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, int64_t padded, Scratch& s) {
+void end_split(const LayerCall& call, const Item& item, int64_t split, int64_t rows, int64_t padded, Scratch& s) {
   for (int64_t r = 0; r < rows; ++r) {
     if (item.partial < 0) {
-      job.kernels->merge(s.M + r, s.L + r, s.total + r * padded, *(s.m + r), *(s.l + r), s.split + r * padded,
-                         int(padded));
+      call.kernels->merge(s.M + r, s.L + r, s.total + r * padded, *(s.m + r), *(s.l + r), s.split + r * padded,
+                          int(padded));
     } else {
-      float* out = job.partials + (item.partial + (split - item.split_begin) * rows + r) * (padded + kPartialHead);
+      float* out = call.partials + (item.partial + (split - item.split_begin) * rows + r) * (padded + kPartialHead);
       out[0] = *(s.m + r);
       out[1] = *(s.l + r);
       std::memcpy(out + kPartialHead, s.split + r * padded, size_t(padded) * sizeof(float));
@@ -238,7 +239,7 @@ void end_split(const Job& job, const Item& item, int64_t split, int64_t rows, in
 
 }  // namespace
 
-Scratch::Scratch(const Attributes& a, int rows, int64_t matrix_bytes)
+Scratch::Scratch(const Attributes& a, int rows, int64_t tile_scratch_bytes)
     : keys(int64_t(a.head_dim) * kTile),
       values(kTile * padded_dim(a.head_dim)),
       query(rows * padded_dim(a.head_dim)),
@@ -255,7 +256,7 @@ Scratch::Scratch(const Attributes& a, int rows, int64_t matrix_bytes)
       visible(size_t(rows)),
       params(size_t(rows)) {
   for (Tile& tile : tiles) tile.memory.resize(4 * kTile);
-  if (matrix_bytes > 0) matrix = Floats(matrix_bytes / 4);
+  if (tile_scratch_bytes > 0) tile_scratch = Floats(tile_scratch_bytes / 4);
   if (a.cyclic_capacity > 0)
     for (Floats& rows_of : old) rows_of = Floats(kTile * padded_dim(a.head_dim));
 }
@@ -271,75 +272,77 @@ void rotate(const Rope& rope, const float* angles, float* row) {
   }
 }
 
-void read_part(const Job& job, int which, int64_t token, int64_t head, float* out, float* spare) {
-  const Attributes& a = *job.a;
+void read_part(const LayerCall& call, int which, int64_t token, int64_t head, float* out, float* spare) {
+  const Attributes& a = *call.a;
   const Part part = Part(which);
   const int64_t element = part_element(a, part, token, head);
-  const void* from = part_tensor(a, *job.tensors, part);
+  const void* from = part_tensor(a, *call.tensors, part);
   if (a.io == DType::f8_e4m3)
-    read_elements(from, a.io, element, a.head_dim, part_scale(a, *job.tensors, part), out);
+    read_elements(from, a.io, element, a.head_dim, part_scale(a, *call.tensors, part), out);
   else
-    job.kernels->to_f32(static_cast<const uint8_t*>(from) + dtype_bytes(a.io, element), a.io, a.head_dim, out);
-  if (!job.tensors->qkv_bias) return;
-  read_elements(job.tensors->qkv_bias, a.io, part_head(a, part, head) * a.head_dim, a.head_dim, 1.0f, spare);
+    call.kernels->to_f32(static_cast<const uint8_t*>(from) + dtype_bytes(a.io, element), a.io, a.head_dim, out);
+  if (!call.tensors->qkv_bias) return;
+  read_elements(call.tensors->qkv_bias, a.io, part_head(a, part, head) * a.head_dim, a.head_dim, 1.0f, spare);
   for (int d = 0; d < a.head_dim; ++d) out[d] += spare[d];
 }
 
-void attend(const Job& job, const Item& item, Scratch& s) {
-  const Attributes& a = *job.a;
+void attend(const LayerCall& call, const Item& item, Scratch& s) {
+  const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads;
   const int64_t tokens = item.token_end - item.token_begin, rows = tokens * group, padded = padded_dim(a.head_dim);
-  const SequenceShape shape = job.held->shape(item.sequence);
+  const SequenceShape shape = call.held->shape(item.sequence);
   for (int64_t i = 0; i < tokens; ++i) s.visible[size_t(i)] = visible_keys(a, shape, item.token_begin + i);
-  load_queries(job, item, s);
-  const Matrix* matrix = job.matrix;
-  if (matrix && matrix->of_few && rows <= matrix->few && matrix->of_few->takes(job.kind)) matrix = matrix->of_few;
-  if (matrix)
-    matrix->begin(s.query.get(), int(rows), int(padded), job.kind, reinterpret_cast<uint8_t*>(s.matrix.get()));
+  load_queries(call, item, s);
+  const TileKernel* tile_kernel = call.tile_kernel;
+  if (tile_kernel && tile_kernel->of_few && rows <= tile_kernel->few && tile_kernel->of_few->takes(call.kind))
+    tile_kernel = tile_kernel->of_few;
+  if (tile_kernel)
+    tile_kernel->begin(s.query.get(), int(rows), int(padded), call.kind,
+                       reinterpret_cast<uint8_t*>(s.tile_scratch.get()));
 
   std::fill_n(s.M.get(), rows, kNone);
   std::fill_n(s.L.get(), rows, 0.0f);
   // While one tile is worked on, the rows of the next are on their way from memory.
-  Tiles tiles(job, item, s);
+  Tiles tiles(call, item, s);
   int64_t split = item.split_begin;
   begin_split(rows, padded, s);
-  Ahead ahead;
+  Prefetcher ahead;
   for (; Tile* tile = tiles.known(0); tiles.pass()) {
     tiles.start(&ahead);
     for (; split < tile->first / kSplit; ++split) {
-      end_split(job, item, split, rows, padded, s);
+      end_split(call, item, split, rows, padded, s);
       begin_split(rows, padded, s);
     }
-    if (matrix)
-      attend_matrix_tile(job, *matrix, item, *tile, tiles.known(1), ahead, s);
+    if (tile_kernel)
+      attend_with_tile_kernel(call, *tile_kernel, item, *tile, tiles.known(1), ahead, s);
     else
-      attend_tile(job, item, *tile, ahead, s);
+      attend_tile(call, item, *tile, ahead, s);
   }
   for (; split < item.split_end; ++split) {
-    end_split(job, item, split, rows, padded, s);
+    end_split(call, item, split, rows, padded, s);
     begin_split(rows, padded, s);
   }
-  if (matrix) matrix->end();
+  if (tile_kernel) tile_kernel->end();
   if (item.partial >= 0) return;
-  const int64_t token0 = job.held->step.seqstarts[item.sequence];
+  const int64_t token0 = call.held->step.seqstarts[item.sequence];
   for (int64_t r = 0; r < rows; ++r)
-    write_row(job, token0 + item.token_begin + r / group, item.kv_head * group + r % group, *(s.M + r), *(s.L + r),
-              s.total + r * padded, a.return_lse ? job.tensors->lse : nullptr);
+    write_row(call, token0 + item.token_begin + r / group, item.kv_head * group + r % group, *(s.M + r), *(s.L + r),
+              s.total + r * padded, a.return_lse ? call.tensors->lse : nullptr);
 }
 
-void merge_splits(const Job& job, const Merge& merge, Scratch& s) {
-  const Attributes& a = *job.a;
+void merge_splits(const LayerCall& call, const Merge& merge, Scratch& s) {
+  const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads;
   const int64_t rows = (merge.token_end - merge.token_begin) * group, padded = padded_dim(a.head_dim);
-  const int64_t token0 = job.held->step.seqstarts[merge.sequence] + merge.token_begin;
+  const int64_t token0 = call.held->step.seqstarts[merge.sequence] + merge.token_begin;
   for (int64_t r = 0; r < rows; ++r) {
     float m = kNone, l = 0;
     for (int64_t split = 0; split < merge.splits; ++split) {
-      const float* part = job.partials + (merge.partial + split * rows + r) * (padded + kPartialHead);
-      job.kernels->merge(&m, &l, s.total.get(), part[0], part[1], part + kPartialHead, int(padded));
+      const float* part = call.partials + (merge.partial + split * rows + r) * (padded + kPartialHead);
+      call.kernels->merge(&m, &l, s.total.get(), part[0], part[1], part + kPartialHead, int(padded));
     }
-    write_row(job, token0 + r / group, merge.kv_head * group + r % group, m, l, s.total.get(),
-              a.return_lse ? job.tensors->lse : nullptr);
+    write_row(call, token0 + r / group, merge.kv_head * group + r % group, m, l, s.total.get(),
+              a.return_lse ? call.tensors->lse : nullptr);
   }
 }
 

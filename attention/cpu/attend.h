@@ -30,7 +30,7 @@ class Floats {
 const Kernels& best_kernels();
 
 constexpr int kLine = 64;       // bytes of a cache line
-constexpr int kTilesKnown = 3;  // whose lines are asked for
+constexpr int kTilesKnown = 3;  // whose lines are prefetched
 
 // Where one tile's keys or values lie. Only the keys that some row sees are looked up: index entries of
 // others may be anything.
@@ -48,7 +48,7 @@ struct Tile {
 
 // What one thread needs while it works on an item.
 struct Scratch {
-  Scratch(const Attributes& a, int rows, int64_t matrix_bytes);
+  Scratch(const Attributes& a, int rows, int64_t tile_scratch_bytes);
   Floats keys, values;     // one tile
   Floats old[2];           // cyclic only: dequantized keys and values of a tile that holds new tokens too
   Floats query, scores;    // [rows][padded_dim], [rows][kTile]
@@ -56,7 +56,7 @@ struct Scratch {
   Floats split, total;     // outputs of the current split, of all before it
   Floats m, l, M, L, fix;  // [rows]
   Floats row;              // one head's row, for the edges
-  Floats matrix;           // what matrix units work on
+  Floats tile_scratch;     // what tile kernels work on
   std::vector<Visible> visible;
   std::vector<SoftmaxRow> params;
   int rows = 0, stops = 1;  // of the tile before
@@ -64,10 +64,10 @@ struct Scratch {
 };
 
 // Everything an item reads that is the same for all of them.
-struct Job {
+struct LayerCall {
   const Attributes* a;
   const Kernels* kernels;
-  const Matrix* matrix;  // null: not for this cache
+  const TileKernel* tile_kernel;  // null: not for this cache
   CacheKind kind;
   const HeldStep* held;
   const Tensors* tensors;
@@ -78,14 +78,14 @@ struct Job {
 };
 
 // The first tile at `from` or later that any row of the item sees any of; false: there is none.
-bool next_tile(const Job& job, const Item& item, int64_t from, Scratch& s, Tile* tile);
+bool next_tile(const LayerCall& call, const Item& item, int64_t from, Scratch& s, Tile* tile);
 
 void rotate(const Rope& rope, const float* angles, float* row);
 
 // Row `part` of (token, head) as float32, bias added; not rotated.
-void read_part(const Job& job, int part, int64_t token, int64_t head, float* out, float* spare);
+void read_part(const LayerCall& call, int part, int64_t token, int64_t head, float* out, float* spare);
 
-void attend(const Job& job, const Item& item, Scratch& scratch);
-void merge_splits(const Job& job, const Merge& merge, Scratch& scratch);
+void attend(const LayerCall& call, const Item& item, Scratch& scratch);
+void merge_splits(const LayerCall& call, const Merge& merge, Scratch& scratch);
 
 }  // namespace kvasir::attention::cpu

@@ -1,7 +1,7 @@
 // int8 and int4 caches by vectors that multiply bytes (AVX-512 VNNI): four of them a lane and instruction, where floats
-// take a conversion and a product each. Keys are turned, sixteen at once, so that a lane is a key; values of four keys
-// stand beside each other, so that a lane is an element. The other side are digits (bytes.h), and the sums are the
-// very ones of amx_bytes.cc, joined in the same order.
+// take a conversion and a product each. Keys are transposed, sixteen at once, so that a lane is a key; values of four
+// keys stand beside each other, so that a lane is an element. The other side are digits (bytes.h), and the sums are the
+// very ones of amx_bytes.cc, combined in the same order.
 #include "attention/cpu/byte_vectors.h"
 
 #include "core/cpu.h"
@@ -9,8 +9,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "attention/cpu/ahead.h"
 #include "attention/cpu/bytes.h"
+#include "attention/cpu/prefetch.h"
 #include "simd/transpose16.h"
 
 namespace kvasir::attention::cpu {
@@ -20,7 +20,7 @@ using simd::transpose;
 
 constexpr int kStep = 64;      // elements that are worked on together
 constexpr int kKeyRows = 4;    // rows whose sums stay in registers: of keys,
-constexpr int kFirstRows = 2;  // of keys while they are turned,
+constexpr int kFirstRows = 2;  // of keys while they are transposed,
 constexpr int kValueRows = 2;  // of values
 constexpr int64_t kMostGroups = 4, kMostDim = kMostGroups * kStep;
 constexpr int kQuads = kTile / 4;
@@ -28,7 +28,7 @@ constexpr int kLess = 4;  // digits, and one word that is nothing
 
 // One thread's memory, cut up. The instruction wants one side without signs: the cache's bytes are 128 more than they
 // are, and sums begin at what that makes less.
-struct Memory {
+struct ByteScratch {
   int32_t head_dim, rows, groups;
   float byte_worth;
   float* worth;      // [row]: of the query's unit
@@ -39,22 +39,22 @@ struct Memory {
   float* scales;     // [group][key]
 };
 
-inline Memory& cut(uint8_t* memory) { return *reinterpret_cast<Memory*>(memory); }
+inline ByteScratch& cut(uint8_t* memory) { return *reinterpret_cast<ByteScratch*>(memory); }
 
 // Where what a thread needs lies: f(pointer member, bytes) for each part of it.
 template <class F>
 void each_part(int rows, int head_dim, const F& f) {
   const int64_t wide = rounded_up(head_dim);
-  f(&Memory::worth, rounded_up(rows * int64_t(4)));
-  f(&Memory::less, rounded_up(rows * kMostGroups * kLess * 4));
-  f(&Memory::queries, rows * kDigits * wide);
-  f(&Memory::cache, kTile * wide);
-  f(&Memory::weights, kValueRows * kMostGroups * kDigits * 64);
-  f(&Memory::scales, kMostGroups * kTile * 4);
+  f(&ByteScratch::worth, rounded_up(rows * int64_t(4)));
+  f(&ByteScratch::less, rounded_up(rows * kMostGroups * kLess * 4));
+  f(&ByteScratch::queries, rows * kDigits * wide);
+  f(&ByteScratch::cache, kTile * wide);
+  f(&ByteScratch::weights, kValueRows * kMostGroups * kDigits * 64);
+  f(&ByteScratch::scales, kMostGroups * kTile * 4);
 }
 
 int64_t bytes(int rows, int head_dim) {
-  int64_t n = rounded_up(sizeof(Memory));
+  int64_t n = rounded_up(sizeof(ByteScratch));
   each_part(rows, head_dim, [&](auto, int64_t size) { n += size; });
   return n;
 }
@@ -75,11 +75,11 @@ inline void less_for(const void* digits, int32_t* sums) {
 }
 
 void begin(const float* q, int rows, int q_stride, const CacheKind& kind, uint8_t* memory) {
-  Memory& m = cut(memory);
+  ByteScratch& m = cut(memory);
   m.head_dim = kind.head_dim, m.rows = rows;
   m.groups = kind.grouped ? kind.head_dim / kind.group : 1;
   m.byte_worth = kind.dtype == DType::i4 ? 0.0625f : 1.0f;
-  uint8_t* at = memory + rounded_up(sizeof(Memory));
+  uint8_t* at = memory + rounded_up(sizeof(ByteScratch));
   each_part(rows, kind.head_dim, [&](auto member, int64_t size) {
     m.*member = reinterpret_cast<std::remove_reference_t<decltype(m.*member)>>(at);
     at += size;
@@ -131,24 +131,24 @@ inline __m512i four_digits(const void* at) {
 
 // Elements [d, d + 64) of sixteen keys, four of them a register, a key a lane.
 template <DType T>
-[[gnu::always_inline]] inline void turn_keys(const uint8_t* const* rows, int d, __m512i t[16], Ahead& ahead) {
+[[gnu::always_inline]] inline void transpose_keys(const uint8_t* const* rows, int d, __m512i t[16], Prefetcher& ahead) {
   for (int i = 0; i < 16; ++i) {
-    if (i % 4 == 0) fetch(ahead);
+    if (i % 4 == 0) prefetch(ahead);
     t[i] = bytes_at<T>(rows[i], d);
   }
   transpose(t);
 }
 
-inline uint8_t* turned(const Memory& m, int j, int step) { return m.cache + (j * m.head_dim + step * 1024); }
+inline uint8_t* transposed(const ByteScratch& m, int j, int step) { return m.cache + (j * m.head_dim + step * 1024); }
 
-// How rows come by turned keys. Turning is for other ports than products: the first rows do it between theirs, and
-// leave keys turned for the others. (Of heads of 64, which end after one step, it is sooner done beforehand.)
-enum class Turned { in_registers, and_kept, before };
+// How rows come by transposed keys. Transposing is for other ports than products: the first rows do it between theirs,
+// and leave keys transposed for the others. (Of heads of 64, which end after one step, it is sooner done beforehand.)
+enum class Transposed { in_registers, and_kept, before };
 
 // The scores of rows [row, row + R) for keys [begin, end), whole blocks of sixteen.
-template <DType T, int R, Turned kTurned>
-[[gnu::noinline]] void score_blocks(const Memory& m, int row, const KvRows& keys, int begin, int end, float* s,
-                                    Ahead& ahead) {
+template <DType T, int R, Transposed kTransposed>
+[[gnu::noinline]] void score_blocks(const ByteScratch& m, int row, const KvRows& keys, int begin, int end, float* s,
+                                    Prefetcher& ahead) {
   const int wide = m.head_dim, groups = m.groups, steps = wide / kStep / groups;
   for (int j = begin; j < end; j += 16) {
     const int8_t* queries = m.queries + row * wide * kDigits;
@@ -162,12 +162,12 @@ template <DType T, int R, Turned kTurned>
         for (int p = 0; p < kDigits; ++p) sums[r][p] = _mm512_set1_epi32(less[r * kMostGroups * kLess + p]);
       for (int k = g * steps; k < (g + 1) * steps; ++k, queries += kStep * kDigits) {
         __m512i t[16];
-        if constexpr (kTurned == Turned::before)
-          for (int i = 0; i < 16; ++i) t[i] = _mm512_load_si512(turned(m, j, k) + i * 64);
+        if constexpr (kTransposed == Transposed::before)
+          for (int i = 0; i < 16; ++i) t[i] = _mm512_load_si512(transposed(m, j, k) + i * 64);
         else
-          turn_keys<T>(keys.row + j, k * kStep, t, ahead);
-        if constexpr (kTurned == Turned::and_kept)
-          for (int i = 0; i < 16; ++i) _mm512_store_si512(turned(m, j, k) + i * 64, t[i]);
+          transpose_keys<T>(keys.row + j, k * kStep, t, ahead);
+        if constexpr (kTransposed == Transposed::and_kept)
+          for (int i = 0; i < 16; ++i) _mm512_store_si512(transposed(m, j, k) + i * 64, t[i]);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i)
           for (int r = 0; r < R; ++r)
@@ -188,34 +188,34 @@ template <DType T, int R, Turned kTurned>
 }
 
 template <DType T>
-inline void score_turned(const Memory& m, int row, int rows, const KvRows& keys, int begin, int end, float* s,
-                         Ahead& ahead) {
+inline void score_transposed(const ByteScratch& m, int row, int rows, const KvRows& keys, int begin, int end, float* s,
+                             Prefetcher& ahead) {
   switch (rows) {
-    case 1: return score_blocks<T, 1, Turned::before>(m, row, keys, begin, end, s, ahead);
-    case 2: return score_blocks<T, 2, Turned::before>(m, row, keys, begin, end, s, ahead);
-    case 3: return score_blocks<T, 3, Turned::before>(m, row, keys, begin, end, s, ahead);
-    default: return score_blocks<T, kKeyRows, Turned::before>(m, row, keys, begin, end, s, ahead);
+    case 1: return score_blocks<T, 1, Transposed::before>(m, row, keys, begin, end, s, ahead);
+    case 2: return score_blocks<T, 2, Transposed::before>(m, row, keys, begin, end, s, ahead);
+    case 3: return score_blocks<T, 3, Transposed::before>(m, row, keys, begin, end, s, ahead);
+    default: return score_blocks<T, kKeyRows, Transposed::before>(m, row, keys, begin, end, s, ahead);
   }
 }
 
 template <DType T>
-void scores_of(int row, int rows, const KvRows& k, float* s, Memory& m, Ahead& ahead) {
+void scores_of(int row, int rows, const KvRows& k, float* s, ByteScratch& m, Prefetcher& ahead) {
   const int begin = k.begin / 16 * 16, end = (k.end + 15) / 16 * 16;
   collect_scales(k, m.groups, m.scales);
-  if (rows == 1) return score_blocks<T, 1, Turned::in_registers>(m, row, k, begin, end, s, ahead);
-  if (rows == 2) return score_blocks<T, 2, Turned::in_registers>(m, row, k, begin, end, s, ahead);
+  if (rows == 1) return score_blocks<T, 1, Transposed::in_registers>(m, row, k, begin, end, s, ahead);
+  if (rows == 2) return score_blocks<T, 2, Transposed::in_registers>(m, row, k, begin, end, s, ahead);
   const int first = m.head_dim > kStep ? kFirstRows : 0;
-  if (first > 0) score_blocks<T, kFirstRows, Turned::and_kept>(m, row, k, begin, end, s, ahead);
+  if (first > 0) score_blocks<T, kFirstRows, Transposed::and_kept>(m, row, k, begin, end, s, ahead);
   for (int j = begin; j < end && first == 0; j += 16) {
     __m512i t[16];
-    turn_keys<T>(k.row + j, 0, t, ahead);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(turned(m, j, 0) + i * 64, t[i]);
+    transpose_keys<T>(k.row + j, 0, t, ahead);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(transposed(m, j, 0) + i * 64, t[i]);
   }
   for (int r = first; r < rows; r += kKeyRows)
-    score_turned<T>(m, row + r, rows - r, k, begin, end, s + r * kTile, ahead);
+    score_transposed<T>(m, row + r, rows - r, k, begin, end, s + r * kTile, ahead);
 }
 
-void scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Ahead* ahead) {
+void scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Prefetcher* ahead) {
   if (keys.dtype == DType::i8)
     scores_of<DType::i8>(row, rows, keys, s, cut(memory), *ahead);
   else
@@ -293,7 +293,7 @@ template <DType T, int R, class Step>
 // step(quad, d, v) gives 64 elements of four keys.
 template <DType T, int R, class Step>
 [[gnu::noinline]] void accumulate_some(const float* p, const KvRows& v, const float* correction, float* o, int o_stride,
-                                       Memory& m, const Step step) {
+                                       ByteScratch& m, const Step step) {
   float worth[R * kMostGroups];
   int32_t less[R * kMostGroups][kLess] = {};
   for (int r = 0; r < R; ++r)
@@ -313,13 +313,13 @@ template <DType T, int R, class Step>
 
 template <DType T>
 void accumulate_of(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
-                   Memory& m, Ahead& ahead) {
+                   ByteScratch& m, Prefetcher& ahead) {
   collect_scales(v, m.groups, m.scales);
   const auto some = [&](auto count, int r, const auto& step) {
     accumulate_some<T, decltype(count)::value>(p + r * kTile, v, correction + r, o + r * o_stride, o_stride, m, step);
   };
   const auto read = [rows = v.row, &ahead](int quad, int d, __m512i x[4]) {
-    fetch(ahead);
+    prefetch(ahead);
     interleave<T>(rows + 4 * quad, d, x);
   };
   if (rows == 1) return some(Count<1>{}, 0, read);
@@ -343,7 +343,7 @@ void accumulate_of(const float* p, int rows, const KvRows& v, const float* corre
 }
 
 void accumulate(const float* p, int rows, const KvRows& v, const KvRows*, const float* correction, float* o,
-                int o_stride, uint8_t* memory, Ahead* ahead) {
+                int o_stride, uint8_t* memory, Prefetcher* ahead) {
   if (v.dtype == DType::i8)
     accumulate_of<DType::i8>(p, rows, v, correction, o, o_stride, cut(memory), *ahead);
   else
@@ -361,18 +361,18 @@ int stops(int head_dim) { return head_dim / kStep * 2 * kQuads; }  // one for fo
 // Of smaller tiles, lines soon needed would be most of the tile.
 Reach reach(const KvRows& keys) { return keys.dtype == DType::i8 && keys.head_dim >= 128 ? Reach::all : Reach::later; }
 
-constexpr Matrix kMatrix = {takes, pays, bytes, begin, end, scores, accumulate, stops, reach};
+constexpr TileKernel kTileKernel = {takes, pays, bytes, begin, end, scores, accumulate, stops, reach};
 
 }  // namespace
 
-const Matrix* byte_vectors() {
+const TileKernel* byte_vectors() {
   const CpuFeatures& has = kvasir::cpu();
-  return has.avx512 && has.avx512_vbmi && has.avx512_vnni ? &kMatrix : nullptr;
+  return has.avx512 && has.avx512_vbmi && has.avx512_vnni ? &kTileKernel : nullptr;
 }
 
 }  // namespace kvasir::attention::cpu
 #else
 namespace kvasir::attention::cpu {
-const Matrix* byte_vectors() { return nullptr; }
+const TileKernel* byte_vectors() { return nullptr; }
 }  // namespace kvasir::attention::cpu
 #endif

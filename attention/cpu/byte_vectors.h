@@ -5,6 +5,6 @@
 
 namespace kvasir::attention::cpu {
 
-const Matrix* byte_vectors();  // null where the processor lacks them
+const TileKernel* byte_vectors();  // null where the processor lacks them
 
 }  // namespace kvasir::attention::cpu

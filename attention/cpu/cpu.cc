@@ -27,7 +27,7 @@ class CpuAttention final : public Attention {
         pool_(pool ? *pool : *own_) {
     if (a_.alibi_slopes.empty()) a_.alibi_slopes = default_alibi_slopes(a_.num_heads);
     const int rows = block_tokens(a_) * (a_.num_heads / a_.num_kv_heads);
-    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(a_, rows, matrix_bytes(rows));
+    for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(a_, rows, tile_scratch_bytes(rows));
     if (pool_.threads() > 1) {
       plan_limits_ = {pool_.threads(), kWorkspaceFloats / (padded_dim(a_.head_dim) + kPartialHead)};
       partials_ = Floats(kWorkspaceFloats);
@@ -53,17 +53,17 @@ class CpuAttention final : public Attention {
 
   Status run(const Tensors& tensors) override {
     const CacheKind kind = kind_of(tensors.cache);
-    Job job{&a_,      &kernels_,      matrix_for(kind),    kind,         &held_,
-            &tensors, angles_.data(), rank_angles_.data(), fresh_.get(), partials_.get()};
+    LayerCall call{&a_,      &kernels_,      tile_kernel_for(kind), kind,         &held_,
+                   &tensors, angles_.data(), rank_angles_.data(),   fresh_.get(), partials_.get()};
     // A cyclic cache is read as it was before this call; any other after all of its writes.
-    if (a_.append) each_new_token([&](int64_t t, Scratch& s) { append(job, t, s); });
+    if (a_.append) each_new_token([&](int64_t t, Scratch& s) { append(call, t, s); });
     pool_.for_each(int64_t(plan_.items.size()), 1,
-                   [&](int64_t i, int worker) { attend(job, plan_.items[size_t(i)], scratch_[size_t(worker)]); });
+                   [&](int64_t i, int worker) { attend(call, plan_.items[size_t(i)], scratch_[size_t(worker)]); });
     if (!plan_.merges.empty())
       pool_.for_each(int64_t(plan_.merges.size()), 1, [&](int64_t i, int worker) {
-        merge_splits(job, plan_.merges[size_t(i)], scratch_[size_t(worker)]);
+        merge_splits(call, plan_.merges[size_t(i)], scratch_[size_t(worker)]);
       });
-    if (a_.append && fresh_.get()) each_new_token([&](int64_t t, Scratch&) { keep(job, t); });
+    if (a_.append && fresh_.get()) each_new_token([&](int64_t t, Scratch&) { keep(call, t); });
     return {};
   }
 
@@ -79,21 +79,21 @@ class CpuAttention final : public Attention {
 
  private:
   // Matrix units read keys where they lie: not those that are rotated first.
-  int64_t matrix_bytes(int rows) const {
+  int64_t tile_scratch_bytes(int rows) const {
     int64_t most = 0;
-    for (const Matrix* m : kernels_.matrices)
-      for (const Matrix* it = a_.streaming_positions ? nullptr : m; it; it = it->of_few)
+    for (const TileKernel* m : kernels_.tile_kernels)
+      for (const TileKernel* it = a_.streaming_positions ? nullptr : m; it; it = it->of_few)
         most = std::max(most, it->bytes(rows, a_.head_dim));
     return most;
   }
   CacheKind kind_of(const kvcache::CacheView& c) const {
     return {c.dtype, c.quant == kvcache::QuantKind::group, c.quant_group, c.head_dim, a_.num_heads / a_.num_kv_heads};
   }
-  const Matrix* matrix_for(const CacheKind& kind) const {
+  const TileKernel* tile_kernel_for(const CacheKind& kind) const {
     // A cyclic cache's new tokens are float32 beside it, and only float16 has the same sums then.
     const bool alike = kind.dtype == DType::f32 || kind.dtype == DType::f16;
     if (a_.streaming_positions || !(alike || a_.cyclic_capacity == 0)) return nullptr;
-    for (const Matrix* m : kernels_.matrices)
+    for (const TileKernel* m : kernels_.tile_kernels)
       if (m && m->takes(kind) && (named_ || m->pays(kind))) return m;
     return nullptr;
   }
@@ -131,18 +131,18 @@ class CpuAttention final : public Attention {
   }
 
   // New token: into the cache, or (cyclic) into `fresh` as the cache will return it.
-  void append(const Job& job, int64_t token, Scratch& s) {
-    const kvcache::CacheView& c = job.tensors->cache;
+  void append(const LayerCall& call, int64_t token, Scratch& s) {
+    const kvcache::CacheView& c = call.tensors->cache;
     const int64_t b = owner_[size_t(token)], padded = padded_dim(a_.head_dim);
     const int64_t at = fresh_.get() ? 0 : held_.physical(b, position(token));
     for (int h = 0; h < a_.num_kv_heads; ++h)
       for (bool value : {false, true}) {
         float* row = s.values.get();
-        read_part(job, int(value ? Part::value : Part::key), token, h, row, s.row.get());
+        read_part(call, int(value ? Part::value : Part::key), token, h, row, s.row.get());
         if (!value && a_.rope.style != RopeStyle::none && !a_.streaming_positions)
           rotate(a_.rope, angles_.data() + token * a_.rope.rotary_dim, row);
         if (!fresh_.get()) {
-          store_row(c, at, job.tensors->layer, h, value, row);
+          store_row(c, at, call.tensors->layer, h, value, row);
           continue;
         }
         float* fresh = fresh_ + ((token * 2 + value) * a_.num_kv_heads + h) * padded;
@@ -157,16 +157,16 @@ class CpuAttention final : public Attention {
 
   // Cyclic, after attention: the new tokens that no later one replaces. They were quantized once
   // already; quantizing what that reads back as would not always give the same bytes, so start over.
-  void keep(const Job& job, int64_t token) {
+  void keep(const LayerCall& call, int64_t token) {
     const int64_t b = owner_[size_t(token)], t = position(token);
     if (!survives(a_, shapes_[size_t(b)], t)) return;
     float row[kMaxHeadDim], spare[kMaxHeadDim];
     for (int h = 0; h < a_.num_kv_heads; ++h)
       for (bool value : {false, true}) {
-        read_part(job, int(value ? Part::value : Part::key), token, h, row, spare);
+        read_part(call, int(value ? Part::value : Part::key), token, h, row, spare);
         if (!value && a_.rope.style != RopeStyle::none && !a_.streaming_positions)
           rotate(a_.rope, angles_.data() + token * a_.rope.rotary_dim, row);
-        store_row(job.tensors->cache, held_.physical(b, cache_slot(a_, t)), job.tensors->layer, h, value, row);
+        store_row(call.tensors->cache, held_.physical(b, cache_slot(a_, t)), call.tensors->layer, h, value, row);
       }
   }
 

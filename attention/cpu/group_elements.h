@@ -46,7 +46,7 @@ int64_t group_sums_bytes(int rows, int head_dim) {
 // ---- elements -------------------------------------------------------------------------------------
 
 // Of bytes: u and t as above.
-inline void part_bytes(__m256i bytes, V& u, V& t) {
+inline void split_bytes(__m256i bytes, V& u, V& t) {
   const __m256i odd_and_u = _mm256_xor_si256(bytes, _mm256_set1_epi32(8));
   u = _mm256_cvtepi32_ps(_mm256_and_si256(odd_and_u, _mm256_set1_epi32(15)));
   t = _mm256_cvtepi32_ps(odd_and_u);
@@ -57,15 +57,15 @@ template <DType T>
   if constexpr (T == DType::i8) {
     x[0] = load_i8(row + d), x[1] = load_i8(row + d + W);
   } else {
-    part_bytes(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + d / 2))), x[0], x[1]);
+    split_bytes(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + d / 2))), x[0], x[1]);
   }
 }
 
-inline void apart(V a, V b, V& even, V& odd) {
+inline void deinterleave(V a, V b, V& even, V& odd) {
   auto in_order = [](V x) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8)); };
   even = in_order(_mm256_shuffle_ps(a, b, 0x88)), odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
 }
-inline void together(V even, V odd, V& a, V& b) {
+inline void interleave(V even, V odd, V& a, V& b) {
   const V low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
   a = _mm256_permute2f128_ps(low, high, 0x20), b = _mm256_permute2f128_ps(low, high, 0x31);
 }
@@ -93,7 +93,7 @@ void group_sums_begin(const float* q, int rows, int q_stride, const CacheKind& k
       V less = zero();
       for (int d = g * m.group; d < (g + 1) * m.group; d += kPair) {
         V even, odd;
-        apart(load(q + r * q_stride + d), load(q + r * q_stride + d + W), even, odd);
+        deinterleave(load(q + r * q_stride + d), load(q + r * q_stride + d + W), even, odd);
         odd = mul(odd, set1(0.0625f));
         less = fma_v(set1(-8.0f), even, less);
         store(m.own + r * dim + d, sub(even, odd));

@@ -1,5 +1,5 @@
 // The scores of group_sums.h. One and two rows take eight and four keys at once, up to eight rows two keys in
-// blocks (row_blocks.h), and more of them share keys that are turned.
+// blocks (row_blocks.h), and more of them share keys that are transposed.
 #pragma once
 
 #include "attention/cpu/group_elements.h"
@@ -12,7 +12,7 @@ using namespace simd;  // the vectors of this translation unit
 
 template <DType T, int R>
 [[gnu::noinline]] void direct_sums(const GroupSums& m, int row, const KvRows& keys, const float* scales, float* s,
-                                   Ahead& ahead) {
+                                   Prefetcher& ahead) {
   constexpr int K = keys_at_once(R);
   const int group = m.group, groups = m.groups, stride = m.q_stride;
   const float* q = m.queries + row * stride;
@@ -30,7 +30,7 @@ template <DType T, int R>
           for (int i = 0; i < K; ++i) acc[i][r] = begin;
         }
         for (int d = g * group; d < (g + 1) * group; d += kPair) {
-          if (k == 0) fetch(ahead);
+          if (k == 0) prefetch(ahead);
           const float* of_d = q + d;
           V w[2][R];
           for (int v = 0; v < 2; ++v)
@@ -62,7 +62,7 @@ template <DType T, int R>
 
 template <DType T, int R>
 [[gnu::noinline]] void paired_sums(const GroupSums& m, int row, const KvRows& keys, const float* scales, float* s,
-                                   Ahead& ahead) {
+                                   Prefetcher& ahead) {
   const int group = m.group, groups = m.groups, stride = m.q_stride;
   const float* q = m.queries + row * stride;
   const float* first = m.first + row * groups * W;
@@ -72,7 +72,7 @@ template <DType T, int R>
     for (int k = 0; k < W; k += 2) {
       const uint8_t *a = keys.row[j + k], *b = keys.row[j + k + 1];
       const auto read = [&](int d, V(&x)[2][2]) {
-        if (d % kStopEvery == 0) fetch(ahead);
+        if (d % kStopEvery == 0) prefetch(ahead);
         read_pair<T>(a, d, x[0]), read_pair<T>(b, d, x[1]);
       };
       two_keys_by_blocks<R>(kept, read, [&](auto block, auto count, const auto& reads) {
@@ -101,12 +101,12 @@ template <DType T, int R>
 
 // The tile's wanted keys as raw floats, a key a lane.
 template <DType T>
-void turn_keys(const GroupSums& m, const KvRows& keys, Ahead& ahead) {
+void transpose_keys(const GroupSums& m, const KvRows& keys, Prefetcher& ahead) {
   constexpr int kStep = W * 32 / bits_of(T);
   alignas(64) uint32_t words[W * W];
   for (int j = keys.begin / W * W; j < keys.end; j += W)
     for (int d0 = 0; d0 < m.head_dim; d0 += kStep) {
-      turn_words<T>(keys.row + j, d0, m.head_dim, words, ahead);
+      transpose_words<T>(keys.row + j, d0, m.head_dim, words, ahead);
       const int bytes = (m.head_dim - d0 < kStep ? m.head_dim - d0 : kStep) * bits_of(T) / 8;
       for (int b = 0; b < bytes; b += 4) {
         const __m256i word = load_words(reinterpret_cast<const uint8_t*>(words + b / 4 * W));
@@ -117,7 +117,7 @@ void turn_keys(const GroupSums& m, const KvRows& keys, Ahead& ahead) {
             store(m.tile + (d0 + b + kByte) * kTile + j, _mm256_cvtepi32_ps(x));
           } else {
             V u, t;
-            part_bytes(x, u, t);
+            split_bytes(x, u, t);
             float* to = m.tile + (d0 + (b + kByte) / W * kPair + (b + kByte) % W) * kTile + j;
             store(to, u), store(to + W * kTile, t);
           }
@@ -128,7 +128,7 @@ void turn_keys(const GroupSums& m, const KvRows& keys, Ahead& ahead) {
 
 // kFrom: sums begin with m.first.
 template <bool kFrom, int R, int C>
-inline void turned_sums(const GroupSums& m, int row, const float* scales, float* s, int n, Ahead& ahead) {
+inline void transposed_sums(const GroupSums& m, int row, const float* scales, float* s, int n, Prefetcher& ahead) {
   const int group = m.group, groups = m.groups, stride = m.q_stride;
   const float* q = m.queries + row * stride;
   const float* first = m.first + row * groups * W;
@@ -164,13 +164,14 @@ inline void turned_sums(const GroupSums& m, int row, const float* scales, float*
 }
 
 template <bool kFrom>
-void turned_rows(const GroupSums& m, int row, int rows, const KvRows& k, const float* scales, float* s, Ahead& ahead) {
+void transposed_rows(const GroupSums& m, int row, int rows, const KvRows& k, const float* scales, float* s,
+                     Prefetcher& ahead) {
   auto go = [&](auto count, int r) {
-    constexpr int R = decltype(count)::value, C = kTurnedColumns;
+    constexpr int R = decltype(count)::value, C = kTransposedColumns;
     int n = k.begin / W * W;
     for (; n + C * W <= (k.end + W - 1) / W * W; n += C * W)
-      turned_sums<kFrom, R, C>(m, row + r, scales, s + r * kTile, n, ahead);
-    for (; n < k.end; n += W) turned_sums<kFrom, R, 1>(m, row + r, scales, s + r * kTile, n, ahead);
+      transposed_sums<kFrom, R, C>(m, row + r, scales, s + r * kTile, n, ahead);
+    for (; n < k.end; n += W) transposed_sums<kFrom, R, 1>(m, row + r, scales, s + r * kTile, n, ahead);
   };
   int r = 0;
   for (; rows - r >= 6; r += 6) go(Count<6>{}, r);
@@ -180,7 +181,7 @@ void turned_rows(const GroupSums& m, int row, int rows, const KvRows& k, const f
 }
 
 template <DType T>
-void group_scores_of(int row, int rows, const KvRows& k, float* s, const GroupSums& m, Ahead& ahead) {
+void group_scores_of(int row, int rows, const KvRows& k, float* s, const GroupSums& m, Prefetcher& ahead) {
   with_scales(k, m.groups, [&](const float* scales) {
     if (rows <= kFewRows)
       return by_few_rows(rows, [&](auto count) {
@@ -190,12 +191,12 @@ void group_scores_of(int row, int rows, const KvRows& k, float* s, const GroupSu
         else
           paired_sums<T, R>(m, row, k, scales, s, ahead);
       });
-    turn_keys<T>(m, k, ahead);
-    turned_rows<T == DType::i4>(m, row, rows, k, scales, s, ahead);
+    transpose_keys<T>(m, k, ahead);
+    transposed_rows<T == DType::i4>(m, row, rows, k, scales, s, ahead);
   });
 }
 
-void group_scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Ahead* ahead) {
+void group_scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Prefetcher* ahead) {
   if (keys.dtype == DType::i8)
     group_scores_of<DType::i8>(row, rows, keys, s, group_sums(memory), *ahead);
   else

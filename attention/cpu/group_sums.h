@@ -7,7 +7,7 @@
 //   out[d]    = out[d] * correction, then fma over the tile's keys of weight * scale; int4 begins at 0 and is added
 //
 // int4 stands as `raw` vectors, two for sixteen elements: u = the even ones + 8, and t = 16 * the odd ones + u, which a
-// conversion of whole bytes gives. Queries are divided, and sums of values parted, so that it comes to the same.
+// conversion of whole bytes gives. Queries are divided, and sums of values split, so that it comes to the same.
 #pragma once
 
 #include "attention/cpu/group_keys.h"
@@ -22,7 +22,7 @@ using namespace simd;  // the vectors of this translation unit
 // o[r][n..] of 2 * P vectors.
 template <DType T, int R, int P>
 inline void add_some_values(const float* weights, const KvRows& v, const float* correction, float* o, int o_stride,
-                            int n, Ahead& ahead) {
+                            int n, Prefetcher& ahead) {
   constexpr int kEvery = 16 / P;
   V acc[R][P][2];
 #pragma GCC unroll 8
@@ -34,7 +34,7 @@ inline void add_some_values(const float* weights, const KvRows& v, const float* 
         acc[r][i][h] =
             T == DType::i4 ? zero() : mul(load(o + r * o_stride + n + i * kPair + h * W), set1(correction[r]));
   for (int k = v.begin; k < v.end;) {
-    fetch(ahead);
+    prefetch(ahead);
     for (const int stop = k + kEvery < v.end ? k + kEvery : v.end; k < stop; ++k) {
       const uint8_t* at = v.row[k];
       V w[R];
@@ -59,21 +59,21 @@ inline void add_some_values(const float* weights, const KvRows& v, const float* 
 
 template <DType T, int R, int P>
 inline void add_values_to(const float* weights, const KvRows& v, const float* correction, float* o, int o_stride, int n,
-                          int n1, Ahead& ahead) {
+                          int n1, Prefetcher& ahead) {
   for (; n + P * kPair <= n1; n += P * kPair) add_some_values<T, R, P>(weights, v, correction, o, o_stride, n, ahead);
   if constexpr (P > 1) add_values_to<T, R, P / 2>(weights, v, correction, o, o_stride, n, n1, ahead);
 }
 
 template <DType T, int R, int P>
 [[gnu::noinline]] void add_values(const float* weights, const KvRows& v, const float* correction, float* o,
-                                  int o_stride, int n, int n1, Ahead& ahead) {
+                                  int o_stride, int n, int n1, Prefetcher& ahead) {
   add_values_to<T, R, P>(weights, v, correction, o, o_stride, n, n1, ahead);
 }
 
 // The same for three rows and more.
 template <DType T, int R>
 [[gnu::noinline]] void add_paired_values(const float* weights, const KvRows& v, const float* correction, float* o,
-                                         int o_stride, int n, int n1, Ahead& ahead) {
+                                         int o_stride, int n, int n1, Prefetcher& ahead) {
   for (; n < n1; n += kPair)
     two_vectors_by_blocks<R>(
         weights, v.begin, v.end, o + n, o_stride, ahead,
@@ -84,12 +84,12 @@ template <DType T, int R>
 }
 
 // Sums of raw vectors, with all their weights' sum, to what the elements' sums are.
-inline void part_sums(const float* sums, int n, float all, float correction, float* o) {
+inline void split_sums(const float* sums, int n, float all, float correction, float* o) {
   const V before = set1(correction);
   for (int d = 0; d < n; d += kPair) {
     const V u = load(sums + d), odd = mul(sub(load(sums + d + W), u), set1(0.0625f));
     V a, b;
-    together(fma_v(set1(-8.0f), set1(all), u), odd, a, b);
+    interleave(fma_v(set1(-8.0f), set1(all), u), odd, a, b);
     store(o + d, fma_v(load(o + d), before, a));
     store(o + d + W, fma_v(load(o + d + W), before, b));
   }
@@ -97,14 +97,14 @@ inline void part_sums(const float* sums, int n, float all, float correction, flo
 
 template <DType T>
 void group_values_of(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
-                     const GroupSums& m, Ahead& ahead) {
+                     const GroupSums& m, Prefetcher& ahead) {
   const int dim = m.head_dim, begin = v.begin / W * W;
-  const bool parted = T == DType::i4;
-  float* to = parted ? m.sums : o;
-  const int to_stride = parted ? dim : o_stride;
+  const bool split = T == DType::i4;
+  float* to = split ? m.sums : o;
+  const int to_stride = split ? dim : o_stride;
   if (rows > kFewRows)
     for (int j = v.begin; j < v.end; ++j) {
-      fetch(ahead);
+      prefetch(ahead);
       for (int d = 0; d < dim; d += kPair) {
         V x[2];
         read_pair<T>(v.row[j], d, x);
@@ -122,13 +122,13 @@ void group_values_of(const float* p, int rows, const KvRows& v, const float* cor
           store(m.weights + r * kTile + j, w);
           sum = add(sum, w);
         }
-        if (!parted) continue;
+        if (!split) continue;
         store(lanes, sum);
         m.all[r] = 0;
         for (float lane : lanes) m.all[r] += lane;
       }
       if (rows > kFewRows)
-        product_all<false>(m.weights, rows, Packed{m.tile, dim}, v.begin, v.end, parted ? nullptr : correction, to,
+        product_all<false>(m.weights, rows, Packed{m.tile, dim}, v.begin, v.end, split ? nullptr : correction, to,
                            to_stride, n, n1, ahead);
       else
         by_few_rows(rows, [&](auto count) {
@@ -138,15 +138,15 @@ void group_values_of(const float* p, int rows, const KvRows& v, const float* cor
           else
             add_values<T, R, R == 1 ? 4 : 2>(m.weights, v, correction, to, to_stride, n, n1, ahead);
         });
-      if (parted)
+      if (split)
         for (int r = 0; r < rows; ++r)
-          part_sums(m.sums + r * dim + n, m.group, m.all[r], correction[r], o + r * o_stride + n);
+          split_sums(m.sums + r * dim + n, m.group, m.all[r], correction[r], o + r * o_stride + n);
     }
   });
 }
 
 void group_values(const float* p, int rows, const KvRows& v, const KvRows*, const float* correction, float* o,
-                  int o_stride, uint8_t* memory, Ahead* ahead) {
+                  int o_stride, uint8_t* memory, Prefetcher* ahead) {
   if (v.dtype == DType::i8)
     group_values_of<DType::i8>(p, rows, v, correction, o, o_stride, group_sums(memory), *ahead);
   else
@@ -166,8 +166,8 @@ Reach group_sums_reach(const KvRows& keys) {
   return keys.dtype == DType::i8 && keys.head_dim >= 128 ? Reach::all : Reach::next;
 }
 
-constexpr Matrix kGroupSums = {group_sums_take, group_sums_pay, group_sums_bytes, group_sums_begin, group_sums_end,
-                               group_scores,    group_values,   group_sums_stops, group_sums_reach};
+constexpr TileKernel kGroupSums = {group_sums_take, group_sums_pay, group_sums_bytes, group_sums_begin, group_sums_end,
+                                   group_scores,    group_values,   group_sums_stops, group_sums_reach};
 
 }  // namespace
 }  // namespace kvasir::attention::cpu

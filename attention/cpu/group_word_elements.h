@@ -1,7 +1,7 @@
 // int8 and int4 as group_sums.h has them, for processors that multiply subnormal numbers as fast as others: bytes
 // and nibbles are not converted at all. Bits of a 32-bit word, masked so that those above an element are gone, are a
 // number n of at most 24 bits, and as a float they are n * 2^-149. What stands below the element in the word is left
-// there: queries are combined, and sums of values parted, so that it comes to the same, exactly but for their rounding.
+// there: queries are combined, and sums of values split, so that it comes to the same, exactly but for their rounding.
 // So a vector of eight elements costs a mask where it took a widening and a conversion.
 #pragma once
 

@@ -33,7 +33,7 @@ struct NearQueries {
 template <DType T, int R, int K, int kBlocks>
 [[gnu::always_inline]] inline void strip_words(const NearQueries<R>& near, int group, int groups,
                                                const uint8_t* const* rows, const float* scales, float* lanes,
-                                               Ahead& ahead) {
+                                               Prefetcher& ahead) {
   constexpr int kAll = kWordVectors<T>, N = R == 1 ? 4 : 2;
   const uint8_t* at[K];
 #pragma GCC unroll 8
@@ -43,7 +43,7 @@ template <DType T, int R, int K, int kBlocks>
   auto add_block = [&](V(&acc)[K][R], const float* of, int offset) __attribute__((always_inline)) {
     each_of<0, kAll / N>([&](auto part) __attribute__((always_inline)) {
       constexpr int v0 = decltype(part)::value * N;
-      if constexpr (R == 1 && v0 % 4 == 0) fetch(ahead);
+      if constexpr (R == 1 && v0 % 4 == 0) prefetch(ahead);
       if constexpr (K > 2) {
         V w[N][R];
 #pragma GCC unroll 4
@@ -117,7 +117,7 @@ template <DType T, int R, int K, int kBlocks>
 // Scores of R rows of up to eight that work on a tile one after another.
 template <DType T, int R, int kShare, int kBlocks>
 [[gnu::noinline]] void some_word_scores(const GroupSums& m, int row, const KvRows& keys, const float* scales, float* s,
-                                        Ahead& ahead) {
+                                        Prefetcher& ahead) {
   constexpr int K = R == 1 ? 8 : R == 2 ? 4 : 2;
   const int end = (keys.end + W - 1) / W * W, group = m.group, groups = m.groups;
   alignas(64) float lanes[R * W * W];
@@ -125,8 +125,8 @@ template <DType T, int R, int kShare, int kBlocks>
   const float* worth = m.worth + row;
   for (int j = keys.begin / W * W; j < end; j += W) {
     for (int k = 0; k < W; k += K) {
-      if (R > 1 && (kShare == 1 || k % (2 * K) == 0)) fetch(ahead);
-      if constexpr (R == 2) fetch(ahead);
+      if (R > 1 && (kShare == 1 || k % (2 * K) == 0)) prefetch(ahead);
+      if constexpr (R == 2) prefetch(ahead);
       strip_words<T, R, K, kBlocks>(near, group, groups, keys.row + j + k, scales + j + k, lanes + k * W, ahead);
     }
     for (int r = 0; r < R; ++r) store(s + r * kTile + j, worth_of(sum_rows(lanes + r * W * W), worth[r]));
@@ -134,7 +134,8 @@ template <DType T, int R, int kShare, int kBlocks>
 }
 
 template <DType T, int R>
-inline void word_scores(const GroupSums& m, int row, const KvRows& keys, const float* scales, float* s, Ahead& ahead) {
+inline void word_scores(const GroupSums& m, int row, const KvRows& keys, const float* scales, float* s,
+                        Prefetcher& ahead) {
   constexpr int kFirst = first_block(R), kRest = R - kFirst;
   auto go = [&](auto blocks) {
     constexpr int kBlocks = decltype(blocks)::value, kShare = kRest > 0 ? 2 : 1;
@@ -150,11 +151,11 @@ inline void word_scores(const GroupSums& m, int row, const KvRows& keys, const f
 
 // The tile's wanted keys as raw floats, a key a lane.
 template <DType T>
-void turn_key_words(const GroupSums& m, const KvRows& keys, Ahead& ahead) {
+void transpose_key_words(const GroupSums& m, const KvRows& keys, Prefetcher& ahead) {
   alignas(64) uint32_t words[W * W];
   for (int j = keys.begin / W * W; j < keys.end; j += W)
     for (int d0 = 0; d0 < m.head_dim; d0 += kBlockOf<T>) {
-      turn_words<T>(keys.row + j, d0, m.head_dim, words, ahead);
+      transpose_words<T>(keys.row + j, d0, m.head_dim, words, ahead);
       for (int l = 0; l < W; ++l) {
         const __m256i word = load_block<T>(reinterpret_cast<const uint8_t*>(words + l * W));
         each_of<0, kWordVectors<T>>([&](auto v) {

@@ -12,7 +12,7 @@ using namespace simd;  // the vectors of this translation unit
 // Sums of raw vectors v0 to v0 + N of the block at n (of int8's also of the next block) for R rows.
 template <DType T, int R, int N, int v0, bool kAsks>
 [[gnu::always_inline]] inline void sum_word_values(const float* weights, const KvRows& v, float* to, int to_stride,
-                                                   int n, Ahead& ahead) {
+                                                   int n, Prefetcher& ahead) {
   constexpr int kAll = kWordVectors<T>, kBlocks = N > kAll ? N / kAll : 1, kIn = N / kBlocks, kEvery = 32 / N;
   V acc[R][N];
 #pragma GCC unroll 8
@@ -21,7 +21,7 @@ template <DType T, int R, int N, int v0, bool kAsks>
     for (int i = 0; i < N; ++i) acc[r][i] = zero();
   const int byte = n / kAll * 4;
   for (int k = v.begin; k < v.end;) {
-    if constexpr (kAsks) fetch(ahead);
+    if constexpr (kAsks) prefetch(ahead);
     for (const int stop = k + kEvery < v.end ? k + kEvery : v.end; k < stop; ++k) {
       const uint8_t* at = v.row[k] + byte;
       each_of<0, kBlocks>([&](auto block) __attribute__((always_inline)) {
@@ -63,7 +63,7 @@ inline float lanes_sum(V x) {
 // All of a group's raw vectors, [n, n1).
 template <DType T, int R>
 [[gnu::noinline]] void word_values(const float* weights, const KvRows& v, float* to, int to_stride, int n, int n1,
-                                   Ahead& ahead) {
+                                   Prefetcher& ahead) {
   constexpr int kAll = kWordVectors<T>;
   if constexpr (R == 1) {
     for (; n + 8 * W <= n1; n += 8 * W) sum_word_values<T, R, 8, 0, true>(weights, v, to, to_stride, n, ahead);
@@ -106,10 +106,10 @@ inline void part_word_sums(const float* sums, int n, float all, float correction
         of[i + 2] = _mm256_permute2f128_ps(a[2 * i], a[2 * i + 1], 0x31);
       }
     } else {
-      Words turned[W];
-      for (int v = 0; v < W; ++v) turned[v] = _mm256_castps_si256(u[v]);
-      transpose(turned);
-      for (int v = 0; v < W; ++v) of[v] = _mm256_castsi256_ps(turned[v]);
+      Words transposed[W];
+      for (int v = 0; v < W; ++v) transposed[v] = _mm256_castps_si256(u[v]);
+      transpose(transposed);
+      for (int v = 0; v < W; ++v) of[v] = _mm256_castsi256_ps(transposed[v]);
     }
     for (int v = 0; v < kAll; ++v) store(o + d + v * W, fma_v(load(o + d + v * W), before, of[v]));
   }
@@ -117,11 +117,11 @@ inline void part_word_sums(const float* sums, int n, float all, float correction
 
 template <DType T>
 void word_values_of(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
-                    const GroupSums& m, Ahead& ahead) {
+                    const GroupSums& m, Prefetcher& ahead) {
   const int dim = m.head_dim, begin = v.begin / W * W;
   if (rows > kFewRows)
     for (int j = v.begin; j < v.end; ++j) {
-      fetch(ahead);
+      prefetch(ahead);
       for (int d = 0; d < dim; d += kBlockOf<T>) {
         const __m256i word = load_block<T>(v.row[j] + d / kWordVectors<T> * 4);
         each_of<0, kWordVectors<T>>(

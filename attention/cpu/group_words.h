@@ -13,20 +13,21 @@ namespace {
 using namespace simd;  // the vectors of this translation unit
 
 template <DType T>
-void word_scores_of(int row, int rows, const KvRows& k, float* s, const GroupSums& m, Ahead& ahead) {
+void word_scores_of(int row, int rows, const KvRows& k, float* s, const GroupSums& m, Prefetcher& ahead) {
   with_scales(k, m.groups, [&](const float* scales) {
     if (rows <= kFewRows)
       return by_few_rows(rows,
                          [&](auto count) { word_scores<T, decltype(count)::value>(m, row, k, scales, s, ahead); });
-    turn_key_words<T>(m, k, ahead);
-    turned_rows<true>(m, row, rows, k, scales, s, ahead);
+    transpose_key_words<T>(m, k, ahead);
+    transposed_rows<true>(m, row, rows, k, scales, s, ahead);
     for (int r = 0; r < rows; ++r)
       for (int j = k.begin / W * W; j < k.end; j += W)
         store(s + r * kTile + j, worth_of(load(s + r * kTile + j), m.worth[row + r]));
   });
 }
 
-void group_word_scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory, Ahead* ahead) {
+void group_word_scores(int row, int rows, const KvRows& keys, const KvRows&, float* s, uint8_t* memory,
+                       Prefetcher* ahead) {
   const KeepSubnormals keep;
   if (keys.dtype == DType::i8)
     word_scores_of<DType::i8>(row, rows, keys, s, group_sums(memory), *ahead);
@@ -35,7 +36,7 @@ void group_word_scores(int row, int rows, const KvRows& keys, const KvRows&, flo
 }
 
 void group_word_values(const float* p, int rows, const KvRows& v, const KvRows*, const float* correction, float* o,
-                       int o_stride, uint8_t* memory, Ahead* ahead) {
+                       int o_stride, uint8_t* memory, Prefetcher* ahead) {
   const KeepSubnormals keep;
   if (v.dtype == DType::i8)
     word_values_of<DType::i8>(p, rows, v, correction, o, o_stride, group_sums(memory), *ahead);
@@ -62,9 +63,9 @@ bool group_words_take(const CacheKind& kind) {
 
 int group_word_stops(int head_dim) { return head_dim / 2; }
 
-constexpr Matrix kGroupWords = {group_words_take,  group_sums_pay,   group_sums_bytes,
-                                group_words_begin, group_sums_end,   group_word_scores,
-                                group_word_values, group_word_stops, group_sums_reach};
+constexpr TileKernel kGroupWords = {group_words_take,  group_sums_pay,   group_sums_bytes,
+                                    group_words_begin, group_sums_end,   group_word_scores,
+                                    group_word_values, group_word_stops, group_sums_reach};
 
 }  // namespace
 }  // namespace kvasir::attention::cpu

@@ -46,7 +46,7 @@ struct Piece {
   int64_t rows, bytes;
 };
 
-constexpr int kBurst = 4;  // cache lines that are asked for at once
+constexpr int kBurst = 4;  // cache lines that are prefetched at once
 
 // A walk over the cache lines of pieces, those of one tile and then those of another.
 struct Walk {
@@ -59,15 +59,15 @@ struct Walk {
   const uint8_t* end = nullptr;
 };
 
-// What is asked for besides the next tile: every fourth line of the one after it, from where the processor guesses the
+// What is prefetched besides the next tile: every fourth line of the one after it, from where the processor guesses the
 // rest of a page; and lines of this one, into L1, a little before they are read. Reading waits for places for
 // lines on their way into L1: a line that was guessed holds its place for less long, and work whose lines are there
 // already goes on while no place is free.
 enum class Reach { next, later, all };
 
-// Lines are asked for between pieces of work, evenly, so that memory is never idle and never waited for. (Pages lie
+// Lines are prefetched between pieces of work, evenly, so that memory is never idle and never waited for. (Pages lie
 // anywhere: the processor cannot guess the next one.)
-struct Ahead {
+struct Prefetcher {
   Walk soon, next, later;
   Reach reach = Reach::next;
   int bursts = 0, stops = 1;  // so many bursts at so many stops
@@ -88,11 +88,12 @@ struct CacheKind {
   int group = 0, head_dim = 0, query_heads = 0;  // of a kv head
 };
 
-// Matrix units: products of sixteen rows at once, however few there are, straight from the cache. All rows of an
-// operator take the same way, so that it cannot matter how many share a call.
-struct Matrix {
+// Works on the tiles of caches of some types in a way of its own: by matrix units (products of sixteen rows at once,
+// however few there are), or by vectors of the cache's own elements. All rows of an operator take the same way, so that
+// it cannot matter how many share a call.
+struct TileKernel {
   bool (*takes)(const CacheKind& kind);
-  bool (*pays)(const CacheKind& kind);  // so that it is chosen where nobody asked for it by name
+  bool (*pays)(const CacheKind& kind);  // so that it is chosen unless KVASIR_ISA names it
   // Bytes that a thread needs for items of up to so many rows.
   int64_t (*bytes)(int rows, int head_dim);
   // Before the tiles of an item, and after the last one.
@@ -100,13 +101,14 @@ struct Matrix {
   void (*end)();
   // s[r - row][j] of the item's rows [row, row + rows) for the tile's wanted keys (rounded out to blocks of 16).
   // The accumulate after it is over `values`, and the scores after that over `next_keys`, null where that is not known.
-  void (*scores)(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory, Ahead* ahead);
+  void (*scores)(int row, int rows, const KvRows& keys, const KvRows& values, float* s, uint8_t* memory,
+                 Prefetcher* ahead);
   void (*accumulate)(const float* p, int rows, const KvRows& values, const KvRows* next_keys, const float* correction,
-                     float* o, int o_stride, uint8_t* memory, Ahead* ahead);
+                     float* o, int o_stride, uint8_t* memory, Prefetcher* ahead);
   int (*stops)(int head_dim);                    // as Kernels::stops
   Reach (*reach)(const KvRows& keys) = nullptr;  // as Kernels::reach; null: Reach::next
   // What gives the same bits to an item of at most `few` rows, sooner.
-  const Matrix* of_few = nullptr;
+  const TileKernel* of_few = nullptr;
   int few = 0;
 };
 
@@ -115,34 +117,34 @@ struct Kernels {
   int width;  // floats a vector; row strides of scratch are multiples of 16
 
   // K of a tile as [head_dim][kTile], so that a vector holds one d of many keys.
-  void (*pack_keys)(const KvRows& rows, float* kt, Ahead* ahead);
+  void (*pack_keys)(const KvRows& rows, float* kt, Prefetcher* ahead);
   // V of a tile as [kTile][stride].
-  void (*pack_values)(const KvRows& rows, float* v, int stride, Ahead* ahead);
+  void (*pack_values)(const KvRows& rows, float* v, int stride, Prefetcher* ahead);
   // s[r][j] for the tile's keys [begin, end) (rounded out to whole vectors).
   void (*scores)(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
-                 Ahead* ahead);
+                 Prefetcher* ahead);
   // The same for at most kFewRows rows, straight from the cache: packing would not pay. q is 0 from head_dim to
   // q_stride.
-  void (*scores_rows)(const float* q, int rows, int q_stride, const KvRows& keys, float* s, Ahead* ahead);
+  void (*scores_rows)(const float* q, int rows, int q_stride, const KvRows& keys, float* s, Prefetcher* ahead);
   // In place from scores to weights; updates the row maxima m and sums l, gives the correction.
   void (*softmax)(float* s, int rows, const SoftmaxRow* params, float scale, float softcap, float* m, float* l,
                   float* correction);
   void (*accumulate)(const float* p, int rows, const float* v, int v_stride, int begin, int end,
-                     const float* correction, float* o, int o_stride, Ahead* ahead);
+                     const float* correction, float* o, int o_stride, Prefetcher* ahead);
   // The same for at most kFewRows rows, straight from the cache.
   void (*accumulate_rows)(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
-                          Ahead* ahead);
+                          Prefetcher* ahead);
 
   // to[j] = at + j * step, for a tile's rows.
   void (*point)(const uint8_t** to, int n, const uint8_t* at, int64_t step);
-  // How often these loops stop to ask for lines while they work on one tile for so many rows, and for which.
+  // How often these loops stop to prefetch while they work on one tile for so many rows, and what.
   int (*stops)(int rows, int head_dim);
   Reach (*reach)(int rows, const KvRows& keys);
   // (M, L, O) becomes its merge with (m, l, o), n a multiple of 16.
   void (*merge)(float* M, float* L, float* O, float m, float l, const float* o, int n);
   void (*to_f32)(const void* in, DType type, int64_t n, float* out);    // float32, float16, bfloat16
   void (*from_f32)(const float* in, DType type, int64_t n, void* out);  // likewise
-  const Matrix* matrices[3] = {};  // the first that takes a cache, and pays, has it
+  const TileKernel* tile_kernels[3] = {};  // the first that takes a cache, and pays, has it
 };
 
 // Null when the processor or the build lacks it.

@@ -11,8 +11,8 @@ namespace {
 
 constexpr Kernels kWithGroupSums = [] {
   Kernels table = vector_kernels("avx2");
-  table.matrices[0] = &kGroupWords;
-  table.matrices[1] = &kGroupSums;
+  table.tile_kernels[0] = &kGroupWords;
+  table.tile_kernels[1] = &kGroupSums;
   return table;
 }();
 

@@ -14,7 +14,7 @@ constexpr Kernels kTable = vector_kernels("avx512_vbmi");
 const Kernels* kernels_avx512_vbmi() {
   static const Kernels with_bytes = [] {
     Kernels table = kTable;
-    table.matrices[0] = byte_vectors();
+    table.tile_kernels[0] = byte_vectors();
     return table;
   }();
   return kvasir::cpu().avx512 && kvasir::cpu().avx512_vbmi ? &with_bytes : nullptr;

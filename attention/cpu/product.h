@@ -18,11 +18,11 @@ struct Packed {
   static constexpr bool kFour = false;
   const float* b;
   int stride;
-  struct Row {
+  struct TileRow {
     const float* at;
     V operator()(int n) const { return load(at + n); }
   };
-  Row row(int k) const { return {b + k * stride}; }
+  TileRow row(int k) const { return {b + k * stride}; }
 };
 
 // acc[r] += *w * x, row r of R. A broadcast that a product makes of its operand is free, but reads for each of them;
@@ -45,7 +45,7 @@ template <int R, int C>
 // row. A function of its own, or the pointers of all of them would compete for registers.
 template <int R, int C, int kEvery, class B>
 [[gnu::noinline]] void product(const float* a, const B b, int k0, int k1, const float* correction, float* c,
-                               int c_stride, int n, Ahead& ahead) {
+                               int c_stride, int n, Prefetcher& ahead) {
   V acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -70,11 +70,11 @@ template <int R, int C, int kEvery, class B>
   };
   int k = k0;
   for (; k + kEvery <= k1; k += kEvery) {
-    fetch(ahead);
+    prefetch(ahead);
 #pragma GCC unroll 2
     for (int i = 0; i < kEvery; ++i) step(k + i);
   }
-  if (k < k1) fetch(ahead);
+  if (k < k1) prefetch(ahead);
   for (; k < k1; ++k) step(k);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -84,18 +84,18 @@ template <int R, int C, int kEvery, class B>
 
 template <int R, int C, int kEvery, class B>
 inline void product_columns(const float* a, const B& b, int k0, int k1, const float* correction, float* c, int c_stride,
-                            int n, int n1, Ahead& ahead) {
+                            int n, int n1, Prefetcher& ahead) {
   for (; n + C * W <= n1; n += C * W) product<R, C, kEvery>(a, b, k0, k1, correction, c, c_stride, n, ahead);
   if constexpr (C > 1) product_columns<R, C / 2, kEvery>(a, b, k0, k1, correction, c, c_stride, n, n1, ahead);
 }
 
-// The more rows, the more work there is between two askings for lines.
-constexpr int few_ahead(int rows) { return rows <= 2 ? 1 : 2; }
+// The more rows, the more work there is between two prefetches.
+constexpr int prefetch_every(int rows) { return rows <= 2 ? 1 : 2; }
 
 // product() for five to eight rows of kTile weights each.
 template <int R, class B>
 [[gnu::noinline]] void wide_rows_by_blocks(const float* a, const B b, int k0, int k1, const float* correction, float* c,
-                                           int c_stride, int n, int n1, Ahead& ahead) {
+                                           int c_stride, int n, int n1, Prefetcher& ahead) {
   for (; n < n1; n += kBlockPair)
     two_vectors_by_blocks<R>(
         a, k0, k1, c + n, c_stride, ahead,
@@ -109,7 +109,7 @@ template <int R, class B>
 // kWideRows: reading b costs more than a load, so that up to eight rows share each read.
 template <bool kWideRows, class B>
 inline void product_all(const float* a, int rows, const B& b, int k0, int k1, const float* correction, float* c,
-                        int c_stride, int n0, int n1, Ahead& ahead) {
+                        int c_stride, int n0, int n1, Prefetcher& ahead) {
   int r = 0;
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value, kVectors = R <= 2 ? kFewColumns : kColumns;
@@ -118,7 +118,7 @@ inline void product_all(const float* a, int rows, const B& b, int k0, int k1, co
       if ((n1 - n0) % kBlockPair == 0)
         return wide_rows_by_blocks<R>(a, b, k0, k1, correction, c, c_stride, n0, n1, ahead);
     }
-    product_columns<R, C, kWideRows ? few_ahead(R) : kPackedEvery>(
+    product_columns<R, C, kWideRows ? prefetch_every(R) : kPackedEvery>(
         a + r * kTile, b, k0, k1, correction ? correction + r : nullptr, c + r * c_stride, c_stride, n0, n1, ahead);
   };
   for (; rows - r > 8; r += 6) go(Count<6>{});
@@ -140,7 +140,7 @@ inline void product_all(const float* a, int rows, const B& b, int k0, int k1, co
 
 // ---- scores ---------------------------------------------------------------------------------------
 // A score is W chains of FMAs, one for each lane d % W, and the tree of their sums that sum_rows takes: neighbours
-// W/2 apart first. Few rows read keys as they lie, one key's d along the lanes; many share turned keys.
+// W/2 apart first. Few rows read keys as they lie, one key's d along the lanes; many share transposed keys.
 
 constexpr int reversed_bits(int i) {
   int r = 0;
@@ -150,12 +150,12 @@ constexpr int reversed_bits(int i) {
 
 // Two lanes W/2 apart at once, so that their sum need not leave the registers: f(lane, low, high) gives their sums.
 template <int R, int C, class F>
-inline void by_lane_pairs(float* s, int n, Ahead& ahead, const F& f) {
+inline void by_lane_pairs(float* s, int n, Prefetcher& ahead, const F& f) {
   constexpr int kLevels = W == 16 ? 4 : W == 8 ? 3 : 2;
   V waiting[kLevels][R][C];  // sums whose neighbour is still to come
   int depth = 0;
   for (int pair = 0; pair < W / 2; ++pair) {
-    fetch(ahead);
+    prefetch(ahead);
     V low[R][C], high[R][C];
     f(reversed_bits(2 * pair), low, high);
     for (int r = 0; r < R; ++r)
@@ -176,10 +176,11 @@ inline void by_lane_pairs(float* s, int n, Ahead& ahead, const F& f) {
 // With sixteen registers, sums of two vectors of keys and one lane at a time: a load of a key serves as many rows, and
 // one of a query two vectors.
 constexpr bool kLanesApart = W == 8;
-constexpr int kTurnedColumns = kLanesApart ? 2 : kColumns / 2;
+constexpr int kTransposedColumns = kLanesApart ? 2 : kColumns / 2;
 
 template <int R, int C>
-inline void turned_scores(const float* q, int q_stride, int head_dim, const float* kt, float* s, int n, Ahead& ahead) {
+inline void transposed_scores(const float* q, int q_stride, int head_dim, const float* kt, float* s, int n,
+                              Prefetcher& ahead) {
   by_lane_pairs<R, C>(s, n, ahead, [&](int d, V(&low)[R][C], V(&high)[R][C]) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -204,14 +205,14 @@ inline void turned_scores(const float* q, int q_stride, int head_dim, const floa
 }
 
 void scores(const float* q, int rows, int q_stride, int head_dim, const float* kt, int begin, int end, float* s,
-            Ahead* ahead) {
+            Prefetcher* ahead) {
   begin = begin / W * W, end = (end + W - 1) / W * W;
   auto go = [&](auto count) {
     constexpr int R = decltype(count)::value;
-    constexpr int C = kTurnedColumns;
+    constexpr int C = kTransposedColumns;
     int n = begin;
-    for (; n + C * W <= end; n += C * W) turned_scores<R, C>(q, q_stride, head_dim, kt, s, n, *ahead);
-    for (; n < end; n += W) turned_scores<R, 1>(q, q_stride, head_dim, kt, s, n, *ahead);
+    for (; n + C * W <= end; n += C * W) transposed_scores<R, C>(q, q_stride, head_dim, kt, s, n, *ahead);
+    for (; n < end; n += W) transposed_scores<R, 1>(q, q_stride, head_dim, kt, s, n, *ahead);
     q += R * q_stride, s += R * kTile, rows -= R;
   };
   while (rows >= 6) go(Count<6>{});
@@ -229,13 +230,13 @@ constexpr int keys_at_once(int rows) {
 
 template <int R, class Reader>
 [[gnu::noinline]] void scores_by_blocks(const float* q, int q_stride, const Reader keys, int head_dim, int begin,
-                                        int end, float* s, Ahead& ahead) {
+                                        int end, float* s, Prefetcher& ahead) {
   alignas(64) float lanes[R * W * W], kept[2 * kMaxHeadDim];
   for (int j = begin; j < end; j += W) {
     for (int k = 0; k < W; k += 2) {
       const auto a = keys.row(j + k), b = keys.row(j + k + 1);
       const auto read = [&](int d, V(&x)[2][2]) {
-        if (d % kStopEvery == 0) fetch(ahead);
+        if (d % kStopEvery == 0) prefetch(ahead);
         x[0][0] = a(d), x[0][1] = a(d + W), x[1][0] = b(d), x[1][1] = b(d + W);
       };
       two_keys_by_blocks<R>(kept, read, [&](auto block, auto count, const auto& reads) {
@@ -255,7 +256,7 @@ template <int R, class Reader>
 
 template <int R, class Reader>
 inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int head_dim, int begin, int end, float* s,
-                           Ahead& ahead) {
+                           Prefetcher& ahead) {
 #if KVASIR_SIMD_FOLDS
   if constexpr (folds<R, Reader>())
     if (head_dim >= kLeastFolded) return folded_scores_of_rows<R>(q, q_stride, keys, head_dim, begin, end, s, ahead);
@@ -275,7 +276,7 @@ inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int 
           for (int v = 0; v < 4; ++v)
             for (int r = 0; r < R; ++r) w[v][r] = hold(load(q + r * q_stride + d + v * W));
           for (int i = 0; i < K; ++i) {
-            if (i % 2 == 0) fetch(ahead);
+            if (i % 2 == 0) prefetch(ahead);
             V x[4];
             keys.row(j + k + i).four(d, x);
             for (int v = 0; v < 4; ++v)
@@ -283,7 +284,7 @@ inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int 
           }
         }
       } else {
-        const uint8_t* at[K];  // read once: the compiler cannot know that fetch() leaves them alone
+        const uint8_t* at[K];  // read once: the compiler cannot know that prefetch() leaves them alone
         for (int i = 0; i < K; ++i) at[i] = keys.row(j + k + i).at;
         auto row = [&](int i, int d) {
           auto it = keys.row(j + k + i);
@@ -308,7 +309,7 @@ inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int 
           }
         };
         for (int d = 0; d < head_dim; d += W) {
-          fetch(ahead);
+          prefetch(ahead);
           step(d);
           if (R > 2 && (d += W) < head_dim) step(d);
         }
@@ -320,7 +321,7 @@ inline void scores_of_rows(const float* q, int q_stride, const Reader keys, int 
   }
 }
 
-void scores_rows(const float* q, int rows, int q_stride, const KvRows& k, float* s, Ahead* ahead) {
+void scores_rows(const float* q, int rows, int q_stride, const KvRows& k, float* s, Prefetcher* ahead) {
   const int head_dim = k.head_dim, begin = k.begin / W * W, end = (k.end + W - 1) / W * W;
   with_reader(k, [&](const auto& keys) {
     by_few_rows(rows, [&](auto count) {
@@ -329,18 +330,18 @@ void scores_rows(const float* q, int rows, int q_stride, const KvRows& k, float*
   });
 }
 
-// How often the loops of a tile ask for lines, about.
+// How often the loops of a tile prefetch, about.
 int stops(int rows, int head_dim) {
   const int blocks = (rows + 5) / 6, vectors = (head_dim + W - 1) / W;
   auto passes = [](int n, int columns) { return n < columns * W ? 1 : n / (columns * W); };
   if (rows > kFewRows)
-    return kTile + blocks * (kTile / kTurnedColumns / 2 + passes(head_dim, kColumns) * kTile / kPackedEvery);
+    return kTile + blocks * (kTile / kTransposedColumns / 2 + passes(head_dim, kColumns) * kTile / kPackedEvery);
   if (kRowBlocks && rows > 4 && head_dim % kBlockPair == 0) return block_stops(head_dim);
   const int columns = rows <= 2 ? kFewColumns : rows <= 4 ? kColumns : kWideColumns;
-  return (kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile) / few_ahead(rows);
+  return (kTile / keys_at_once(rows) * vectors + passes(head_dim, columns) * kTile) / prefetch_every(rows);
 }
 
-// Asking costs instructions: it pays where reading a line takes longer than the work on it.
+// Prefetching costs instructions: it pays where reading a line takes longer than the work on it.
 Reach reach(int rows, const KvRows& k) {
   const int work = 512 / bits_of(k.dtype) / W * rows;  // vectors a line
   if (work > 16 || (work > 8 && rows > 4) || (k.grouped && W < 16)) return Reach::next;
@@ -350,12 +351,12 @@ Reach reach(int rows, const KvRows& k) {
 // ---- values ---------------------------------------------------------------------------------------
 
 void accumulate(const float* p, int rows, const float* v, int v_stride, int begin, int end, const float* correction,
-                float* o, int o_stride, Ahead* ahead) {
+                float* o, int o_stride, Prefetcher* ahead) {
   product_all<false>(p, rows, Packed{v, v_stride}, begin, end, correction, o, o_stride, 0, o_stride, *ahead);
 }
 
 void accumulate_rows(const float* p, int rows, const KvRows& v, const float* correction, float* o, int o_stride,
-                     Ahead* ahead) {
+                     Prefetcher* ahead) {
   int n = (v.head_dim + W - 1) / W * W;
   with_reader(v, [&](const auto& read) {
     product_all<true>(p, rows, read, v.begin, v.end, correction, o, o_stride, 0, n, *ahead);

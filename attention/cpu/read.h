@@ -1,7 +1,7 @@
 // Reading one head's K or V of a tile: as rows (lanes along head_dim) and as columns (lanes along keys).
 #pragma once
 
-#include "attention/cpu/ahead.h"
+#include "attention/cpu/prefetch.h"
 #include "simd/simd.h"
 
 namespace kvasir::attention::cpu {
@@ -9,8 +9,8 @@ namespace {
 
 using namespace simd;  // the vectors of this translation unit
 
-constexpr int kAheadEvery = 4;    // rows or steps
-constexpr int kPackedEvery = 16;  // keys
+constexpr int kPrefetchEvery = 4;  // rows or steps
+constexpr int kPackedEvery = 16;   // keys
 
 // f(Count<rows>) for the few rows that read the cache themselves.
 template <class F>
@@ -129,7 +129,7 @@ struct RowReader {
   static constexpr bool kPlain = kWhole && kScaling == Scaling::none;  // read() is all there is to a vector
   static V read(const uint8_t* row, int d) { return read_vector<kType>(row + d * bits_of(kType) / 8); }
 
-  struct Row {
+  struct TileRow {
     const RowReader& of;
     const uint8_t* at;
     const float* scales;
@@ -155,7 +155,7 @@ struct RowReader {
       return x;
     }
   };
-  Row row(int r) const { return {*this, rows[r], table + r * groups}; }
+  TileRow row(int r) const { return {*this, rows[r], table + r * groups}; }
 };
 
 template <DType kType, Scaling kScaling, class F>
@@ -197,10 +197,10 @@ inline void with_reader(const KvRows& k, const F& f) {
   });
 }
 
-void pack_values(const KvRows& k, float* v, int stride, Ahead* ahead) {
+void pack_values(const KvRows& k, float* v, int stride, Prefetcher* ahead) {
   with_reader(k, [begin = k.begin, end = k.end, head_dim = k.head_dim, v, stride, ahead](const auto reader) {
     for (int j = begin; j < end; ++j) {
-      fetch(*ahead);
+      prefetch(*ahead);
       const auto row = reader.row(j);
       for (int d = 0; d < head_dim; d += W) store(v + j * stride + d, row(d));
     }
@@ -209,23 +209,23 @@ void pack_values(const KvRows& k, float* v, int stride, Ahead* ahead) {
 
 // ---- columns --------------------------------------------------------------------------------------
 
-// Keys are turned as they lie, in 32-bit words of one, two, four or eight elements: a narrow type costs that
-// much less than turning it once it is float32. Word w of key j comes to out[w * W + j].
+// Keys are transposed as they lie, in 32-bit words of one, two, four or eight elements: a narrow type costs that
+// much less than transposing it once it is float32. Word w of key j comes to out[w * W + j].
 template <DType kType>
-inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_t* out, Ahead& ahead) {
+inline void transpose_words(const uint8_t* const* rows, int d0, int head_dim, uint32_t* out, Prefetcher& ahead) {
   constexpr int kBits = bits_of(kType), kStep = W * 32 / kBits;
   const int left = head_dim - d0, offset = d0 * kBits / 8;
   Words r[W];
   if (left >= kStep) {
     for (int i = 0; i < W; ++i) {
-      if (i % kAheadEvery == 0) fetch(ahead);
+      if (i % kPrefetchEvery == 0) prefetch(ahead);
       r[i] = load_words(rows[i] + offset);
     }
     transpose(r);
     for (int i = 0; i < W; ++i) store_words(out + i * W, r[i]);
   } else {
     for (int i = 0; i < W; ++i) {
-      if (i % kAheadEvery == 0) fetch(ahead);
+      if (i % kPrefetchEvery == 0) prefetch(ahead);
       r[i] = load_some(rows[i] + offset, left * kBits / 8);
     }
     transpose(r);
@@ -234,54 +234,54 @@ inline void turn_words(const uint8_t* const* rows, int d0, int head_dim, uint32_
 }
 
 #if KVASIR_SIMD_HALF_COLUMNS
-// Where the processor converts float16 only when it lies together: turned in 16-bit units, FP8 as float16.
+// Where the processor converts float16 only when it lies together: transposed in 16-bit units, FP8 as float16.
 // Element d of key j comes to out[d * W + j].
 template <DType kType>
-inline void turn_halves(const uint8_t* const* rows, int d0, int head_dim, uint16_t* out, Ahead& ahead) {
+inline void transpose_halves(const uint8_t* const* rows, int d0, int head_dim, uint16_t* out, Prefetcher& ahead) {
   const int left = head_dim - d0, offset = d0 * bits_of(kType) / 8;
   Words r[W];
   for (int i = 0; i < W; ++i) {
     const uint8_t* at = rows[i] + offset;
-    if (i % kAheadEvery == 0) fetch(ahead);
+    if (i % kPrefetchEvery == 0) prefetch(ahead);
     if constexpr (kType == DType::f16)
       r[i] = left >= 2 * W ? load_words(at) : load_some(at, left * 2);
     else
       r[i] = halves_of_e4m3(left >= 2 * W ? load_half_words(at) : load_half_some(at, left));
   }
-  turn_halves_to(r, out);
+  transpose_halves_to(r, out);
 }
 constexpr bool in_halves(DType type) { return type == DType::f16 || type == DType::f8_e4m3; }
 #else
 template <DType kType>
-inline void turn_halves(const uint8_t* const*, int, int, uint16_t*, Ahead&) {}
+inline void transpose_halves(const uint8_t* const*, int, int, uint16_t*, Prefetcher&) {}
 inline Words load_half_column(const uint16_t*) { return Words{}; }
 inline V half_column(Words) { return zero(); }
 constexpr bool in_halves(DType) { return false; }
 #endif
 
-// W columns of keys as float32: f(d, vector) for each d in [0, left), from turned memory.
+// W columns of keys as float32: f(d, vector) for each d in [0, left), from transposed memory.
 template <DType kType, Scaling kScaling>
 struct Columns {
   static constexpr bool kHalves = in_halves(kType);
   static constexpr int kPer = kHalves ? 1 : 32 / bits_of(kType);
   static constexpr int kStep = kHalves ? 2 * W : W * kPer;  // elements of head_dim in a block
 
-  const void* turned;
+  const void* transposed;
   const float* table;
   V scale;
   int group_shift;
 
   Columns(const void* memory, const float* scales, const KvRows& k)
-      : turned(memory),
+      : transposed(memory),
         table(scales),
         scale(set1(kHalves && kType == DType::f8_e4m3 ? k.scale * 256.0f : k.scale)),
         group_shift(k.group_shift) {}
 
-  static void turn(const uint8_t* const* rows, int d0, int head_dim, void* out, Ahead& ahead) {
+  static void transpose_block(const uint8_t* const* rows, int d0, int head_dim, void* out, Prefetcher& ahead) {
     if constexpr (kHalves)
-      turn_halves<kType>(rows, d0, head_dim, static_cast<uint16_t*>(out), ahead);
+      transpose_halves<kType>(rows, d0, head_dim, static_cast<uint16_t*>(out), ahead);
     else
-      turn_words<kType>(rows, d0, head_dim, static_cast<uint32_t*>(out), ahead);
+      transpose_words<kType>(rows, d0, head_dim, static_cast<uint32_t*>(out), ahead);
   }
 
   // The kPer elements d, d+1, .. that lie together, of keys [j, j+W).
@@ -302,9 +302,9 @@ struct Columns {
   Word word(int w, int d, int j) const {
     Word x;
     if constexpr (kHalves)
-      x.raw = load_half_column(static_cast<const uint16_t*>(turned) + w * W);
+      x.raw = load_half_column(static_cast<const uint16_t*>(transposed) + w * W);
     else
-      x.raw = load_words(reinterpret_cast<const uint8_t*>(static_cast<const uint32_t*>(turned) + w * W));
+      x.raw = load_words(reinterpret_cast<const uint8_t*>(static_cast<const uint32_t*>(transposed) + w * W));
     x.by = scale;
     if constexpr (kScaling == Scaling::group) x.by = load(table + (d >> group_shift) * kTile + j);
     return x;
@@ -328,7 +328,7 @@ inline void each_element(int n, const F& f) {  // the first n of a word
   }
 }
 
-void pack_keys(const KvRows& k, float* kt, Ahead* ahead) {
+void pack_keys(const KvRows& k, float* kt, Prefetcher* ahead) {
   by_type<false>(k, [&]<DType kType, Scaling kScaling>(const float* table) {
     using C = Columns<kType, kScaling>;
     alignas(64) uint32_t block[W * W];
@@ -336,7 +336,7 @@ void pack_keys(const KvRows& k, float* kt, Ahead* ahead) {
     const int head_dim = k.head_dim, end = k.end;
     for (int j = k.begin / W * W; j < end; j += W)
       for (int d0 = 0; d0 < head_dim; d0 += C::kStep) {
-        C::turn(k.row + j, d0, head_dim, block, *ahead);
+        C::transpose_block(k.row + j, d0, head_dim, block, *ahead);
         const int stop = d0 + C::kStep < head_dim ? d0 + C::kStep : head_dim;
         for (int d = d0, w = 0; d < stop; d += C::kPer, ++w) {
           const auto word = columns.word(w, d, j);

@@ -4,7 +4,7 @@
 // would have.
 #pragma once
 
-#include "attention/cpu/ahead.h"
+#include "attention/cpu/prefetch.h"
 #include "simd/simd.h"
 
 namespace kvasir::attention::cpu {
@@ -15,7 +15,7 @@ using namespace simd;  // the vectors of this translation unit
 constexpr bool kRowBlocks = W == 8;
 constexpr int kBlockPair = 2 * W;  // elements that are read together
 
-constexpr int kStopEvery = 64;  // elements of two keys between two askings for lines
+constexpr int kStopEvery = 64;  // elements of two keys between two prefetches
 constexpr int block_stops(int head_dim) { return kTile / 2 * head_dim / kStopEvery + head_dim / kBlockPair * 4; }
 
 constexpr int first_block(int rows) { return rows <= 4 ? rows : (rows + 1) / 2; }
@@ -71,12 +71,12 @@ template <int R, class F, class Read>
 // Two vectors of o for R rows: begin(r, v) gives what a sum begins with, read(k, x) two vectors of key k.
 template <int R, int kEvery, class Begin, class Read>
 [[gnu::always_inline]] inline void add_two_vectors(const float* weights, int k0, int k1, float* o, int o_stride,
-                                                   Ahead& ahead, const Begin& begin, const Read& read) {
+                                                   Prefetcher& ahead, const Begin& begin, const Read& read) {
   V sum[R][2];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) sum[r][0] = begin(r, 0), sum[r][1] = begin(r, 1);
   for (int k = k0; k < k1;) {
-    if constexpr (kEvery < kTile) fetch(ahead);
+    if constexpr (kEvery < kTile) prefetch(ahead);
     for (const int stop = k + kEvery < k1 ? k + kEvery : k1; k < stop; ++k) {
       V x[2];
       read(k, x);
@@ -95,7 +95,7 @@ template <int R, int kEvery, class Begin, class Read>
 // begin(r, v) and read(k, x) as above, of all R rows.
 template <int R, class Begin, class Read>
 [[gnu::always_inline]] inline void two_vectors_by_blocks(const float* weights, int k0, int k1, float* o, int o_stride,
-                                                         Ahead& ahead, const Begin& begin, const Read& read) {
+                                                         Prefetcher& ahead, const Begin& begin, const Read& read) {
   alignas(64) float kept[kTile * kBlockPair];
   by_row_blocks<R>(
       [&](auto first, auto count, const auto& reads) {

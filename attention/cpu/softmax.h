@@ -52,7 +52,7 @@ inline bool all_visible(const SoftmaxRow& p) { return p.lo <= 0 && p.hi >= kTile
 inline bool biases(const SoftmaxRow& p, float softcap) { return softcap > 0 || p.slope != 0 || p.mask; }
 
 #if KVASIR_SIMD_FOLDS
-// The same for one row, whose lanes are taken together where they are: nothing goes through memory.
+// The same for one row, whose lanes are folded where they are: nothing goes through memory.
 inline void softmax_row(float* s, const SoftmaxRow& p, float scale, float softcap, float* m, float* l,
                         float* correction) {
   constexpr int kVectors = kTile / W;

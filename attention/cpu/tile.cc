@@ -10,31 +10,31 @@ namespace {
 
 alignas(64) constexpr uint8_t kZeros[kMaxHeadDim * 4] = {};
 
-void describe(const Job& job, bool value, KvRows* rows) {
-  const kvcache::CacheView& c = job.tensors->cache;
+void describe(const LayerCall& call, bool value, KvRows* rows) {
+  const kvcache::CacheView& c = call.tensors->cache;
   rows->dtype = c.dtype;
   rows->grouped = c.quant == kvcache::QuantKind::group;
   rows->scale_dtype = c.scale_dtype;
   rows->group = c.quant_group;
   rows->group_shift = c.quant_group > 0 ? std::countr_zero(uint32_t(c.quant_group)) : 0;
   rows->scale = value ? c.v_scale : c.k_scale;
-  rows->head_dim = job.a->head_dim;
+  rows->head_dim = call.a->head_dim;
 }
 
 // Cyclic: this call's tokens are not in the cache yet; they stand in `fresh`, dequantized. A tile that
 // holds both is made float32 throughout.
-void point_at_fresh(const Job& job, const Item& item, const Tile& tile, bool value, float* old, KvRows* rows) {
-  const Attributes& a = *job.a;
-  const int64_t start = job.held->step.start_pos[item.sequence], padded = padded_dim(a.head_dim);
-  const int64_t token0 = job.held->step.seqstarts[item.sequence] - start;
+void point_at_fresh(const LayerCall& call, const Item& item, const Tile& tile, bool value, float* old, KvRows* rows) {
+  const Attributes& a = *call.a;
+  const int64_t start = call.held->step.start_pos[item.sequence], padded = padded_dim(a.head_dim);
+  const int64_t token0 = call.held->step.seqstarts[item.sequence] - start;
   for (int j = tile.begin; j < tile.end; ++j) {
     const int64_t t = tile.first + j;
     if (!tile.wanted(j)) continue;
     const float* row = old + j * padded;
     if (t >= start)
-      row = job.fresh + (((token0 + t) * 2 + value) * a.num_kv_heads + item.kv_head) * padded;
+      row = call.fresh + (((token0 + t) * 2 + value) * a.num_kv_heads + item.kv_head) * padded;
     else
-      kvcache::load_row(job.tensors->cache, job.held->physical(item.sequence, cache_slot(a, t)), job.tensors->layer,
+      kvcache::load_row(call.tensors->cache, call.held->physical(item.sequence, cache_slot(a, t)), call.tensors->layer,
                         item.kv_head, value, old + j * padded);
     rows->row[j] = reinterpret_cast<const uint8_t*>(row);
   }
@@ -49,9 +49,9 @@ struct Run {
 };
 
 // The tile's wanted keys as runs; at most kTile of them.
-int find_runs(const Job& job, const Item& item, const Tile& tile, Run* runs) {
-  const Attributes& a = *job.a;
-  const HeldStep& held = *job.held;
+int find_runs(const LayerCall& call, const Item& item, const Tile& tile, Run* runs) {
+  const Attributes& a = *call.a;
+  const HeldStep& held = *call.held;
   // Neighbours in the sequence are neighbours in the cache until a page ends.
   const bool paged =
       held.index.mode != kvcache::IndexMode::token_table && a.cyclic_capacity == 0 && !held.step.cache_indirection;
@@ -81,15 +81,15 @@ int64_t add_piece(const uint8_t* at, int64_t n, int64_t bytes, int64_t step, Pie
   return n * ((bytes + kLine - 1) / kLine);
 }
 
-void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
-  const kvcache::CacheView& c = job.tensors->cache;
+void point_at(const LayerCall& call, const Item& item, Scratch& s, Tile* tile) {
+  const kvcache::CacheView& c = call.tensors->cache;
   Run runs[kTile];
-  const int count = find_runs(job, item, *tile, runs);
+  const int count = find_runs(call, item, *tile, runs);
   Piece* end = tile->memory.data();
   int64_t lines = 0;
   for (bool value : {false, true}) {
     KvRows& rows = value ? tile->values : tile->keys;
-    describe(job, value, &rows);
+    describe(call, value, &rows);
     rows.begin = tile->begin;
     rows.end = tile->end;
     // Kernels read whole blocks of 32 keys; of those that nobody wants they may read anything finite.
@@ -100,37 +100,37 @@ void point_at(const Job& job, const Item& item, Scratch& s, Tile* tile) {
     nothing(std::max(tile->begin, tile->sink_end), tile->lo);
     nothing(tile->end, (tile->end + 31) / 32 * 32);
 
-    const int64_t row0 = kvcache::row_element(c.strides, 0, job.tensors->layer, item.kv_head, value);
+    const int64_t row0 = kvcache::row_element(c.strides, 0, call.tensors->layer, item.kv_head, value);
     const uint8_t* data = static_cast<const uint8_t*>(c.data) + dtype_bytes(c.dtype, row0);
     const int64_t step = dtype_bytes(c.dtype, c.strides.token), row_bytes = dtype_bytes(c.dtype, c.head_dim);
     if (rows.grouped) {
-      const int64_t scale0 = kvcache::row_element(c.scale_strides, 0, job.tensors->layer, item.kv_head, value);
+      const int64_t scale0 = kvcache::row_element(c.scale_strides, 0, call.tensors->layer, item.kv_head, value);
       const uint8_t* scale = static_cast<const uint8_t*>(c.scale) + dtype_bytes(c.scale_dtype, scale0);
       const int64_t scale_step = dtype_bytes(c.scale_dtype, c.scale_strides.token);
       for (const Run* r = runs; r < runs + count; ++r) {
         const uint8_t* at = scale + r->at * scale_step;
         lines +=
             add_piece(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step, &end);
-        job.kernels->point(rows.scales + r->begin, r->end - r->begin, at, scale_step);
+        call.kernels->point(rows.scales + r->begin, r->end - r->begin, at, scale_step);
       }
     }
     for (const Run* r = runs; r < runs + count; ++r) {
       const uint8_t* at = data + r->at * step;
       lines += add_piece(at, r->end - r->begin, row_bytes, step, &end);
-      job.kernels->point(rows.row + r->begin, r->end - r->begin, at, step);
+      call.kernels->point(rows.row + r->begin, r->end - r->begin, at, step);
     }
   }
   tile->lines = int(lines);
   tile->pieces = int(end - tile->memory.data());
-  if (job.fresh && tile->first + tile->end > job.held->step.start_pos[item.sequence]) {
-    point_at_fresh(job, item, *tile, false, s.old[0].get(), &tile->keys);
-    point_at_fresh(job, item, *tile, true, s.old[1].get(), &tile->values);
+  if (call.fresh && tile->first + tile->end > call.held->step.start_pos[item.sequence]) {
+    point_at_fresh(call, item, *tile, false, s.old[0].get(), &tile->keys);
+    point_at_fresh(call, item, *tile, true, s.old[1].get(), &tile->values);
   }
 }
 
 }  // namespace
 
-bool next_tile(const Job& job, const Item& item, int64_t from, Scratch& s, Tile* tile) {
+bool next_tile(const LayerCall& call, const Item& item, int64_t from, Scratch& s, Tile* tile) {
   const int64_t tokens = item.token_end - item.token_begin;
   const int64_t end = std::min(int64_t(item.split_end) * kSplit, s.visible[size_t(tokens - 1)].hi);
   for (int64_t at = from; at < end; at += kTile) {
@@ -148,7 +148,7 @@ bool next_tile(const Job& job, const Item& item, int64_t from, Scratch& s, Tile*
     tile->begin = tile->sink_end > 0 ? 0 : tile->lo;
     tile->token_begin = item.token_begin + i0;
     tile->token_end = item.token_begin + i1;
-    point_at(job, item, s, tile);
+    point_at(call, item, s, tile);
     return true;
   }
   return false;

@@ -1,4 +1,4 @@
-// Asking for cache lines before they are needed (kernels.h).
+// Prefetching cache lines (kernels.h).
 #pragma once
 
 #include "attention/cpu/kernels.h"
@@ -6,7 +6,7 @@
 namespace kvasir::attention::cpu {
 namespace {
 
-// The next row of the pieces, but for a line that was asked for just now; false: there is none.
+// The next row of the pieces, but for a line that was prefetched just now; false: there is none.
 inline bool next_row(Walk& walk) {
   do {
     while (walk.row.rows == 0) {
@@ -26,7 +26,7 @@ inline bool next_row(Walk& walk) {
   return true;
 }
 
-// Over a burst of lines, of which the first few are asked for: into L1 (level 3) or no further than L2 (level 2).
+// Over a burst of lines, of which the first few are prefetched: into L1 (level 3) or no further than L2 (level 2).
 template <int kLevel, int kLines>
 __attribute__((always_inline)) inline void walk_on(Walk& walk) {
   const uint8_t* line = walk.line;
@@ -43,16 +43,16 @@ __attribute__((always_inline)) inline void walk_on(Walk& walk) {
 }
 
 // Calls nothing, so that a loop that calls it keeps its vectors in registers.
-__attribute__((noinline)) void ask(Ahead& ahead) {
+__attribute__((noinline)) void prefetch_due(Prefetcher& ahead) {
   for (; ahead.due >= 0; ahead.due -= ahead.stops) {
     walk_on<2, kBurst>(ahead.next);
     if (ahead.reach >= Reach::later) walk_on<2, 1>(ahead.later);
     if (ahead.reach >= Reach::all) walk_on<3, kBurst>(ahead.soon);
   }
 }
-__attribute__((always_inline)) inline void fetch(Ahead& ahead) {
+__attribute__((always_inline)) inline void prefetch(Prefetcher& ahead) {
   ahead.due += ahead.bursts;
-  if (__builtin_expect(ahead.due >= 0, 0)) ask(ahead);
+  if (__builtin_expect(ahead.due >= 0, 0)) prefetch_due(ahead);
 }
 
 }  // namespace
