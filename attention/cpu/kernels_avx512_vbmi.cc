@@ -11,13 +11,18 @@ namespace {
 constexpr Kernels kTable = vector_kernels("avx512_vbmi");
 }
 
-const Kernels* kernels_avx512_vbmi() {
-  static const Kernels with_bytes = [] {
-    Kernels table = kTable;
-    table.tile_kernels[0] = byte_vectors();
-    return table;
+// The table is put together only where these instructions are, for the copy is made of them.
+[[gnu::noinline]] static const Kernels& with_bytes() {
+  static const Kernels table = [] {
+    Kernels all = kTable;
+    all.tile_kernels[0] = byte_vectors();
+    return all;
   }();
-  return kvasir::cpu().avx512 && kvasir::cpu().avx512_vbmi ? &with_bytes : nullptr;
+  return table;
+}
+
+const Kernels* kernels_avx512_vbmi() {
+  return kvasir::cpu().avx512 && kvasir::cpu().avx512_vbmi ? &with_bytes() : nullptr;
 }
 
 }  // namespace kvasir::attention::cpu
