@@ -13,6 +13,8 @@ export PKG_CONFIG_PATH=${pc%/*}
 mapfile -t flags < <(pkg-config --cflags --libs kvasir-attention | xargs -n 1)
 cc -std=c11 -Wall -Wextra -Werror -pedantic attention/example/decode.c "${flags[@]}" -lm -o "$where/decode"
 LD_LIBRARY_PATH=$(pkg-config --variable=libdir kvasir-attention) "$where/decode"
+version=$(sed -n 's/^project(kvasir VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+[ "$(pkg-config --modversion kvasir-attention)" = "$version" ] || { echo "the package says another version than $version"; exit 1; }
 # Only the interface leaves the library, and it needs the C library alone.
 library=$(find "$where/moved" -name 'libkvasir_attention_c.so.0')
 strange=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -vE '^kvasir_(attention|kvc)_' || true)
