@@ -33,6 +33,12 @@ void ModelFlags::define(Options& o) {
       .value_name("FILE");
   o.add("kv_dtype", &model.kv_dtype, "Element type of the cache; auto is the model's")
       .one_of({"auto", "float32", "float16", "bfloat16"});
+  o.add("batch_invariant", &model.batch_invariant,
+        "The same logits, to the bit, alone or in any batch and in any chunks; a CPU has them always");
+  o.add("quantize", &model.quantize,
+        "Weights on a GPU: as stored (quantized GGUF stays packed), all as bfloat16, or E4M3 with a scale a row; a CPU "
+        "knows auto alone")
+      .one_of({"auto", "bf16", "fp8"});
   o.add("precise", &model.precise, "float32 activations instead of 12-bit integers: slower, closer to the reference");
 
   o.section("Cache and steps");

@@ -35,8 +35,10 @@ struct RunnerOptions {
   std::string device = "auto";     // auto, cpu, cuda
   std::string attention = "auto";  // back end name
   std::string kv_dtype = "auto";
-  int32_t threads = 0;   // 0: what the machine and its cgroup allow
-  bool precise = false;  // float32 activations instead of 12-bit integers
+  std::string quantize = "auto";  // of the weights: auto (as stored), bf16, fp8; on a CPU auto alone
+  int32_t threads = 0;            // 0: what the machine and its cgroup allow
+  bool batch_invariant = false;   // a row's logits do not depend on its batch, on a GPU too
+  bool precise = false;           // float32 activations instead of 12-bit integers
   int32_t page_size = 16;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;  // how batches say where a token lives
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;            // a step's limits

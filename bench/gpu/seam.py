@@ -8,6 +8,7 @@ windows of token ids through both (/v1/completions with echo and logprobs), and 
 token. Then it measures decoding on the GPU. Needs only Python's own library.
 """
 import json
+import math
 import statistics
 import sys
 import threading
@@ -71,7 +72,8 @@ def main():
     count = int(sys.argv[5]) if len(sys.argv) > 5 else 2000
     data = json.load(open(ids_file))
     ids = (data if isinstance(data, list) else data["ids"])[:count + count // WINDOW + 1]
-    gpu = Server(kvasir, model, "--device", "cuda")
+    options = sys.argv[7:]
+    gpu = Server(kvasir, model, "--device", "cuda", *options)
     got = forced(gpu, ids)
     rates = {b: decode(gpu, b) for b in (1, 16, 64)}
     device = next((e.get("device") for e in gpu.log if e["message"] == "gpu"), None)
@@ -87,7 +89,8 @@ def main():
         "misses": len(misses), "widest_miss": max((m[0] for m in misses), default=0.0),
         "mean_logprob_difference": sum(abs(g[2] - w[2]) for g, w in zip(got, want)) / len(want),
         "decode_tokens_per_second": rates, "load_seconds": load,
-        "command": "bench/gpu/seam.py KVASIR MODEL tests/model/fixtures/gpl3_20k_ids.json OUT.json",
+        "perplexity": {name: math.exp(-statistics.mean(x[2] for x in run)) for name, run in (("gpu", got), ("float32", want))},
+        "command": " ".join(["bench/gpu/seam.py KVASIR MODEL tests/model/fixtures/gpl3_20k_ids.json OUT.json", *sys.argv[5:]]),
     }
     json.dump(result, open(out_file, "w"), indent=1)
     print(json.dumps(result, indent=1))

@@ -141,7 +141,7 @@ def main():
     p.add_argument("--commit", default="", help="what was built, for the record")
     p.add_argument("--out", default=RESULTS / "gpu-whole-model.json", help="the JSON record (bench/results/gpu-whole-model.json); empty: none")
     a = p.parse_args()
-    known = a.model == LLAMA_8B
+    known = a.model.rsplit(",type=", 1)[0] == LLAMA_8B.rsplit(",type=", 1)[0]
 
     server = Server(a)
     offline = []

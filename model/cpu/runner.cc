@@ -131,6 +131,11 @@ Result<DType> kv_type(const RunnerOptions& options) {
 
 Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
                                             const RunnerOptions& options, const LoadProgress& progress) {
+  if (options.quantize != "auto" && !options.quantize.empty())
+    return invalid_argument(
+               cat("quantize is ", options.quantize,
+                   ", which is for a GPU (--device cuda); a CPU computes with weights as they are stored: auto"))
+        .with_field("quantize");
   KVASIR_ASSIGN(DType kv, kv_type(options));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cpu" : options.attention));

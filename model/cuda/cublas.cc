@@ -35,10 +35,16 @@ std::vector<std::string> candidates() {
   return out;
 }
 
+Status check(cublasStatus_t s, const char* what) {
+  if (s == CUBLAS_STATUS_SUCCESS) return {};
+  return internal_error(cat("cuBLASLt: ", what, " answered ", int(s)));
+}
+
+}  // namespace
+
 // What was chosen in this process, so that models of one shape get equal numbers.
-class Choices {
+class Cublas::Choices {
  public:
-  using Shape = std::tuple<int64_t, int64_t, int64_t, Form>;
   std::optional<int> find(const Shape& shape) {
     std::lock_guard lock(mutex_);
     const auto it = chosen_.find(shape);
@@ -53,17 +59,10 @@ class Choices {
   std::mutex mutex_;
   std::map<Shape, int> chosen_;
 };
-Choices& choices() {
+Cublas::Choices& Cublas::choices() {
   static Choices all;
   return all;
 }
-
-Status check(cublasStatus_t s, const char* what) {
-  if (s == CUBLAS_STATUS_SUCCESS) return {};
-  return internal_error(cat("cuBLASLt: ", what, " answered ", int(s)));
-}
-
-}  // namespace
 
 // Its functions, under the names and types the header gives them.
 struct Cublas::Functions {
@@ -122,7 +121,7 @@ struct Cublas::Plan {
   std::vector<cublasLtMatmulHeuristicResult_t> ways;  // as the library ranks them
   int best = 0;
   bool timed = false;
-  Choices::Shape shape;
+  Shape shape;
 };
 
 Cublas::Cublas() = default;
@@ -144,8 +143,16 @@ Result<std::unique_ptr<Cublas>> Cublas::open(cudaStream_t stream) {
   return c;
 }
 
-Result<Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, Form form) {
-  auto& slot = plans_[{rows, n, k, form}];
+Status Cublas::set_scales(Plan& p, Scales scales) {
+  for (auto [attribute, value] : {std::pair(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.weight),
+                                  std::pair(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.in)})
+    KVASIR_TRY(check(f_->desc_set(p.desc, attribute, &value, sizeof value), "scales"));
+  return {};
+}
+
+Result<Cublas::Plan*> Cublas::plan(const Shape& shape, Scales scales) {
+  const auto& [rows, n, k, stride, form, elements] = shape;
+  auto& slot = plans_[shape];
   if (slot) return slot.get();
   const Functions& f = *f_;
   auto p = std::make_unique<Plan>(f);
@@ -153,17 +160,30 @@ Result<Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, Form form
   KVASIR_TRY(check(f.desc_create(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "description"));
   cublasOperation_t transposed = CUBLAS_OP_T;
   KVASIR_TRY(check(f.desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed), "description"));
-  auto layout = [&](cublasLtMatrixLayout_t* l, cudaDataType_t type, int64_t r, int64_t c) {
-    return check(f.layout_create(l, type, uint64_t(r), uint64_t(c), r), "layout");
+  const bool bytes = elements != Elements::bf16;
+  if (bytes) {
+    // Sums of products of two roundings to 3 bits need no more than the matrix unit's own.
+    const int8_t fast = 1;
+    KVASIR_TRY(check(f.desc_set(p->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast), "description"));
+  }
+  if (elements == Elements::fp8_scaled) {
+    const cublasLtMatmulMatrixScale_t each = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    for (auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+      KVASIR_TRY(check(f.desc_set(p->desc, attribute, &each, sizeof each), "scales"));
+    KVASIR_TRY(set_scales(*p, scales));
+  }
+  auto layout = [&](cublasLtMatrixLayout_t* l, cudaDataType_t type, int64_t r, int64_t c, int64_t apart) {
+    return check(f.layout_create(l, type, uint64_t(r), uint64_t(c), apart), "layout");
   };
-  KVASIR_TRY(layout(&p->weight, CUDA_R_16BF, k, n));
-  KVASIR_TRY(layout(&p->in, CUDA_R_16BF, k, rows));
-  KVASIR_TRY(layout(&p->out, form == Form::bf16 ? CUDA_R_16BF : CUDA_R_32F, n, rows));
+  const cudaDataType_t type = bytes ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
+  KVASIR_TRY(layout(&p->weight, type, k, n, k));
+  KVASIR_TRY(layout(&p->in, type, k, rows, k));
+  KVASIR_TRY(layout(&p->out, form == Form::bf16 ? CUDA_R_16BF : CUDA_R_32F, n, rows, stride));
   cublasLtMatmulPreference_t preference = nullptr;
   KVASIR_TRY(check(f.preference_create(&preference), "preference"));
   size_t most = kWorkspace;
   cublasStatus_t s = f.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
-  p->shape = {rows, n, k, form};
+  p->shape = shape;
   const std::optional<int> chosen = choices().find(p->shape);
   const bool worth = rows <= kTimedRows && k >= kTimedElements && n * k >= kTimedWeights;
   p->timed = !worth || chosen;
@@ -182,7 +202,7 @@ Result<Cublas::Plan*> Cublas::plan(int64_t rows, int64_t n, int64_t k, Form form
 }
 
 Status Cublas::multiply(const Plan& p, int way, const void* in, const void* weight, void* out) {
-  const float alpha = 1, beta = std::get<Form>(p.shape) == Form::added_f32 ? 1.0f : 0.0f;
+  const float alpha = 1, beta = p.shape.form == Form::added_f32 ? 1.0f : 0.0f;
   return check(f_->matmul(static_cast<cublasLtHandle_t>(handle_), p.desc, &alpha, weight, p.weight, in, p.in, &beta,
                           out, p.out, out, p.out, &p.ways[size_t(way)].algo, workspace_.get(), kWorkspace, stream_),
                "product");
@@ -215,21 +235,25 @@ Status Cublas::choose(Plan& p, const void* in, const void* weight, int64_t out_b
     if (fastest == 0 || median < fastest * (p.best == 0 ? 0.98f : 1.0f)) fastest = median, p.best = way;
   }
   choices().keep(p.shape, p.best);
-  log_debug("product", {{"rows", std::get<0>(p.shape)},
-                        {"features", std::get<1>(p.shape)},
-                        {"elements", std::get<2>(p.shape)},
+  log_debug("product", {{"rows", p.shape.rows},
+                        {"features", p.shape.n},
+                        {"elements", p.shape.k},
+                        {"fp8", p.shape.elements != Elements::bf16},
                         {"way", p.best},
                         {"us", 1e3 * fastest},
                         {"first_way_us", 1e3 * first}});
   return {};
 }
 
-Status Cublas::product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form) {
-  KVASIR_ASSIGN(Plan * p, plan(rows, n, k, form));
+Status Cublas::product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,
+                       Elements elements, Scales scales, int64_t stride) {
+  if (stride == 0) stride = n;
+  KVASIR_ASSIGN(Plan * p, plan({rows, n, k, stride, form, elements}, scales));
+  if (elements == Elements::fp8_scaled) KVASIR_TRY(set_scales(*p, scales));
   if (!p->timed) {
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     KVASIR_TRY(attention::cuda::check(cudaStreamIsCapturing(stream_, &capturing), "product"));
-    if (capturing == cudaStreamCaptureStatusNone) KVASIR_TRY(choose(*p, in, weight, rows * n * 4));
+    if (capturing == cudaStreamCaptureStatusNone) KVASIR_TRY(choose(*p, in, weight, rows * stride * 4));
   }
   return multiply(*p, p->best, in, weight, out);
 }

@@ -3,16 +3,21 @@
 // .12), /usr/local/cuda/lib64, and the toolkit that tools/cuda-toolkit.sh unpacks.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <tuple>
 
 #include "attention/cuda/memory.h"
 #include "core/status.h"
 #include "model/cuda/form.h"
 
 namespace kvasir::model::cuda {
+
+enum class Elements : uint8_t { bf16, fp8, fp8_scaled };
+struct Scales {
+  const float *in = nullptr, *weight = nullptr;
+};
 
 class Cublas {
  public:
@@ -22,14 +27,27 @@ class Cublas {
   // out[rows, n] = in[rows, k] (bfloat16) * weight[n, k]' (bfloat16), summed in float32; f32, added_f32 or bf16.
   // The first of a shape with large weights and up to kTimedRows rows times what the library proposes, unless it is
   // captured; which way is taken holds for the process.
-  Status product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form);
+  // E4M3 in and weight: row r and feature f of the result are multiplied by in[r] * weight[f], or as they are without
+  // scales, which the library knows faster ways for where rows are few. Rows of the result are `stride` elements apart
+  // (0: n).
+  Status product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,
+                 Elements elements = Elements::bf16, Scales scales = {}, int64_t stride = 0);
 
  private:
+  struct Shape {
+    int64_t rows, n, k, stride;
+    Form form;
+    Elements elements;
+    auto operator<=>(const Shape&) const = default;
+  };
+  class Choices;
+  static Choices& choices();
   static constexpr int64_t kTimedRows = 512;
   struct Functions;
   struct Plan;
   Cublas();
-  Result<Plan*> plan(int64_t rows, int64_t n, int64_t k, Form form);
+  Result<Plan*> plan(const Shape& shape, Scales scales);
+  Status set_scales(Plan& plan, Scales scales);
   Status choose(Plan& plan, const void* in, const void* weight, int64_t out_bytes);
   Status multiply(const Plan& plan, int way, const void* in, const void* weight, void* out);
 
@@ -39,7 +57,7 @@ class Cublas {
   attention::cuda::DeviceMemory workspace_, scratch_;
   size_t scratch_bytes_ = 0;
   cudaEvent_t began_ = nullptr, ended_ = nullptr;
-  std::map<std::tuple<int64_t, int64_t, int64_t, Form>, std::unique_ptr<Plan>> plans_;
+  std::map<Shape, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace kvasir::model::cuda

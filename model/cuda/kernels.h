@@ -13,15 +13,16 @@ namespace kvasir::model::cuda {
 // out[t] = scale * table[tokens[t]], table in bfloat16. A token t below 0 is before[-1 - t].
 void launch_embed(const int32_t* tokens, const int32_t* before, const void* table, float scale, float* out,
                   int64_t rows, int64_t cols, cudaStream_t stream);
-// out = in / rms(in) * weight over each row, in bfloat16.
+// out = in / rms(in) * weight over each row, in bfloat16. Invariant, here and below: however many rows there are, each
+// is summed in one order.
 void launch_norm(const float* in, const float* weight, float eps, void* out, int64_t rows, int64_t cols,
-                 cudaStream_t stream);
+                 cudaStream_t stream, bool invariant = false);
 // out += that.
 void launch_add_norm(const float* in, const float* weight, float eps, float* out, int64_t rows, int64_t cols,
-                     cudaStream_t stream);
+                     cudaStream_t stream, bool invariant = false);
 // norm() in place of the first `heads` heads, each `size` wide, of rows `stride` apart.
 void launch_head_norm(float* x, int64_t stride, int64_t heads, int64_t size, const float* weight, float eps,
-                      int64_t rows, cudaStream_t stream);
+                      int64_t rows, cudaStream_t stream, bool invariant = false);
 // out = f(first half of in) * second half, in bfloat16; `in` is that too, or float32.
 void launch_glu(bool gelu, const void* in, bool half, void* out, int64_t rows, int64_t cols, cudaStream_t stream);
 void launch_to_bf16(const float* in, void* out, int64_t count, cudaStream_t stream);

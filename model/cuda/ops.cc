@@ -7,10 +7,8 @@
 #include "core/cat.h"
 #include "core/check.h"
 #include "model/cuda/elementwise.h"
-#include "model/cuda/few_rows.h"
 #include "model/cuda/kernels.h"
-#include "model/cuda/seeded.h"
-#include "model/cuda/streamed.h"
+#include "model/cuda/packed.h"
 
 namespace kvasir::model::cuda {
 
@@ -27,7 +25,7 @@ int64_t padded(int64_t rows) {
 }  // namespace
 
 Status CudaOps::prepare() {
-  KVASIR_ASSIGN(cublas_, Cublas::open(stream_));
+  KVASIR_ASSIGN(products_, Products::open(stream_, options_.batch_invariant));
   // Choices that fork from one row draw from it each.
   const auto ids = size_t(most_rows() + 2 * options_.max_tokens) * sizeof(int32_t);
   for (int slot : {0, 1}) {
@@ -40,30 +38,12 @@ Status CudaOps::prepare() {
 }
 
 Result<Matrix> CudaOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
-  auto w = std::make_unique<Weight>();
-  w->cols = parts[0].cols;
-  for (const HostTensor& t : parts) w->rows += t.rows;
-  KVASIR_TRY(w->data.allocate(size_t(w->rows * w->cols) * 2));
-  std::byte* to = w->data.bytes();
-  for (const HostTensor& t : parts) {
-    const auto bytes = size_t(t.rows * t.cols) * 2;
-    if (t.seeded) {
-      launch_seeded(t, to, stream_);
-      KVASIR_TRY(launched("seeded weights"));
-    } else {
-      std::vector<uint16_t> half(bytes / 2);
-      std::vector<float> row(size_t(w->cols));
-      size_t at = 0;
-      for (int64_t r = 0; r < t.rows; ++r) {
-        dequantize(t.type, t.data + r * t.row_bytes(), t.cols, row.data());
-        for (float f : row) half[at++] = f32_to_bf16(f);
-      }
-      KVASIR_TRY(check(cudaMemcpy(to, half.data(), bytes, cudaMemcpyDefault), "upload"));
-    }
-    to += bytes;
-    source.release(t);
-  }
-  weight_bytes_ += w->rows * w->cols * 2;
+  auto w = std::make_unique<Loaded>();
+  KVASIR_TRY(load_weight(parts, options_.quantize, *options_.pool, stream_, w.get()));
+  KVASIR_TRY(products_->make_room(*w));
+  for (const HostTensor& t : parts) source.release(t);
+  any_bytes_ |= w->packing == Packing::fp8;
+  weight_bytes_ += w->bytes;
   Matrix m{int32_t(matrices_.size()), w->rows, w->cols};
   matrices_.push_back(std::move(w));
   return m;
@@ -91,6 +71,10 @@ Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
   room->logit_rows = logit_rows;
   KVASIR_TRY(room->data.allocate(size * 4));
   KVASIR_TRY(room->half_data.allocate(size * 2));
+  if (any_bytes_ && !logit_rows) {
+    KVASIR_TRY(room->elements.allocate(size));
+    KVASIR_TRY(room->scales.allocate(size_t(options_.max_tokens) * sizeof(float)));
+  }
   buffers_.push_back(std::move(room));
   return Buffer{int32_t(buffers_.size() - 1), cols};
 }
@@ -100,6 +84,7 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
   a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   a.io = a.out = DType::bf16;
+  a.batch_invariant = options_.batch_invariant;
   kinds_.push_back(std::move(a));
   return int32_t(kinds_.size() - 1);
 }
@@ -158,9 +143,12 @@ uint64_t CudaOps::key() const {
 }
 
 Status CudaOps::embed(Matrix table, float scale, Buffer out) {
-  const Weight& w = *matrices_[size_t(table.id)];
-  launch_embed(ids_[slot_].as<int32_t>(), drawn_[slot_ ^ 1].as<int32_t>(), w.data.get(), scale, write(out), tokens_,
-               w.cols, stream_);
+  const Loaded& w = *matrices_[size_t(table.id)];
+  const auto *ids = ids_[slot_].as<int32_t>(), *before = drawn_[slot_ ^ 1].as<int32_t>();
+  if (is_blocks(w.packing))
+    launch_embed_packed(w.packing, ids, before, w.data.get(), w.unit, scale, write(out), tokens_, w.cols, stream_);
+  else
+    launch_embed(ids, before, w.data.get(), scale, write(out), tokens_, w.cols, stream_);
   return launched("embed");
 }
 
@@ -170,27 +158,48 @@ const float* CudaOps::read(Buffer b) {
 }
 
 Result<const void*> CudaOps::read_half(Buffer b) {
-  const void* half = room(b).half_data.get();
-  if (!room(b).half) launch_to_bf16(data(b), room(b).half_data.get(), rows(b) * b.cols, stream_);
+  Room& r = room(b);
+  if (!r.half) launch_to_bf16(data(b), r.half_data.get(), rows(b) * b.cols, stream_);
+  if (r.half_lacks) launch_from_bytes(r.as_bytes(), r.half_data.get(), rows(b), b.cols, stream_);
+  r.half_lacks = false;
   KVASIR_TRY(launched("to_bf16"));
-  return half;
+  return r.half_data.get();
+}
+
+Result<Bytes> CudaOps::read_bytes(Buffer b) {
+  Room& r = room(b);
+  KVASIR_CHECK(r.elements.get(), "buffer ", b.id, " has no room for E4M3");
+  if (!r.bytes) {
+    KVASIR_ASSIGN(const void* half, read_half(b));
+    launch_to_bytes(half, r.as_bytes(), rows(b), b.cols, stream_);
+    KVASIR_TRY(launched("to E4M3"));
+    r.bytes = r.half;  // float32 may be added to, unseen
+  }
+  return r.as_bytes();
 }
 
 Status CudaOps::norm(Buffer in, Vector weight, float eps, Buffer out) {
   const float* from = read(in);
-  launch_norm(from, vector(weight), eps, write_half(out), rows(in), in.cols, stream_);
+  if (makes_bytes(out) && in.cols % 8 == 0 && in.cols <= most_norm_bytes()) {
+    void* half = write_half(out);
+    launch_norm_bytes(from, vector(weight), eps, half, room(out).as_bytes(), rows(in), in.cols, stream_);
+    room(out).bytes = true;
+    return launched("norm");
+  }
+  launch_norm(from, vector(weight), eps, write_half(out), rows(in), in.cols, stream_, options_.batch_invariant);
   return launched("norm");
 }
 
 Status CudaOps::add_norm(Buffer in, Vector weight, float eps, Buffer out) {
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
-  launch_add_norm(read(in), vector(weight), eps, data(out), rows(in), in.cols, stream_);
+  launch_add_norm(read(in), vector(weight), eps, data(out), rows(in), in.cols, stream_, options_.batch_invariant);
   return launched("add_norm");
 }
 
 Status CudaOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) {
   (void)read(in_out);
-  launch_head_norm(data(in_out) + first, in_out.cols, count, weight.size, vector(weight), eps, rows(in_out), stream_);
+  launch_head_norm(data(in_out) + first, in_out.cols, count, weight.size, vector(weight), eps, rows(in_out), stream_,
+                   options_.batch_invariant);
   return launched("head_norm");
 }
 
@@ -216,31 +225,31 @@ Status CudaOps::softcap(Buffer in_out, float cap) {
 }
 
 Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool biased) {
-  const Weight& w = *matrices_[size_t(weight.id)];
+  const Loaded& w = *matrices_[size_t(weight.id)];
   const bool gated = form == Form::silu || form == Form::gelu;
   KVASIR_CHECK(in.cols == w.cols && out.cols * (gated ? 2 : 1) == w.rows, "a product of ", in.cols, " by ", w.rows,
                " x ", w.cols, " into ", out.cols);
   KVASIR_CHECK(form != Form::added_f32 || !room(out).half, "what is added to is float32");
-  KVASIR_ASSIGN(const void* from, read_half(in));
-  const bool wide = form == Form::f32 || form == Form::added_f32;
-  void* to = wide ? write(out) : write_half(out);
-  if (streamed_takes(rows(in), out.cols, w.cols, form)) {
-    launch_streamed(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
-  } else if (few_rows_takes(rows(in), out.cols, w.cols, form)) {
-    launch_few_rows(from, w.data.get(), to, rows(in), out.cols, w.cols, form, stream_);
+  const bool by_bytes = products_->reads_bytes(w, rows(in)), wide = form == Form::f32 || form == Form::added_f32;
+  const void* half = nullptr;
+  Bytes bytes;
+  if (by_bytes) {
+    KVASIR_ASSIGN(bytes, read_bytes(in));
   } else {
-    KVASIR_TRY(cublas_->product(from, w.data.get(), to, rows(in), w.rows, w.cols, form));
+    KVASIR_ASSIGN(half, read_half(in));
   }
+  if (rows(in) > kFewRows) (by_bytes ? room(in).wants_bytes : room(in).wants_half) = true;
+  void* to = wide ? write(out) : write_half(out);
+  KVASIR_TRY(products_->run(half, bytes, w, to, rows(in), form));
   if (biased && w.bias.id >= 0) launch_add_bias(to, !wide, vector(w.bias), rows(in), w.rows, stream_);
   return launched("product");
 }
 
 Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
-  const bool fused = matrices_[size_t(weight.id)]->bias.id < 0 &&
-                     (activation == Activation::silu || activation == Activation::gelu_tanh);
-  if (fused && (few_rows_takes(rows(in), out.cols, in.cols, form) || streamed_takes(rows(in), out.cols, in.cols, form)))
-    return product(in, weight, form, out);
+  const Loaded& w = *matrices_[size_t(weight.id)];
+  const bool fused = w.bias.id < 0 && (activation == Activation::silu || activation == Activation::gelu_tanh);
+  if (fused && products_->joins(w, rows(in), form)) return product(in, weight, form, out);
   KVASIR_TRY(product(in, weight, Form::bf16, between));
   return glu(activation, between, out);
 }
@@ -248,8 +257,14 @@ Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buff
 Status CudaOps::glu(Activation activation, Buffer in, Buffer out) {
   const bool half = room(in).half;
   const void* from = half ? room(in).half_data.get() : data(in);
+  const bool known = activation == Activation::silu || activation == Activation::gelu_tanh;
+  if (known && half && makes_bytes(out) && !room(out).wants_half && out.cols % 8 == 0) {
+    launch_glu_bytes(activation != Activation::silu, from, room(out).as_bytes(), rows(in), out.cols, stream_);
+    room(out).half = room(out).bytes = room(out).half_lacks = true;
+    return launched("glu");
+  }
   void* to = write_half(out);
-  if (activation == Activation::silu || activation == Activation::gelu_tanh)
+  if (known)
     launch_glu(activation != Activation::silu, from, half, to, rows(in), out.cols, stream_);
   else
     launch_activate(activation, true, from, half, to, rows(in), out.cols, stream_);

@@ -7,12 +7,12 @@
 
 #include "attention/backend.h"
 #include "attention/cuda/memory.h"
-#include "model/cuda/cublas.h"
+#include "core/thread_pool.h"
+#include "model/cuda/products.h"
 #include "model/ops.h"
 
 namespace kvasir::model::cuda {
 
-using attention::cuda::DeviceMemory;
 using attention::cuda::PinnedMemory;
 
 struct CudaOptions {
@@ -20,6 +20,9 @@ struct CudaOptions {
   int64_t max_logit_rows = 0;
   int32_t page_size = 16;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
+  Quantize quantize = Quantize::as_stored;
+  bool batch_invariant = false;
+  ThreadPool* pool = nullptr;  // converts weights
   const attention::Backend* attention = nullptr;
 };
 
@@ -71,13 +74,17 @@ class CudaOps final : public Ops {
 
  private:
   struct Room {
-    DeviceMemory data, half_data;  // float32 and bfloat16
-    bool half = false;             // what was written last
+    DeviceMemory data, half_data;   // float32 and bfloat16
+    DeviceMemory elements, scales;  // E4M3, where weights are that
+    bool half = false;              // what was written last
+    bool bytes = false;             // and E4M3 says the same
+    bool half_lacks = false;        // or has it alone
     bool logit_rows = false;
+    // What products of many rows have read of it so far: made where it is written, from then on.
+    bool wants_bytes = false, wants_half = false;
+    Bytes as_bytes() { return {elements.get(), scales.as<float>()}; }
   };
-  struct Weight {
-    DeviceMemory data;  // bfloat16 [rows, cols]
-    int64_t rows = 0, cols = 0;
+  struct Loaded : Weight {
     Vector bias;
   };
   struct Values {
@@ -90,14 +97,20 @@ class CudaOps final : public Ops {
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
   const float* read(Buffer b);              // that is float32
   Result<const void*> read_half(Buffer b);  // made bfloat16 where it is not
-  float* write(Buffer b) { return room(b).half = false, room(b).data.as<float>(); }
-  void* write_half(Buffer b) { return room(b).half = true, room(b).half_data.get(); }
+  Result<Bytes> read_bytes(Buffer b);       // made E4M3 where it is not
+  float* write(Buffer b) { return written(b, false), room(b).data.as<float>(); }
+  void* write_half(Buffer b) { return written(b, true), room(b).half_data.get(); }
+  void written(Buffer b, bool half) { room(b).half = half, room(b).bytes = room(b).half_lacks = false; }
+  // Whether what is written now is to be E4M3 at once.
+  bool makes_bytes(Buffer b) { return rows(b) > kFewRows && room(b).wants_bytes; }
   Status launched(const char* what) const { return attention::cuda::check(cudaGetLastError(), what); }
 
   CudaOptions options_;
   cudaStream_t stream_;
-  std::unique_ptr<Cublas> cublas_;
-  std::vector<std::unique_ptr<Weight>> matrices_;
+  static constexpr int64_t kFewRows = 16;  // these are multiplied as bfloat16 whatever the weights are
+  std::unique_ptr<Products> products_;
+  bool any_bytes_ = false;  // of the weights
+  std::vector<std::unique_ptr<Loaded>> matrices_;
   std::vector<std::unique_ptr<Values>> vectors_;
   std::vector<std::unique_ptr<Room>> buffers_;
   std::vector<attention::Attributes> kinds_;

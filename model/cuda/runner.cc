@@ -54,6 +54,9 @@ class CudaRunner final : public Runner, public Replaying {
     o.page_size = options_.page_size;
     o.index_mode = options_.index_mode;
     o.attention = attention;
+    o.pool = &pool_;
+    o.batch_invariant = options_.batch_invariant;
+    KVASIR_ASSIGN(o.quantize, parse_quantize(options_.quantize));
     ops_.emplace(o, stream_);
     KVASIR_TRY(ops_->prepare());
     weights->leave_seeded();

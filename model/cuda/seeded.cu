@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/dtype.h"
 #include "model/cuda/seeded.h"
@@ -52,7 +53,42 @@ __global__ void seeded(WeightType type, Seeded from, float step, float least, __
   }
 }
 
+// A thread makes 32 elements of a row, which have the same d and m (bits of float16).
+__global__ void seeded_blocks(Packing packing, Seeded from, uint16_t d, uint16_t m, uint8_t* out, int64_t half,
+                              int64_t first, int64_t rows, int64_t groups) {
+  const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x, row = first + at / groups, group = at % groups;
+  if (at >= rows * groups) return;
+  uint8_t q[32];
+  if (packing == Packing::q8) {
+    for (int half = 0; half < 2; ++half) {
+      const uint4 r = random_words(uint64_t(at * 2 + half), from.stream, from.seed);
+      const uint32_t words[4] = {r.x, r.y, r.z, r.w};
+      for (int i = 0; i < 16; ++i) q[half * 16 + i] = uint8_t(words[i / 4] >> i % 4 * 8) ^ 0x80;
+    }
+  } else {
+    const uint4 r = random_words(uint64_t(at), from.stream, from.seed);
+    const uint32_t words[4] = {r.x, r.y, r.z, r.w};
+    for (int i = 0; i < 32; ++i) q[i] = words[i % 16 / 4] >> (i % 4 * 8 + i / 16 * 4) & 15;
+  }
+  const int64_t blocks = block_count(groups * 32);
+  pack32(packing, out + block_at(row / kBlockRows, group / 4, blocks, half) * block_bytes(packing),
+         int(row % kBlockRows), int(group % 4), q, &d, &m);
+}
+
 }  // namespace
+
+float seeded_unit(const HostTensor& t) { return std::exp2(std::ceil(std::log2(t.seeded->spread)) - 14); }
+
+void launch_seeded_blocks(const HostTensor& t, Packing packing, float unit, int64_t half_strips, void* out,
+                          int64_t first, cudaStream_t stream) {
+  auto half = [](float x) { return f16_to_f32(f32_to_f16(x)); };
+  const float step = t.seeded->spread / (packing == Packing::q8 ? 127.0f : 8.0f), d = half(step);
+  const float m = packing == Packing::q8 ? 0 : t.type == WeightType::q4_1 ? half(-7.5f * step) : -8 * d;
+  const int64_t groups = t.cols / 32, threads = t.rows * groups;
+  seeded_blocks<<<unsigned((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      packing, *t.seeded, f32_to_f16(d / unit), f32_to_f16(m / unit), static_cast<uint8_t*>(out), half_strips, first,
+      t.rows, groups);
+}
 
 void launch_seeded(const HostTensor& t, void* out, cudaStream_t stream) {
   const int64_t count = t.rows * t.cols;

@@ -5,9 +5,9 @@
 
 #include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/mma.cuh"
-#include "model/cuda/activations.cuh"
 #include "model/cuda/early.cuh"
 #include "model/cuda/streamed.h"
+#include "model/cuda/tile_end.cuh"
 
 namespace kvasir::model::cuda {
 namespace {
@@ -19,13 +19,19 @@ using attention::cuda::copy16;
 using attention::cuda::copy16_once;
 using attention::cuda::shared_address;
 
-constexpr int kWarps = 8, kStep = 64, kLine = kStep * 2;  // elements of k a stage has; bytes of a row there
+constexpr int kWarps = 8, kLine = 128;  // bytes that a stage has of a row of weights
 constexpr int kShared = 227 << 10;
+using Byte = uint8_t;  // E4M3
+
+// Elements of k that a stage has.
+template <class Element>
+constexpr int kStepOf = kLine / int(sizeof(Element));
 
 // kWide: groups of eight rows of the input; kTall: of sixteen rows of weights.
-template <int kWide, int kTall>
+template <class Element, int kWide, int kTall>
 struct Ring {
-  static constexpr int kWeights = kTall * 16 * kLine, kStage = kWeights + kWide * 8 * kLine;
+  static constexpr int kRow = kStepOf<Element> * 2;  // bytes of a row of the input
+  static constexpr int kWeights = kTall * 16 * kLine, kStage = kWeights + kWide * 8 * kRow;
   static constexpr int kSums = kWarps * kWide * 8 * kTall * 16;  // floats; two of these in turn, where there is room
   static constexpr int kTurns = kWide * kTall > 4 ? 1 : 2;
   static constexpr int kFit = (kShared - kTurns * kSums * 4) / (kWarps * kStage), kStages = kFit > 8 ? 8 : kFit;
@@ -34,14 +40,28 @@ struct Ring {
 };
 
 // Lane 4 * g + tid reads sixteen bytes of row g, of the same elements of k as its row of the input: which ones, it is
-// free to choose. Odd rows have the halves of their line the other way round, so that eight lanes meet all banks.
+// free to choose. Odd rows have the halves of their line the other way round, so that eight lanes meet all banks; a row
+// of the input that meets bytes is read at every other sixteen bytes, which odd rows have the other way round.
 __device__ int place(int row, int chunk) { return row * kLine + (chunk ^ (row & 1) << 2) * 16; }
+template <class Element>
+__device__ int row_place(int row, int chunk) {
+  return row * kStepOf<Element> * 2 + (chunk ^ (sizeof(Element) == 2 ? (row & 1) << 2 : row & 1)) * 16;
+}
 
-template <int kWide, int kTall, bool kGated>
+// Four E4M3 as bfloat16: the exponent has its place, and its bias comes by a product that is exact.
+__device__ void widen(uint32_t four, uint32_t& low, uint32_t& high) {
+  auto pair = [](uint32_t spread) {
+    return attention::cuda::pair_mul<Brain>((spread & 0x80008000u) | (spread >> 4 & 0x07f007f0u), 0x7b807b80u);
+  };
+  low = pair(__byte_perm(four, 0, 0x1404)), high = pair(__byte_perm(four, 0, 0x3424));
+}
+
+template <class Element, int kWide, int kTall, bool kGated>
 __global__ void __launch_bounds__(kWarps * 32, 1)
-    streamed(const __nv_bfloat16* in, const __nv_bfloat16* weight, void* out, int rows, int64_t n, int k, int tiles,
-             Form form) {
-  using R = Ring<kWide, kTall>;
+    streamed(const __nv_bfloat16* in, const Element* weight, const float* scales, void* out, int rows, int64_t n, int k,
+             int tiles, Form form) {
+  using R = Ring<Element, kWide, kTall>;
+  constexpr int kStep = kStepOf<Element>, kRowChunks = R::kRow / 16, kAtOnce = 32 / kRowChunks;  // rows of one copy
   constexpr int kStages = R::kStages, kFeatures = kTall * (kGated ? 8 : 16);  // gates, then what they let through
   extern __shared__ __align__(128) uint8_t shared[];
   let_next_kernel_start();
@@ -50,29 +70,34 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   float* sums = reinterpret_cast<float*>(shared + kWarps * kStages * R::kStage);
   const uint64_t policy = attention::cuda::read_once();
 
-  const int steps = k / kStep, mine = (steps - warp + kWarps - 1) / kWarps;
+  constexpr bool kWhole = sizeof(Element) == 2;  // bytes may end within a stage, which zeros fill
+  const int steps = (k + kStep - 1) / kStep, mine = (steps - warp + kWarps - 1) / kWarps;
   const int total = (tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * mine;
   // A copy brings four rows of a stage, a line each.
   const int row = lane / 8, chunk = lane % 8;
   const uint32_t to = shared_address(ring) + uint32_t(place(row, chunk));
   int tile = blockIdx.x, step = warp;
-  const __nv_bfloat16 *weights_at = nullptr, *rows_at = in + int64_t(row) * k + chunk * 8;
-  auto enter = [&] { weights_at = weight + (int64_t(tile) * kFeatures + row) * k + chunk * 8; };
+  const int in_row = lane / kRowChunks, in_chunk = lane % kRowChunks;
+  const uint32_t rows_to = shared_address(ring) + R::kWeights + row_place<Element>(in_row, in_chunk);
+  const Element* weights_at = nullptr;
+  const __nv_bfloat16* rows_at = in + int64_t(in_row) * k + in_chunk * 8;
+  auto enter = [&] { weights_at = weight + (int64_t(tile) * kFeatures + row) * k + chunk * (16 / sizeof(Element)); };
   auto ask_weights = [&](int stage) {
 #pragma unroll
     for (int t = 0; t < kTall; ++t)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int64_t first = !kGated ? t * 16 + j * 4 : t * 8 + j % 2 * 4 + (j / 2) * n;
-        copy16_once(to + stage * R::kStage + (t * 4 + j) * 4 * kLine, weights_at + first * k + step * kStep, true,
-                    policy);
+        copy16_once(to + stage * R::kStage + (t * 4 + j) * 4 * kLine, weights_at + first * k + step * kStep,
+                    kWhole || step * kStep + chunk * int(16 / sizeof(Element)) < k, policy);
       }
   };
   auto ask_rows = [&](int stage, int step) {
 #pragma unroll
-    for (int j = 0; j < kWide * 2; ++j)
-      if (j * 4 + row < rows)
-        copy16(to + stage * R::kStage + R::kWeights + j * 4 * kLine, rows_at + int64_t(j) * 4 * k + step * kStep, true);
+    for (int j = 0; j < kWide * 8 / kAtOnce; ++j)
+      if (j * kAtOnce + in_row < rows)
+        copy16(rows_to + stage * R::kStage + j * kAtOnce * R::kRow, rows_at + int64_t(j) * kAtOnce * k + step * kStep,
+               kWhole || step * kStep + in_chunk * 8 < k);
   };
   auto advance = [&] {
     if ((step += kWarps) < steps) return;
@@ -109,82 +134,83 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       fill = fill + 1 == kStages ? 0 : fill + 1;
       const uint8_t* stage = ring + use * R::kStage;
       use = use + 1 == kStages ? 0 : use + 1;
-      auto read = [&](int row, int half) {
-        return *reinterpret_cast<const uint4*>(stage + place(row, half * 4 + tid));
-      };
+      const uint8_t* in_lines = stage + R::kWeights;
+      auto read = [](const uint8_t* at) { return *reinterpret_cast<const uint4*>(at); };
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        uint4 x[kWide];
+        constexpr int kPieces = 2 / sizeof(Element);  // of the input that sixteen bytes of weights meet
+        uint4 x[kWide][kPieces];
 #pragma unroll
-        for (int w = 0; w < kWide; ++w) x[w] = read((kTall * 2 + w) * 8 + g, half);
+        for (int w = 0; w < kWide; ++w)
+#pragma unroll
+          for (int p = 0; p < kPieces; ++p)
+            x[w][p] = read(in_lines + row_place<Element>(w * 8 + g, (half * 4 + tid) * kPieces + p));
 #pragma unroll
         for (int t = 0; t < kTall; ++t) {
-          const uint4 low = read(t * 16 + g, half), high = read(t * 16 + 8 + g, half);
-          const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+          const uint4 low = read(stage + place(t * 16 + g, half * 4 + tid)),
+                      high = read(stage + place(t * 16 + 8 + g, half * 4 + tid));
+          if constexpr (sizeof(Element) == 2) {
+            const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
-          for (int w = 0; w < kWide; ++w) {
-            Brain::mma(sum[t][w], first, x[w].x, x[w].y);
-            Brain::mma(sum[t][w], second, x[w].z, x[w].w);
+            for (int w = 0; w < kWide; ++w) {
+              Brain::mma(sum[t][w], first, x[w][0].x, x[w][0].y);
+              Brain::mma(sum[t][w], second, x[w][0].z, x[w][0].w);
+            }
+          } else {
+            const uint32_t lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              uint32_t a[4];
+              widen(lows[j], a[0], a[2]);
+              widen(highs[j], a[1], a[3]);
+#pragma unroll
+              for (int w = 0; w < kWide; ++w) {
+                const uint4& y = x[w][j / 2];
+                Brain::mma(sum[t][w], a, j % 2 ? y.z : y.x, j % 2 ? y.w : y.y);
+              }
+            }
           }
         }
       }
     }
-    constexpr int kRow = kTall * 16, kOne = kWide * 8 * kRow;  // of one warp
     float* here = sums + turn * R::kSums;
-#pragma unroll
-    for (int t = 0; t < kTall; ++t)
-#pragma unroll
-      for (int w = 0; w < kWide; ++w)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          here[warp * kOne + (w * 8 + tid * 2 + i % 2) * kRow + t * 16 + g + i / 2 * 8] = sum[t][w][i];
+    put_sums<kWide, kTall>(here, warp, sum);
     __syncthreads();  // with two turns, the other sums are free once everybody is here again
-    for (int e = threadIdx.x; e < rows * kFeatures; e += kWarps * 32) {
-      const int r = e / kFeatures, f = e % kFeatures, from = r * kRow + (kGated ? f / 8 * 16 + f % 8 : f);
-      float y = 0, up = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        y += here[w * kOne + from];
-        if constexpr (kGated) up += here[w * kOne + from + 8];
-      }
-      const int64_t at = int64_t(r) * n + int64_t(t0) * kFeatures + f;
-      if constexpr (kGated)
-        static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn((form == Form::gelu ? gelu_tanh(y) : silu(y)) * up);
-      else if (form == Form::bf16)
-        static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(y);
-      else
-        static_cast<float*>(out)[at] = form == Form::added_f32 ? static_cast<float*>(out)[at] + y : y;
-    }
+    end_tile<kWarps, kWide, kTall, kGated>(int(threadIdx.x), here, out, rows, n, t0, form,
+                                           [&](int64_t f) { return sizeof(Element) == 2 ? 1.0f : scales[f]; });
     if (R::kTurns == 1) __syncthreads();
   }
 }
 
-struct Device {
-  int multiprocessors = 0, shared = 0;
-};
-const Device& device() {
-  static const Device found = [] {
-    Device d;
-    int current = 0;
-    if (cudaGetDevice(&current) != cudaSuccess) return d;
-    cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, current);
-    cudaDeviceGetAttribute(&d.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
-    return d;
-  }();
-  return found;
-}
-
-template <int kWide, int kTall, bool kGated>
-void run(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,
-         cudaStream_t stream) {
-  using R = Ring<kWide, kTall>;
-  auto* kernel = streamed<kWide, kTall, kGated>;
+template <class Element, int kWide, int kTall, bool kGated>
+void run(const void* in, const void* weight, const float* scales, void* out, int64_t rows, int64_t n, int64_t k,
+         Form form, cudaStream_t stream) {
+  using R = Ring<Element, kWide, kTall>;
+  auto* kernel = streamed<Element, kWide, kTall, kGated>;
   static const cudaError_t asked = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
   if (asked != cudaSuccess) return;
   const int tiles = int(n / (kTall * (kGated ? 8 : 16)));
   attention::cuda::launch_early(kernel, dim3(unsigned(std::min(tiles, device().multiprocessors))), kWarps * 32,
                                 R::kBytes, stream, static_cast<const __nv_bfloat16*>(in),
-                                static_cast<const __nv_bfloat16*>(weight), out, int(rows), n, int(k), tiles, form);
+                                static_cast<const Element*>(weight), scales, out, int(rows), n, int(k), tiles, form);
+}
+
+template <class Element, int kTall, bool kGated>
+void (*by_rows(int64_t rows))(const void*, const void*, const float*, void*, int64_t, int64_t, int64_t, Form,
+                              cudaStream_t) {
+  if constexpr (sizeof(Element) == 2)
+    if (rows > 16) return run<Element, 4, kTall, kGated>;
+  return rows > 8 ? run<Element, 2, kTall, kGated> : run<Element, 1, kTall, kGated>;
+}
+
+template <class Element>
+void launch(const void* in, const void* weight, const float* scales, void* out, int64_t rows, int64_t n, int64_t k,
+            Form form, cudaStream_t stream) {
+  const bool gated = form == Form::silu || form == Form::gelu, tall = worth_tall(n / (gated ? 8 : 16));
+  auto* run = gated  ? tall ? by_rows<Element, 2, true>(rows) : by_rows<Element, 1, true>(rows)
+               : tall ? by_rows<Element, 2, false>(rows)
+                     : by_rows<Element, 1, false>(rows);
+  run(in, weight, scales, out, rows, n, k, form, stream);
 }
 
 }  // namespace
@@ -193,25 +219,24 @@ bool streamed_takes(int64_t rows, int64_t n, int64_t k, Form form) {
   // Every tile reads all rows again: of many, a library that shares them is faster. And short rows leave warps idle.
   constexpr int64_t kWeights = 4 << 20, kManyFeatures = 65536, kLong = 1024;
   const bool gated = form == Form::silu || form == Form::gelu;
-  return rows <= (n < kManyFeatures ? 32 : 16) && n % (gated ? 8 : 16) == 0 && k % kStep == 0 &&
-         k >= (rows > 8 ? kLong : kWarps * kStep) && (gated ? 2 : 1) * n * k >= kWeights && device().shared >= kShared;
+  return rows <= (n < kManyFeatures ? 32 : 16) && n % (gated ? 8 : 16) == 0 && k % kStepOf<__nv_bfloat16> == 0 &&
+         k >= (rows > 8 ? kLong : kWarps * kStepOf<__nv_bfloat16>)&&(gated ? 2 : 1) * n * k >= kWeights &&
+         device().shared >= kShared;
+}
+
+bool streamed_bytes_takes(int64_t rows, int64_t n, int64_t k, Form form) {
+  const bool gated = form == Form::silu || form == Form::gelu;
+  return rows <= 16 && n % (gated ? 8 : 16) == 0 && k % 16 == 0 && device().shared >= kShared;
 }
 
 void launch_streamed(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,
                      cudaStream_t stream) {
-  const bool gated = form == Form::silu || form == Form::gelu;
-  // Tiles twice as tall read the input half as often, where they do not leave more multiprocessors without one.
-  const int64_t tiles = n / (gated ? 8 : 16), every = device().multiprocessors;
-  const bool tall = tiles % 2 == 0 && (tiles / 2 + every - 1) / every * 2 <= (tiles + every - 1) / every;
-  auto with = [&](auto one, auto two, auto four) {
-    (rows > 16 ? four : rows > 8 ? two : one)(in, weight, out, rows, n, k, form, stream);
-  };
-  if (gated)
-    tall ? with(run<1, 2, true>, run<2, 2, true>, run<4, 2, true>)
-         : with(run<1, 1, true>, run<2, 1, true>, run<4, 1, true>);
-  else
-    tall ? with(run<1, 2, false>, run<2, 2, false>, run<4, 2, false>)
-         : with(run<1, 1, false>, run<2, 1, false>, run<4, 1, false>);
+  launch<__nv_bfloat16>(in, weight, nullptr, out, rows, n, k, form, stream);
+}
+
+void launch_streamed_bytes(const void* in, const void* weight, const float* scales, void* out, int64_t rows, int64_t n,
+                           int64_t k, Form form, cudaStream_t stream) {
+  launch<Byte>(in, weight, scales, out, rows, n, k, form, stream);
 }
 
 }  // namespace kvasir::model::cuda

@@ -1,0 +1,133 @@
+#include "model/cuda/products.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "model/cuda/few_rows.h"
+#include "model/cuda/packed.h"
+#include "model/cuda/streamed.h"
+
+namespace kvasir::model::cuda {
+namespace {
+
+using attention::cuda::check;
+
+// Packed weights are read once for each 16 rows; past so many it is faster to unpack them, some at a time, so that what
+// was unpacked is multiplied from L2.
+constexpr int64_t kMostPackedRows = 32, kUnpacked = int64_t(16) << 20;
+
+// Of few rows and results the library's products without scales, and another kernel for these, are faster than those
+// with.
+constexpr int64_t kApartRows = 256, kApartResults = 2 << 20;
+bool scaled_apart(int64_t rows, int64_t n) { return rows <= kApartRows && rows * n <= kApartResults; }
+
+bool gated(Form form) { return form == Form::silu || form == Form::gelu; }
+int64_t features(const Weight& w, Form form) { return gated(form) ? w.rows / 2 : w.rows; }
+
+}  // namespace
+
+Result<std::unique_ptr<Products>> Products::open(cudaStream_t stream, bool invariant) {
+  auto p = std::make_unique<Products>();
+  p->stream_ = stream, p->invariant_ = invariant;
+  KVASIR_ASSIGN(p->cublas_, Cublas::open(stream));
+  return p;
+}
+
+Status Products::make_room(const Weight& w) {
+  if (invariant_ && w.packing == Packing::bf16 && (w.rows % 16 != 0 || w.cols % 32 != 0))
+    return invalid_argument(
+               cat("batch_invariant needs matrices of a multiple of 16 rows and 32 columns; this model has ", w.rows,
+                   " x ", w.cols))
+        .with_field("batch_invariant");
+  if (w.packing == Packing::fp8 && w.rows > sum_cols_) {
+    sum_cols_ = w.rows;
+    return sums_.allocate(size_t(std::min(kApartRows * w.rows, kApartResults)) * sizeof(float));
+  }
+  if (is_blocks(w.packing) && !unpacked_.get()) return unpacked_.allocate(size_t(kUnpacked) * 2);
+  return {};
+}
+
+bool Products::reads_bytes(const Weight& w, int64_t rows) const {
+  return !invariant_ && w.packing == Packing::fp8 && !streamed_bytes_takes(rows, w.rows, w.cols, Form::bf16);
+}
+
+bool Products::joins(const Weight& w, int64_t rows, Form form) const {
+  const int64_t n = features(w, form);
+  if (invariant_) return n % 16 == 0 && (!is_blocks(w.packing) || w.half > 0);
+  switch (w.packing) {
+    case Packing::bf16: return few_rows_takes(rows, n, w.cols, form) || streamed_takes(rows, n, w.cols, form);
+    case Packing::fp8: return streamed_bytes_takes(rows, n, w.cols, form);
+    default: return rows <= kMostPackedRows && w.half > 0;
+  }
+}
+
+Status Products::run(const void* half, Bytes bytes, const Weight& w, void* out, int64_t rows, Form form) {
+  const int64_t n = features(w, form), k = w.cols;
+  if (invariant_) return one_order(half, w, out, rows, form);
+  if (w.packing == Packing::fp8) {
+    if (reads_bytes(w, rows)) return by_library(bytes, w, out, rows, form);
+    launch_streamed_bytes(half, w.data.get(), w.scales.as<float>(), out, rows, n, k, form, stream_);
+  } else if (is_blocks(w.packing)) {
+    if (rows > kMostPackedRows) return by_parts(half, w, out, rows, form);
+    launch_packed(w.packing, half, w.data.get(), w.unit, out, rows, n, k, form, stream_);
+  } else if (streamed_takes(rows, n, k, form)) {
+    launch_streamed(half, w.data.get(), out, rows, n, k, form, stream_);
+  } else if (few_rows_takes(rows, n, k, form)) {
+    launch_few_rows(half, w.data.get(), out, rows, n, k, form, stream_);
+  } else {
+    return cublas_->product(half, w.data.get(), out, rows, n, k, form);
+  }
+  return check(cudaGetLastError(), "product");
+}
+
+Status Products::by_library(Bytes bytes, const Weight& w, void* out, int64_t rows, Form form) {
+  const float* scales = w.scales.as<float>();
+  if (!scaled_apart(rows, w.rows))
+    return cublas_->product(bytes.elements, w.data.get(), out, rows, w.rows, w.cols, form, Elements::fp8_scaled,
+                            {bytes.scales, scales});
+  const bool half = form == Form::bf16, add = form == Form::added_f32;
+  void* sums = add ? sums_.get() : out;
+  KVASIR_TRY(cublas_->product(bytes.elements, w.data.get(), sums, rows, w.rows, w.cols, half ? form : Form::f32,
+                              Elements::fp8));
+  if (half)
+    launch_scale_half(sums, bytes.scales, scales, rows, w.rows, stream_);
+  else
+    launch_scale(static_cast<float*>(sums), bytes.scales, scales, add, static_cast<float*>(out), rows, w.rows, stream_);
+  return check(cudaGetLastError(), "product");
+}
+
+Status Products::one_order(const void* half, const Weight& w, void* out, int64_t rows, Form form) {
+  const int64_t n = features(w, form), k = w.cols;
+  const int64_t row_bytes = n * (form == Form::f32 || form == Form::added_f32 ? 4 : 2);
+  const int64_t most = w.packing == Packing::fp8 ? 16 : 32;
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    const void* in = static_cast<const std::byte*>(half) + row * k * 2;
+    void* to = static_cast<std::byte*>(out) + row * row_bytes;
+    if (w.packing == Packing::fp8)
+      launch_streamed_bytes(in, w.data.get(), w.scales.as<float>(), to, count, n, k, form, stream_);
+    else if (is_blocks(w.packing))
+      launch_packed(w.packing, in, w.data.get(), w.unit, to, count, n, k, form, stream_);
+    else if (streamed_takes(1, n, k, form))
+      launch_streamed(in, w.data.get(), to, count, n, k, form, stream_);
+    else
+      launch_few_rows(in, w.data.get(), to, count, n, k, form, stream_);
+  }
+  return check(cudaGetLastError(), "product");
+}
+
+Status Products::by_parts(const void* half, const Weight& w, void* out, int64_t rows, Form form) {
+  KVASIR_CHECK(!gated(form), "gates of many rows are no product's");
+  const int64_t most = std::max<int64_t>(16, kUnpacked / w.cols / 16 * 16), size = form == Form::bf16 ? 2 : 4;
+  KVASIR_CHECK(most * w.cols <= kUnpacked, "rows of ", w.cols, " elements");
+  for (int64_t first = 0; first < w.rows; first += most) {
+    const int64_t n = std::min(most, w.rows - first);
+    launch_unpack(w.packing, w.data.get(), w.unit, w.half, unpacked_.get(), first, n, w.cols, stream_);
+    KVASIR_TRY(check(cudaGetLastError(), "unpacking"));
+    KVASIR_TRY(cublas_->product(half, unpacked_.get(), static_cast<std::byte*>(out) + first * size, rows, n, w.cols,
+                                form, Elements::bf16, {}, w.rows));
+  }
+  return {};
+}
+
+}  // namespace kvasir::model::cuda

@@ -1,0 +1,188 @@
+#include "model/cuda/weight.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/dtype.h"
+#include "model/cuda/fp8.h"
+#include "model/cuda/packed.h"
+#include "model/cuda/seeded.h"
+
+namespace kvasir::model::cuda {
+namespace {
+
+using attention::cuda::check;
+
+// Strips of rows that one task makes.
+constexpr int64_t kStrips = 8;
+
+Packing packing_of(WeightType type) {
+  switch (type) {
+    case WeightType::q4_0:
+    case WeightType::q4_1:
+    case WeightType::q4_k: return Packing::q4;
+    case WeightType::q8_0: return Packing::q8;
+    case WeightType::q2_k:
+    case WeightType::q3_k:
+    case WeightType::q5_0:
+    case WeightType::q5_1:
+    case WeightType::q5_k:
+    case WeightType::q6_k: return Packing::q6;
+    default: return Packing::bf16;
+  }
+}
+
+// One packing for all parts: q6 holds every type that q4 does, and six bits with a scale for each 16.
+Packing common_packing(std::span<const HostTensor> parts, int64_t rows, int64_t cols) {
+  Packing all = packing_of(parts[0].type);
+  for (const HostTensor& t : parts) {
+    const Packing p = packing_of(t.type);
+    if (p == all) continue;
+    const bool small = (p == Packing::q4 || p == Packing::q6) && (all == Packing::q4 || all == Packing::q6);
+    all = small ? Packing::q6 : Packing::bf16;
+  }
+  const bool fits = packs(rows, cols) &&
+                    std::all_of(parts.begin(), parts.end(), [](auto& t) { return t.rows % (2 * kBlockRows) == 0; });
+  return is_blocks(all) && fits ? all : Packing::bf16;
+}
+
+bool becomes_bytes(std::span<const HostTensor> parts, int64_t rows, int64_t cols) {
+  return rows % 16 == 0 && cols % 16 == 0 && std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) {
+           return t.name.starts_with("blk.") && t.name.find("ffn_gate_inp") == std::string::npos;
+         });
+}
+
+Status upload_half(const HostTensor& t, void* to, ThreadPool& pool, cudaStream_t stream) {
+  if (t.seeded) {
+    launch_seeded(t, to, stream);
+    return check(cudaGetLastError(), "seeded weights");
+  }
+  std::vector<uint16_t> half(size_t(t.rows * t.cols));
+  pool.for_each(t.rows, 16, [&](int64_t r, int) {
+    thread_local std::vector<float> row;
+    row.resize(size_t(t.cols));
+    dequantize(t.type, t.data + r * t.row_bytes(), t.cols, row.data());
+    uint16_t* out = half.data() + r * t.cols;
+    for (int64_t i = 0; i < t.cols; ++i) out[i] = f32_to_bf16(row[size_t(i)]);
+  });
+  return check(cudaMemcpy(to, half.data(), half.size() * 2, cudaMemcpyDefault), "upload");
+}
+
+// The power of two in units of which the largest scale is a float16 far from overflow.
+float unit_of(std::span<const HostTensor> parts, ThreadPool& pool) {
+  float most = 0;
+  for (const HostTensor& t : parts) {
+    if (t.seeded) {
+      most = std::max(most, seeded_unit(t) * 0x1p14f);
+      continue;
+    }
+    std::vector<float> found(size_t(pool.threads()), 0.0f);
+    pool.for_each(t.rows, 16, [&](int64_t r, int worker) {
+      Unpacked u;
+      float& m = found[size_t(worker)];
+      for (int64_t i = 0; i < t.cols / 32; ++i) {
+        unpack32(t.type, t.data + r * t.row_bytes(), i, &u);
+        for (int h = 0; h < 2; ++h) m = std::max({m, std::fabs(u.d[h]), std::fabs(u.m[h])});
+      }
+    });
+    most = std::max(most, *std::max_element(found.begin(), found.end()));
+  }
+  return most > 0 && std::isfinite(most) ? std::exp2(std::ceil(std::log2(most)) - 14) : 1.0f;
+}
+
+Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, ThreadPool& pool, cudaStream_t stream) {
+  if (t.seeded) {
+    launch_seeded_blocks(t, w.packing, w.unit, w.half, w.data.get(), first, stream);
+    return check(cudaGetLastError(), "seeded weights");
+  }
+  const int64_t steps = block_count(w.cols), strips = t.rows / kBlockRows, size = block_bytes(w.packing);
+  std::vector<uint8_t> host(size_t(strips * steps * size));
+  pool.for_each(strips, kStrips, [&](int64_t strip, int) {
+    Unpacked u;
+    for (int r = 0; r < kBlockRows; ++r)
+      for (int64_t i = 0; i < t.cols / 32; ++i) {
+        unpack32(t.type, t.data + (strip * kBlockRows + r) * t.row_bytes(), i, &u);
+        uint16_t d[2], m[2];
+        for (int h = 0; h < 2; ++h) d[h] = f32_to_f16(u.d[h] / w.unit), m[h] = f32_to_f16(u.m[h] / w.unit);
+        const int64_t at = w.half > 0 ? strip * steps + i / 4 : block_at(strip, i / 4, steps, 0);
+        pack32(w.packing, host.data() + at * size, r, int(i % 4), u.q, d, m);
+      }
+  });
+  std::byte* to = w.data.bytes();
+  if (w.half > 0)  // every other block
+    return check(cudaMemcpy2D(to + (first > 0 ? size : 0), size_t(2 * size), host.data(), size_t(size), size_t(size),
+                              size_t(strips * steps), cudaMemcpyHostToDevice),
+                 "upload");
+  return check(cudaMemcpy(to + first / kBlockRows * steps * size, host.data(), host.size(), cudaMemcpyDefault),
+               "upload");
+}
+
+Status load_bytes(std::span<const HostTensor> parts, ThreadPool& pool, cudaStream_t stream, Weight* w) {
+  w->packing = Packing::fp8;
+  w->bytes = w->rows * (w->cols + int64_t(sizeof(float)));
+  KVASIR_TRY(w->data.allocate(size_t(w->rows * w->cols)));
+  KVASIR_TRY(w->scales.allocate(size_t(w->rows) * sizeof(float)));
+  int64_t first = 0;
+  for (const HostTensor& t : parts) {
+    DeviceMemory half;
+    KVASIR_TRY(half.allocate(size_t(t.rows * t.cols) * 2));
+    KVASIR_TRY(upload_half(t, half.get(), pool, stream));
+    launch_to_bytes(half.get(), {w->data.bytes() + first * t.cols, w->scales.as<float>() + first}, t.rows, t.cols,
+                    stream);
+    KVASIR_TRY(check(cudaStreamSynchronize(stream), "quantizing weights"));
+    first += t.rows;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Quantize> parse_quantize(const std::string& word) {
+  if (word.empty() || word == "auto") return Quantize::as_stored;
+  if (word == "bf16") return Quantize::bf16;
+  if (word != "fp8")
+    return invalid_argument(cat("quantize is ", word, "; it is auto, bf16 or fp8")).with_field("quantize");
+  int device = 0, major = 0;
+  KVASIR_TRY(check(cudaGetDevice(&device), "device"));
+  KVASIR_TRY(check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
+  if (major < 9)
+    return invalid_argument(cat("quantize is fp8, which needs compute capability 9.0; this GPU has ", major,
+                                ".x (auto and bf16 run on it)"))
+        .with_field("quantize");
+  return Quantize::fp8;
+}
+
+Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadPool& pool, cudaStream_t stream,
+                   Weight* w) {
+  w->cols = parts[0].cols;
+  for (const HostTensor& t : parts) w->rows += t.rows;
+  if (quantize == Quantize::fp8 && becomes_bytes(parts, w->rows, w->cols)) return load_bytes(parts, pool, stream, w);
+  w->packing = quantize == Quantize::bf16 ? Packing::bf16 : common_packing(parts, w->rows, w->cols);
+  if (!is_blocks(w->packing)) {
+    w->bytes = w->rows * w->cols * 2;
+    KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
+    std::byte* to = w->data.bytes();
+    for (const HostTensor& t : parts) {
+      KVASIR_TRY(upload_half(t, to, pool, stream));
+      to += t.rows * t.cols * 2;
+    }
+    return {};
+  }
+  w->unit = unit_of(parts, pool);
+  if (parts.size() == 2 && parts[0].rows == parts[1].rows && parts[0].name.find("ffn_gate") != std::string::npos)
+    w->half = parts[0].rows / kBlockRows;
+  w->bytes = w->rows / kBlockRows * block_count(w->cols) * block_bytes(w->packing);
+  KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
+  // What a row's last block has past its end.
+  KVASIR_TRY(check(cudaMemsetAsync(w->data.get(), 0, size_t(w->bytes), stream), "weights"));
+  KVASIR_TRY(check(cudaStreamSynchronize(stream), "weights"));
+  int64_t first = 0;
+  for (const HostTensor& t : parts) {
+    KVASIR_TRY(upload_blocks(t, *w, first, pool, stream));
+    first += t.rows;
+  }
+  return {};
+}
+
+}  // namespace kvasir::model::cuda

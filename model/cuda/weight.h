@@ -1,0 +1,40 @@
+// A matrix as it lies on the device, and how it comes there.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "attention/cuda/memory.h"
+#include "core/status.h"
+#include "core/thread_pool.h"
+#include "model/cuda/packing.h"
+#include "model/formats/weights.h"
+
+namespace kvasir::model::cuda {
+
+using attention::cuda::DeviceMemory;
+
+struct Weight {
+  Packing packing = Packing::bf16;
+  int64_t rows = 0, cols = 0;
+  // bf16, fp8: [rows, cols]; else blocks (packing.h).
+  DeviceMemory data;
+  DeviceMemory scales;  // fp8: what each row is multiplied by, float32
+  float unit = 1;       // packed: what every sum is multiplied by
+  int64_t half = 0;     // packed: strips of a gate, which lie in turn with those of what it lets through
+  int64_t bytes = 0;
+};
+
+enum class Quantize : uint8_t { as_stored, bf16, fp8 };
+// "auto", "bf16" or "fp8", where this device can.
+Result<Quantize> parse_quantize(const std::string& word);
+
+// The parts stacked by rows. Quantized ones stay packed where they can; fp8 is for the matrices of layers, each row
+// with a scale of its own; all else is bfloat16.
+Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadPool& pool, cudaStream_t stream,
+                   Weight* out);
+
+}  // namespace kvasir::model::cuda
