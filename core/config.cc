@@ -114,6 +114,8 @@ Status Options::unknown(std::string_view what, std::string_view name, const std:
 Status Options::load_json(std::string_view text, const std::string& source) {
   using nlohmann::json;
   if (text.size() > kMaxFile) return invalid_argument(cat(source, ": larger than 1 MiB; that is no configuration"));
+  if (text.find('\0') != std::string_view::npos)  // the parser would take it for the end
+    return invalid_argument(cat(source, ": has a zero byte at ", text.find('\0')));
   std::set<std::string> seen;
   std::string problem;
   auto watch = [&](int depth, json::parse_event_t event, json& parsed) {

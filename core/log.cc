@@ -83,6 +83,18 @@ std::string write_value(const LogField& field, bool json) {
   return number(std::get<double>(field.value));
 }
 
+// The number of a character of two or three bytes that ends a line for some readers, or changes the order in which they
+// see what follows; 0 for all others.
+unsigned hidden_character(std::string_view text) {
+  auto low = [&](size_t i) { return static_cast<unsigned char>(text[i]) & 0x3fu; };
+  const unsigned first = static_cast<unsigned char>(text[0]);
+  const unsigned c = text.size() == 2 ? (first & 0x1fu) << 6 | low(1) : (first & 0x0fu) << 12 | low(1) << 6 | low(2);
+  const bool separator = c == 0x2028 || c == 0x2029;
+  const bool direction =
+      c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+  return separator || direction || c == 0xfeff ? c : 0;
+}
+
 }  // namespace
 
 void LogConfig::define(Options& o) {
@@ -107,6 +119,9 @@ std::string log_escape(std::string_view text, size_t limit) {
     } else if (n == 0 || c < 0x20 || c == 0x7f || (c == 0xc2 && static_cast<unsigned char>(text[at + 1]) < 0xa0)) {
       // Control characters (those past ASCII too: terminals obey them) and broken bytes, as \u00XX.
       std::snprintf(code, sizeof code, "\\u%04x", n == 2 ? static_cast<unsigned char>(text[at + 1]) : c);
+      out += code;
+    } else if (const unsigned hidden = n == 2 || n == 3 ? hidden_character(text.substr(at, n)) : 0) {
+      std::snprintf(code, sizeof code, "\\u%04x", hidden);
       out += code;
     } else {
       out.append(text, at, n);

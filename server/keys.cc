@@ -164,7 +164,7 @@ Result<std::vector<KeyEntry>> parse_keys(std::string_view text, const std::strin
   if (int depth = json_depth(text); depth > kMostJsonDepth)
     return bad(path, cat("it nests ", depth, " deep; the limit is ", kMostJsonDepth));
   json parsed = json::parse(text, nullptr, false);
-  if (!parsed.is_object() || !parsed.contains("keys") || !parsed["keys"].is_array())
+  if (has_zero_byte(text) || !parsed.is_object() || !parsed.contains("keys") || !parsed["keys"].is_array())
     return bad(path, "it is not a JSON object with a list \"keys\"");
   std::vector<KeyEntry> entries;
   for (const json& j : parsed["keys"]) {

@@ -79,7 +79,7 @@ json to_json(const pb::InferParameter& p) {
 
 // Text as JSON; discarded when it is none, or so deep that printing it would overflow a stack.
 json parse_limited(const std::string& text) {
-  if (json_depth(text) > kMostJsonDepth) return json(json::value_t::discarded);
+  if (json_depth(text) > kMostJsonDepth || has_zero_byte(text)) return json(json::value_t::discarded);
   return json::parse(text, nullptr, false);
 }
 

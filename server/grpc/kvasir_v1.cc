@@ -26,7 +26,7 @@ Status check_json(const char* field, const std::string& text, bool list, size_t 
   if (int depth = json_depth(text); depth > kMostJsonDepth)
     return invalid_argument(cat(field, " nests ", depth, " deep; the limit is ", kMostJsonDepth)).with_field(field);
   auto json = nlohmann::json::parse(text, nullptr, false);
-  if (list ? !json.is_array() : !json.is_object())
+  if (has_zero_byte(text) || (list ? !json.is_array() : !json.is_object()))
     return invalid_argument(cat(field, " is no JSON ", list ? "list" : "object")).with_field(field);
   if (list && json.size() > most)
     return invalid_argument(cat(field, " has ", json.size(), " entries; the limit is ", most)).with_field(field);

@@ -22,6 +22,8 @@ std::string shown(const Json& value) {
 Result<Json> parse_json(std::string_view text, int max_depth) {
   if (int depth = json_depth(text); depth > max_depth)
     return invalid_argument(cat("the body nests ", depth, " deep; the limit is ", max_depth));
+  if (has_zero_byte(text))
+    return invalid_argument(cat("the body is not valid JSON, at byte ", text.find('\0') + 1, " of ", text.size()));
   try {
     return Json::parse(text);
   } catch (const Json::parse_error& error) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/cat.h"
+#include "core/utf8.h"
 #include "server/http/fields.h"
 #include "server/http/openai_chat_fields.h"
 
@@ -69,9 +70,9 @@ void read_said(Fields& f, GenerateInput::Said& said) {
   if (!metadata->is_object()) return f.fail("metadata", "must be an object of strings");
   if (metadata->size() > 16) return f.fail("metadata", cat("has ", metadata->size(), " pairs; at most 16 are taken"));
   for (const auto& [key, value] : metadata->items())
-    if (key.size() > 64 || !value.is_string() || value.get_ref<const std::string&>().size() > 512)
-      return f.fail("metadata", cat("has the key '", key.substr(0, 64),
-                                    "'; keys have at most 64 bytes, values are strings of at most 512"));
+    if (utf8_characters(key) > 64 || !value.is_string() || utf8_characters(value.get_ref<const std::string&>()) > 512)
+      return f.fail("metadata", cat("has the key '", utf8_prefix(key, 64),
+                                    "'; keys have at most 64 characters, values are strings of at most 512"));
   said.metadata = metadata->dump();
 }
 

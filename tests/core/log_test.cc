@@ -35,6 +35,19 @@ TEST(Log, JsonLinesParseWhateverTheTextIs) {
   EXPECT_EQ(odd["inf"], "-inf");
 }
 
+TEST(Log, NothingHiddenReachesATerminal) {
+  // Overrides and isolates of direction, marks, line and paragraph separators: a line must look like what it says.
+  for (const char* c :
+       {"\u061c", "\u200e", "\u200f", "\u2028", "\u2029", "\u202a", "\u202e", "\u2066", "\u2069", "\ufeff"}) {
+    const std::string text = std::string("user") + c + "nimda",
+                      line = format_log_line(false, 0, LogLevel::info, text, {});
+    EXPECT_EQ(line.find(c), std::string::npos) << line;
+    EXPECT_THAT(line, HasSubstr("user\\u"));
+    EXPECT_EQ(json::parse(format_log_line(true, 0, LogLevel::info, text, {}))["message"], text);
+  }
+  EXPECT_EQ(log_escape("\u05d0\u200d\u2030\u2027"), "\u05d0\u200d\u2030\u2027");  // letters and joiners stay
+}
+
 TEST(Log, LongTextIsCutAtACharacterAndSaysSo) {
   EXPECT_EQ(log_escape("abcdef", 4), "abcd... (2 bytes more)");
   EXPECT_EQ(log_escape("caf\u00e9", 4), "caf... (2 bytes more)");

@@ -288,6 +288,18 @@ TEST_F(OpenAi, EachWrongFieldIsNamed) {
   EXPECT_EQ(engine_.requests.size(), 0u);
 }
 
+TEST_F(OpenAi, MetadataIsMeasuredInCharacters) {
+  auto with = [&](size_t key, size_t value) {
+    std::string k, v;
+    while (k.size() < 2 * key) k += "\u00e9";
+    while (v.size() < 2 * value) v += "\u00e9";
+    return post("/v1/completions", R"({"prompt":"a","max_tokens":1,"metadata":{")" + k + "\":\"" + v + "\"}}");
+  };
+  EXPECT_EQ(with(64, 512).status, 200);
+  expect_error(with(65, 1), 400, "metadata", "64 characters");
+  expect_error(with(1, 513), 400, "metadata", "512");
+}
+
 TEST_F(OpenAi, WhatAsksForNothingIsNoneOfWhatIsNotServed) {
   const auto answer = post("/v1/completions", R"({"prompt":"ab","suffix":"","store":false,"max_tokens":1})");
   EXPECT_EQ(answer.status, 200) << answer.body;
@@ -359,6 +371,8 @@ TEST_F(OpenAi, MalformedBodiesAreRefused) {
   expect_error(post("/v1/completions", "{"), 400, "", "not valid JSON");
   expect_error(post("/v1/completions", "[]"), 400, "", "object");
   expect_error(post("/v1/completions", "{\"prompt\":\"\xff\"}"), 400, "", "not valid JSON");
+  // A zero byte ends nothing: what a filter before the server read must be what the server reads.
+  expect_error(post("/v1/completions", std::string("{\"prompt\":\"a\"}\0,\"junk", 21)), 400, "", "byte 15 of 21");
   expect_error(post("/v1/completions", std::string(10000, '[')), 400, "", "nests 10000 deep");
   expect_error(post("/v1/completions", "{\"prompt\":" + std::string(10000, '[') + std::string(10000, ']') + "}"), 400,
                "", "deep");

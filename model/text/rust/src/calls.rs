@@ -140,6 +140,7 @@ fn tokens(ids: &[u32]) -> String {
     format!("<[{}]>", list.join(","))
 }
 
+/// `text` as a string of Lark's, which has JSON's escapes and no raw U+007F.
 pub fn literal(text: &str) -> String {
-    Value::String(text.to_string()).to_string()
+    Value::String(text.to_string()).to_string().replace('\u{7f}', "\\u007f")
 }
