@@ -159,7 +159,7 @@ int inspect(int argc, char** argv) {
       for (const auto& t : all)
         j["tensors"].push_back(
             {{"name", t.name}, {"type", type_info(t.type)->name}, {"rows", t.rows}, {"cols", t.cols}});
-    std::puts(j.dump(2).c_str());
+    std::puts(j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     return kOk;
   }
   std::printf("name          %s\narchitecture  %s\ntype          %s\n", c.name.c_str(), c.architecture.c_str(),

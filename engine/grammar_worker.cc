@@ -1,18 +1,24 @@
 #include "engine/grammar_worker.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 
+#include "core/cat.h"
 #include "core/host.h"
 #include "engine/mailbox.h"
+#include "model/text/stoppable.h"
 
 namespace kvasir::engine {
 namespace {
 
-// A step that waits for masks leaves its own threads idle. Two at least, whatever the machine: a mask is known to be
-// slow only when it has been computed once, and until then it must not keep all others waiting.
-constexpr int kFewestMaskThreads = 2, kMostMaskThreads = 4;
+// Two at least, whatever the machine: of compilations, so that one tenant's do not keep all others waiting; of masks,
+// because one is known to be slow only when it has been computed once.
+constexpr int kFewestThreads = 2, kMostThreads = 4;
 constexpr int kSlowMaskThreads = 2;
+constexpr int kNice = 10;
 
+int some_threads() { return std::clamp(host_limits().cpus, kFewestThreads, kMostThreads); }
 bool now_past(const std::optional<Time>& deadline) { return deadline && *deadline <= std::chrono::steady_clock::now(); }
 
 }  // namespace
@@ -28,60 +34,77 @@ GrammarWorker::Lane::~Lane() {
 
 void GrammarWorker::Lane::post(const std::string& tenant, Task task) {
   std::lock_guard lock(mutex_);
-  tasks_[tenant].push_back(std::move(task));
-  while (int(threads_.size()) < wanted_) threads_.emplace_back([this] { run(); });
+  tenants_[tenant].tasks.push_back(std::move(task));
+  while (int(threads_.size()) < kind_.threads) threads_.emplace_back([this] { run(); });
   more_.notify_one();
 }
 
-GrammarWorker::Lane::Task GrammarWorker::Lane::next() {
-  auto turn = tasks_.upper_bound(last_);
-  if (turn == tasks_.end()) turn = tasks_.begin();
-  last_ = turn->first;
-  Task task = std::move(turn->second.front());
-  turn->second.pop_front();
-  if (turn->second.empty()) tasks_.erase(turn);
-  return task;
+GrammarWorker::Lane::Tenants::iterator GrammarWorker::Lane::next() {
+  auto turn = tenants_.upper_bound(last_);
+  for (size_t i = 0; i < tenants_.size(); ++i, ++turn) {
+    if (turn == tenants_.end()) turn = tenants_.begin();
+    if (!turn->second.tasks.empty() && turn->second.running < kind_.most_a_tenant) return turn;
+  }
+  return tenants_.end();
 }
 
 void GrammarWorker::Lane::run() {
+  if (kind_.in_background) (void)setpriority(PRIO_PROCESS, 0, kNice);  // of this thread, and of those it starts
   std::unique_lock lock(mutex_);
   for (;;) {
-    more_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    Task task = next();
+    auto turn = tenants_.end();
+    more_.wait(lock, [&] { return (turn = next()) != tenants_.end() || (stop_ && tenants_.empty()); });
+    if (turn == tenants_.end()) return;
+    Tenant& tenant = turn->second;  // stays where it is
+    last_ = turn->first;
+    Task task = std::move(tenant.tasks.front());
+    tenant.tasks.pop_front();
+    ++tenant.running;
     lock.unlock();
     task();
     task = nullptr;
     lock.lock();
+    if (--tenant.running == 0 && tenant.tasks.empty()) tenants_.erase(turn);
+    if (stop_ || kind_.most_a_tenant < kind_.threads) more_.notify_all();
   }
 }
 
 GrammarWorker::GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size)
     : make_compiler_(std::move(make_compiler)),
       vocab_size_(vocab_size),
-      compiling_(1),
-      masking_(std::clamp(host_limits().cpus, kFewestMaskThreads, kMostMaskThreads)),
-      slowly_(kSlowMaskThreads) {}
+      compiling_({some_threads(), 1, true}),
+      masking_({some_threads(), kMostThreads, false}),
+      slowly_({kSlowMaskThreads, kSlowMaskThreads, true}) {}
 
 GrammarWorker::~GrammarWorker() = default;
 
 void GrammarWorker::compile(JobPtr job, std::function<void(JobPtr, Status)> ready) {
   const std::string& tenant = job->request.tenant;
   compiling_.post(tenant, [this, job, ready = std::move(ready)]() mutable {
-    const bool over = ended_ || job->cancel_requested || now_past(job->request.deadline);
-    Status status = over ? Status() : first_masks(*job);
+    const auto over = [this, &job = *job] { return ended_ || job.cancel_requested || now_past(job.request.deadline); };
+    Status status = over() ? Status() : first_masks(*job, over);
+    if (status.code() == Code::cancelled) status = {};  // the engine says what ended it
     ready(std::move(job), std::move(status));
   });
 }
 
-Status GrammarWorker::first_masks(Job& job) {
+Result<std::shared_ptr<text::GrammarCompiler>> GrammarWorker::compiler() {
+  std::lock_guard lock(compiler_mutex_);
   if (!compiler_) {
     KVASIR_ASSIGN(compiler_, make_compiler_());
   }
-  KVASIR_ASSIGN(auto matcher, compiler_->compile(job.request.grammar));
+  return compiler_;
+}
+
+Status GrammarWorker::first_masks(Job& job, const std::function<bool()>& over) {
+  KVASIR_ASSIGN(auto compiler, this->compiler());
+  auto* stoppable = dynamic_cast<text::StoppableCompiler*>(compiler.get());
+  KVASIR_ASSIGN(auto matcher, stoppable ? stoppable->compile_unless(over, job.request.grammar)
+                                        : compiler->compile(job.request.grammar));
   for (size_t i = 1; i < job.choices.size(); ++i) {
     auto copy = matcher->clone();
-    if (copy == nullptr) return internal_error("a compiled grammar could not be copied");
+    if (copy == nullptr)
+      return resource_exhausted(cat("no memory is left for the grammar of ", job.choices.size(), " answers"));
     job.choices[i].grammar = std::make_unique<ChoiceGrammar>(job, *this, std::move(copy));
   }
   job.choices[0].grammar = std::make_unique<ChoiceGrammar>(job, *this, std::move(matcher));

@@ -1,8 +1,7 @@
-// Grammars off the step thread: compiling on one thread (it may take long, within the compiler's
-// limits), masks on a few others, and those that are known to be slow on others again, so that a heavy schema never
-// holds up somebody else's next token.
-// No thread, nor the compiler (some 100 ms and a trie of the vocabulary), exists until the first request
-// with a grammar.
+// Grammars off the step thread: compiling on a few threads, one grammar a tenant at a time (it may take a second,
+// within the compiler's limits, and ends early when the request does), masks on a few others, and those that are known
+// to be slow on others again, so that a heavy schema never holds up somebody else's next token. No thread, nor the
+// compiler (some 100 ms and a trie of the vocabulary), exists until the first request with a grammar.
 #pragma once
 
 #include <atomic>
@@ -38,29 +37,40 @@ class GrammarWorker {
   int32_t vocab_size() const { return vocab_size_; }
 
  private:
-  // Threads and what they have to do: tenants in turn, each first come first served.
+  // Threads and what they have to do: tenants in turn, each first come first served and with at most so many at a time.
   class Lane {
    public:
     using Task = std::function<void()>;
-    explicit Lane(int threads) : wanted_(threads) {}
+    struct Kind {
+      int threads, most_a_tenant;
+      bool in_background;  // the processor goes to those who send tokens first
+    };
+    explicit Lane(Kind kind) : kind_(kind) {}
     ~Lane();
     void post(const std::string& tenant, Task task);
 
    private:
+    struct Tenant {
+      std::deque<Task> tasks;
+      int running = 0;
+    };
+    using Tenants = std::map<std::string, Tenant>;  // those with tasks, waiting or running
     void run();
-    Task next();
+    Tenants::iterator next();  // end(): nothing may run
     std::mutex mutex_;
     std::condition_variable more_;
-    std::map<std::string, std::deque<Task>> tasks_;  // none empty
-    std::string last_;                               // whose turn it was
+    Tenants tenants_;
+    std::string last_;  // whose turn it was
     bool stop_ = false;
-    const int wanted_;
+    const Kind kind_;
     std::vector<std::thread> threads_;
   };
-  Status first_masks(Job& job);
+  Result<std::shared_ptr<text::GrammarCompiler>> compiler();
+  Status first_masks(Job& job, const std::function<bool()>& over);
 
   const MakeCompiler make_compiler_;
-  std::shared_ptr<text::GrammarCompiler> compiler_;  // the compiling thread's
+  std::mutex compiler_mutex_;
+  std::shared_ptr<text::GrammarCompiler> compiler_;  // made by the first who asks
   const int32_t vocab_size_;
   std::atomic<bool> ended_{false};
   std::mutex step_mutex_;

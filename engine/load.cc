@@ -1,12 +1,11 @@
 // From a model's name to what the step loop runs.
 #include <chrono>
-#include <fstream>
 #include <future>
-#include <iterator>
 
 #include "core/cat.h"
 #include "core/log.h"
 #include "engine/engine.h"
+#include "model/formats/mapped_file.h"
 
 namespace kvasir::engine {
 namespace {
@@ -14,15 +13,16 @@ namespace {
 constexpr size_t kMostTemplateBytes = 1 << 20;
 
 Result<std::string> read_template(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file && text.empty())
-    return not_found(cat("the chat template ", path, " cannot be read")).with_field("chat_template");
+  auto file = model::MappedFile::open(path);
+  if (!file.ok())
+    return Status(file.status().code(), cat("the chat template cannot be read: ", file.status().message()))
+        .with_field("chat_template");
+  const std::span<const uint8_t> text = (*file)->bytes();
   if (text.size() > kMostTemplateBytes)
     return invalid_argument(
                cat("the chat template ", path, " has ", text.size(), " bytes; the most is ", kMostTemplateBytes))
         .with_field("chat_template");
-  return text;
+  return std::string(text.begin(), text.end());
 }
 
 // How long each part of loading took, at level debug.

@@ -1,5 +1,6 @@
 // A GGUF file's metadata: what every decoder reads. Its architecture's own keys are in model/arch.
 #include "core/cat.h"
+#include "core/utf8.h"
 #include "model/arch/registry.h"
 #include "model/config.h"
 #include "model/formats/gguf.h"
@@ -105,11 +106,11 @@ Result<ModelConfig> config_from_gguf(const Gguf& gguf) {
   if (!general) return invalid_argument(cat(gguf.name(), ": the key general.architecture is missing"));
   const Architecture* a = find_gguf_architecture(*general);
   if (!a)
-    return invalid_argument(cat(gguf.name(), ": the architecture is ", general->substr(0, 64), "; the known ones are ",
-                                known_architectures()));
+    return invalid_argument(cat(gguf.name(), ": the architecture is ", utf8_made_valid(general->substr(0, 64)),
+                                "; the known ones are ", known_architectures()));
   ModelConfig c;
   c.architecture = a->name;
-  c.name = gguf.string("general.name").value_or(a->name);
+  c.name = utf8_made_valid(gguf.string("general.name").value_or(a->name));  // shown to clients
   if (a->family) a->family(c);
   if (a->gguf_turns_neighbours) c.rope.style = c.local_rope.style = attention::RopeStyle::gptj;
   const GgufKeys in(gguf, std::string(*general));

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/cat.h"
+#include "core/utf8.h"
 
 namespace kvasir::model {
 namespace {
@@ -67,6 +68,11 @@ class Gguf::Reader {
     *out = {p, size_t(n)};
     return {};
   }
+  // One that others are shown.
+  Status read_name(std::string_view* out, uint64_t limit, const char* what) {
+    KVASIR_TRY(read_string(out, limit, what));
+    return is_utf8(*out) ? Status() : error(cat(what, " is not valid UTF-8"));
+  }
   Status read_value(GgufValue* out) {
     uint32_t kind = 0;
     KVASIR_TRY(read(&kind, "a value's type"));
@@ -124,7 +130,7 @@ Status Gguf::read(const std::string& name, std::span<const uint8_t> bytes, int f
   for (uint64_t i = 0; i < value_count; ++i) {
     std::string_view key;
     GgufValue value;
-    KVASIR_TRY(in.read_string(&key, kMaxKey, "a metadata key"));
+    KVASIR_TRY(in.read_name(&key, kMaxKey, "a metadata key"));
     KVASIR_TRY(in.read_value(&value));
     if (key == "general.alignment") {
       alignment = integer_at(value.kind, value.data).value_or(0);
@@ -141,7 +147,7 @@ Status Gguf::read(const std::string& name, std::span<const uint8_t> bytes, int f
     GgufTensor t;
     uint32_t dims = 0, type = 0;
     uint64_t offset = 0;
-    KVASIR_TRY(in.read_string(&t.name, kMaxName, "a tensor's name"));
+    KVASIR_TRY(in.read_name(&t.name, kMaxName, "a tensor's name"));
     KVASIR_TRY(in.read(&dims, "a tensor's rank"));
     if (dims < 1 || dims > 4) return in.error(cat("tensor ", t.name, " has ", dims, " dimensions; 1 to 4 are allowed"));
     int64_t elements = 1;

@@ -1,13 +1,15 @@
 #include <mutex>
 
 #include "model/text/recently_used.h"
+#include "model/text/stoppable.h"
 #include "model/text/tokenizer.h"
 
 namespace kvasir::text {
 namespace {
 
-// Refusals apart: a client who sends only such costs nobody else's grammars.
-constexpr size_t kCached = 64, kRefused = 256, kMostBytes = 32 << 20, kMostRefusedBytes = 8 << 20;
+// Refusals apart: a client who sends only such costs nobody else's grammars. Bytes are those of the grammars as
+// compiled.
+constexpr size_t kCached = 64, kRefused = 256, kMostBytes = 128 << 20, kMostRefusedBytes = 8 << 20;
 
 class RustMatcher final : public Matcher {
  public:
@@ -34,6 +36,7 @@ class RustMatcher final : public Matcher {
     if (kvt_matcher_clone(handle_, &other, error.out())) return nullptr;
     return std::make_unique<RustMatcher>(other);
   }
+  size_t bytes() const { return kvt_matcher_bytes(handle_); }
 
  private:
   kvt_matcher* handle_;
@@ -51,14 +54,14 @@ std::string key_of(const GrammarSpec& spec) {
   return key;
 }
 
-class RustCompiler final : public GrammarCompiler {
+class RustCompiler final : public StoppableCompiler {
  public:
   RustCompiler(TokenizerPtr tokenizer, kvt_grammar* handle) : tokenizer_(std::move(tokenizer)), handle_(handle) {}
   ~RustCompiler() override { kvt_grammar_free(handle_); }
   RustCompiler(const RustCompiler&) = delete;
   RustCompiler& operator=(const RustCompiler&) = delete;
 
-  Result<std::unique_ptr<Matcher>> compile(const GrammarSpec& spec) override {
+  Result<std::unique_ptr<Matcher>> compile_unless(const Stopped& stopped, const GrammarSpec& spec) override {
     if (spec.kind == GrammarSpec::Kind::none) return invalid_argument("no grammar is given");
     const std::string key = key_of(spec);
     {
@@ -70,24 +73,28 @@ class RustCompiler final : public GrammarCompiler {
     for (const std::string& choice : spec.choices) choices.push_back(as_str(choice));
     kvt_matcher* made = nullptr;
     Buffer error;
-    if (const int code = kvt_grammar_compile(handle_, static_cast<int>(spec.kind), as_str(spec.text), choices.data(),
-                                             choices.size(), &made, error.out())) {
+    const auto asked = [](void* of) -> uint8_t { return (*static_cast<const Stopped*>(of))(); };
+    if (const int code =
+            kvt_grammar_compile(handle_, static_cast<int>(spec.kind), as_str(spec.text), choices.data(), choices.size(),
+                                stopped ? +asked : nullptr, const_cast<Stopped*>(&stopped), &made, error.out())) {
       Status refusal = error.error(code).with_field(spec.kind == GrammarSpec::Kind::tool_calls ? "tools" : "grammar");
       std::lock_guard lock(mutex_);
-      if (refusal.code() != Code::internal) refused_.keep(key, refusal);
+      if (refusal.code() == Code::invalid_argument || refusal.code() == Code::failed_precondition)
+        refused_.keep(key, refusal);  // what it says of this grammar stays true
       return refusal;
     }
     auto prototype = std::make_unique<RustMatcher>(made);
     auto first = copy_of(*prototype);
+    const size_t bytes = prototype->bytes();
     std::lock_guard lock(mutex_);
-    compiled_.keep(key, std::move(prototype));
+    compiled_.keep(key, std::move(prototype), bytes);
     return first;
   }
 
  private:
   static Result<std::unique_ptr<Matcher>> copy_of(const RustMatcher& prototype) {
     std::unique_ptr<Matcher> copy = prototype.copy();
-    if (!copy) return internal_error("a compiled grammar could not be copied");
+    if (!copy) return resource_exhausted("the grammars in use have taken all memory that is theirs; try again later");
     return copy;
   }
 

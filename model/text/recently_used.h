@@ -1,4 +1,5 @@
-// What was used last, by name: bounded in number and in the bytes of the names, the least recently used go first.
+// What was used last, by name: bounded in number and in bytes, of the names and of what is kept; the least recently
+// used go first.
 #pragma once
 
 #include <list>
@@ -18,24 +19,30 @@ class RecentlyUsed {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) return nullptr;
     entries_.splice(entries_.begin(), entries_, found->second);
-    return &found->second->second;
+    return &found->second->value;
   }
-  // A name longer than all of them may be is not kept; one that is there stays as it is.
-  void keep(std::string name, T value) {
-    if (name.size() > most_bytes_ || by_name_.contains(name)) return;
-    bytes_ += name.size();
-    entries_.emplace_front(std::move(name), std::move(value));
-    by_name_[entries_.front().first] = entries_.begin();
+  // `bytes`: of the value. What is larger than all of them may be is not kept; one that is there stays as it is.
+  void keep(std::string name, T value, size_t bytes = 0) {
+    bytes += name.size();
+    if (bytes > most_bytes_ || by_name_.contains(name)) return;
+    bytes_ += bytes;
+    entries_.push_front({std::move(name), std::move(value), bytes});
+    by_name_[entries_.front().name] = entries_.begin();
     while (entries_.size() > most_ || bytes_ > most_bytes_) {
-      bytes_ -= entries_.back().first.size();
-      by_name_.erase(entries_.back().first);
+      bytes_ -= entries_.back().bytes;
+      by_name_.erase(entries_.back().name);
       entries_.pop_back();
     }
   }
   size_t size() const { return entries_.size(); }
 
  private:
-  using Entries = std::list<std::pair<std::string, T>>;
+  struct Entry {
+    std::string name;
+    T value;
+    size_t bytes;
+  };
+  using Entries = std::list<Entry>;
   const size_t most_, most_bytes_;
   size_t bytes_ = 0;
   Entries entries_;

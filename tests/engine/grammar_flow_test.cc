@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "model/text/stoppable.h"
 #include "tests/engine/harness.h"
 
 namespace kvasir::engine::testing {
@@ -71,15 +72,21 @@ class EveryFifth final : public text::Matcher {
   int64_t taken_ = 0;
 };
 
-class Compiler final : public text::GrammarCompiler {
+class Compiler final : public text::StoppableCompiler {
  public:
-  Result<std::unique_ptr<text::Matcher>> compile(const text::GrammarSpec& spec) override {
+  Result<std::unique_ptr<text::Matcher>> compile_unless(const Stopped& stopped,
+                                                        const text::GrammarSpec& spec) override {
     ++compiled;
     {
       std::lock_guard lock(mutex_);
       order.push_back(spec.text);
     }
     if (spec.text == "slow to compile") gate_of(spec.text).pass();
+    if (spec.text == "never compiled") {
+      begun = true;
+      while (!stopped()) std::this_thread::yield();
+      return Status(Code::cancelled, "stopped");
+    }
     auto matcher = std::make_unique<EveryFifth>(gate_of(spec.text), spec.text == "broken");
     matcher->may_copy = spec.text != "no copies";
     return std::unique_ptr<text::Matcher>(std::move(matcher));
@@ -89,6 +96,7 @@ class Compiler final : public text::GrammarCompiler {
     return gates_[name];
   }
   std::atomic<int> compiled{0};
+  std::atomic<bool> begun{false};
   std::vector<std::string> order;
 
  private:
@@ -257,10 +265,32 @@ TEST_P(GrammarFlow, TenantsCompileInTurn) {
     streams.push_back(std::move(*e.submit(std::move(r))));
     if (i == 0) gate.wait_for_somebody();
   }
+  EXPECT_TRUE(read(*streams[4]).complete());                                         // whatever the other's do
+  EXPECT_THAT(compiler->order, ::testing::ElementsAre("slow to compile", "quick"));  // one a tenant at a time
   gate.open();
-  for (auto& stream : streams) EXPECT_TRUE(read(*stream).complete());
-  ASSERT_EQ(compiler->order.size(), 5u);
-  EXPECT_EQ(compiler->order[1], "quick");
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(read(*streams[i]).complete());
+}
+
+// What would compile for ever ends with its request, however that ends, and with the engine.
+TEST_P(GrammarFlow, ACompilationEndsWithItsRequest) {
+  Engine& e = h.start();
+  auto begin = [&](Request r) {
+    compiler->begun = false;
+    auto stream = std::move(*e.submit(std::move(r)));
+    while (!compiler->begun) std::this_thread::yield();
+    return stream;
+  };
+  auto cancelled = begin(under("never compiled", 5, 3));
+  cancelled->cancel();
+  EXPECT_EQ(read(*cancelled).finished.at(0).reason, FinishReason::cancelled);
+  Request late = under("never compiled", 5, 3, 1);
+  late.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  EXPECT_EQ(read(*begin(std::move(late))).failed.code(), Code::deadline_exceeded);
+  begin(under("never compiled", 5, 3, 2)).reset();  // the client has left
+  EXPECT_TRUE(read(**e.submit(under("quick", 5, 3, 3))).complete());
+  auto last = begin(under("never compiled", 5, 3, 4));
+  e.drain(std::chrono::milliseconds(0));
+  EXPECT_EQ(read(*last).failed.code(), Code::unavailable);
 }
 
 // Each may take long: nobody waits for answers that nobody will be given.

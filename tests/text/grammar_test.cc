@@ -64,6 +64,14 @@ TEST_F(GrammarTest, ChoiceLeavesOneWay) {
   EXPECT_TRUE(m->consume(t->end_of_generation()[0]).ok());
 }
 
+TEST_F(GrammarTest, AChoiceMayHaveAnyCharacter) {
+  const std::string odd("a\x7f\x01\0\"\\\u2028b", 10);
+  auto m = matcher(Kind::choice, "", {odd, "\x7f"});
+  EXPECT_TRUE(accepts(*m, odd));
+  EXPECT_TRUE(m->finished());
+  EXPECT_TRUE(accepts(*matcher(Kind::choice, "", {"\x7f", "a"}), "\x7f"));
+}
+
 TEST_F(GrammarTest, RefusedTokenChangesNothing) {
   auto m = matcher(Kind::regex, "[0-9]{3}");
   EXPECT_TRUE(accepts(*m, "1"));

@@ -68,12 +68,16 @@ void kvt_template_free(kvt_template* t);
 int kvt_template_render(const kvt_template* t, kvt_str messages_json, kvt_str tools_json, uint8_t add_generation_prompt,
                         kvt_str extra_json, kvt_buf* out);
 
+// Whether what is asked for is wanted no longer; called every millisecond or so, on another thread than the caller's.
+typedef uint8_t (*kvt_stopped)(void* of);
+
 // kind: 1 JSON object, 2 JSON schema, 3 regex, 4 Lark, 5 choice (`choices`), 6 calls of tools. One kvt_grammar is
-// shared by threads; a matcher belongs to one thread at a time.
+// shared by threads; a matcher belongs to one thread at a time. All of them end within limits of time and memory.
 int kvt_grammar_new(const kvt_tokenizer* t, kvt_grammar** out, kvt_buf* error);
 void kvt_grammar_free(kvt_grammar* g);
 int kvt_grammar_compile(const kvt_grammar* g, int kind, kvt_str text, const kvt_str* choices, size_t n_choices,
-                        kvt_matcher** out, kvt_buf* error);
+                        kvt_stopped stopped, void* stopped_of, kvt_matcher** out, kvt_buf* error);
+size_t kvt_matcher_bytes(const kvt_matcher* m);
 void kvt_matcher_free(kvt_matcher* m);
 int kvt_matcher_clone(const kvt_matcher* m, kvt_matcher** out, kvt_buf* error);
 int kvt_matcher_mask(kvt_matcher* m, uint32_t* bits, size_t n_words, kvt_buf* error);

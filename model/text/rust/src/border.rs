@@ -5,6 +5,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Once;
 
 pub const OK: i32 = 0;
+pub const CANCELLED: i32 = 1;
 pub const INVALID_ARGUMENT: i32 = 3;
 pub const RESOURCE_EXHAUSTED: i32 = 8;
 pub const FAILED_PRECONDITION: i32 = 9;

@@ -1,14 +1,22 @@
-//! Grammars as token masks. A grammar is compiled with limits, so that no schema or regex of a client's can
-//! hold a thread or fill memory; $ref is resolved inside the schema only.
+//! Grammars as token masks. A grammar is compiled and followed with limits, so that no schema or regex of a client's can
+//! hold a thread or fill memory: the library's own on what it builds, and the meter's on processor time and bytes, which
+//! hold whatever it does. $ref is resolved inside the schema only.
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use meter::{Exceeded, Limits, Spent};
 use serde_json::{json, Value};
 
-use crate::border::{give, guard, invalid, slice, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, INTERNAL};
+use crate::border::{
+    give, guard, invalid, slice, take_back, Buf, Error, Result, Str, CANCELLED, FAILED_PRECONDITION, INTERNAL,
+    RESOURCE_EXHAUSTED,
+};
 use crate::calls;
 use crate::schema;
 use crate::tags;
@@ -24,15 +32,41 @@ const STACK: usize = 128 << 20; // address space; only what is used becomes memo
 const TRIAL_STEPS: usize = 6;
 const MAX_TOKEN_BYTES: usize = 900; // the trie's depth is bounded
 
+/// Of one processor. What is served takes a tenth of it; a slow processor may take three times as long.
+const COMPILE_TIME: Duration = Duration::from_millis(800);
+const STEP_TIME: Duration = Duration::from_millis(250); // of one mask, or of one token's way through the lexer
+const STEPS_AHEAD: Duration = Duration::from_millis(500); // of all of them, beside what each token brings
+const TIME_A_TOKEN: Duration = Duration::from_millis(5);
+/// Of one matcher, of all as long as another may begin, and of all.
+const MATCHER_BYTES: i64 = 96 << 20;
+const BYTES_TO_BEGIN: i64 = 384 << 20;
+const ALL_BYTES: i64 = 640 << 20;
+
 pub struct Grammar {
     factory: ParserFactory,
     eos: Vec<u32>,
     specials: Vec<(u32, String)>, // that do not end an answer
+    all: Arc<AtomicI64>,          // bytes of the matchers that live
 }
 
 pub struct OneMatcher {
     matcher: Matcher,
     eos: Vec<u32>,
+    left: Duration,
+    bytes: i64,
+    all: Arc<AtomicI64>,
+}
+
+/// Whether what is asked for is wanted no longer: C's function and its argument.
+#[derive(Clone, Copy)]
+struct Stopped(Option<unsafe extern "C" fn(*mut c_void) -> u8>, *mut c_void);
+unsafe impl Send for Stopped {} // the caller waits, and its function may be called by any thread
+unsafe impl Sync for Stopped {}
+
+impl Stopped {
+    fn now(&self) -> bool {
+        self.0.is_some_and(|f| unsafe { f(self.1) } != 0)
+    }
 }
 
 fn token_words(t: &Tokenizer) -> Vec<Vec<u8>> {
@@ -81,17 +115,39 @@ impl Grammar {
             .filter(|id| t.flags[*id as usize] & SPECIAL != 0 && !eos.contains(id))
             .map(|id| (id, String::from_utf8_lossy(t.bytes.get(id as usize)).into_owned()))
             .collect();
-        Ok(Grammar { factory, eos, specials })
+        Ok(Grammar { factory, eos, specials, all: Arc::default() })
     }
 
-    fn compile(&self, kind: i32, text: &str, choices: &[&str]) -> Result<OneMatcher> {
+    fn compile(&self, kind: i32, text: &str, choices: &[&str], stopped: Stopped) -> Result<OneMatcher> {
+        room_for_another(&self.all)?;
         std::thread::scope(|scope| {
             let compiling = std::thread::Builder::new()
                 .stack_size(STACK)
-                .spawn_scoped(scope, || self.compile_here(kind, text, choices))
-                .map_err(|e| Error { code: INTERNAL, message: format!("no thread to compile the grammar: {e}") })?;
+                .spawn_scoped(scope, || self.compile_metered(kind, text, choices, stopped))
+                .map_err(|e| Error { code: RESOURCE_EXHAUSTED, message: format!("no thread to compile it: {e}") })?;
             compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    fn compile_metered(&self, kind: i32, text: &str, choices: &[&str], stopped: Stopped) -> Result<OneMatcher> {
+        let stopped = move || stopped.now();
+        let limits = Limits { time: COMPILE_TIME, bytes: MATCHER_BYTES, stopped: &stopped };
+        let (made, Spent { bytes, .. }) = meter::within(&limits, || self.compile_here(kind, text, choices));
+        let too_much = |what: String| {
+            invalid(format!(
+                "the grammar cannot be used: to compile it takes more than {what}; what costs most are multipleOf, \
+                 patterns that must hold together (allOf, &, ~) and high counts"
+            ))
+        };
+        let mut matcher = made.map_err(|exceeded| match exceeded {
+            Exceeded::Time => too_much(format!("{} s of a processor", COMPILE_TIME.as_secs_f32())),
+            Exceeded::Bytes => too_much(format!("{} MiB", MATCHER_BYTES >> 20)),
+            Exceeded::Stopped => {
+                Error { code: CANCELLED, message: "the grammar was not compiled: the request is over".into() }
+            }
+        })??;
+        matcher.now_has(bytes);
+        Ok(matcher)
     }
 
     fn compile_here(&self, kind: i32, text: &str, choices: &[&str]) -> Result<OneMatcher> {
@@ -137,27 +193,40 @@ impl Grammar {
             };
             return Err(invalid(format!("the grammar cannot be used: {hint}{}", shorten(&error))));
         }
-        let matcher = OneMatcher { matcher, eos: self.eos.clone() };
-        self.try_out(&mut matcher.copy())?;
-        Ok(matcher)
+        self.try_out(&mut matcher.deep_clone())?;
+        Ok(OneMatcher { matcher, eos: self.eos.clone(), left: STEPS_AHEAD, bytes: 0, all: self.all.clone() })
     }
 
     /// A grammar too ambiguous for the limits shows it in its first steps: better here than in a batch.
-    fn try_out(&self, matcher: &mut OneMatcher) -> Result<()> {
+    fn try_out(&self, matcher: &mut Matcher) -> Result<()> {
         let mut bits = vec![0u32; self.factory.tok_env().tok_trie().vocab_size().div_ceil(32)];
         for _ in 0..TRIAL_STEPS {
             let refused = |e: Error| invalid(format!("the grammar cannot be used: {}", shorten(&e.message)));
-            matcher.mask(&mut bits).map_err(refused)?;
+            mask(matcher, &mut bits).map_err(refused)?;
             let Some(word) = bits.iter().position(|&w| w != 0) else {
                 return Err(invalid("the grammar cannot be used: no token of this model can begin its text"));
             };
             let token = (word * 32) as u32 + bits[word].trailing_zeros();
-            if matcher.matcher.is_stopped() {
+            if matcher.is_stopped() {
                 break;
             }
-            matcher.consume(token).map_err(refused)?;
+            consume(matcher, &self.eos, token).map_err(refused)?;
         }
         Ok(())
+    }
+}
+
+fn room_for_another(all: &AtomicI64) -> Result<()> {
+    match all.load(Ordering::Relaxed) {
+        used if used <= BYTES_TO_BEGIN => Ok(()),
+        used => Err(Error {
+            code: RESOURCE_EXHAUSTED,
+            message: format!(
+                "the grammars in use have {} MiB; another begins when they have at most {}",
+                used >> 20,
+                BYTES_TO_BEGIN >> 20
+            ),
+        }),
     }
 }
 
@@ -188,41 +257,85 @@ fn choice_grammar(choices: &[&str]) -> Result<String> {
     if choices.iter().any(|c| c.is_empty()) {
         return Err(invalid("choice has an empty entry; each must be a text"));
     }
-    let quoted: Vec<String> = choices.iter().map(|c| Value::String(c.to_string()).to_string()).collect();
+    let quoted: Vec<String> = choices.iter().map(|c| calls::literal(c)).collect();
     Ok(format!("start: {}\n", quoted.join(" | ")))
+}
+
+fn mask(matcher: &mut Matcher, bits: &mut [u32]) -> Result<()> {
+    let mask = matcher
+        .compute_mask_or_eos()
+        .map_err(|e| Error { code: INTERNAL, message: format!("the grammar stopped: {e}") })?;
+    let words = mask.as_slice();
+    let n = words.len().min(bits.len());
+    bits[..n].copy_from_slice(&words[..n]);
+    bits[n..].fill(0);
+    Ok(())
+}
+
+fn consume(matcher: &mut Matcher, eos: &[u32], token: u32) -> Result<()> {
+    if matcher.is_stopped() && !matcher.is_error() {
+        if eos.contains(&token) {
+            return Ok(());
+        }
+        return Err(invalid(format!("token {token} follows the end of the grammar's text")));
+    }
+    // A refused token leaves the matcher usable.
+    match matcher.try_consume_tokens(&[token]) {
+        Ok(1) => Ok(()),
+        Ok(_) => Err(invalid(format!("token {token} is not one the grammar allows here"))),
+        Err(e) => Err(Error { code: INTERNAL, message: format!("the grammar stopped: {e}") }),
+    }
 }
 
 impl OneMatcher {
     /// Deep: a shallow clone shares its lexer behind a lock, and sequences are masked on many threads.
-    fn copy(&self) -> OneMatcher {
-        OneMatcher { matcher: self.matcher.deep_clone(), eos: self.eos.clone() }
+    fn copy(&self) -> Result<OneMatcher> {
+        room_for_another(&self.all)?;
+        let before = meter::alive();
+        let matcher = self.matcher.deep_clone();
+        let bytes = meter::alive() - before;
+        let mut copy = OneMatcher { matcher, eos: self.eos.clone(), left: self.left, bytes: 0, all: self.all.clone() };
+        copy.now_has(bytes);
+        Ok(copy)
+    }
+
+    fn now_has(&mut self, more: i64) {
+        self.bytes += more;
+        self.all.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// `step` within what is left to this matcher of time and bytes.
+    fn metered<R>(&mut self, step: impl FnOnce(&mut Matcher, &[u32]) -> Result<R>) -> Result<R> {
+        let room = ALL_BYTES - self.all.load(Ordering::Relaxed);
+        let bytes = (MATCHER_BYTES - self.bytes).min(room);
+        let limits = Limits { time: STEP_TIME.min(self.left), bytes, stopped: &|| false };
+        let (done, spent) = meter::within(&limits, || step(&mut self.matcher, &self.eos));
+        self.left = self.left.saturating_sub(spent.time);
+        self.now_has(spent.bytes);
+        let too_much = |what: String| Error {
+            code: RESOURCE_EXHAUSTED,
+            message: format!("the grammar takes more than {what} to follow; simplify it"),
+        };
+        done.map_err(|exceeded| match exceeded {
+            Exceeded::Bytes => too_much(format!("{} MiB", bytes.max(0) >> 20)),
+            _ => too_much(format!("{} ms of a processor at once, or {TIME_A_TOKEN:?} a token", STEP_TIME.as_millis())),
+        })?
     }
 
     fn mask(&mut self, bits: &mut [u32]) -> Result<()> {
-        let mask = self
-            .matcher
-            .compute_mask_or_eos()
-            .map_err(|e| Error { code: INTERNAL, message: format!("the grammar stopped: {e}") })?;
-        let words = mask.as_slice();
-        let n = words.len().min(bits.len());
-        bits[..n].copy_from_slice(&words[..n]);
-        bits[n..].fill(0);
-        Ok(())
+        self.metered(|matcher, _| mask(matcher, bits))
     }
 
     fn consume(&mut self, token: u32) -> Result<()> {
-        if self.matcher.is_stopped() && !self.matcher.is_error() {
-            if self.eos.contains(&token) {
-                return Ok(());
-            }
-            return Err(invalid(format!("token {token} follows the end of the grammar's text")));
-        }
-        // A refused token leaves the matcher usable.
-        match self.matcher.try_consume_tokens(&[token]) {
-            Ok(1) => Ok(()),
-            Ok(_) => Err(invalid(format!("token {token} is not one the grammar allows here"))),
-            Err(e) => Err(Error { code: INTERNAL, message: format!("the grammar stopped: {e}") }),
-        }
+        self.metered(|matcher, eos| consume(matcher, eos, token))?;
+        self.left = (self.left + TIME_A_TOKEN).min(STEPS_AHEAD);
+        Ok(())
+    }
+}
+
+impl Drop for OneMatcher {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -246,6 +359,8 @@ pub unsafe extern "C" fn kvt_grammar_compile(
     text: Str,
     choices: *const Str,
     n_choices: usize,
+    stopped: Option<unsafe extern "C" fn(*mut c_void) -> u8>,
+    stopped_of: *mut c_void,
     out: *mut *mut OneMatcher,
     error: *mut Buf,
 ) -> i32 {
@@ -254,7 +369,8 @@ pub unsafe extern "C" fn kvt_grammar_compile(
         for choice in slice(choices, n_choices) {
             texts.push(choice.text("choice")?);
         }
-        give(out, (*g).compile(kind, text.text("the grammar")?, &texts)?);
+        let stopped = Stopped(stopped, stopped_of);
+        give(out, (*g).compile(kind, text.text("the grammar")?, &texts, stopped)?);
         Ok(())
     })
 }
@@ -267,9 +383,14 @@ pub unsafe extern "C" fn kvt_matcher_free(m: *mut OneMatcher) {
 #[no_mangle]
 pub unsafe extern "C" fn kvt_matcher_clone(m: *const OneMatcher, out: *mut *mut OneMatcher, error: *mut Buf) -> i32 {
     guard(error, || {
-        give(out, (*m).copy());
+        give(out, (*m).copy()?);
         Ok(())
     })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_matcher_bytes(m: *const OneMatcher) -> usize {
+    (*m).bytes.max(0) as usize
 }
 
 #[no_mangle]

@@ -8,6 +8,7 @@ use crate::border::{invalid, Error, Result, UNIMPLEMENTED};
 use crate::tokenizer::{AnyModel, Pieces, Pipeline, SharedModel, Tokenizer, SPECIAL};
 
 const MAX_ID: u32 = 8_000_000;
+const MAX_GROWTH: f64 = 64.0;
 
 /// The byte each character of a byte-level vocabulary stands for.
 static BYTE_OF: LazyLock<std::collections::HashMap<char, u8>> = LazyLock::new(|| {
@@ -100,6 +101,21 @@ fn chat_template(config: &Value) -> String {
     }
 }
 
+/// How many times longer a normalizer may make a text, by what it replaces: others add a prefix, or change characters.
+fn growth(normalizer: &Value) -> f64 {
+    let length = |v: &Value| v.as_str().map(str::len);
+    match normalizer["type"].as_str() {
+        Some("Sequence") => normalizer["normalizers"].as_array().map_or(1.0, |all| all.iter().map(growth).product()),
+        Some("Replace") => {
+            // A regular expression may match nothing, between all characters.
+            let old = length(&normalizer["pattern"]["String"]).filter(|&n| n > 0);
+            let new = length(&normalizer["content"]).unwrap_or(0);
+            old.map_or((new + 1) as f64, |old| new as f64 / old as f64).max(1.0)
+        }
+        _ => 1.0,
+    }
+}
+
 pub fn load(json: &str, config_json: &str) -> Result<Tokenizer> {
     let full: tokenizers::Tokenizer =
         serde_json::from_str(json).map_err(|e| invalid(format!("tokenizer.json cannot be read: {e}")))?;
@@ -108,6 +124,12 @@ pub fn load(json: &str, config_json: &str) -> Result<Tokenizer> {
     } else {
         serde_json::from_str(config_json).map_err(|e| invalid(format!("tokenizer_config.json cannot be read: {e}")))?
     };
+    let normalizer = serde_json::to_value(full.get_normalizer()).unwrap_or(Value::Null);
+    if growth(&normalizer) > MAX_GROWTH {
+        return Err(invalid(format!(
+            "tokenizer.json: its normalizer may make a text more than {MAX_GROWTH} times as long"
+        )));
+    }
     let decoder = serde_json::to_value(full.get_decoder()).unwrap_or(Value::Null);
     let style = style_of(&decoder)?;
     let added = full.get_added_vocabulary().clone();

@@ -1,5 +1,8 @@
 //! Tokenizers, chat templates and grammars for kvasir, behind kvasir_text.h.
 
+#[global_allocator]
+static ALLOCATOR: meter::Counting = meter::Counting;
+
 mod border;
 mod calls;
 mod date;
@@ -11,5 +14,6 @@ mod schema;
 mod spm;
 mod tags;
 mod template;
+mod template_bounds;
 mod tokenizer;
 mod tokenizer_face;

@@ -1,23 +1,33 @@
-//! Chat templates: Jinja as Hugging Face runs it, with fuel and a bound on what may come out.
+//! Chat templates: Jinja as Hugging Face runs it, with fuel and bounds on time, memory and what may come out.
 
-use std::io::{self, Write};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
+use meter::{Exceeded, Limits};
+use minijinja::machinery::{eval, make_string_output, Instructions};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{context, AutoEscape, Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use crate::border::{
-    give, guard, invalid, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, RESOURCE_EXHAUSTED,
+    give, guard, invalid, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, INTERNAL, RESOURCE_EXHAUSTED,
 };
 use crate::date::strftime;
+use crate::template_bounds;
 
-const FUEL: u64 = 5_000_000; // instructions; a chat of a thousand messages takes about 100,000
-const MAX_OUTPUT: usize = 64 << 20;
+const FUEL: u64 = 8_000_000; // instructions; a chat of a thousand messages takes about 150,000
+const TIME: Duration = Duration::from_secs(1); // of a processor
+const BYTES: i64 = 192 << 20;
+const STACK: usize = 256 << 20; // to compile with; address space, only what is used becomes memory
 const MAX_SOURCE: usize = 1 << 20;
 const MAX_INDENT: usize = 16;
+const MAX_JSON: usize = 32 << 20;
 
 pub struct Template {
+    instructions: Instructions<'static>, // they and the blocks point into the source
+    blocks: BTreeMap<&'static str, Instructions<'static>>,
+    _source: Box<str>,
     env: Environment<'static>,
     bos: String,
     eos: String,
@@ -59,6 +69,9 @@ impl Dump {
 
 /// JSON as json.dumps writes it: nothing is escaped for HTML.
 fn write_json(value: &Json, how: &Dump, depth: usize, out: &mut String) {
+    if out.len() > MAX_JSON {
+        return; // refused when all is written
+    }
     let open = |out: &mut String, depth: usize| {
         if let Some(width) = how.indent {
             out.push('\n');
@@ -112,12 +125,16 @@ fn tojson(value: Value, kwargs: Kwargs) -> std::result::Result<String, minijinja
         Some(other) => return Err(wrong(format!("separators has {} entries; it must have 2", other.len()))),
         None => (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string()),
     };
+    template_bounds::bounded(&value)?;
     let mut json = serde_json::to_value(&value).map_err(|e| wrong(e.to_string()))?;
     if sorted {
         json.sort_all_objects();
     }
     let mut out = String::new();
     write_json(&json, &Dump { indent, comma, colon, ascii }, 0, &mut out);
+    if out.len() > MAX_JSON {
+        return Err(wrong(format!("it would write more than {MAX_JSON} bytes")));
+    }
     Ok(out)
 }
 
@@ -139,21 +156,6 @@ fn without_generation_marks(source: &str) -> String {
     }
     out.push_str(rest);
     out
-}
-
-struct Bounded(Vec<u8>);
-
-impl Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT {
-            return Err(io::Error::other(format!("it wrote more than {MAX_OUTPUT} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn explain(e: &minijinja::Error) -> String {
@@ -211,17 +213,28 @@ impl Template {
         }
         let mut env = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        env.set_syntax(syntax.map_err(|e| invalid(explain(&e)))?);
+        let syntax = syntax.map_err(|e| invalid(explain(&e)))?;
         env.set_auto_escape_callback(|_| AutoEscape::None);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.set_fuel(Some(FUEL));
         env.add_function("raise_exception", raise_exception);
         env.add_function("strftime_now", strftime_now);
         env.add_filter("tojson", tojson);
-        env.add_template_owned("chat", without_generation_marks(source))
+        template_bounds::install(&mut env);
+        let source = without_generation_marks(source).into_boxed_str();
+        // What is compiled goes before the source does, and neither is moved out of the template.
+        let text: &'static str = unsafe { &*std::ptr::from_ref(&*source) };
+        let (instructions, blocks) = compile_with_stack(text, syntax)?
             .map_err(|e| invalid(format!("the chat template does not compile: {}", explain(&e))))?;
         let knows_developer = source.contains("developer");
-        Ok(Template { env, bos: bos.to_string(), eos: eos.to_string(), knows_developer })
+        Ok(Template {
+            instructions,
+            blocks,
+            _source: source,
+            env,
+            bos: bos.to_string(),
+            eos: eos.to_string(),
+            knows_developer,
+        })
     }
 
     pub fn render(&self, messages: &str, tools: &str, add_generation_prompt: bool, extra: &str) -> Result<Vec<u8>> {
@@ -254,20 +267,44 @@ impl Template {
             eos_token => self.eos.as_str(),
             ..Value::from(Serde(&extra)),
         };
-        let template = self.env.get_template("chat").map_err(|e| invalid(explain(&e)))?;
-        let mut out = Bounded(Vec::new());
-        let rendered = template.render_captured_to(context, &mut out).map(|_| ());
-        rendered.map_err(|e| Error {
-            code: if e.kind() == ErrorKind::OutOfFuel { RESOURCE_EXHAUSTED } else { border_code(&e) },
-            message: match e.kind() {
-                ErrorKind::OutOfFuel => {
-                    format!("the chat template ran for {FUEL} instructions without ending; simplify it")
-                }
-                _ => format!("the chat template refused these messages: {}", explain(&e)),
-            },
+        let limits = Limits { time: TIME, bytes: BYTES, stopped: &|| false };
+        template_bounds::begin();
+        let (rendered, _) = meter::within(&limits, || {
+            let mut text = String::new();
+            let mut out = make_string_output(&mut text);
+            eval(&self.env, &self.instructions, context, &self.blocks, &mut out, AutoEscape::None)?;
+            drop(out);
+            Ok(text)
+        });
+        let too_much = |what: String| Error {
+            code: RESOURCE_EXHAUSTED,
+            message: format!("the chat template {what} without ending; simplify it"),
+        };
+        let rendered = rendered.map_err(|exceeded| match exceeded {
+            Exceeded::Bytes => too_much(format!("took {} MiB of memory", BYTES >> 20)),
+            _ => too_much(format!("took {} s of a processor", TIME.as_secs())),
         })?;
-        Ok(out.0)
+        rendered.map(String::into_bytes).map_err(|e: minijinja::Error| match e.kind() {
+            ErrorKind::OutOfFuel => too_much(format!("ran for {FUEL} instructions")),
+            _ => Error {
+                code: border_code(&e),
+                message: format!("the chat template refused these messages: {}", explain(&e)),
+            },
+        })
     }
+}
+
+type Compiled = (Instructions<'static>, BTreeMap<&'static str, Instructions<'static>>);
+
+fn compile_with_stack(
+    source: &'static str,
+    syntax: SyntaxConfig,
+) -> Result<std::result::Result<Compiled, minijinja::Error>> {
+    let compiling = std::thread::Builder::new()
+        .stack_size(STACK)
+        .spawn(move || template_bounds::compile("chat", source, syntax))
+        .map_err(|e| Error { code: INTERNAL, message: format!("no thread to compile the chat template: {e}") })?;
+    compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn border_code(e: &minijinja::Error) -> i32 {
