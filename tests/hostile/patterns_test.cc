@@ -30,6 +30,12 @@ TEST_F(HostilePatterns, TerminalsThatMustMatchTogetherOrNot) {
   expect_bounded(Kind::lark, "start: A\nA: " + all + "\n");
   expect_bounded(Kind::lark, "start: A\nA: " + none + "\n");
   expect_bounded(Kind::lark, "start: A\nA: " + late + "\n");
+  for (const char* first : {"", "y{64}"}) {  // the second from where a model has come to be, not from the beginning
+    std::string products;
+    for (int count : {97, 101, 103})
+      products += cat(products.empty() ? "" : " & ", "/", first, "(x|(a{", count, "})+)/");
+    expect_bounded(Kind::lark, "start: A\nA: " + products + "\n");
+  }
   expect_bounded(Kind::lark, "start: A+\nA: /a*/ & ~(/(a|b)*a(a|b){30}/)\n");
 }
 

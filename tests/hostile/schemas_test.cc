@@ -11,8 +11,8 @@ using Json = nlohmann::json;
 
 class HostileSchemas : public Follow {
  protected:
-  void expect_schema(const Json& schema) {
-    expect_bounded(Kind::json_schema, schema.dump());
+  void expect_schema(const Json& schema) { expect_bounded(Kind::json_schema, schema.dump()); }
+  void expect_everywhere(const Json& schema) {
     expect_bounded(Kind::json_schema, Json{{"type", "object"}, {"properties", {{"a", schema}}}}.dump());
     const Json tools = {{"form", "hermes"},
                         {"tools", {{{"name", "f"}, {"parameters", {{"properties", {{"a", schema}}}}}}}}};
@@ -22,6 +22,8 @@ class HostileSchemas : public Follow {
   }
 };
 
+TEST_F(HostileSchemas, WhereverASchemaStands) { expect_everywhere({{"type", "integer"}, {"multipleOf", 9999991}}); }
+
 TEST_F(HostileSchemas, MultiplesOfLargeNumbers) {
   expect_schema({{"type", "integer"}, {"multipleOf", 9999991}});
   expect_schema({{"type", "number"}, {"multipleOf", 0.0009999991}});
@@ -29,23 +31,28 @@ TEST_F(HostileSchemas, MultiplesOfLargeNumbers) {
 }
 
 TEST_F(HostileSchemas, MultiplesOfSeveral) {
-  Json all = Json::array();
-  for (int n : {991, 997, 1009, 1013}) all.push_back({{"type", "integer"}, {"multipleOf", n}});
-  expect_schema({{"allOf", all}});
-  for (Json& one : all) one["multipleOf"] = one["multipleOf"].get<double>() / 1000;
-  for (Json& one : all) one["type"] = "number";
-  expect_schema({{"allOf", all}});
+  auto all_of = [](std::initializer_list<int> divisors, double scale, const char* type) {
+    Json all = Json::array();
+    for (int n : divisors) all.push_back({{"type", type}, {"multipleOf", scale == 1 ? Json(n) : Json(n * scale)}});
+    return Json{{"allOf", all}};
+  };
+  expect_schema(all_of({9991, 997}, 1, "integer"));
+  expect_schema(all_of({991, 997, 1009, 1013}, 1, "integer"));
+  expect_schema(all_of({991, 997}, .001, "number"));
 }
 
+// The first text that all of them take is as long as the product of their counts, but for one that hides it.
 TEST_F(HostileSchemas, PatternsThatMustAllMatch) {
-  Json all = Json::array();
+  for (const char* first : {"", "y{64}"}) {
+    Json all = Json::array();
+    for (int count : {97, 101, 103})
+      all.push_back({{"type", "string"}, {"pattern", cat("^", first, "(x|(a{", count, "})+)$")}});
+    expect_schema({{"allOf", all}});
+  }
+  Json wide = Json::array();
   for (int n = 5; n < 12; ++n)
-    all.push_back({{"type", "string"}, {"pattern", cat("^(.*[a-", char('l' + n), "]){", n * 7, "}.*$")}});
-  expect_schema({{"allOf", all}});
-  Json late = Json::array();  // harmless until 64 characters are there
-  for (int n = 5; n < 12; ++n)
-    late.push_back({{"type", "string"}, {"pattern", cat("^(x|a{64}(.*[a-", char('l' + n), "]){", n * 7, "}.*)$")}});
-  expect_schema({{"allOf", late}});
+    wide.push_back({{"type", "string"}, {"pattern", cat("^(x|a{64}(.*[a-", char('l' + n), "]){", n * 7, "}.*)$")}});
+  expect_schema({{"allOf", wide}});
   Json ends = Json::array();
   for (int n = 9; n < 15; ++n) ends.push_back({{"type", "string"}, {"pattern", cat("(a|b)*a(a|b){", n, "}$")}});
   expect_schema({{"allOf", ends}});

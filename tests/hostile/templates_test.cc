@@ -78,8 +78,8 @@ TEST_F(HostileTemplates, ThatHoldThemselves) {
 TEST_F(HostileTemplates, ThatDouble) {
   for (const char* step :
        {"ns.x ~ ns.x", "ns.x + ns.x", "ns.x * 2", "ns.x|replace('a', 'aa')", "ns.x.replace('a', 'aa')",
-        "[ns.x, ns.x]|join", "[ns.x, ns.x]|join(ns.x)", "ns.x.join([ns.x, ns.x])", "ns.x|indent(900)",
-        "(ns.x ~ '\\n')|indent(900, true)", "'%s%s'|format(ns.x, ns.x)", "[ns.x, ns.x]|string"})
+        "[ns.x, ns.x]|join", "[ns.x, ns.x]|join(ns.x)", "ns.x.join([ns.x, ns.x])",
+        "(ns.x ~ '\\n' ~ ns.x)|indent(900, true)", "'%s%s'|format(ns.x, ns.x)", "[ns.x, ns.x]|string"})
     expect_refused(grown("'a'", step));
   for (const char* step :
        {"ns.x + ns.x", "ns.x * 2", "[ns.x, ns.x]", "{'a': ns.x, 'b': ns.x}", "ns.x|chain(ns.x)", "(ns.x + ns.x)|list"})

@@ -261,10 +261,15 @@ fn choice_grammar(choices: &[&str]) -> Result<String> {
     Ok(format!("start: {}\n", quoted.join(" | ")))
 }
 
+/// What the library says when it goes on no longer: most often because one of its own limits is reached.
+fn gave_up(error: impl std::fmt::Display) -> Error {
+    let error = error.to_string();
+    let code = if error.contains("too many") || error.contains("limit") { RESOURCE_EXHAUSTED } else { INTERNAL };
+    Error { code, message: format!("the grammar stopped: {}", shorten(&error)) }
+}
+
 fn mask(matcher: &mut Matcher, bits: &mut [u32]) -> Result<()> {
-    let mask = matcher
-        .compute_mask_or_eos()
-        .map_err(|e| Error { code: INTERNAL, message: format!("the grammar stopped: {e}") })?;
+    let mask = matcher.compute_mask_or_eos().map_err(gave_up)?;
     let words = mask.as_slice();
     let n = words.len().min(bits.len());
     bits[..n].copy_from_slice(&words[..n]);
@@ -283,7 +288,7 @@ fn consume(matcher: &mut Matcher, eos: &[u32], token: u32) -> Result<()> {
     match matcher.try_consume_tokens(&[token]) {
         Ok(1) => Ok(()),
         Ok(_) => Err(invalid(format!("token {token} is not one the grammar allows here"))),
-        Err(e) => Err(Error { code: INTERNAL, message: format!("the grammar stopped: {e}") }),
+        Err(e) => Err(gave_up(e)),
     }
 }
 

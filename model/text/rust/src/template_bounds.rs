@@ -51,20 +51,61 @@ pub fn compile<'a>(
     }))
 }
 
+/// What a tag's words say of the tree that comes of it.
+#[derive(Default)]
+struct Tag {
+    words: usize,
+    bytes: usize, // of its texts and words
+    product: f64, // of all numbers
+    repeats: bool,
+    has_lists: bool,
+}
+
+impl Tag {
+    fn read(&mut self, token: &Token) {
+        self.words += 1;
+        self.bytes += 16;
+        match token {
+            Token::Mul => self.repeats = true,
+            Token::Pow => self.product = f64::INFINITY,
+            Token::Int(n) => self.product *= (*n as f64).max(1.0),
+            Token::Int128(n) => self.product *= **n as f64,
+            Token::Float(n) => self.product *= n.abs().max(1.0),
+            Token::Str(text) => (self.bytes, self.has_lists) = (self.bytes + text.len(), true),
+            Token::String(text) => (self.bytes, self.has_lists) = (self.bytes + text.len(), true),
+            Token::BracketOpen => self.has_lists = true,
+            _ => {}
+        }
+    }
+    /// The parser works out what is constant: texts and lists times numbers among it.
+    fn most_bytes(&self) -> f64 {
+        self.bytes as f64 * if self.repeats && self.has_lists { self.product } else { 1.0 }
+    }
+}
+
 fn check_nesting(source: &str, syntax: &SyntaxConfig) -> Result<()> {
-    let (mut tags, mut words) = (0, 0);
+    let refused = |what: String| Err(invalid(format!("the chat template does not compile: {what}")));
+    let mut tag = Tag::default();
+    let (mut tags, mut constant) = (0, 0.0);
     for token in tokenize(source, false, syntax.clone()) {
         match token {
-            Ok((Token::VariableStart | Token::BlockStart, _)) => (tags, words) = (tags + 1, 0),
-            Ok(_) => words += 1,
-            Err(_) => return Ok(()), // the parser says it better, and reads no further
+            Ok((Token::VariableStart | Token::BlockStart, _)) => {
+                tags += 1;
+                tag = Tag { product: 1.0, ..Tag::default() };
+            }
+            Ok((Token::VariableEnd | Token::BlockEnd, _)) => constant += tag.most_bytes(),
+            Ok((token, _)) => tag.read(&token),
+            Err(_) => break, // the parser says it better, and reads no further
         }
-        if words > MAX_WORDS {
-            return Err(invalid(format!("the chat template does not compile: a tag has more than {MAX_WORDS} words")));
+        if tag.words > MAX_WORDS {
+            return refused(format!("a tag has more than {MAX_WORDS} words"));
         }
         if tags > MAX_TAGS {
-            return Err(invalid(format!("the chat template does not compile: it has more than {MAX_TAGS} tags")));
+            return refused(format!("it has more than {MAX_TAGS} tags"));
         }
+    }
+    if constant > MAX_VALUE as f64 {
+        return refused(format!("its constants have more than {MAX_VALUE} bytes"));
     }
     Ok(())
 }
