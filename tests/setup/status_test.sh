@@ -11,6 +11,6 @@ while read -r name; do
     echo "docs/status.md names $name, which is no test"
     wrong=1
   fi
-done < <(grep -oE '`(setup|core|kvcache|attention|model|text|scheduler|engine|server|clients?|cli|e2e|fuzz)_[a-z0-9_]+`' docs/status.md | tr -d '`' | sort -u)
+done < <(grep -oE '`(setup|core|kvcache|attention|model|text|scheduler|engine|server|clients?|cli|e2e|hostile|fuzz)_[a-z0-9_]+`' docs/status.md | tr -d '`' | sort -u)
 echo "$seen names"
 [ "$seen" -ge 40 ] && [ $wrong -eq 0 ]
