@@ -163,5 +163,5 @@ def everything():
         between("docs/measured/cpu.md", BEGIN, END, "\n" + "\n".join(lines) + "\n")
     between("README.md", BEGIN, END, "\n" + "\n".join(table(six_rows(), "peer")) + "\n")
     if result := load("binary.json"):
-        between("README.md", "<!-- binary -->", "<!-- /binary -->", f"{result['bytes'] / 1e6:.0f} MB")
+        between("README.md", "<!-- binary -->", "<!-- /binary -->", f"{result['stripped_bytes'] / 1e6:.0f} MB")
     print("wrote the tables of README.md and docs/measured, and bench/results/serve_vs_llamacpp.svg")
