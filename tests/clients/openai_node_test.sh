@@ -2,7 +2,7 @@
 # The openai package for Node, unmodified: whole, streamed, refused.
 set -euo pipefail
 command -v node >/dev/null || { echo "skipped: node is not installed"; exit 77; }
-node -e 'require("openai")' 2>/dev/null || { echo "skipped: no openai package for node (npm install openai; NODE_PATH)"; exit 77; }
+node -e 'require("openai")' 2>/dev/null || { echo "skipped: no openai package for node (tools/clients.sh installs it)"; exit 77; }
 node - <<'JS'
 const OpenAI = require("openai");
 const assert = require("assert");
