@@ -1,37 +1,37 @@
-//! Chat templates: Jinja as Hugging Face runs it, with fuel and a bound on what may come out.
+//! Chat templates: Jinja as Hugging Face runs it, with fuel and bounds on time, memory and what may come out.
 
-use std::io::{self, Write};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
+use meter::{Exceeded, Limits};
+use minijinja::machinery::{eval, make_string_output, Instructions};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{context, AutoEscape, Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use crate::border::{
-    give, guard, invalid, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, RESOURCE_EXHAUSTED,
+    give, guard, invalid, take_back, Buf, Error, Result, Str, FAILED_PRECONDITION, INTERNAL, RESOURCE_EXHAUSTED,
 };
 use crate::date::strftime;
+use crate::template_bounds;
 
-const FUEL: u64 = 5_000_000; // instructions; a chat of a thousand messages takes about 100,000
-const MAX_OUTPUT: usize = 64 << 20;
+const FUEL: u64 = 8_000_000; // instructions; a chat of a thousand messages takes about 150,000
+const TIME: Duration = Duration::from_secs(1); // of a processor
+const BYTES: i64 = 192 << 20;
+const STACK: usize = 256 << 20; // to compile with; address space, only what is used becomes memory
 const MAX_SOURCE: usize = 1 << 20;
 const MAX_INDENT: usize = 16;
-const MAX_WIDTH: usize = 256;
-const NEEDLE: &str = "kvasir_needle";
+const MAX_JSON: usize = 32 << 20;
 
 pub struct Template {
+    instructions: Instructions<'static>, // they and the blocks point into the source
+    blocks: BTreeMap<&'static str, Instructions<'static>>,
+    _source: Box<str>,
     env: Environment<'static>,
     bos: String,
     eos: String,
-    knows: Knows,
-}
-
-/// What a template makes of messages, found by trying.
-#[derive(Default)]
-struct Knows {
-    developer: bool,
-    text_arguments: bool, // of calls: as text, not as an object
-    no_content: bool,     // a message with calls has no content, not an empty one
+    knows_developer: bool,
 }
 
 fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {
@@ -69,6 +69,9 @@ impl Dump {
 
 /// JSON as json.dumps writes it: nothing is escaped for HTML.
 fn write_json(value: &Json, how: &Dump, depth: usize, out: &mut String) {
+    if out.len() > MAX_JSON {
+        return; // refused when all is written
+    }
     let open = |out: &mut String, depth: usize| {
         if let Some(width) = how.indent {
             out.push('\n');
@@ -122,42 +125,15 @@ fn tojson(value: Value, kwargs: Kwargs) -> std::result::Result<String, minijinja
         Some(other) => return Err(wrong(format!("separators has {} entries; it must have 2", other.len()))),
         None => (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string()),
     };
+    template_bounds::bounded(&value)?;
     let mut json = serde_json::to_value(&value).map_err(|e| wrong(e.to_string()))?;
     if sorted {
         json.sort_all_objects();
     }
     let mut out = String::new();
     write_json(&json, &Dump { indent, comma, colon, ascii }, 0, &mut out);
-    Ok(out)
-}
-
-/// Jinja's: a last line break stays, and the first line is not indented unless it is asked.
-fn indent(
-    text: String,
-    width: Option<usize>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    kwargs: Kwargs,
-) -> std::result::Result<String, minijinja::Error> {
-    let width = width.or(kwargs.get::<Option<usize>>("width")?).unwrap_or(4);
-    let first = first.or(kwargs.get::<Option<bool>>("first")?).unwrap_or(false);
-    let blank = blank.or(kwargs.get::<Option<bool>>("blank")?).unwrap_or(false);
-    kwargs.assert_all_used()?;
-    if width > MAX_WIDTH {
-        let wrong = format!("indent: width is {width}; at most {MAX_WIDTH}");
-        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, wrong));
-    }
-    let margin = " ".repeat(width);
-    let mut out = String::new();
-    for (i, line) in text.split('\n').enumerate() {
-        let line = line.strip_suffix('\r').unwrap_or(line);
-        if i > 0 {
-            out.push('\n');
-        }
-        if (i > 0 || first) && (blank || !line.is_empty()) {
-            out.push_str(&margin);
-        }
-        out.push_str(line);
+    if out.len() > MAX_JSON {
+        return Err(wrong(format!("it would write more than {MAX_JSON} bytes")));
     }
     Ok(out)
 }
@@ -182,21 +158,6 @@ fn without_generation_marks(source: &str) -> String {
     out
 }
 
-struct Bounded(Vec<u8>);
-
-impl Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT {
-            return Err(io::Error::other(format!("it wrote more than {MAX_OUTPUT} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 fn explain(e: &minijinja::Error) -> String {
     let mut text = e.detail().map_or_else(|| e.kind().to_string(), String::from);
     if let Some(line) = e.line() {
@@ -211,11 +172,11 @@ fn explain(e: &minijinja::Error) -> String {
 }
 
 /// What templates expect of messages, from what OpenAI's clients send: text parts become one string, the arguments of
-/// a call an object or text, and the developer, where the template knows none, the system.
-fn settle(messages: &mut Json, knows: &Knows) {
+/// a call an object, and the developer, where the template knows none, the system.
+fn settle(messages: &mut Json, knows_developer: bool) {
     let Some(messages) = messages.as_array_mut() else { return };
     for message in messages {
-        if !knows.developer && message["role"] == "developer" {
+        if !knows_developer && message["role"] == "developer" {
             message["role"] = Json::String("system".into());
         }
         if let Some(parts) = message["content"].as_array() {
@@ -226,22 +187,14 @@ fn settle(messages: &mut Json, knows: &Knows) {
                 message["content"] = Json::String(joined);
             }
         }
-        let Some(calls) = message.get_mut("tool_calls").and_then(Json::as_array_mut) else { continue };
-        for call in calls.iter_mut() {
-            let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) else { continue };
-            let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
-            if let Some(object @ Json::Object(_)) = parsed {
-                *arguments = object;
+        if let Some(calls) = message.get_mut("tool_calls").and_then(Json::as_array_mut) {
+            for call in calls {
+                let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) else { continue };
+                let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
+                if let Some(object @ Json::Object(_)) = parsed {
+                    *arguments = object;
+                }
             }
-            if knows.text_arguments && arguments.is_object() {
-                let mut text = String::new();
-                let how = Dump { indent: None, comma: ", ".into(), colon: ": ".into(), ascii: false };
-                write_json(arguments, &how, 0, &mut text);
-                *arguments = Json::String(text);
-            }
-        }
-        if knows.no_content && !calls.is_empty() && message["content"] == "" {
-            message["content"] = Json::Null;
         }
     }
 }
@@ -260,43 +213,28 @@ impl Template {
         }
         let mut env = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        env.set_syntax(syntax.map_err(|e| invalid(explain(&e)))?);
+        let syntax = syntax.map_err(|e| invalid(explain(&e)))?;
         env.set_auto_escape_callback(|_| AutoEscape::None);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.set_fuel(Some(FUEL));
         env.add_function("raise_exception", raise_exception);
         env.add_function("strftime_now", strftime_now);
         env.add_filter("tojson", tojson);
-        env.add_filter("indent", indent);
-        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-        env.add_template_owned("chat", without_generation_marks(source))
+        template_bounds::install(&mut env);
+        let source = without_generation_marks(source).into_boxed_str();
+        // What is compiled goes before the source does, and neither is moved out of the template.
+        let text: &'static str = unsafe { &*std::ptr::from_ref(&*source) };
+        let (instructions, blocks) = compile_with_stack(text, syntax)?
             .map_err(|e| invalid(format!("the chat template does not compile: {}", explain(&e))))?;
-        let knows = Knows { developer: source.contains("developer"), ..Knows::default() };
-        let mut template = Template { env, bos: bos.to_string(), eos: eos.to_string(), knows };
-        template.try_calls(source);
-        Ok(template)
-    }
-
-    /// Which form of a call the template writes out; where none is, or many are, the usual one.
-    fn try_calls(&mut self, source: &str) {
-        if !source.contains("tool_calls") {
-            return;
-        }
-        for (text_arguments, no_content) in [(false, false), (false, true), (true, false), (true, true)] {
-            self.knows.text_arguments = text_arguments;
-            self.knows.no_content = no_content;
-            let call = format!(
-                r#"{{"id":"abcdefghi","type":"function","function":{{"name":"f","arguments":{{"{NEEDLE}":1}}}}}}"#
-            );
-            let messages =
-                format!(r#"[{{"role":"user","content":"x"}},{{"role":"assistant","content":"","tool_calls":[{call}]}}]"#);
-            let tools = r#"[{"type":"function","function":{"name":"f","description":"x","parameters":{"type":"object","properties":{}}}}]"#;
-            if self.render(&messages, tools, false, "").is_ok_and(|text| String::from_utf8_lossy(&text).contains(NEEDLE)) {
-                return;
-            }
-        }
-        self.knows.text_arguments = false;
-        self.knows.no_content = false;
+        let knows_developer = source.contains("developer");
+        Ok(Template {
+            instructions,
+            blocks,
+            _source: source,
+            env,
+            bos: bos.to_string(),
+            eos: eos.to_string(),
+            knows_developer,
+        })
     }
 
     pub fn render(&self, messages: &str, tools: &str, add_generation_prompt: bool, extra: &str) -> Result<Vec<u8>> {
@@ -310,7 +248,7 @@ impl Template {
         if !messages.is_array() {
             return Err(invalid("messages must be a list"));
         }
-        settle(&mut messages, &self.knows);
+        settle(&mut messages, self.knows_developer);
         let tools = match parse("tools", tools)? {
             Some(Json::Array(tools)) if tools.is_empty() => None,
             Some(Json::Null) => None,
@@ -329,20 +267,44 @@ impl Template {
             eos_token => self.eos.as_str(),
             ..Value::from(Serde(&extra)),
         };
-        let template = self.env.get_template("chat").map_err(|e| invalid(explain(&e)))?;
-        let mut out = Bounded(Vec::new());
-        let rendered = template.render_captured_to(context, &mut out).map(|_| ());
-        rendered.map_err(|e| Error {
-            code: if e.kind() == ErrorKind::OutOfFuel { RESOURCE_EXHAUSTED } else { border_code(&e) },
-            message: match e.kind() {
-                ErrorKind::OutOfFuel => {
-                    format!("the chat template ran for {FUEL} instructions without ending; simplify it")
-                }
-                _ => format!("the chat template refused these messages: {}", explain(&e)),
-            },
+        let limits = Limits { time: TIME, bytes: BYTES, stopped: &|| false };
+        template_bounds::begin();
+        let (rendered, _) = meter::within(&limits, || {
+            let mut text = String::new();
+            let mut out = make_string_output(&mut text);
+            eval(&self.env, &self.instructions, context, &self.blocks, &mut out, AutoEscape::None)?;
+            drop(out);
+            Ok(text)
+        });
+        let too_much = |what: String| Error {
+            code: RESOURCE_EXHAUSTED,
+            message: format!("the chat template {what} without ending; simplify it"),
+        };
+        let rendered = rendered.map_err(|exceeded| match exceeded {
+            Exceeded::Bytes => too_much(format!("took {} MiB of memory", BYTES >> 20)),
+            _ => too_much(format!("took {} s of a processor", TIME.as_secs())),
         })?;
-        Ok(out.0)
+        rendered.map(String::into_bytes).map_err(|e: minijinja::Error| match e.kind() {
+            ErrorKind::OutOfFuel => too_much(format!("ran for {FUEL} instructions")),
+            _ => Error {
+                code: border_code(&e),
+                message: format!("the chat template refused these messages: {}", explain(&e)),
+            },
+        })
     }
+}
+
+type Compiled = (Instructions<'static>, BTreeMap<&'static str, Instructions<'static>>);
+
+fn compile_with_stack(
+    source: &'static str,
+    syntax: SyntaxConfig,
+) -> Result<std::result::Result<Compiled, minijinja::Error>> {
+    let compiling = std::thread::Builder::new()
+        .stack_size(STACK)
+        .spawn(move || template_bounds::compile("chat", source, syntax))
+        .map_err(|e| Error { code: INTERNAL, message: format!("no thread to compile the chat template: {e}") })?;
+    compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn border_code(e: &minijinja::Error) -> i32 {
