@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The openai package for Node, unmodified: whole, streamed, refused.
+# The openai package for Node (from tools/clients.sh), unmodified: whole, streamed, refused.
 set -euo pipefail
 command -v node >/dev/null || { echo "skipped: node is not installed"; exit 77; }
 node -e 'require("openai")' 2>/dev/null || { echo "skipped: no openai package for node (tools/clients.sh installs it)"; exit 77; }
