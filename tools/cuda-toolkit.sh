@@ -7,17 +7,13 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 KVASIR_ME=cuda-toolkit
 
-# The compiler and libraries agree at 13.0; cuobjdump and nvdisasm have no 13.0 wheel and 13.2 reads its output.
-pins=(
-  nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
-  nvidia-cuda-cccl==13.0.85 nvidia-cuda-profiler-api==13.0.85 nvidia-nvtx==13.0.85
-  nvidia-cublas==13.1.0.3 nvidia-nccl-cu13==2.28.9
-  nvidia-cuda-cuobjdump==13.2.86 nvidia-cuda-nvdisasm==13.2.86
-)
+wheels=$ROOT/tools/cuda-wheels.txt
+pins=$(sed -n 's/^\([a-z][^ ]*==[^ ]*\) .*/\1/p' "$wheels" | tr '\n' ' ')
+pins=${pins% }
 prefix=${1:-$CACHE/cuda}
 stamp=$prefix/kvasir-pins.txt
 
-if [ -x "$prefix/bin/nvcc" ] && [ "$(cat "$stamp" 2>/dev/null)" = "${pins[*]}" ]; then
+if [ -x "$prefix/bin/nvcc" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$pins" ]; then
   say "the CUDA toolkit is in $prefix"
   exit 0
 fi
@@ -29,7 +25,7 @@ need_space 2500 "$prefix"
 work=$(mktemp -d "$prefix.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 say "fetching the CUDA toolkit (700 MB)"
-python3 -m pip install -q --no-deps --no-compile --no-cache-dir --target "$work/wheels" "${pins[@]}" ||
+fetch_wheels "$work/wheels" "$wheels" ||
   die "the CUDA wheels could not be fetched" "Check the network (and PIP_INDEX_URL, if you use a mirror); then run this again."
 
 new=$work/toolkit
@@ -42,7 +38,7 @@ for lib in cudart.so.13 cublas.so.13 cublasLt.so.13 nvvm.so.4 nccl.so.2; do
   ln -sf "lib$lib" "$new/lib/lib${lib%%.so*}.so"  # wheels carry no links
 done
 "$new/bin/nvcc" --version >/dev/null || die "the fetched nvcc does not run on this machine" "It needs glibc 2.28 or newer."
-printf '%s\n' "${pins[*]}" >"$new/kvasir-pins.txt"
+printf '%s\n' "$pins" >"$new/kvasir-pins.txt"
 rm -rf "$prefix"
 mv "$new" "$prefix"
 say "the CUDA toolkit is in $prefix"

