@@ -89,6 +89,12 @@ void ModelFlags::define_queue(Options& o) {
   o.add("max_waiting", &engine.max_waiting, "Requests that may wait; more are refused with a time to try again")
       .range(1, 1e7);
   o.add("max_waiting_tokens", &engine.max_waiting_tokens, "Prompt tokens that may wait").range(1, 1e12);
+  o.add("max_wait", &engine.max_wait,
+        "Who would have to wait longer is refused at once; 0: three times as long as an answer takes, and at least 4 s")
+      .at_least(0);
+  o.add("tenant_queue_share", &engine.tenant_queue_share,
+        "What one tenant may have waiting, in parts of what is left for all; 1: half when alone; 0: no bound")
+      .range(0, 1000);
   o.add("tenant_max_waiting", &engine.tenant_max_waiting,
         "Requests of one tenant that may wait; 0: no bound of its own")
       .range(0, 1e7);

@@ -63,8 +63,7 @@ void StepLoop::fail(Job& job, Status status) {
 void StepLoop::leave_queue(Job& job) {
   if (job.left_queue) return;
   job.left_queue = true;
-  shared_.waiting_requests.fetch_sub(1);
-  shared_.waiting_tokens.fetch_sub(int64_t(job.request.prompt.size()));
+  shared_.waiting.leave(job.request.tenant, int64_t(job.request.prompt.size()));
 }
 
 void StepLoop::start_stream(const JobPtr& job) {

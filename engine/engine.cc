@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <random>
 #include <thread>
@@ -67,7 +68,6 @@ class EngineImpl final : public Engine {
   void enter(State phase, std::string message = "");
   Status accepting() const;
   Status in_time(const Request& request) const;
-  Status make_room(int64_t tokens);
   Status prepare(Job& job) const;
   void hand_over(JobPtr job);
   void forget(const Job& job);
@@ -197,10 +197,11 @@ State EngineImpl::state() const {
   std::lock_guard lock(phase_mutex_);
   if (phase_ != State::serving && phase_ != State::draining) return phase_;
   if (watchdog_.stuck()) return State::stuck;
-  if (phase_ == State::serving &&
-      double(shared_.waiting_requests.load()) > options_.degraded_at * double(options_.max_waiting))
-    return State::degraded;
-  return phase_;
+  if (phase_ != State::serving) return phase_;
+  std::lock_guard stats_lock(shared_.mutex);
+  const bool many = double(shared_.waiting.all().requests) > options_.degraded_at * double(options_.max_waiting);
+  const bool long_wait = shared_.stats.expected_wait > options_.degraded_at * shared_.stats.wait_bound;
+  return many || (long_wait && shared_.stats.wait_bound > 0) ? State::degraded : phase_;
 }
 
 Stats EngineImpl::stats() const {
@@ -225,13 +226,16 @@ Stats EngineImpl::stats() const {
   s.step_seconds_p50 = s.step_time.percentile(0.50);
   s.step_seconds_p99 = s.step_time.percentile(0.99);
   s.requests = requests_.load();
-  s.waiting += shared_.waiting_requests.load();
-  s.waiting_tokens = shared_.waiting_tokens.load();
+  const WaitingRoom::Held waiting = shared_.waiting.all();
+  s.waiting += waiting.requests;
+  s.waiting_tokens = waiting.tokens;
   s.state = state();
   std::lock_guard lock(phase_mutex_);
   s.message = message_;
   if (s.state == State::stuck) s.message = cat("no step has finished for ", options_.watchdog.count() / 1000.0, " s");
-  if (s.state == State::degraded) s.message = cat(s.waiting, " requests are waiting");
+  if (s.state == State::degraded)
+    s.message = cat(s.waiting, " requests are waiting; one that came now would wait for ",
+                    std::round(s.expected_wait * 10) / 10, " s");
   return s;
 }
 
@@ -253,26 +257,7 @@ Status EngineImpl::in_time(const Request& request) const {
   Duration left = *request.deadline - std::chrono::steady_clock::now();
   if (left <= Duration::zero()) return {};  // the scheduler's to refuse
   std::lock_guard lock(shared_.mutex);
-  return check_deadline(request, left, options_, shared_.recent, shared_.stats, shared_.waiting_tokens.load());
-}
-
-Status EngineImpl::make_room(int64_t tokens) {
-  auto refuse = [&](const char* what, int64_t most) {
-    shared_.waiting_requests.fetch_sub(1);
-    int64_t queued = shared_.waiting_tokens.fetch_sub(tokens) - tokens;
-    double rate = shared_.tokens_per_second.load(std::memory_order_relaxed);
-    double wait =
-        rate > 0 ? std::clamp(double(queued) / rate / 4, 1.0, 60.0) : 1.0;  // a quarter of it gone: room again
-    return resource_exhausted(
-               cat("the queue is full: ", most, ' ', what, " are waiting; try again in ", int(wait), " s"))
-        .with_retry_after(milliseconds(int64_t(wait * 1000)));
-  };
-  int64_t requests = shared_.waiting_requests.fetch_add(1) + 1;
-  int64_t waiting = shared_.waiting_tokens.fetch_add(tokens) + tokens;
-  if (requests > options_.max_waiting) return refuse("requests", options_.max_waiting);
-  if (waiting > options_.max_waiting_tokens && requests > 1)
-    return refuse("prompt tokens", options_.max_waiting_tokens);
-  return {};
+  return check_deadline(request, left, options_, shared_.recent, shared_.stats, shared_.waiting.all().tokens);
 }
 
 Status EngineImpl::prepare(Job& job) const {
@@ -313,12 +298,15 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   job->number = number;
   job->arrived = std::chrono::steady_clock::now();
   KVASIR_TRY(prepare(*job));
-  KVASIR_TRY(make_room(int64_t(job->request.prompt.size())));
+  const std::string& tenant = job->request.tenant;
+  const auto tokens = int64_t(job->request.prompt.size());
+  KVASIR_TRY(shared_.waiting.enter(tenant, tokens,
+                                   {options_.max_waiting, options_.max_waiting_tokens, options_.tenant_queue_share},
+                                   shared_.tokens_per_second.load(std::memory_order_relaxed)));
   {
     std::lock_guard lock(registry_mutex_);
-    if (!registry_.emplace(key(job->request.tenant, job->request.id), job).second) {
-      shared_.waiting_requests.fetch_sub(1);
-      shared_.waiting_tokens.fetch_sub(int64_t(job->request.prompt.size()));
+    if (!registry_.emplace(key(tenant, job->request.id), job).second) {
+      shared_.waiting.leave(tenant, tokens);
       return Status(Code::already_exists, cat("request id '", job->request.id, "' is in use by a running request"))
           .with_field("request_id");
     }
@@ -338,8 +326,7 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
 
 void EngineImpl::hand_over(JobPtr job) {
   if (mailbox_->submit(job)) return;
-  shared_.waiting_requests.fetch_sub(1);
-  shared_.waiting_tokens.fetch_sub(int64_t(job->request.prompt.size()));
+  shared_.waiting.leave(job->request.tenant, int64_t(job->request.prompt.size()));
   job->failure = unavailable("the server is shutting down");
   std::vector<Record> records;
   records.push_back({Record::Kind::failed, false, 0, FinishReason::cancelled, std::move(job)});

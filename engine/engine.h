@@ -37,12 +37,16 @@ struct EngineOptions {
   std::chrono::milliseconds watchdog{10000};
   double degraded_at = 0.75;                                      // of max_waiting: where `serving` becomes `degraded`
   int64_t tenant_max_waiting = 0, tenant_max_waiting_tokens = 0;  // 0: no bound of its own
-  double tenant_cache_share = 1.0;                                // of the pages, for one tenant's prefixes
-  std::map<std::string, double> tenant_weights;                   // policy fair: 1 when not named
-  int32_t cache_event_ring = 4096;                                // cache events a router may ask for again, a tenant
-  std::string step_trace;                                         // Chrome trace file
-  std::string record;                                             // of the scheduler's calls, for kvasir simulate
-  std::string chat_template;                                      // a file; empty: the model's own
+  // Who would not have their turn within it is refused at once; 0: three times as long as an answer takes, and at least
+  // 4 s.
+  std::chrono::milliseconds max_wait{0};
+  double tenant_queue_share = 1;                 // of what is left of the queue, for one tenant; 0: no bound
+  double tenant_cache_share = 1.0;               // of the pages, for one tenant's prefixes
+  std::map<std::string, double> tenant_weights;  // policy fair: 1 when not named
+  int32_t cache_event_ring = 4096;               // cache events a router may ask for again, a tenant
+  std::string step_trace;                        // Chrome trace file
+  std::string record;                            // of the scheduler's calls, for kvasir simulate
+  std::string chat_template;                     // a file; empty: the model's own
 };
 
 // What the step loop runs, as a loader gives it.
@@ -64,7 +68,8 @@ struct Stats {
   State state = State::starting;
   std::string message;
   int64_t running = 0, waiting = 0, paused = 0;
-  int64_t waiting_tokens = 0;  // of the prompts that wait for their first step
+  int64_t waiting_tokens = 0;                // of the prompts that wait for their first step
+  double expected_wait = 0, wait_bound = 0;  // seconds, of one that came now, and where it would be refused; 0: nowhere
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;

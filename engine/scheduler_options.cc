@@ -10,6 +10,12 @@
 #include "scheduler/recorder.h"
 
 namespace kvasir::engine {
+namespace {
+
+// How long a queue may be where nobody says: a client has some patience, and more where answers take long.
+constexpr double kLeastWait = 4, kAnswersWait = 3;
+
+}  // namespace
 
 Result<scheduler::Options> scheduler_options(const EngineOptions& options, const model::Runner& runner,
                                              int64_t kv_memory) {
@@ -43,6 +49,9 @@ Result<scheduler::Options> scheduler_options(const EngineOptions& options, const
   o.max_waiting_tokens = options.max_waiting_tokens;
   o.tenant_max_waiting = options.tenant_max_waiting;
   o.tenant_max_waiting_tokens = options.tenant_max_waiting_tokens;
+  o.max_wait_s = options.max_wait.count() > 0 ? 1e-3 * double(options.max_wait.count()) : kLeastWait;
+  o.max_wait_answers = options.max_wait.count() > 0 ? 0 : kAnswersWait;
+  o.tenant_queue_share = options.tenant_queue_share;
   o.tenant_cache_share = options.tenant_cache_share;
   if (!options.record.empty()) {
     KVASIR_ASSIGN(auto opened, RecordingFile::open(options.record));

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/waiting_room.h"
 
 namespace kvasir::engine {
 
 struct Shared {
-  // Requests taken in and not yet admitted to a step: what the queue limits are about.
-  std::atomic<int64_t> waiting_requests{0}, waiting_tokens{0};
+  WaitingRoom waiting;  // requests taken in and not yet admitted to a step
   std::atomic<double> tokens_per_second{0};
   std::atomic<bool> draining{false};   // nothing new; end when idle
   std::atomic<bool> cut_short{false};  // end now

@@ -195,6 +195,8 @@ void StepLoop::publish_stats() {
   std::lock_guard lock(shared_.mutex);
   Stats& out = shared_.stats;
   out.running = s.running;
+  out.expected_wait = s.expected_wait_s;
+  out.wait_bound = s.wait_bound_s;
   out.paused = s.paused;
   out.waiting = s.preempted;
   out.pages_total = s.pages_total;

@@ -32,7 +32,7 @@ void StepLoop::run() {
   for (;;) {
     mailbox_.take(mail_);
     handle(mail_, now());
-    bool over = shared_.cut_short.load() || (shared_.draining.load() && shared_.waiting_requests.load() == 0);
+    bool over = shared_.cut_short.load() || (shared_.draining.load() && shared_.waiting.all().requests == 0);
     if (over && (shared_.cut_short.load() || scheduler_->idle())) break;
     if (!step()) sleep();
   }

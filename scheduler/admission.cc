@@ -44,7 +44,10 @@ bool Scheduler::State::admit(Sequence* s, bool urgent) {
   const int64_t size = static_cast<int64_t>(s->tokens.size());
   if (auto* swapped = std::get_if<Swapped>(&s->state)) {
     const int64_t need = urgent ? kv.pages_for(s->planned) : kv.pages_for(size + 1) + growth_pages;
-    if (kv.available(0, r.tenant, urgent) < need) return false;
+    if (kv.available(0, r.tenant, urgent) < need) {
+      load.slots = static_cast<int64_t>(running.size());
+      return false;
+    }
     dequeue(s);
     kvcache::Lease lease;
     bool in = kv.move_in(swapped->kv, lease, r.cache_key, r.tenant, urgent);
@@ -73,7 +76,10 @@ bool Scheduler::State::admit(Sequence* s, bool urgent) {
         want += m.idle_pages - (m.pages - m.host_pages);
       }
       const int64_t available = kv.available(g, r.tenant, urgent);
-      if (available < want + growth) return false;
+      if (available < want + growth) {
+        load.slots = static_cast<int64_t>(running.size());
+        return false;
+      }
       if (available == want + growth) kvcache::drop_partial(m);  // its source would have to stay, too
     }
     kvcache::Lease lease = kv.acquire(r.cache_key, r.tenant, m);
@@ -107,7 +113,7 @@ void Scheduler::State::plan_admissions(Time now, StepPlan& plan, const Sequence*
     if (s == nullptr || s->in_flight > 0 || s->preempted == asked) return;
     if (before != nullptr && !policy->goes_first(*s, *before)) return;
     if (lead != nullptr && !policy->may_join(*lead, *s)) return;
-    if (policy->hopeless(*s, now, load)) {
+    if (hopeless(*s, now)) {
       end_request(s->request, Event::Kind::expired);
       continue;
     }

@@ -13,6 +13,7 @@ void Scheduler::check_integrity() const {
   for (const State::Flight& f : st.flights)
     for (const State::Named& n : f.named) ++named[n.seq];
   size_t queued = 0, running = 0;
+  Queued in_queue;
   int64_t waiting = 0, waiting_tokens = 0, leaving = 0, paused = 0, in_requests = 0;
   for (const auto& [id, s] : st.sequences) {
     KVASIR_CHECK(s->id == id && s->request != nullptr && st.requests.contains(s->request->id), "sequence ", id,
@@ -24,6 +25,7 @@ void Scheduler::check_integrity() const {
     KVASIR_CHECK(s->computed <= s->planned || s->verifying || s->waits() || s->over(), "sequence ", id, " computed ",
                  s->computed, " of ", s->planned);
     queued += s->queued;
+    if (s->queued) in_queue.slots += s->queued_slots, in_queue.tokens += s->queued_tokens;
     running += s->running();
     KVASIR_CHECK((s->queued_tokens > 0) == s->waits(), "sequence ", id, " waits and is not counted, or the reverse");
     waiting_tokens += s->queued_tokens;
@@ -56,6 +58,8 @@ void Scheduler::check_integrity() const {
   KVASIR_CHECK(queued == st.policy->size(), "queued ", queued, ", the policy has ", st.policy->size());
   KVASIR_CHECK(waiting == st.waiting && waiting_tokens == st.stats.waiting_tokens, "waiting ", waiting, " with ",
                waiting_tokens, " tokens, counted ", st.waiting, " with ", st.stats.waiting_tokens);
+  KVASIR_CHECK(in_queue.slots == st.queued.slots && in_queue.tokens == st.queued.tokens, "queued for ", in_queue.slots,
+               " slots with ", in_queue.tokens, " tokens, counted ", st.queued.slots, " with ", st.queued.tokens);
   KVASIR_CHECK(leaving == st.leaving, "leaving ", leaving, ", counted ", st.leaving);
   KVASIR_CHECK(paused == st.paused_requests, "paused ", paused, ", counted ", st.paused_requests);
   size_t listed = 0;

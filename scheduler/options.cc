@@ -44,6 +44,10 @@ Status Options::validate() const {
   if (max_waiting < 1) return wrong("max_waiting", cat("is ", max_waiting, "; at least 1 is needed"));
   if (max_waiting_tokens < 1)
     return wrong("max_waiting_tokens", cat("is ", max_waiting_tokens, "; at least 1 is needed"));
+  for (const auto& [name, value] : {std::pair("max_wait_s", max_wait_s),
+                                    {"max_wait_answers", max_wait_answers},
+                                    {"tenant_queue_share", tenant_queue_share}})
+    if (!(value >= 0 && value <= 1e9)) return wrong(name, cat("is ", value, "; it must be from 0 to 1000000000"));
   if (patience <= Duration::zero()) return wrong("patience", "must be longer than 0");
   if (!(tenant_cache_share > 0 && tenant_cache_share <= 1))
     return wrong("tenant_cache_share", cat("is ", tenant_cache_share, "; it must be above 0 and at most 1"));

@@ -57,6 +57,12 @@ struct Options {
   int64_t max_waiting_tokens = 1 << 20;
   int64_t tenant_max_waiting = 0;  // 0: no bound of its own
   int64_t tenant_max_waiting_tokens = 0;
+  // Who would not have their turn within this is refused at once: whichever of the two is longer; both 0: no bound.
+  double max_wait_s = 0;
+  double max_wait_answers = 0;  // in times that an answer takes
+  // What one tenant may have waiting, in parts of what is then left for everybody: 1 lets a tenant alone fill half, two
+  // a third each. 0: no bound of its own; a tenant without a name has none.
+  double tenant_queue_share = 0;
   double tenant_cache_share = 1.0;  // of the pages, that one tenant's cached prefixes may fill
 
   StepCost cost;

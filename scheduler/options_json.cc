@@ -31,6 +31,9 @@ void each_field(O& o, const V& v) {
   v("max_waiting_tokens", o.max_waiting_tokens);
   v("tenant_max_waiting", o.tenant_max_waiting);
   v("tenant_max_waiting_tokens", o.tenant_max_waiting_tokens);
+  v("max_wait_s", o.max_wait_s);
+  v("max_wait_answers", o.max_wait_answers);
+  v("tenant_queue_share", o.tenant_queue_share);
   v("tenant_cache_share", o.tenant_cache_share);
 }
 

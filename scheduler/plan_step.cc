@@ -24,6 +24,7 @@ void Scheduler::State::make_plan(Time now, StepPlan& plan) {
   }
   making.named.clear();
   policy->refresh(kv);
+  load.slots = options.max_running;
   // An empty plan is to mean that there is nothing to do: if this look moved somebody, look again.
   int looks = 0;
   do {
@@ -59,7 +60,8 @@ void Scheduler::State::look(Time now, StepPlan& plan) {
   make_room(now);
   plan_decodes(plan);
   plan_verifications(plan);
-  if (somebody_decodes) most_seconds = std::max(1e-3 * options.max_step_ms, 2 * step_seconds(work, learned.cost()));
+  load.decodes_seconds = somebody_decodes ? step_seconds(work, learned.cost()) : 0;
+  if (somebody_decodes) most_seconds = std::max(1e-3 * options.max_step_ms, 2 * load.decodes_seconds);
   plan_prefills(now, plan);
   plan_admissions(now, plan, nullptr);
   kv.take_orders(plan.copies, plan.moves);

@@ -74,6 +74,16 @@ void KeyedQueue::erase(Sequence* s) {
   update(last);
 }
 
+Queued KeyedQueue::before_key(double key) const {
+  Queued q;
+  for (const Sequence* s : heap_) {
+    if (s->key > key) continue;
+    q.slots += s->queued_slots;
+    q.tokens += s->queued_tokens;
+  }
+  return q;
+}
+
 void KeyedQueue::update(Sequence* s) {
   up(s->slot);
   down(s->slot);

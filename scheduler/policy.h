@@ -14,26 +14,23 @@
 
 namespace kvasir::scheduler {
 
-// What has been measured so far, for policies that look ahead.
-struct Load {
-  double tokens_per_second = 0;  // computed, all sequences together; 0: nothing measured yet
-  double outputs_per_second = 0;
-  double step_seconds = 0;
-  double slot_seconds = 0;     // that a sequence runs, from admission to its end
-  int64_t waiting_tokens = 0;  // of prompts
-  int64_t running = 0;
-  double output_tokens = 64;  // of a request, on average
+// Of sequences that wait.
+struct Queued {
+  int64_t slots = 0;   // they will run in
+  int64_t tokens = 0;  // to be computed before their next one is sampled
 };
 
 class Policy {
  public:
   virtual ~Policy() = default;
-  // A request that had better be refused now.
-  virtual Status judge(const Sequence&, Time, const Load&) { return {}; }
   virtual void push(Sequence* s) = 0;
   virtual void erase(Sequence* s) = 0;
   virtual Sequence* best(Time now) = 0;  // stays queued until erased; null: none
   virtual size_t size() const = 0;
+  // What would run before one that came now, of `all` that waits and of its `tenants` part of that.
+  virtual Queued ahead(const Sequence&, const Queued& all, const Queued& /*tenants*/) const { return all; }
+  // Whether one whose deadline cannot be kept is refused though nobody waits.
+  virtual bool promises() const { return false; }
   // Whether `running` should make room for `waiting` at once.
   virtual bool displaces(const Sequence& /*waiting*/, const Sequence& /*running*/) const { return false; }
   // The order of the running ones, least first: decodes are planned in it, and the last one loses its pages first.
@@ -47,8 +44,6 @@ class Policy {
   virtual bool may_join(const Sequence& /*lead*/, const Sequence& /*candidate*/) const { return true; }
   // Whether the best of the waiting goes before prefills that have begun.
   virtual bool goes_first(const Sequence& /*waiting*/, const Sequence& /*prefilling*/) const { return false; }
-  // Whether it cannot end in time any more: better ended now than run for nothing.
-  virtual bool hopeless(const Sequence&, Time, const Load&) const { return false; }
   virtual void order_prefills(std::vector<Sequence*>&) const {}
   // Once a step, to keep what it knows fresh within a bounded time.
   virtual void refresh(kvcache::KvSpace&) {}
@@ -66,6 +61,7 @@ class KeyedQueue {
   Sequence* best() const { return heap_.empty() ? nullptr : heap_.front(); }
   size_t size() const { return heap_.size(); }
   Sequence* at(size_t i) const { return heap_[i]; }
+  Queued before_key(double key) const;  // what goes before one of this key; looks at each
 
  private:
   static bool before(const Sequence* a, const Sequence* b);

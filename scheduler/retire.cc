@@ -51,12 +51,13 @@ void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
   for (RequestId id : searches)
     if (auto it = requests.find(id); it != requests.end()) regroup_beams(it->second.get(), results);
 
+  // It waited for the step before, if that was in flight.
+  const double took = in_seconds(now - std::max(flight.planned, last_advance));
+  last_advance = now;
   if (options.max_step_ms > 0) {
-    flight.work.seconds = in_seconds(now - std::max(flight.planned, last_advance));
+    flight.work.seconds = took;
     learned.learn(flight.work);
   }
-  last_advance = now;
-  const double took = std::chrono::duration<double>(now - flight.planned).count();
   if (took > 0 && flight.tokens > 0) {
     const double keep = load.tokens_per_second > 0 ? 0.95 : 0.0;
     const auto follow = [keep](double& average, double now) { average = keep * average + (1 - keep) * now; };

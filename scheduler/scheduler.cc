@@ -84,6 +84,13 @@ void Scheduler::State::count_waiting(const Sequence& s, int sign) {
   stats.waiting_tokens += sign * tokens;
 }
 
+void Scheduler::State::count_queued(const Sequence& s, int sign) {
+  for (Queued* q : {&queued, &tenants[s.request->tenant].queued}) {
+    q->slots += sign * s.queued_slots;
+    q->tokens += sign * s.queued_tokens;
+  }
+}
+
 // What is paused counts as well: else one who pauses for ever could fill any amount of memory.
 void Scheduler::State::enqueue(Sequence* s) {
   if (s->queued_tokens == 0) {
@@ -92,7 +99,9 @@ void Scheduler::State::enqueue(Sequence* s) {
   }
   if (s->request->paused || s->queued) return;
   s->queued = true;
+  s->queued_slots = s->request->forked ? 1 : s->request->n;
   policy->push(s);
+  count_queued(*s, 1);
 }
 
 void Scheduler::State::dequeue(Sequence* s) {
@@ -106,6 +115,8 @@ void Scheduler::State::leave_queue(Sequence* s) {
   if (!s->queued) return;
   s->queued = false;
   policy->erase(s);
+  count_queued(*s, -1);
+  s->queued_slots = 0;
 }
 
 void Scheduler::State::event(Event::Kind kind, const Sequence& s, Event::Reason reason) {
@@ -133,9 +144,9 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
       events.push_back(other);
       ++stats.finished;
     }
-    load.output_tokens += 0.02 * (static_cast<double>(s->outputs()) - load.output_tokens);
-    const double ran = in_seconds(clock - s->admitted);
-    load.slot_seconds += (load.slot_seconds > 0 ? 0.02 : 1.0) * (ran - load.slot_seconds);
+    const double weight = std::max(0.02, 1.0 / static_cast<double>(stats.finished));  // at first, the plain mean
+    load.output_tokens += weight * (static_cast<double>(s->outputs()) - load.output_tokens);
+    load.slot_seconds += weight * (in_seconds(clock - s->admitted) - load.slot_seconds);
   }
   Request& r = *s->request;
   if (--r.alive == 0 && r.deadline) expiries.erase({*r.deadline, r.ordinal});
@@ -318,6 +329,8 @@ Stats Scheduler::brief_stats() const {
   s.host_pages_free = st.kv.host_pool().free_pages();
   s.tokens_per_second = st.load.tokens_per_second;
   s.outputs_per_second = st.load.outputs_per_second;
+  s.expected_wait_s = st.wait_behind(st.queued, 1, st.options.max_context);
+  s.wait_bound_s = st.wait_bound(st.options.max_context);
   return s;
 }
 

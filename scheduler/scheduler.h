@@ -86,6 +86,7 @@ struct Stats {
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0, recomputed_tokens = 0;
   double tokens_per_second = 0;  // computed tokens, a moving average
   double outputs_per_second = 0;
+  double expected_wait_s = 0, wait_bound_s = 0;  // of one that came now, last of all; 0: no bound
 };
 
 class Scheduler {

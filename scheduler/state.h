@@ -37,6 +37,17 @@ struct Scheduler::State {
   struct TenantLoad {
     std::string name;
     int64_t waiting = 0, waiting_tokens = 0;
+    Queued queued;
+  };
+  // What has been measured so far.
+  struct Load {
+    double tokens_per_second = 0;  // computed, all sequences together; 0: nothing measured yet
+    double outputs_per_second = 0;
+    double step_seconds = 0;     // from one step's end to the next one's
+    double decodes_seconds = 0;  // what the decodes of the last plan take of it; 0: there were none
+    double slot_seconds = 0;     // that a sequence runs, from admission to its end
+    double output_tokens = 64;   // of a request, on average
+    int64_t slots = 0;           // that sequences may run in: fewer than max_running when the pages do not go round
   };
 
   // submit.cc
@@ -46,6 +57,16 @@ struct Scheduler::State {
   Result<SeqId> submit(Submission submission, Time now);
   Sequence* make_sequence(Request* r, int32_t choice);
 
+  // overload.cc
+  double answer_seconds(int64_t max_new) const;
+  double prompt_seconds(int64_t tokens) const;
+  double wait_behind(const Queued& ahead, int64_t slots, int64_t max_new) const;
+  double expected_wait(const Sequence& s) const;
+  double expected_work(const Sequence& s) const;
+  double wait_bound(int64_t max_new) const;
+  bool hopeless(const Sequence& s, Time now) const;
+  Status check_wait(const Sequence& s, Time now) const;
+
   // scheduler.cc
   int32_t tenant_index(const std::string& name);
   Request* find_request(RequestId id);
@@ -54,6 +75,7 @@ struct Scheduler::State {
   void dequeue(Sequence* s);  // and does no longer
   void leave_queue(Sequence* s);
   void count_waiting(const Sequence& s, int sign);
+  void count_queued(const Sequence& s, int sign);
   void event(Event::Kind kind, const Sequence& s, Event::Reason reason = Event::Reason::none);
   // The one exit. Its pages come back now, or when the last plan that names it retires.
   void end_sequence(Sequence* s, Event::Reason reason);
@@ -136,6 +158,7 @@ struct Scheduler::State {
   int64_t growth_pages = 0;        // what those running will want soon
   int64_t paused_requests = 0;
   int64_t waiting = 0;  // sequences, those of paused requests too
+  Queued queued;        // in the policy's queue
   int64_t leaving = 0;  // sequences whose pages come back when a plan in flight retires
   Load load;
   Stats stats;

@@ -1,4 +1,4 @@
-// What may come in: the checks of a submission, of the load and of the policy, before anything is changed.
+// What may come in: the checks of a submission, of the load and of the wait (overload.cc), before anything is changed.
 #include <algorithm>
 #include <cmath>
 
@@ -128,12 +128,10 @@ Result<SeqId> Scheduler::State::submit(Submission submission, Time now) {
   r->deadline = submission.deadline;
   if (options.prefix_cache) r->cache_key = cache_key(submission);
 
-  Sequence probe;  // what the policy is to judge, before anything is changed
+  Sequence probe;  // what is to be judged, before anything is changed
   probe.request = r;
   probe.tokens = std::move(submission.prompt);
-  load.waiting_tokens = stats.waiting_tokens;
-  load.running = static_cast<int64_t>(running.size());
-  if (Status s = policy->judge(probe, now, load); !s.ok()) {
+  if (Status s = check_wait(probe, now); !s.ok()) {
     ++stats.refused;
     return s;
   }

@@ -5,6 +5,7 @@
 //
 // A tenant with w of the weight at work gets at least w of the tokens, less the others' bursts.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 
@@ -42,6 +43,17 @@ class FairShare final : public Policy {
     return best == nullptr ? nullptr : best->queue.best();
   }
   size_t size() const override { return size_; }
+  // Its tenant's turn comes in the measure of its weight among those at work.
+  Queued ahead(const Sequence& s, const Queued& all, const Queued& tenants) const override {
+    double weight = 0;
+    const Account& own = accounts_[s.request->tenant];
+    for (const Account& a : accounts_)
+      if (&a == &own || a.running + static_cast<int64_t>(a.queue.size()) > 0) weight += a.weight;
+    const auto of = [&](int64_t mine, int64_t most) {
+      return std::min(most, static_cast<int64_t>(std::ceil(static_cast<double>(mine) * weight / own.weight)));
+    };
+    return {of(tenants.slots, all.slots), of(tenants.tokens, all.tokens)};
+  }
   void served(const Sequence& s, int64_t tokens) override {
     Account& a = account(s);
     a.served += static_cast<double>(tokens) / a.weight;

@@ -13,6 +13,7 @@ class Priority final : public KeyedPolicy {
   bool displaces(const Sequence& waiting, const Sequence& running) const override {
     return waiting.request->priority > running.request->priority && key(waiting) < key(running);
   }
+  Queued ahead(const Sequence& s, const Queued&, const Queued&) const override { return queue_.before_key(key(s)); }
   double rank(const Sequence& s) const override { return key(s); }
 
  private:

@@ -13,6 +13,7 @@
 #include "engine/kv_memory.h"
 #include "engine/recording_file.h"
 #include "engine/step_cost.h"
+#include "engine/waiting_room.h"
 #include "tests/scratch.h"
 
 namespace kvasir::engine {
@@ -20,6 +21,34 @@ namespace {
 
 Tokens some(int32_t choice, int count, std::string text = "") {
   return {choice, std::vector<TokenOut>(size_t(count)), std::move(text)};
+}
+
+TEST(WaitingRoom, ATenantHasNoMoreThanWhatItLeavesToOthers) {
+  WaitingRoom room;
+  const WaitingRoom::Limits limits{100, 1000, 1};
+  const auto flood = [&](const std::string& tenant, int64_t tokens) {
+    int in = 0;
+    Status refused;
+    while ((refused = room.enter(tenant, tokens, limits, 0)).ok()) ++in;
+    EXPECT_EQ(refused.code(), Code::resource_exhausted);
+    EXPECT_TRUE(refused.retry_after().has_value());
+    return in;
+  };
+  EXPECT_EQ(flood("a", 1), 50);  // half of the requests
+  EXPECT_EQ(flood("b", 1), 25);  // half of the rest
+  EXPECT_EQ(flood("c", 50), 9);  // of the tokens
+  EXPECT_EQ(flood("", 1), 16);   // without keys there is one tenant: all that is left
+  EXPECT_EQ(room.all().requests, 100);
+  for (int i = 0; i < 50; ++i) room.leave("a", 1);
+  EXPECT_EQ(room.all().requests, 50);
+  EXPECT_TRUE(room.enter("d", 10000, {100, 20000, 1}, 0).ok());
+  EXPECT_TRUE(room.enter("e", 9000, {100, 20000, 1}, 0).ok()) << "the first of a tenant has what is left";
+}
+
+TEST(WaitingRoom, OneLongPromptMayComeToAnEmptyQueue) {
+  WaitingRoom room;
+  EXPECT_TRUE(room.enter("a", 5000, {10, 1000, 1}, 0).ok());
+  EXPECT_EQ(room.enter("b", 1, {10, 1000, 1}, 0).code(), Code::resource_exhausted);
 }
 
 TEST(Channel, MergesAdjacentTokensOfAChoiceOnly) {
