@@ -1,7 +1,16 @@
 // kvasir COMMAND [options]: finds the command and runs it.
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "cli/command.h"
@@ -69,10 +78,47 @@ int run(int argc, char** argv) {
   return c->run(argc - 1, argv + 1);
 }
 
+// A closed standard stream would be the place of the next file or socket that is opened, and what is printed would go
+// there. Reading and writing still fail where they are an error; what is said on standard error may be lost. Before any
+// other initializer, for libraries open descriptors in theirs.
+[[gnu::constructor(101)]] void open_standard_streams() {
+  constexpr int kModes[] = {O_WRONLY, O_RDONLY, O_RDWR};
+  for (int fd = 0; fd < 3; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", kModes[fd]) != fd) std::_Exit(kFailed);
+}
+
+// What nobody could handle: that the machine has no thread or memory left is an error of its own, not of the program.
+[[noreturn]] void end_of_means() {
+  const char* what = nullptr;
+  try {
+    if (std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    what = "there is no memory left: raise the limit (ulimit -v, the container's), or serve with less kv-memory";
+  } catch (const std::system_error& e) {
+    if (e.code() == std::errc::resource_unavailable_try_again)
+      what = "no thread could be started: raise the limit of processes (ulimit -u, pids.max) or of memory";
+  } catch (...) {
+  }
+  if (what == nullptr) std::abort();
+  std::fprintf(stderr, "kvasir: %s\n", what);
+  std::_Exit(kFailed);
+}
+
+// Libraries of others end the process without a word where they cannot have a thread or memory.
+void say_that_it_aborts(int) {
+  constexpr std::string_view kWords =
+      "kvasir: aborted; where no reason stands above, a library had no thread or memory\n";
+  [[maybe_unused]] const ssize_t said = write(STDERR_FILENO, kWords.data(), kWords.size());
+}
+
 }  // namespace
 }  // namespace kvasir::cli
 
 int main(int argc, char** argv) {
+  std::set_terminate(kvasir::cli::end_of_means);
+  struct sigaction abort {};
+  abort.sa_handler = kvasir::cli::say_that_it_aborts;
+  sigaction(SIGABRT, &abort, nullptr);
   kvasir::require_supported_cpu();  // linking it in also makes the check run before any static initializer
   return kvasir::cli::run(argc, argv);
 }

@@ -4,7 +4,12 @@
 
 #include <atomic>
 #include <cstdio>
+#include <functional>
+#include <latch>
+#include <semaphore>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 #include "cli/command.h"
 #include "cli/serve_config.h"
@@ -43,6 +48,51 @@ int wait_second_signal(const sigset_t& set, const std::atomic<bool>& done) {
   }
 }
 
+// What another thread is to do later. The thread is there from the start: when it is wanted the machine may have none
+// left to give. What was never begun is not done.
+class Errand {
+ public:
+  explicit Errand(std::function<void()> work) : work_(std::move(work)), thread_([this] { run(); }) {}
+  ~Errand() {
+    if (thread_.joinable()) join();
+  }
+  void begin() {
+    begun_ = true;
+    wake_.release();
+  }
+  void join() {
+    wake_.release();
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    wake_.acquire();
+    if (begun_) work_();
+  }
+  std::function<void()> work_;
+  std::counting_semaphore<2> wake_{0};
+  std::atomic<bool> begun_{false};
+  std::thread thread_;
+};
+
+// gRPC ends the process where it cannot have a thread, so whether there are as many as it takes, and some, is seen
+// first.
+constexpr int kThreadsToSpare = 32;
+
+bool threads_to_spare() {
+  std::latch seen(1);
+  std::vector<std::jthread> held;
+  bool enough = true;
+  try {
+    while (held.size() < kThreadsToSpare) held.emplace_back([&] { seen.wait(); });
+  } catch (const std::system_error&) {
+    enough = false;
+  }
+  seen.count_down();
+  return enough;
+}
+
 void print_ready(const ServeConfig& config, const engine::Engine& engine, const server::Server& server,
                  std::chrono::steady_clock::time_point began) {
   const model::ModelInfo& info = engine.info();
@@ -70,27 +120,41 @@ int serve_with(ServeConfig& config) {
     std::fprintf(stderr, "kvasir serve: %s\n", sampled.message().c_str());
     return kFailed;
   }
+  if (!threads_to_spare()) {
+    std::fprintf(stderr,
+                 "kvasir serve: fewer than %d threads can be started; raise the limit of processes (ulimit -u, "
+                 "pids.max) or of memory\n",
+                 kThreadsToSpare);
+    return kFailed;
+  }
   std::atomic<bool> ending{false}, failed{false}, over{false}, drained{false};  // over: failed, or asked to drain
   config.server.on_drain = [&, here] {
     over = true;
     pthread_kill(here, kDone);
   };
-  auto engine = engine::Engine::start(config.model.runner_options(), config.model.engine_options());
-  auto started = server::Server::start(config.server, *engine);
-  if (!started.ok()) {
-    std::fprintf(stderr, "kvasir serve: %s\n", started.status().message().c_str());
-    return kFailed;
-  }
-  server::Server& server = **started;
-
-  std::thread loading([&] {
+  std::unique_ptr<engine::Engine> engine;
+  server::Server* serving = nullptr;
+  Errand loading([&] {
     Status ready = engine->wait_ready();
-    if (ready.ok()) return print_ready(config, *engine, server, began);
+    if (ready.ok()) return print_ready(config, *engine, *serving, began);
     if (ending) return;  // a signal came first
     std::fprintf(stderr, "kvasir serve: %s\n", ready.message().c_str());
     failed = over = true;
     pthread_kill(here, kDone);
   });
+  Errand draining([&] {
+    serving->drain(config.drain);
+    drained = true;
+    pthread_kill(here, kDone);
+  });
+  engine = engine::Engine::start(config.model.runner_options(), config.model.engine_options());
+  auto started = server::Server::start(config.server, *engine);
+  if (!started.ok()) {
+    std::fprintf(stderr, "kvasir serve: %s\n", started.status().message().c_str());
+    return kFailed;
+  }
+  serving = started->get();
+  loading.begin();
 
   const int signal = wait_signal(signals, over);
   if (!failed) {
@@ -100,15 +164,11 @@ int serve_with(ServeConfig& config) {
                       : signal == SIGHUP ? "SIGHUP"
                                          : "SIGTERM";
     log_info("draining", {{"signal", why}, {"drain_seconds", std::chrono::duration<double>(config.drain).count()}});
-    std::thread draining([&] {
-      server.drain(config.drain);
-      drained = true;
-      pthread_kill(here, kDone);
-    });
+    draining.begin();
     // Who was asked to drain has had no signal yet: an orchestrator sends its first one while that goes on.
     if ((signal != 0 || wait_signal(signals, drained) != 0) && wait_second_signal(signals, drained) != 0) {
       log_warn("cut short by a second signal");
-      server.stop();
+      serving->stop();
     }
     draining.join();
   }

@@ -1,9 +1,15 @@
 #include "core/log.h"
 
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <ctime>
+#include <limits>
 #include <memory>
 #include <mutex>
 
@@ -11,7 +17,7 @@
 #define FMT_HEADER_ONLY
 #include <spdlog/async.h>
 #include <spdlog/async_logger.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 
 #include "core/config.h"
 #include "core/utf8.h"
@@ -20,9 +26,51 @@ namespace kvasir {
 namespace {
 
 constexpr size_t kQueuedLines = 8192;
+constexpr std::chrono::milliseconds kLastWords{1000};  // that a stalled reader is waited for at the end
+
+int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Standard error, whose reader may have stopped to read: a write is begun only when there is room for it, so whoever
+// writes can give up. What is not written by then is counted.
+class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  void give_up_in(std::chrono::milliseconds time) { until_ = now_ms() + time.count(); }
+  size_t lost() const { return lost_; }
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    struct stat what {};
+    const mode_t kind = fstat(STDERR_FILENO, &what) == 0 ? what.st_mode & S_IFMT : 0;
+    const size_t most = kind == S_IFCHR ? 256 : 4096;  // what a terminal, or a pipe, takes once it takes anything
+    for (size_t done = 0; done < line.size();) {
+      pollfd room{STDERR_FILENO, POLLOUT, 0};
+      const int ready = poll(&room, 1, 100);
+      if (ready == 0 && now_ms() >= until_) {
+        ++lost_;
+        return;
+      }
+      if (ready <= 0) continue;
+      const size_t n = std::min(most, line.size() - done);
+      const ssize_t wrote = kind == S_IFSOCK ? send(STDERR_FILENO, line.data() + done, n, MSG_DONTWAIT | MSG_NOSIGNAL)
+                                             : write(STDERR_FILENO, line.data() + done, n);
+      if (wrote < 0 && errno != EINTR && errno != EAGAIN) return;  // nobody is there
+      if (wrote > 0) done += static_cast<size_t>(wrote);
+    }
+  }
+  void flush_() override {}
+
+  std::atomic<int64_t> until_{std::numeric_limits<int64_t>::max()};
+  std::atomic<size_t> lost_{0};
+};
 
 struct Log {
   std::shared_ptr<spdlog::details::thread_pool> writer;
+  std::shared_ptr<StderrSink> sink = std::make_shared<StderrSink>();
   std::shared_ptr<spdlog::logger> logger;
   bool json = false, prompts = false;
 };
@@ -31,7 +79,7 @@ struct Log {
 Log& log_state() {
   static Log* log = [] {
     auto* l = new Log;
-    l->logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    l->logger = std::make_shared<spdlog::logger>("", l->sink);
     l->logger->set_pattern("%v");
     l->logger->set_level(spdlog::level::warn);
     return l;
@@ -153,8 +201,9 @@ void log_start(const LogConfig& config) {
   log.json = config.format == "json" || (config.format == "auto" && !isatty(STDERR_FILENO));
   log.prompts = config.prompts;
   log.writer = std::make_shared<spdlog::details::thread_pool>(kQueuedLines, 1);
-  log.logger = std::make_shared<spdlog::async_logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>(), log.writer,
-                                                      spdlog::async_overflow_policy::overrun_oldest);
+  log.sink = std::make_shared<StderrSink>();
+  log.logger =
+      std::make_shared<spdlog::async_logger>("", log.sink, log.writer, spdlog::async_overflow_policy::overrun_oldest);
   log.logger->set_pattern("%v");
   log.logger->set_level(spdlog::level::from_str(config.level == "error" ? "err" : config.level));
   log.logger->flush_on(spdlog::level::debug);
@@ -163,11 +212,13 @@ void log_start(const LogConfig& config) {
 void log_stop() {
   Log& log = log_state();
   if (!log.writer) return;
-  const size_t lost = log.writer->overrun_counter();
+  const size_t overrun = log.writer->overrun_counter();
   auto level = log.logger->level();
+  log.sink->give_up_in(kLastWords);
   log.writer.reset();
-  // Back to writing directly: a line logged during exit still comes out.
-  log.logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  const size_t lost = overrun + log.sink->lost();
+  // Back to writing directly: a line logged during exit still comes out, if it can.
+  log.logger = std::make_shared<spdlog::logger>("", log.sink);
   log.logger->set_pattern("%v");
   log.logger->set_level(level);
   if (lost > 0) log_warn("log lines were lost because standard error was stalled", {{"lines", lost}});

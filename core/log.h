@@ -44,7 +44,7 @@ using LogFields = std::initializer_list<LogField>;
 
 // Before the first call lines go straight to standard error as text, from level warn on.
 void log_start(const LogConfig& config);
-void log_stop();  // writes what is queued and ends the thread; at the end of main
+void log_stop();  // writes what is queued, as far as its reader takes it within a second, and ends the thread
 bool log_enabled(LogLevel level);
 
 void log_line(LogLevel level, std::string_view message, LogFields fields = {});

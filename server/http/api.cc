@@ -1,6 +1,7 @@
 #include "server/http/api.h"
 
 #include <algorithm>
+#include <new>
 
 #include "core/cat.h"
 #include "core/log.h"
@@ -64,7 +65,12 @@ Reply Api::route(const Request& request) {
       if (Status s = found->require(r.role, r.path); !s.ok()) return error_response(s);
       caller = *std::move(found);
     }
-    return (this->*r.handler)(request, caller);
+    try {
+      return (this->*r.handler)(request, caller);
+    } catch (const std::bad_alloc&) {  // memory that cannot be had ends a request, not the server
+      return error_response(
+          resource_exhausted("there is no memory left for this request; send less, or try again later"));
+    }
   }
   if (!allowed.empty()) {
     Response refused = error_response(405, "invalid_request_error",
