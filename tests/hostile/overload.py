@@ -10,8 +10,8 @@ import sys
 import tempfile
 
 KVASIR, SECONDS = os.path.abspath(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 20
-MODEL = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=20"
-OUTPUT, PATIENCE = 34, "6s"
+MODEL = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=100"
+OUTPUT, PATIENCE = 12, "6s"
 
 
 class Server:
