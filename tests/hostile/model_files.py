@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-MEMORY = 3 << 30  # address space: stacks and maps are reserved in it, and mostly never touched
+MEMORY = 4 << 30  # address space: stacks and maps are reserved in it, and mostly never touched
 PROCESSOR_SECONDS = 20
 DIM, FFN, LAYERS, HEADS = 32, 64, 1, 1
 
@@ -48,7 +48,7 @@ def byte_tokens():
 
 
 def gguf(changed=None):
-    tokens = ["<|end|>"] + list(byte_tokens())
+    tokens = ["<|end|>"] + list(byte_tokens()) + ["he", "hel"]
     keys = {
         "general.architecture": "llama",
         "general.name": "small",
@@ -63,7 +63,7 @@ def gguf(changed=None):
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3] + [1] * 256,
+        "tokenizer.ggml.token_type": [3] + [1] * (len(tokens) - 1),
         "tokenizer.ggml.merges": ["h e", "he l"],
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 0,
@@ -102,7 +102,7 @@ CRAFTED = {
                             "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"},
     "a wide format": {"tokenizer.chat_template": "{{ '%999999999d'|format(1) }}"},
     "a template that is not UTF-8": {"tokenizer.chat_template": b"\xff{{ messages }}"},
-    "tokens that are not UTF-8": {"tokenizer.ggml.tokens": [b"\xff" * n for n in range(257)]},
+    "tokens that are not UTF-8": {"tokenizer.ggml.tokens": [b"\xff" * n for n in range(259)]},
     "no heads": {"llama.attention.head_count": 0},
     "a context past all memory": {"llama.context_length": 0xFFFFFFFF},
     "layers past all memory": {"llama.block_count": 0x7FFFFFFF},

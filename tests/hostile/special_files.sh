@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What stands where a model is expected and is no file: a pipe that nobody writes to, a device, a folder, nothing. Each is
+# What stands where a model is expected and is no file: a pipe that nobody writes to, a device, a folder, a link to nowhere. Each is
 # refused, by its name, before long: special_files.sh KVASIR
 set -euo pipefail
 kvasir=$1
@@ -10,6 +10,8 @@ mkdir -p "$folder/empty" "$folder/folder/model.safetensors" "$folder/pipes"
 echo '{}' >"$folder/folder/config.json"
 mkfifo "$folder/pipes/config.json" "$folder/pipes/model.safetensors"
 : >"$folder/nothing.gguf"
+ln -s "$folder/away" "$folder/link.gguf"
+ln -s "$folder/itself.gguf" "$folder/itself.gguf"
 failed=0
 
 # One command, its name for the messages first: it ends by itself, refuses, and says which file.
@@ -23,7 +25,7 @@ refused() {
   fi
 }
 
-for file in "$folder/pipe.gguf" "$folder/empty" "$folder/folder" "$folder/pipes" "$folder/nothing.gguf" /dev/zero /dev/null; do
+for file in "$folder"/{pipe.gguf,empty,folder,pipes,nothing.gguf,link.gguf,itself.gguf} /dev/zero /dev/null; do
   refused "$(basename "$file")" "$kvasir" inspect "$file"
   refused "$(basename "$file")" "$kvasir" inspect "$file" --json
   refused "$(basename "$file")" "$kvasir" generate --model "$file" --prompt x --max-tokens 1
