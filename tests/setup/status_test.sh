@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Each test that docs/status.md names is one of this build: status_test.sh BUILD
+# Each test that docs/status.md names is one of this build, and what the pages of docs, README and CONTRIBUTING link to is there:
+# status_test.sh BUILD
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 known=$(ctest --test-dir "$1" -N | awk '/Test +#/ { print $NF }')
@@ -12,5 +13,9 @@ while read -r name; do
     wrong=1
   fi
 done < <(grep -oE '`(setup|core|kvcache|attention|model|text|scheduler|engine|server|clients?|cli|e2e|hostile|fuzz)_[a-z0-9_]+`' docs/status.md | tr -d '`' | sort -u)
+while IFS=: read -r page link; do
+  there=$(dirname "$page")/${link%%#*}
+  [ -e "$there" ] || { echo "$page links to $link, which is not there"; wrong=1; }
+done < <(grep -oHE '\]\([^) ]+\)' README.md CONTRIBUTING.md docs/*.md docs/*/*.md | sed 's/](\(.*\))$/\1/' | grep -vE ':(https?|mailto):?')
 echo "$seen names"
 [ "$seen" -ge 60 ] && [ $wrong -eq 0 ]
