@@ -109,22 +109,18 @@ void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row
 }  // namespace
 
 Packing packing_of(WeightType type, bool exact) {
-  switch (type) {
-    case WeightType::f32: return Packing::f32;
-    case WeightType::f16: return Packing::f16;
-    case WeightType::bf16: return Packing::bf16;
-    case WeightType::q4_0: return exact ? Packing::n4_zero : Packing::i4_zero;
-    case WeightType::q4_1: return exact ? Packing::n4_min : Packing::i4_min;
-    case WeightType::q4_k: return exact ? Packing::n4_wide : Packing::i4_min;
-    case WeightType::q2_k:
-    case WeightType::q3_k: return exact ? Packing::n4_halves : Packing::i4_halves;
-    case WeightType::q8_0: return Packing::n8_zero;
-    case WeightType::q5_0:
-    case WeightType::q5_1:
-    case WeightType::q5_k: return Packing::n8_wide;
-    case WeightType::q6_k: return Packing::n8_halves;
+  if (type == WeightType::f16) return Packing::f16;
+  if (type == WeightType::bf16) return Packing::bf16;
+  const TypeInfo& t = *type_info(type);
+  if (!t.quantized) return Packing::f32;
+  if (t.bits > 4) {
+    if (t.halves) return Packing::n8_halves;
+    return t.zero == 128 && t.f16_scales ? Packing::n8_zero : Packing::n8_wide;
   }
-  return Packing::f32;
+  if (t.halves) return exact ? Packing::n4_halves : Packing::i4_halves;
+  if (t.zero == 8 && t.f16_scales) return exact ? Packing::n4_zero : Packing::i4_zero;
+  if (!exact) return Packing::i4_min;
+  return t.f16_scales ? Packing::n4_min : Packing::n4_wide;
 }
 
 Arena::~Arena() {

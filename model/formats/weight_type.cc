@@ -1,5 +1,6 @@
 #include "model/formats/weight_type.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -8,16 +9,6 @@
 
 namespace kvasir::model {
 namespace {
-
-constexpr TypeInfo kInfo[] = {
-    {"F32", 1, 4, false, 0, -1, false, false},     {"F16", 1, 2, false, 0, -1, false, false},
-    {"BF16", 1, 2, false, 0, -1, false, false},    {"Q4_0", 32, 18, true, 4, 8, false, true},
-    {"Q4_1", 32, 20, true, 4, -1, false, true},    {"Q5_0", 32, 22, true, 5, 16, false, true},
-    {"Q5_1", 32, 24, true, 5, -1, false, true},    {"Q8_0", 32, 34, true, 8, 128, false, true},
-    {"Q2_K", 256, 84, true, 2, -1, true, false},   {"Q3_K", 256, 110, true, 3, 4, true, false},
-    {"Q4_K", 256, 144, true, 4, -1, false, false}, {"Q5_K", 256, 176, true, 5, -1, false, false},
-    {"Q6_K", 256, 210, true, 6, 32, true, false},
-};
 
 uint16_t load16(const uint8_t* p) {
   uint16_t v;
@@ -38,6 +29,23 @@ void fifth_bits(uint32_t high, uint8_t* q) {
   for (int j = 0; j < 32; ++j) q[j] |= uint8_t(((high >> j) & 1) << 4);
 }
 void whole(Unpacked* out, float d, float m) { out->d[0] = out->d[1] = d, out->m[0] = out->m[1] = m; }
+
+void unpack_q4_0(const uint8_t* b, int, Unpacked* out) {
+  nibbles(b + 2, out->q), whole(out, half_at(b), -8 * half_at(b));
+}
+void unpack_q4_1(const uint8_t* b, int, Unpacked* out) {
+  nibbles(b + 4, out->q), whole(out, half_at(b), half_at(b + 2));
+}
+void unpack_q5_0(const uint8_t* b, int, Unpacked* out) {
+  nibbles(b + 6, out->q), fifth_bits(load32(b + 2), out->q), whole(out, half_at(b), -16 * half_at(b));
+}
+void unpack_q5_1(const uint8_t* b, int, Unpacked* out) {
+  nibbles(b + 8, out->q), fifth_bits(load32(b + 4), out->q), whole(out, half_at(b), half_at(b + 2));
+}
+void unpack_q8_0(const uint8_t* b, int, Unpacked* out) {
+  for (int j = 0; j < 32; ++j) out->q[j] = b[2 + j] ^ 0x80;
+  whole(out, half_at(b), -128 * half_at(b));
+}
 
 // Q4_K and Q5_K: eight 6-bit scales and minima in 12 bytes.
 void scale_min(const uint8_t* s, int j, int* scale, int* min) {
@@ -68,7 +76,8 @@ void unpack_q3k(const uint8_t* b, int c, Unpacked* out) {
     out->d[h] = d * float((low | (high << 4)) - 32), out->m[h] = -4 * out->d[h];
   }
 }
-void unpack_q45k(const uint8_t* b, int c, bool five, Unpacked* out) {
+template <bool five>
+void unpack_q45k(const uint8_t* b, int c, Unpacked* out) {
   const uint8_t* q = b + (five ? 48 : 16) + 32 * (c / 2);
   for (int j = 0; j < 32; ++j) out->q[j] = c % 2 ? q[j] >> 4 : q[j] & 15;
   if (five)
@@ -88,50 +97,48 @@ void unpack_q6k(const uint8_t* b, int c, Unpacked* out) {
   }
 }
 
+// A type is one row: its kernels' packing follows from what the row says of its integers (packing_of in model/cpu).
+struct Row {
+  WeightType type;
+  TypeInfo info;
+  void (*unpack)(const uint8_t* block, int chunk, Unpacked* out) = nullptr;  // chunk: which 32 of the block
+};
+constexpr Row kRows[] = {
+    {WeightType::f32, {"F32", 1, 4, false, 0, -1, false, false}},
+    {WeightType::f16, {"F16", 1, 2, false, 0, -1, false, false}},
+    {WeightType::bf16, {"BF16", 1, 2, false, 0, -1, false, false}},
+    {WeightType::q4_0, {"Q4_0", 32, 18, true, 4, 8, false, true}, unpack_q4_0},
+    {WeightType::q4_1, {"Q4_1", 32, 20, true, 4, -1, false, true}, unpack_q4_1},
+    {WeightType::q5_0, {"Q5_0", 32, 22, true, 5, 16, false, true}, unpack_q5_0},
+    {WeightType::q5_1, {"Q5_1", 32, 24, true, 5, -1, false, true}, unpack_q5_1},
+    {WeightType::q8_0, {"Q8_0", 32, 34, true, 8, 128, false, true}, unpack_q8_0},
+    {WeightType::q2_k, {"Q2_K", 256, 84, true, 2, -1, true, false}, unpack_q2k},
+    {WeightType::q3_k, {"Q3_K", 256, 110, true, 3, 4, true, false}, unpack_q3k},
+    {WeightType::q4_k, {"Q4_K", 256, 144, true, 4, -1, false, false}, unpack_q45k<false>},
+    {WeightType::q5_k, {"Q5_K", 256, 176, true, 5, -1, false, false}, unpack_q45k<true>},
+    {WeightType::q6_k, {"Q6_K", 256, 210, true, 6, 32, true, false}, unpack_q6k},
+};
+
+// By the file's number, since a load looks up every block.
+constexpr auto kByNumber = [] {
+  std::array<const Row*, 64> out{};
+  for (const Row& row : kRows) out[size_t(row.type)] = &row;
+  return out;
+}();
+const Row* find(WeightType type) { return size_t(type) < kByNumber.size() ? kByNumber[size_t(type)] : nullptr; }
+
 }  // namespace
 
 const TypeInfo* type_info(WeightType type) {
-  switch (type) {
-    case WeightType::f32: return &kInfo[0];
-    case WeightType::f16: return &kInfo[1];
-    case WeightType::bf16: return &kInfo[2];
-    case WeightType::q4_0: return &kInfo[3];
-    case WeightType::q4_1: return &kInfo[4];
-    case WeightType::q5_0: return &kInfo[5];
-    case WeightType::q5_1: return &kInfo[6];
-    case WeightType::q8_0: return &kInfo[7];
-    case WeightType::q2_k: return &kInfo[8];
-    case WeightType::q3_k: return &kInfo[9];
-    case WeightType::q4_k: return &kInfo[10];
-    case WeightType::q5_k: return &kInfo[11];
-    case WeightType::q6_k: return &kInfo[12];
-  }
-  return nullptr;
+  const Row* row = find(type);
+  return row ? &row->info : nullptr;
 }
 
 void unpack32(WeightType type, const uint8_t* row, int64_t i, Unpacked* out) {
-  const TypeInfo& info = *type_info(type);
-  const uint8_t* b = row + (i * 32 / info.block) * info.bytes;
-  switch (type) {
-    case WeightType::q4_0: nibbles(b + 2, out->q), whole(out, half_at(b), -8 * half_at(b)); break;
-    case WeightType::q4_1: nibbles(b + 4, out->q), whole(out, half_at(b), half_at(b + 2)); break;
-    case WeightType::q5_0:
-      nibbles(b + 6, out->q), fifth_bits(load32(b + 2), out->q), whole(out, half_at(b), -16 * half_at(b));
-      break;
-    case WeightType::q5_1:
-      nibbles(b + 8, out->q), fifth_bits(load32(b + 4), out->q), whole(out, half_at(b), half_at(b + 2));
-      break;
-    case WeightType::q8_0:
-      for (int j = 0; j < 32; ++j) out->q[j] = b[2 + j] ^ 0x80;
-      whole(out, half_at(b), -128 * half_at(b));
-      break;
-    case WeightType::q2_k: unpack_q2k(b, int(i % 8), out); break;
-    case WeightType::q3_k: unpack_q3k(b, int(i % 8), out); break;
-    case WeightType::q4_k: unpack_q45k(b, int(i % 8), false, out); break;
-    case WeightType::q5_k: unpack_q45k(b, int(i % 8), true, out); break;
-    case WeightType::q6_k: unpack_q6k(b, int(i % 8), out); break;
-    default: KVASIR_CHECK(false, info.name, " is not quantized");
-  }
+  const Row& r = *find(type);
+  KVASIR_CHECK(r.unpack, r.info.name, " is not quantized");
+  const int64_t chunks = r.info.block / 32;
+  r.unpack(row + i / chunks * r.info.bytes, int(i % chunks), out);
 }
 
 void dequantize(WeightType type, const uint8_t* row, int64_t n, float* out) {
