@@ -106,7 +106,7 @@ def cases():
         "gpt_neox": ("gpt_neox", dict(neox, use_parallel_residual=True), old(rotary_pct=.25, rotary_emb_base=10000)),
         "gpt_neox in turn": ("gpt_neox", dict(neox, use_parallel_residual=False), old(rotary_pct=.25, rotary_emb_base=10000)),
         "gptj": ("gptj", dict(gpt, rotary_dim=8), []),
-        "phi": ("phi", dict(base, num_key_value_heads=4), old(partial_rotary_factor=.5, rope_theta=10000.0)),
+        "phi": ("phi", dict(base, num_key_value_heads=4, intermediate_size=256), old(partial_rotary_factor=.5, rope_theta=10000.0)),
         "falcon": ("falcon", dict(falcon, multi_query=True, parallel_attn=True), []),
         "falcon grouped": ("falcon", dict(falcon, new_decoder_architecture=True, num_kv_heads=2), []),
         "falcon rw": ("falcon", dict(falcon, multi_query=False, parallel_attn=False, alibi=True, bias=True), []),
@@ -126,14 +126,14 @@ def reference(case, model_type, kw, work):
     import torch, transformers
     from safetensors.numpy import load_file, save_file
     config = transformers.AutoConfig.for_model(model_type, **kw)
-    config._attn_implementation = "eager"
-    make = lambda: transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    make().save_pretrained(work, safe_serialization=True)
+    # Falcon's eager attention adds ALiBi twice, by itself and in its mask.
+    attention = "sdpa" if kw.get("alibi") else "eager"
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(work, safe_serialization=True)
     path = Path(work) / "model.safetensors"
     base = 0.0 if model_type.startswith("gemma") else 1.0
     tensors = {n: weights(n, t.shape, base) for n, t in sorted(load_file(path).items())}
     save_file(tensors, path, metadata={"format": "pt"})
-    model = transformers.AutoModelForCausalLM.from_pretrained(work, dtype=torch.float32, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(work, dtype=torch.float32, attn_implementation=attention).eval()
     with torch.no_grad():
         logits = model(torch.tensor([TOKENS])).logits[0, ROWS].double()
     return json.loads((Path(work) / "config.json").read_text()), tensors, torch.log_softmax(logits, -1).numpy(), base
