@@ -30,6 +30,9 @@ struct GenerateConfig {
   int top_k = 0;
   int64_t max_tokens = 128, seed = 0;
   int rounds = 1;
+  int beams = 0, best = 1;
+  double length_penalty = 1;
+  std::string early_stopping = "no";
 
   void define(Options& o) {
     o.positional("prompt", &prompts, "Each is a prompt; without any, standard input is one");
@@ -49,6 +52,15 @@ struct GenerateConfig {
     o.add("top_k", &top_k, "Draw among so many; 0: all").range(0, 1e6);
     o.add("seed", &seed, "The same seed gives the same answer").at_least(0);
     o.add("stop", &stop, "Text that ends an answer");
+    o.add("beam_width", &beams, "Beam search with so many beams, instead of draws; 0: none").range(0, 1024);
+    o.add("best", &best, "Answers of a beam search to show, the likeliest first, each with its score").range(1, 1024);
+    o.add("length_penalty", &length_penalty,
+          "A beam's score is its log-probability over its length to this power: above 0 favours longer answers")
+        .range(-10, 10);
+    o.add("early_stopping", &early_stopping,
+          "A search ends when there are as many answers as beams (yes), when no beam is likelier for its length so far "
+          "than the worst of them (no), or when none could become so (never)")
+        .one_of({"no", "yes", "never"});
     o.add("ignore_eos", &ignore_eos, "Go on to --max-tokens whatever the model says");
     o.add("json", &as_json, "Answers as JSON lines, in the order of the prompts");
     model.engine.max_step_ms = 0;  // nobody waits for each token
@@ -62,6 +74,11 @@ struct GenerateConfig {
     o.check([this]() -> Status {
       if (model.model.model.empty())
         return invalid_argument("model is not set: --model FILE.gguf, a folder, or hf:ORG/REPO");
+      if (best > std::max(1, beams))
+        return invalid_argument(cat("best is ", best, "; a beam search of ", beams, " beams (beam_width) has at most ",
+                                    "that many answers"));
+      if (beams > 0 && temperature > 0)
+        return invalid_argument(cat("temperature is ", temperature, "; beam search draws nothing: leave it out"));
       return {};
     });
   }
@@ -136,12 +153,27 @@ Result<engine::Request> make_request(const GenerateConfig& c, const engine::Engi
   r.sampling.seed = item.seed;
   r.stop_strings = c.stop;
   r.ignore_eos = c.ignore_eos;
+  if (c.beams > 0) {
+    using Early = engine::BeamOptions::Early;
+    r.beams = {c.beams, float(c.length_penalty),
+               c.early_stopping == "yes"     ? Early::yes
+               : c.early_stopping == "never" ? Early::never
+                                             : Early::no};
+    r.n = c.best;
+  }
   return r;
 }
+
+struct Beam {
+  std::string text;
+  float score = 0;
+  const char* reason = "";
+};
 
 struct Answer {
   Status failed;
   std::string text;
+  std::vector<Beam> beams;                 // of a search, the best first
   std::optional<Clock::time_point> first;  // token
   engine::Usage usage;
   const char* reason = "";
@@ -161,18 +193,24 @@ void write_text(const std::string& text) { (void)std::fwrite(text.data(), 1, tex
 // Reads one answer to its end; with `live`, writes it as it comes.
 Answer finish(engine::Stream& stream, bool live) {
   Answer out;
+  std::vector<std::string> texts(1);
   while (auto event = stream.next()) {
     if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
       if (!out.first) out.first = Clock::now();
-      out.text += tokens->text;
+      if (texts.size() <= size_t(tokens->choice)) texts.resize(size_t(tokens->choice) + 1);
+      texts[size_t(tokens->choice)] += tokens->text;
       if (live) write_text(tokens->text), std::fflush(stdout);
     } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
       out.usage = finished->usage;
       out.reason = reason_name(finished->reason);
+      if (finished->score) out.beams.push_back({{}, *finished->score, out.reason});
     } else if (auto* f = std::get_if<engine::Failed>(&*event)) {
       out.failed = f->status;
     }
   }
+  out.text = texts[0];
+  texts.resize(std::max(texts.size(), out.beams.size()));
+  for (size_t i = 0; i < out.beams.size(); ++i) out.beams[i].text = texts[i];
   return out;
 }
 
@@ -184,6 +222,10 @@ void print_answer(const GenerateConfig& c, const Item& item, const Answer& answe
     return;
   }
   if (!answer.failed.ok()) return;  // one_round has said why
+  if (!c.as_json && !answer.beams.empty()) {
+    for (const Beam& b : answer.beams) write_text(cat(b.score, '\t', item.prompt, b.text, '\n'));
+    return;
+  }
   if (!c.as_json) {
     write_text(item.prompt + answer.text + '\n');
     return;
@@ -193,6 +235,8 @@ void print_answer(const GenerateConfig& c, const Item& item, const Answer& answe
          {"finish_reason", answer.reason},
          {"prompt_tokens", answer.usage.prompt_tokens},
          {"completion_tokens", answer.usage.completion_tokens}};
+  for (const Beam& b : answer.beams)
+    j["beams"].push_back({{"text", b.text}, {"score", b.score}, {"finish_reason", b.reason}});
   if (!item.id.is_null()) j["id"] = item.id;
   std::printf("%s\n", j.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
 }
@@ -210,7 +254,7 @@ std::unique_ptr<engine::Stream> ask(const GenerateConfig& c, engine::Engine& eng
 // Asks everything once, so many at a time as the engine runs and as many waiting; `show` writes the answers.
 Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vector<Item>& items, size_t window,
                  bool show) {
-  const bool one = items.size() == 1 && !c.as_json, progress = !one && isatty(STDERR_FILENO);
+  const bool one = items.size() == 1 && !c.as_json && c.beams == 0, progress = !one && isatty(STDERR_FILENO);
   std::deque<std::pair<std::unique_ptr<engine::Stream>, Status>> open;
   size_t failures = 0;
   engine::Usage sum;

@@ -6,10 +6,12 @@
 
 #include "cli/command.h"
 #include "cli/hub/hub.h"
+#include "cli/model_flags.h"
 #include "core/config.h"
 #include "core/host.h"
 #include "engine/kv_memory.h"
 #include "model/arch/registry.h"
+#include "model/cache_form.h"
 #include "model/formats/gguf.h"
 #include "model/load.h"
 
@@ -90,6 +92,8 @@ int inspect(int argc, char** argv) {
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
   o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default on a CPU").only_flag();
+  kvcache::FormWish wish;
+  define_cache_form(o, wish);
   o.add("page_size", &steps.page_size, "Tokens a page of the cache").range(1, 256).only_flag();
   o.add("architectures", &architectures, "List the architectures that are served, as a table of Markdown").only_flag();
   o.add("tensors", &tensors, "List every tensor").only_flag();
@@ -119,7 +123,12 @@ int inspect(int argc, char** argv) {
   }
   const model::ModelConfig& c = files->config;
   if (context == 0) context = c.context;
-  int64_t kv = int64_t(4) * c.layers * c.kv_heads * c.head_dim;  // float16 keys and values of one token
+  auto form = model::cache_form_of(c, wish, DType::f16, *files->weights);
+  if (!form.ok()) {
+    std::fprintf(stderr, "kvasir inspect: %s\n", form.status().message().c_str());
+    return kUsage;
+  }
+  int64_t kv = 2 * int64_t(c.layers) * c.kv_heads * form->row_bytes(c.head_dim);  // of one token
   int64_t cache = kv * context * batch;
   std::map<std::string, std::pair<int64_t, int64_t>> types;  // count and bytes
   auto all = files->weights->tensors();
@@ -149,6 +158,7 @@ int inspect(int argc, char** argv) {
                                 {"context", c.context},
                                 {"window", c.window},
                                 {"weight_bytes", files->weights->bytes()},
+                                {"kv_type", form->to_string()},
                                 {"kv_bytes_per_token", kv},
                                 {"cache_bytes", cache},
                                 {"kv_memory", pools->memory}};
@@ -171,8 +181,8 @@ int inspect(int argc, char** argv) {
   if (c.window > 0) std::printf("window        %d\n", c.window);
   for (auto& [name, t] : types)
     std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
-  std::printf("cache         %lld bytes a token in float16\n", static_cast<long long>(kv));
-  std::printf("memory        weights %s + cache %s (%d sequences of %d tokens, float16)\n",
+  std::printf("cache         %lld bytes a token in %s\n", static_cast<long long>(kv), form->to_string().c_str());
+  std::printf("memory        weights %s + cache %s (%d sequences of %d tokens)\n",
               human(files->weights->bytes()).c_str(), human(cache).c_str(), batch, context);
   std::printf("pages         %s\n", pools->formula.c_str());
   if (tensors)

@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "model/load.h"
+
 namespace kvasir::cli {
 namespace {
 
@@ -20,6 +22,29 @@ Result<std::pair<std::string, double>> parse_weight(const std::string& text) {
 
 }  // namespace
 
+void define_cache_form(Options& o, kvcache::FormWish& wish) {
+  o.add("kv_dtype", &wish.dtype,
+        "Element type of the cache; auto is the checkpoint's (kv_cache_scheme), else 16 bits. int8 and int4 have a "
+        "scale "
+        "for each kv_group elements; fp8 has the checkpoint's k_scale and v_scale, else 1")
+      .one_of({"auto", "float32", "float16", "bfloat16", "fp8", "int8", "int4"});
+  o.add("kv_group", &wish.group,
+        "Elements of an int8 or int4 cache that share a scale: 8, 16, 32, 64 or 128, dividing the head size; 0: one "
+        "scale "
+        "for all; -1: 64 for int8 and 32 for int4, or what divides the head size")
+      .range(-1, 128);
+  o.add("kv_scale_dtype", &wish.scale_dtype, "Type of a group's scale; auto is float16")
+      .one_of({"auto", "float32", "float16"});
+  o.add("kv_k_scale", &wish.k_scale, "Scale of all keys, for fp8 and for int8 with kv_group 0; 0: the checkpoint's")
+      .at_least(0);
+  o.add("kv_v_scale", &wish.v_scale, "Scale of all values, likewise").at_least(0);
+  o.add(
+       "kv_layout", &wish.layout,
+       "How the cache lies, outer dimension first (T tokens, L layers, H heads, D elements, 2 for key and value): 0 is "
+       "TL2HD, 1 LT2HD, 2 L2THD, 3 L2HTD, and two named so; auto is 3")
+      .one_of(kvcache::kLayoutNames);
+}
+
 void ModelFlags::define(Options& o) {
   o.section("Model");
   o.add("model", &model.model, "The model: a .gguf file, a folder, hf:ORG/REPO[:FILE], or dummy:... for load tests")
@@ -31,8 +56,14 @@ void ModelFlags::define(Options& o) {
   o.add("attention", &model.attention, "Attention back end; auto takes the best one here").value_name("NAME");
   o.add("chat_template", &engine.chat_template, "Jinja file that replaces the model's own chat template")
       .value_name("FILE");
-  o.add("kv_dtype", &model.kv_dtype, "Element type of the cache; auto is the model's")
-      .one_of({"auto", "float32", "float16", "bfloat16"});
+  o.add("attention_window", &model.attention_window,
+        "Endless generation (StreamingLLM): each layer sees so many tokens, attention_sinks of them the first ones of "
+        "the "
+        "text; pages between are given back, and a request may be longer than the model's context; 0: all tokens are "
+        "seen")
+      .range(0, 1 << 24);
+  o.add("attention_sinks", &model.attention_sinks, "First tokens that stay in sight; counted inside attention_window")
+      .range(0, 1 << 20);
   o.add("batch_invariant", &model.batch_invariant,
         "The same logits, to the bit, alone or in any batch and in any chunks; a CPU has them always");
   o.add("quantize", &model.quantize,
@@ -45,15 +76,19 @@ void ModelFlags::define(Options& o) {
   o.add(
       "kv_memory", &kv_memory,
       "Memory of the KV cache; 0 is, on a CPU, a quarter of what is free and at most 4 GiB, and on a GPU what is left");
+  define_cache_form(o, model.kv);
   o.add("host_kv_memory", &host_kv_memory,
         "Memory of a second tier of the cache, in the host: what leaves the device moves there; 0: none");
-  o.add("kv_index", &kv_index_, "How the cache is indexed: by pages, by tokens, or one run of it a request")
-      .one_of({"page_table", "token_table", "offset"});
+  kv_index_option_ =
+      &o.add("kv_index", &kv_index_, "How the cache is indexed: by pages, by tokens, or one run of it a request")
+           .one_of({"page_table", "token_table", "offset"});
   o.add("cost_model", &engine.cost_model,
         "JSON with what a step costs here (configs/cost): it decides between moving pages and computing them again")
       .value_name("FILE");
-  o.add("page_size", &engine.page_size, "Tokens a page of the cache: a power of two").range(1, 256);
-  o.add("prefix_cache", &engine.prefix_cache, "Keep the pages of finished requests for prompts that begin alike");
+  page_size_option_ =
+      &o.add("page_size", &engine.page_size, "Tokens a page of the cache: a power of two").range(1, 256);
+  prefix_cache_option_ =
+      &o.add("prefix_cache", &engine.prefix_cache, "Keep the pages of finished requests for prompts that begin alike");
   o.add("max_tokens_per_step", &engine.max_tokens_per_step,
         "Tokens a step computes at most: decodes first, then prompts")
       .range(16, 1 << 20);
@@ -66,21 +101,31 @@ void ModelFlags::define(Options& o) {
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
   o.add("max_running", &engine.max_running, "Sequences in a step at most").range(1, 65536);
-  o.check([this]() -> Status {
-    if (engine.page_size & (engine.page_size - 1))
-      return invalid_argument(cat("page_size is ", engine.page_size, "; it must be a power of two"));
-    if (const int64_t least = int64_t(engine.max_running) + engine.page_size; engine.max_tokens_per_step < least)
-      return invalid_argument(cat("max_tokens_per_step is ", engine.max_tokens_per_step, "; it must be at least ",
-                                  least, " (max_running and page_size), or prompts would wait for ever"));
-    if (kv_index_ == "offset" && (engine.prefix_cache || host_kv_memory.bytes > 0))
-      return invalid_argument(
-          cat("kv_index is offset, which keeps one run of the cache a request; ",
-              engine.prefix_cache ? "turn prefix_cache off (--no-prefix-cache)" : "leave host_kv_memory at 0"));
-    if (engine.max_step_ms > 0 && engine.max_step_ms < 1)
-      return invalid_argument(
-          cat("max_step_ms is ", engine.max_step_ms, "; it must be 0 (no bound), or from 1 to 60000"));
-    return {};
-  });
+  o.check([this] { return check(); });
+}
+
+Status ModelFlags::check() const {
+  if (engine.page_size & (engine.page_size - 1))
+    return invalid_argument(cat("page_size is ", engine.page_size, "; it must be a power of two"));
+  if (const int64_t least = int64_t(engine.max_running) + engine.page_size; engine.max_tokens_per_step < least)
+    return invalid_argument(cat("max_tokens_per_step is ", engine.max_tokens_per_step, "; it must be at least ", least,
+                                " (max_running and page_size), or prompts would wait for ever"));
+  if (kv_index_ == "offset" && (engine.prefix_cache || host_kv_memory.bytes > 0))
+    return invalid_argument(
+        cat("kv_index is offset, which keeps one run of the cache a request; ",
+            engine.prefix_cache ? "turn prefix_cache off (--no-prefix-cache)" : "leave host_kv_memory at 0"));
+  if (model.attention_sinks > 0 && model.attention_sinks >= model.attention_window)
+    return invalid_argument(cat("attention_sinks is ", model.attention_sinks,
+                                "; sinks are counted inside attention_window, which is ", model.attention_window,
+                                ": there must be fewer of them"));
+  if (model.attention_window > 0 && (kv_index_ == "offset" || host_kv_memory.bytes > 0))
+    return invalid_argument(cat("attention_window is ", model.attention_window,
+                                "; what it leaves behind is given back page by page: it needs kv_index page_table or "
+                                "token_table and no host_kv_memory"));
+  if (engine.max_step_ms > 0 && engine.max_step_ms < 1)
+    return invalid_argument(
+        cat("max_step_ms is ", engine.max_step_ms, "; it must be 0 (no bound), or from 1 to 60000"));
+  return {};
 }
 
 void ModelFlags::define_queue(Options& o) {
@@ -131,7 +176,17 @@ void ModelFlags::define_queue(Options& o) {
 
 Status ModelFlags::fetch() {
   KVASIR_ASSIGN(model.model, hub::local_model(model.model, hub));
-  return {};
+  KVASIR_ASSIGN(const auto said, model::read_cache_indexing(model.model));
+  auto unsaid = [](const Option* o) { return o && o->source() == "default"; };
+  if (said.page_size > 0 && unsaid(page_size_option_)) engine.page_size = said.page_size;
+  if (!said.kv_index.empty() && unsaid(kv_index_option_)) {
+    kv_index_ = said.kv_index;
+    if (kv_index_ == "offset" && unsaid(prefix_cache_option_)) engine.prefix_cache = false;
+  }
+  if (said.page_size > 0 || !said.kv_index.empty())
+    log_info("the cache is as params.json says, but for what the options say",
+             {{"kv_index", kv_index_}, {"page_size", engine.page_size}, {"prefix_cache", engine.prefix_cache}});
+  return check();
 }
 
 engine::EngineOptions ModelFlags::engine_options() const {

@@ -9,6 +9,9 @@
 
 namespace kvasir::cli {
 
+// The options that say what the cache is made of.
+void define_cache_form(Options& options, kvcache::FormWish& wish);
+
 struct ModelFlags {
   model::RunnerOptions model;
   engine::EngineOptions engine;
@@ -18,12 +21,15 @@ struct ModelFlags {
   void define(Options& options);
   void define_queue(Options& options);  // serve's: what only a server with many clients needs
 
-  // A model named hf:... becomes the file or folder it is here, downloaded when it must be.
+  // A model named hf:... becomes the file or folder it is here, downloaded when it must be. What its params.json says
+  // of the cache holds where the operator says nothing.
   Status fetch();
   model::RunnerOptions runner_options() const { return model; }
   engine::EngineOptions engine_options() const;
 
  private:
+  Status check() const;
+  const Option *kv_index_option_ = nullptr, *page_size_option_ = nullptr, *prefix_cache_option_ = nullptr;
   int64_t event_buffer_ = 64, cache_event_ring_ = 4096;
   std::string kv_index_ = "page_table";
   std::vector<std::string> tenant_weights_;

@@ -116,8 +116,10 @@ int serve_with(ServeConfig& config) {
   config.server.page_size = config.model.engine.page_size;
   config.server.max_running = config.model.engine.max_running;
   config.server.model_path = config.model.model.model;
-  if (Status sampled = config.find_sampling(); !sampled.ok()) {
-    std::fprintf(stderr, "kvasir serve: %s\n", sampled.message().c_str());
+  Status ready = config.ppl.check(config.model.model.model);
+  if (ready.ok()) ready = config.find_sampling();
+  if (!ready.ok()) {
+    std::fprintf(stderr, "kvasir serve: %s\n", ready.message().c_str());
     return kFailed;
   }
   if (!threads_to_spare()) {

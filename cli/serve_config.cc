@@ -1,6 +1,5 @@
 #include "cli/serve_config.h"
 
-#include "cli/ppl_names.h"
 #include "model/generation_config.h"
 
 namespace kvasir::cli {
@@ -19,7 +18,7 @@ void ServeConfig::define(Options& o) {
   o.add("drain_seconds", &drain, "How long running requests may go on after SIGTERM; a second SIGTERM ends them")
       .at_least(0);
   log.define(o);
-  define_ppl_names(o);
+  ppl.define(o, *this);
   o.check([this]() -> Status {
     if (model.model.model.empty())
       return invalid_argument("model is not set: --model FILE.gguf, a folder, hf:ORG/REPO, or dummy: for a load test");
@@ -33,8 +32,12 @@ void ServeConfig::define(Options& o) {
 }
 
 Status ServeConfig::find_sampling() {
-  if (generation_config == "none") return {};
-  KVASIR_ASSIGN(model::GenerationConfig said, model::read_generation_config(model.model.model));
+  model::GenerationConfig said;
+  if (generation_config != "none") {
+    KVASIR_ASSIGN(said, model::read_generation_config(model.model.model));
+  }
+  ppl.apply(said.sampling);
+  server.said_top_p = float(ppl.top_p), server.said_top_k = ppl.top_k;
   server.sampling = said.sampling, server.sampling_json = said.sampling_json();
   if (server.sampling_json != "{}")
     log_info("what a request leaves unset is sampled as generation_config.json says",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cli/model_flags.h"
+#include "cli/ppl_names.h"
 #include "core/log.h"
 #include "server/options.h"
 
@@ -12,11 +13,12 @@ struct ServeConfig {
   LogConfig log;
   ModelFlags model;
   server::ServerOptions server;
+  PplNames ppl;
   std::string generation_config = "auto";
   std::chrono::milliseconds drain{30000};
 
   void define(Options& options);
-  // What the model's makers say of sampling is for what requests leave unset.
+  // What the model's makers say of sampling is for what requests leave unset, but for what the options say.
   Status find_sampling();
 };
 

@@ -84,12 +84,14 @@ void Options::example(std::string command_line, std::string what_it_does) {
   examples_.emplace_back(std::move(command_line), std::move(what_it_does));
 }
 
-bool Options::pass_over(const std::string& name) {
-  auto it = foreign_.find(name);
-  if (it == foreign_.end()) return false;
-  std::string note = cat(name, " means nothing here: ", it->second.why);
-  if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(std::move(note));
-  return true;
+Status Options::take_foreign(const std::string& name, std::string_view value, const std::string& where) const {
+  const Foreign& f = foreign_.at(name);
+  if (std::find(f.values.begin(), f.values.end(), value) != f.values.end()) return {};
+  std::string taken;
+  for (const std::string& v : f.values) taken += cat(taken.empty() ? "" : " or ", v);
+  return invalid_argument(cat(where, where.empty() ? "" : ": ", name, " is ", value.substr(0, 256), ", and ",
+                              taken.empty() ? "is not served" : cat("can only be ", taken), ": ", f.why))
+      .with_field(name);
 }
 
 Option* Options::find(std::string_view name) const {
@@ -135,7 +137,10 @@ Status Options::load_json(std::string_view text, const std::string& source) {
   if (!problem.empty()) return invalid_argument(cat(source, ": ", problem));
   if (!root.is_object()) return invalid_argument(cat(source, ": must be one JSON object, like {\"http_port\": 8000}"));
   for (const auto& [key, value] : root.items()) {
-    if (pass_over(key)) continue;
+    if (foreign_.count(key)) {
+      KVASIR_TRY(take_foreign(key, value.is_string() ? value.get<std::string>() : value.dump(), source));
+      continue;
+    }
     Option* option = find(key);
     if (!option || option->only_flag_ || key == "config") return unknown("key", key, source);
     const std::string from = cat(source, ", key \"", key, "\"");
@@ -215,8 +220,13 @@ Status Options::load_flags(std::span<const std::string> args) {
     std::string_view word = arg.substr(0, equals);
     std::string name(word.starts_with("--") ? word.substr(2) : word);
     std::replace(name.begin(), name.end(), '-', '_');
-    if (word.starts_with("--") && pass_over(name)) {
-      if (equals == std::string_view::npos && !foreign_.at(name).is_switch) ++i;
+    if (auto it = foreign_.find(name); word.starts_with("--") && it != foreign_.end()) {
+      std::string_view value = "true";
+      if (equals != std::string_view::npos)
+        value = arg.substr(equals + 1);
+      else if (!it->second.is_switch)
+        value = ++i < args.size() ? std::string_view(args[i]) : "";
+      KVASIR_TRY(take_foreign(name, value, ""));
       continue;
     }
     Option* option = find(name);
@@ -289,7 +299,6 @@ std::optional<int> Options::parse(int argc, const char* const* argv) {
     std::fprintf(stderr, "%s: %s\n", command_.c_str(), status.message().c_str());
     return 2;
   }
-  for (const std::string& note : notes_) std::fprintf(stderr, "%s: %s\n", command_.c_str(), note.c_str());
   for (const std::string& warning : suspicious_variables(environ))
     std::fprintf(stderr, "%s: %s\n", command_.c_str(), warning.c_str());
   if (print_) {

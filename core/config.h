@@ -98,9 +98,10 @@ class Options {
   void with_config_file();  // adds --config, --print-config and --check-config
   // Another program's name for an option, so that its configurations are taken as they are.
   void alias(std::string name, std::string option) { aliases_[std::move(name)] = std::move(option); }
-  // One that means nothing here: it is passed over with a warning that says why. A switch stands without a value.
-  void foreign(std::string name, std::string why, bool is_switch = false) {
-    foreign_[std::move(name)] = {std::move(why), is_switch};
+  // One that can only say what is so anyway: these values are taken, others refused with the reason. A switch stands
+  // without a value, which is then true.
+  void foreign(std::string name, std::vector<std::string> values, std::string why, bool is_switch = false) {
+    foreign_[std::move(name)] = {std::move(values), std::move(why), is_switch};
   }
   void example(std::string command_line, std::string what_it_does);
   // Said about the whole, after each value has been read: "at least one port must be on".
@@ -122,7 +123,6 @@ class Options {
   std::string help_text(int width = 100) const;
   std::string print_config() const;  // JSON with comments: a file that load_json reads back
   const std::vector<std::unique_ptr<Option>>& all() const { return options_; }
-  const std::vector<std::string>& notes() const { return notes_; }  // what was passed over, in words
   const std::string& command() const { return command_; }
   const std::string& summary() const { return summary_; }
 
@@ -138,13 +138,13 @@ class Options {
   std::vector<std::pair<std::string, std::string>> examples_;
   std::vector<std::function<Status()>> rules_;
   struct Foreign {
+    std::vector<std::string> values;
     std::string why;
     bool is_switch = false;
   };
-  bool pass_over(const std::string& name);
+  Status take_foreign(const std::string& name, std::string_view value, const std::string& where) const;
   std::map<std::string, std::string> aliases_;
   std::map<std::string, Foreign> foreign_;
-  std::vector<std::string> notes_;
   std::string config_file_;
   bool has_file_ = false, help_ = false, print_ = false, check_ = false;
 };

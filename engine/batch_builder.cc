@@ -49,9 +49,9 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
       KVASIR_CHECK(row != before->row_of.end(), "sequence ", item.seq, " awaits a token nobody draws");
       b.tokens.push_back(model::previous_sample(row->second));
     }
-    for (int32_t t = 0; t < item.count; ++t) b.positions.push_back(int32_t(item.begin) + t);
-    int64_t kvlen = item.begin + item.count;
-    b.start_pos.push_back(item.begin);
+    const int64_t begin = item.begin - cut(item), kvlen = begin + item.count;
+    for (int32_t t = 0; t < item.count; ++t) b.positions.push_back(int32_t(begin) + t);
+    b.start_pos.push_back(begin);
     b.seqstarts.push_back(b.seqstarts.back() + item.count);
     b.kvstarts.push_back(b.kvstarts.back() + kvlen);
     b.max_seqlen = std::max<int64_t>(b.max_seqlen, item.count);
@@ -71,13 +71,23 @@ void BatchBuilder::add_tables(const scheduler::StepPlan& plan, PackedStep& out) 
   while (out.starts.size() < groups) out.starts.emplace_back(shape_.index_mode, shape_.page_size);
   b.more_cachestarts.resize(out.starts.size() - 1);
   size_t longest = 0;
-  for (const scheduler::PlanItem& item : plan.items) longest = std::max(longest, item.pages.size());
+  for (const scheduler::PlanItem& item : plan.items)
+    longest = std::max(longest, item.pages.size() - (shape_.streaming ? size_t(item.cut_end - item.cut_begin) : 0));
   for (size_t g = 0; g < out.starts.size(); ++g) {
     std::vector<int64_t>& starts = g == 0 ? b.cachestarts : b.more_cachestarts[g - 1];
     out.starts[g].begin(int64_t(plan.items.size()), int64_t(longest), shape_.most_pages, starts);
-    for (const scheduler::PlanItem& item : plan.items)
-      out.starts[g].add(item.table_version, g == 0 ? item.pages : item.more_pages[g - 1], item.begin + item.count,
-                        starts);
+    for (const scheduler::PlanItem& item : plan.items) {
+      std::span<const int32_t> pages = g == 0 ? item.pages : item.more_pages[g - 1];
+      const int64_t kvlen = item.begin + item.count;
+      if (shape_.streaming) {  // a table that loses its middle is another one
+        out.seen.assign(pages.begin(), pages.begin() + std::min<size_t>(size_t(item.cut_begin), pages.size()));
+        out.seen.insert(out.seen.end(), pages.begin() + std::min<size_t>(size_t(item.cut_end), pages.size()),
+                        pages.end());
+        out.starts[g].add(0, out.seen, kvlen - cut(item), starts);
+      } else {
+        out.starts[g].add(item.table_version, pages, kvlen, starts);
+      }
+    }
   }
   b.max_pages = out.starts[0].row_length();
 }
@@ -117,7 +127,7 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
                                     PackedStep& out) const {
   const Request& request = job.request;
   model::SampleRow row;
-  row.params = &request.sampling;
+  row.params = job.beams ? &job.beam_params : &request.sampling;
   row.choice = choice;
   row.position = position;
   int64_t drawn = position - int64_t(request.prompt.size());  // tokens this choice has

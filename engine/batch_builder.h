@@ -31,6 +31,7 @@ struct PackedStep {
   int32_t decodes = 0, prefills = 0;
   bool constrained = false;                  // some row has a grammar
   std::vector<kvcache::CacheStarts> starts;  // of the batch's tables, by layer group
+  std::vector<int32_t> seen;                 // a table without its middle
   bool failed = false;
   Time began{}, planned{};
 };
@@ -42,6 +43,7 @@ class BatchBuilder {
     kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
     int64_t most_pages = 0;  // that one sequence can have
     int depth = 1;
+    bool streaming = false;  // operators are told nothing of what lies between sinks and window
   };
   BatchBuilder(const scheduler::Scheduler& scheduler, const Shape& shape) : scheduler_(scheduler), shape_(shape) {}
 
@@ -50,6 +52,9 @@ class BatchBuilder {
             const PackedStep* before, PackedStep& out) const;
 
  private:
+  int64_t cut(const scheduler::PlanItem& item) const {  // tokens that its operators are not told of
+    return shape_.streaming ? int64_t(item.cut_end - item.cut_begin) * shape_.page_size : 0;
+  }
   void add_tables(const scheduler::StepPlan& plan, PackedStep& out) const;
   void add_rows(const scheduler::PlanItem& item, const JobPtr& job, const PackedStep* before, PackedStep& out) const;
   model::SampleRow draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position, PackedStep& out) const;

@@ -21,6 +21,10 @@ void StepLoop::on_event(const scheduler::Event& event) {
       if (job->request.prompt_logprobs < 0 || job->request.prompt.size() == 1) start_stream(job);
       return;
     case Kind::finished: {
+      if (job->beams) {
+        if (++job->beams_ended == job->beams->width()) publish_answers(job);
+        return;
+      }
       Choice& choice = job->choices[size_t(event.choice)];
       choice.ended = true;
       Record record{Record::Kind::finished, false, event.choice, FinishReason::length, job};
@@ -51,6 +55,15 @@ void StepLoop::on_event(const scheduler::Event& event) {
       if (job->paused) std::erase(paused_, job);
       jobs_.erase(event.request);
       return;
+  }
+}
+
+void StepLoop::publish_answers(const JobPtr& job) {
+  auto answers = job->beams->best(job->request.n);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    Record record{Record::Kind::answer, answers[i].stopped, int32_t(i), FinishReason::length, job};
+    record.answer = std::move(answers[i]);
+    records_.push_back(std::move(record));
   }
 }
 

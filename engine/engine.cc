@@ -131,7 +131,9 @@ Status EngineImpl::load(const Loader& loader) {
                 }));
   info_ = loaded_.runner->info();
   int64_t memory = options_.kv_memory, room = loaded_.runner->cache_room();
-  if (memory <= 0) memory = room >= 0 ? room : default_kv_memory(host_limits().memory_available);
+  if (memory <= 0)
+    memory = int64_t(double(room >= 0 ? room : default_kv_memory(host_limits().memory_available)) *
+                     options_.kv_memory_share);
   KVASIR_ASSIGN(scheduler::Options plan, scheduler_options(options_, *loaded_.runner, memory));
   plan.cache_events = cache_events_;
   std::vector<int64_t> pages;
@@ -144,9 +146,19 @@ Status EngineImpl::load(const Loader& loader) {
   KVASIR_ASSIGN(auto scheduler, scheduler::Scheduler::create(plan));
 
   if (loaded_.tokenizer) end_of_generation_ = loaded_.tokenizer->end_of_generation();
+  for (int32_t t : options_.stop_tokens) {
+    if (t < 0 || t >= info_.vocab_size)
+      return invalid_argument(cat("stop_tokens has ", t, "; the model's token ids are 0 to ", info_.vocab_size - 1))
+          .with_field("stop_tokens");
+    end_of_generation_.push_back(t);
+  }
   publisher_.set_tokenizer(loaded_.tokenizer);
   const bool has_grammars = loaded_.tokenizer || loaded_.grammars;
-  limits_ = {info_.vocab_size, info_.context_length, options_.max_running, loaded_.tokenizer != nullptr, has_grammars};
+  limits_ = {info_.vocab_size,     info_.context_length,         info_.streaming ? info_.trained_context : 0,
+             options_.max_running, loaded_.tokenizer != nullptr, has_grammars};
+  limits_.max_input = options_.max_input_tokens;
+  limits_.max_output = options_.max_output_tokens;
+  limits_.max_total = options_.max_total_tokens;
   if (has_grammars) {
     auto compiler = [this]() -> Result<std::shared_ptr<text::GrammarCompiler>> {
       if (loaded_.grammars) return loaded_.grammars;
@@ -160,6 +172,8 @@ Status EngineImpl::load(const Loader& loader) {
                            {"window_pages", pages.size() > 1 ? pages[1] : 0},
                            {"host_pages", plan.host_pages},
                            {"page_size", options_.page_size},
+                           {"type", info_.kv_type},
+                           {"bytes_per_token", info_.kv_bytes_per_token},
                            {"bytes", memory}});
   return {};
 }
@@ -230,6 +244,7 @@ Stats EngineImpl::stats() const {
   s.waiting += waiting.requests;
   s.waiting_tokens = waiting.tokens;
   s.state = state();
+  if (has_loaded_) s.kv_type = info_.kv_type, s.kv_bytes_per_token = info_.kv_bytes_per_token;
   std::lock_guard lock(phase_mutex_);
   s.message = message_;
   if (s.state == State::stuck) s.message = cat("no step has finished for ", options_.watchdog.count() / 1000.0, " s");
@@ -265,6 +280,7 @@ Status EngineImpl::prepare(Job& job) const {
   if (!r.ignore_eos) job.stop_set = end_of_generation_;
   job.stop_set.insert(job.stop_set.end(), r.stop_tokens.begin(), r.stop_tokens.end());
   std::sort(job.stop_set.begin(), job.stop_set.end());
+  job.stop_set.erase(std::unique(job.stop_set.begin(), job.stop_set.end()), job.stop_set.end());
   const size_t words = (size_t(info_.vocab_size) + 31) / 32;
   if (!r.allowed_tokens.empty()) {
     job.allowed_mask.assign(words, 0);
@@ -280,6 +296,17 @@ Status EngineImpl::prepare(Job& job) const {
                                   "; allow an id that does not, or leave min_tokens out"))
           .with_field("allowed_token_ids");
   }
+  if (r.beams) {
+    job.beams.emplace(*r.beams, job.stop_set, *r.max_tokens, r.sampling.logprobs);
+    job.beam_params.temperature = 0;
+    job.beam_params.logprobs = job.beams->candidates();
+    if (job.beams->candidates() > info_.vocab_size)
+      return invalid_argument(cat("beam_width is ", r.beams->width, "; with ", job.stop_set.size(),
+                                  " tokens that end an answer and a vocabulary of ", info_.vocab_size,
+                                  " it must be at most ",
+                                  info_.vocab_size / (job.beams->candidates() / r.beams->width)))
+          .with_field("beam_width");
+  }
   if (r.prompt_logprobs >= 0) {
     job.score_params.logprobs = r.prompt_logprobs;
     job.prompt_logprobs.resize(r.prompt.size());
@@ -291,6 +318,16 @@ Status EngineImpl::prepare(Job& job) const {
 Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   KVASIR_TRY(accepting());
   KVASIR_TRY(validate(request, limits_));
+  if (!request.max_tokens && limits_.default_length > 0)
+    request.max_tokens =
+        std::max<int64_t>(limits_.default_length - int64_t(request.prompt.size()), info_.sliding_window);
+  if (!request.max_tokens && (limits_.max_output > 0 || limits_.max_total > 0)) {
+    const int64_t prompt = int64_t(request.prompt.size());
+    request.max_tokens = info_.context_length - prompt;
+    if (limits_.max_output > 0) request.max_tokens = std::min(*request.max_tokens, limits_.max_output);
+    if (limits_.max_total > 0) request.max_tokens = std::min(*request.max_tokens, limits_.max_total - prompt);
+  }
+  if (request.beams && !request.max_tokens) request.max_tokens = info_.context_length - int64_t(request.prompt.size());
   KVASIR_TRY(in_time(request));
   uint64_t number = next_number_.fetch_add(1);
   if (request.id.empty()) request.id = cat("req-", id_prefix_, '-', number);

@@ -47,6 +47,10 @@ struct EngineOptions {
   std::string step_trace;                        // Chrome trace file
   std::string record;                            // of the scheduler's calls, for kvasir simulate
   std::string chat_template;                     // a file; empty: the model's own
+  double kv_memory_share = 1;                    // of what kv_memory 0 is
+  std::vector<int32_t> stop_tokens;              // end every answer, as the model's own do
+  // Of one request; 0: no bound but the model's context.
+  int64_t max_input_tokens = 0, max_output_tokens = 0, max_total_tokens = 0;
 };
 
 // What the step loop runs, as a loader gives it.
@@ -71,6 +75,8 @@ struct Stats {
   int64_t waiting_tokens = 0;                // of the prompts that wait for their first step
   double expected_wait = 0, wait_bound = 0;  // seconds, of one that came now, and where it would be refused; 0: nowhere
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
+  std::string kv_type;  // what the cache is made of, once there is one
+  int64_t kv_bytes_per_token = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
   int64_t steps_cut = 0;                  // that took up fewer prompt tokens, for max_step_ms

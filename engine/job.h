@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/beam_search.h"
 #include "engine/channel.h"
 #include "engine/choice_grammar.h"
 #include "engine/request.h"
@@ -35,7 +36,11 @@ struct ChoiceText {
 
 struct Job : std::enable_shared_from_this<Job> {
   Job(Request r, std::shared_ptr<Mailbox> box, int64_t event_limit)
-      : request(std::move(r)), mailbox(std::move(box)), channel(event_limit), choices(request.n), texts(request.n) {}
+      : request(std::move(r)),
+        mailbox(std::move(box)),
+        channel(event_limit),
+        choices(size_t(request.beams ? request.beams->width : request.n)),
+        texts(size_t(request.n)) {}
 
   const Request request;
   const std::shared_ptr<Mailbox> mailbox;
@@ -64,6 +69,9 @@ struct Job : std::enable_shared_from_this<Job> {
   std::vector<uint32_t> allowed_mask;     // allowed_tokens; empty: all
   std::vector<uint32_t> min_tokens_mask;  // of those, everything but what would stop it
   std::vector<int32_t> stop_set;          // ascending
+  std::optional<BeamSearch> beams;
+  model::SamplingParams beam_params;  // what each beam's row is to give
+  int32_t beams_ended = 0;
 
   // Publisher.
   std::vector<ChoiceText> texts;

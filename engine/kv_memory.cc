@@ -24,7 +24,8 @@ Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const mode
                                                    const KvSteps& steps, bool apart) {
   KVASIR_ASSIGN(const int64_t together, kv_pages(kv_memory, steps.page_size, model.kv_bytes_per_token));
   std::vector<scheduler::PageGroup> pools{{together, 0}};
-  if (model.windowed_layers == model.layers && apart) pools[0].window = model.sliding_window;
+  if (model.windowed_layers == model.layers && apart)
+    pools[0].window = model.sliding_window, pools[0].sinks = model.attention_sinks;
   if (model.windowed_layers == 0 || model.windowed_layers == model.layers || !apart) return pools;
 
   auto pages = [&](int64_t tokens) { return (tokens + steps.page_size - 1) / steps.page_size; };

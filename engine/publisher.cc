@@ -84,6 +84,7 @@ void Publisher::publish(Record& record, Time now) {
   switch (record.kind) {
     case Record::Kind::started: return start(job);
     case Record::Kind::token: return token(job, record, now);
+    case Record::Kind::answer: return answer(job, record, now);
     case Record::Kind::finished: {
       Finished event{record.choice, record.reason};
       if (record.reason == FinishReason::stop_token) event.stop_token = record.token.id;
@@ -143,6 +144,31 @@ void Publisher::token(Job& job, Record& record, Time now) {
     job.touch();
     finish(job, record.choice, Finished{record.choice, FinishReason::stop_string, std::move(piece.stop)}, now);
   }
+}
+
+void Publisher::answer(Job& job, Record& record, Time now) {
+  ChoiceText& text = job.texts[size_t(record.choice)];
+  std::vector<TokenOut>& tokens = record.answer.tokens;
+  if (job.first_at == Time{}) {
+    job.first_at = now;
+    counts_.first_token.add(seconds(now - job.arrived));
+    counts_.prefill.add(seconds(now - std::min(now, job.started_at)));
+  }
+  text.tokens = std::ssize(tokens);
+  job.completion_tokens += text.tokens;
+  counts_.output_tokens += text.tokens;
+  Finished end{record.choice, record.answer.stopped ? FinishReason::stop_token : FinishReason::length};
+  end.score = record.answer.score;
+  if (record.answer.stopped) {
+    end.stop_token = tokens.back().id;
+    if (!job.request.include_stop) tokens.pop_back();
+  }
+  Tokens event{record.choice};
+  if (text.detokenizer)
+    for (const TokenOut& t : tokens) event.text += text.detokenizer->push(t.id).text;
+  event.tokens = std::move(tokens);
+  push(job, std::move(event));
+  finish(job, record.choice, std::move(end), now);
 }
 
 void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {

@@ -17,13 +17,14 @@
 namespace kvasir::engine {
 
 struct Record {
-  enum class Kind : uint8_t { started, token, finished, cancelled, failed };
+  enum class Kind : uint8_t { started, token, answer, finished, cancelled, failed };
   Kind kind = Kind::token;
   bool stop_token = false;  // token: it ends the choice and is shown only when asked for
   int32_t choice = 0;
   FinishReason reason = FinishReason::length;  // finished
   JobPtr job;
   TokenOut token;
+  BeamSearch::Answer answer;  // a whole one, of a search; stop_token says that its last token ended it
 };
 
 // What the publisher counts.
@@ -58,6 +59,7 @@ class Publisher {
   void run();
   void publish(Record& record, Time now);
   void start(Job& job);
+  void answer(Job& job, Record& record, Time now);
   void token(Job& job, Record& record, Time now);
   void finish(Job& job, int32_t choice, Finished event, Time now);
   void close(Job& job, Time now);

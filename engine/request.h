@@ -16,12 +16,28 @@
 
 namespace kvasir::engine {
 
+// Beam search: no draws, but the likeliest answers as wholes. They come when all are known.
+struct BeamOptions {
+  enum class Early : uint8_t {
+    no,    // when no beam is likelier, for its length so far, than the worst answer
+    yes,   // when there are as many answers as beams
+    never  // when no beam could become better than the worst answer
+  };
+  int32_t width = 1;         // beams; the n best answers are returned
+  float length_penalty = 1;  // scores are divided by length^length_penalty: above 0 favours longer answers
+  Early early = Early::no;
+
+  // Of each row so many tokens matter: even if every kind of end is likeliest, as many beams as there are go on.
+  int32_t candidates(size_t stops) const { return width * int32_t(stops > 1 ? stops + 1 : 2); }
+};
+
 struct Request {
   std::string id;               // scoped to the tenant; the engine makes one when empty
   std::string tenant;           // from the key, never from the client alone
   std::vector<int32_t> prompt;  // token ids
   model::SamplingParams sampling;
   int32_t n = 1;
+  std::optional<BeamOptions> beams;   // of `sampling` then only logprobs counts
   std::optional<int64_t> max_tokens;  // unset: up to the context; 0: prompt only
   int32_t min_tokens = 0;             // no stop token before so many; stop strings hold always
   std::vector<int32_t> stop_tokens;
@@ -67,8 +83,9 @@ struct Finished {
   FinishReason reason = FinishReason::length;
   std::string stop_string;  // which, when reason is stop_string
   int32_t stop_token = -1;
-  bool last = false;  // no choice is left: nothing follows
-  Usage usage;        // of the whole request so far
+  bool last = false;           // no choice is left: nothing follows
+  std::optional<float> score;  // of a beam: its log-probability over length^length_penalty
+  Usage usage;                 // of the whole request so far
 };
 struct Failed {  // always the last
   Status status;

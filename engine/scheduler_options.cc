@@ -27,6 +27,11 @@ Result<scheduler::Options> scheduler_options(const EngineOptions& options, const
   // The second tier and runs know one pool only, which then keeps every token.
   const bool apart = options.host_kv_memory == 0 && options.kv_index != kvcache::IndexMode::offset &&
                      (runner.cache_groups() > 1 || info.windowed_layers == info.layers);
+  if (info.streaming && !apart)
+    return invalid_argument(cat("attention_window is ", info.sliding_window,
+                                "; what it leaves behind is given back page by page: it needs kv_index page_table or "
+                                "token_table and no host_kv_memory"))
+        .with_field("attention_window");
   const KvSteps steps{options.page_size, options.max_running, options.max_tokens_per_step};
   KVASIR_ASSIGN(o.groups, kv_pools(kv_memory, info, steps, apart));
   if (options.host_kv_memory > 0) {
@@ -58,9 +63,9 @@ Result<scheduler::Options> scheduler_options(const EngineOptions& options, const
     std::shared_ptr<RecordingFile> file = std::move(opened);
     std::random_device entropy;
     const std::string what_runs = runner.cache_room() >= 0 ? "a GPU" : cat("a CPU with ", cpu().to_string());
-    o.recorder = std::make_shared<scheduler::Recorder>([file](std::string lines) { file->write(std::move(lines)); },
-                                                       uint64_t(entropy()) << 32 | entropy(),
-                                                       cat(info.name, ' ', info.quantization, " on ", what_runs));
+    o.recorder = std::make_shared<scheduler::Recorder>(
+        [file](std::string lines) { file->write(std::move(lines)); }, uint64_t(entropy()) << 32 | entropy(),
+        cat(info.name, ' ', info.quantization, ", cache of ", info.kv_type, ", on ", what_runs));
   }
   return o;
 }

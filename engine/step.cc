@@ -148,12 +148,34 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
   }
   // After the loop: a request may have failed by a later row.
   std::erase_if(draws_, [](const Draw& d) { return d.owner->job->ended || !d.owner->job->failure.ok(); });
+  advance_searches();
   for (const Draw& d : draws_) {
     scheduler::SeqResult r;
     r.seq = d.owner->seq;
+    if (const auto& beams = d.owner->job->beams) {
+      const BeamSearch::Next& next = beams->next()[size_t(d.owner->choice)];
+      r.tokens = {&next.token, 1};
+      r.parent = next.parent;
+      r.stop = beams->done();
+      results_.push_back(r);
+      continue;
+    }
     r.tokens = {&d.sampled->token, d.sampled->late ? 0u : 1u};
     r.stop = d.stop;
     results_.push_back(r);
+  }
+}
+
+// All beams of a search are in the same step, by choice; before the first token they are one row.
+void StepLoop::advance_searches() {
+  for (size_t i = 0; i < draws_.size(); ++i) {
+    Job& job = *draws_[i].owner->job;
+    if (!job.beams || draws_[i].owner->choice != 0) continue;
+    std::vector<std::span<const model::TokenLogprob>> rows(size_t(job.beams->width()));
+    for (const Draw& d : draws_)
+      if (d.owner->job.get() == &job) rows[size_t(d.owner->choice)] = d.sampled->top;
+    if (!job.beams->begun()) rows.resize(1);
+    job.beams->advance(rows);
   }
 }
 
@@ -161,6 +183,7 @@ void StepLoop::publish_draws() {
   for (size_t i = 0; i < draws_.size(); ++i) {
     if (results_[i].accepted == 0) continue;  // past its end, or without its mask
     const RowOwner& owner = *draws_[i].owner;
+    if (owner.job->beams) continue;  // its answers come at the end
     model::Sampled& sampled = *draws_[i].sampled;
     Choice& choice = owner.job->choices[size_t(owner.choice)];
     if (draws_[i].stop) choice.stop_token = sampled.token;
@@ -170,7 +193,7 @@ void StepLoop::publish_draws() {
   }
   drain_events();  // a choice that just ended needs no mask
   for (size_t i = 0; i < draws_.size(); ++i)
-    if (results_[i].accepted > 0) plan_mask(*draws_[i].owner);
+    if (results_[i].accepted > 0 && !draws_[i].owner->job->beams) plan_mask(*draws_[i].owner);
 }
 
 // The next draw is tried without a mask, and most often right. Only where a mask takes longer than a step it is

@@ -24,7 +24,8 @@ StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::uni
       builder_(*scheduler_, {.page_size = options.page_size,
                              .index_mode = options.kv_index,
                              .most_pages = (runner.info().context_length + options.page_size - 1) / options.page_size,
-                             .depth = runner.depth()}) {
+                             .depth = runner.depth(),
+                             .streaming = runner.info().streaming}) {
   publish_stats();
 }
 
@@ -97,7 +98,8 @@ void StepLoop::submit(const JobPtr& job, Time at) {
     s.id = job->number;
     s.tenant = r.tenant;
     s.prompt = r.prompt;
-    s.n = r.n;
+    s.n = r.beams ? r.beams->width : r.n;
+    s.beam = r.beams.has_value();
     s.max_new = r.max_tokens;
     s.priority = r.priority;
     s.weight = r.weight;

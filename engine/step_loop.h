@@ -40,6 +40,7 @@ class StepLoop {
   bool launch_next();
   void finish_oldest();
   void take_results(PackedStep& step, std::vector<model::Sampled>& sampled);
+  void advance_searches();
   void publish_draws();
   void plan_mask(const RowOwner& owner);
   void fail_step(const PackedStep& step, const Status& why);
@@ -50,6 +51,7 @@ class StepLoop {
   void on_event(const scheduler::Event& event);
   void fail(Job& job, Status status);
   void leave_queue(Job& job);
+  void publish_answers(const JobPtr& job);
   void start_stream(const JobPtr& job);
   void flush_records(std::optional<StepSample> sample = std::nullopt);
   JobPtr find(uint64_t number) const;

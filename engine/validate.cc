@@ -14,6 +14,28 @@ Status check_tokens(const char* field, const std::vector<int32_t>& tokens, int32
   return {};
 }
 
+// A search compares whole answers, so what is decided while an answer grows has no place in it.
+Status check_beams(const Request& r, const RequestLimits& limits) {
+  const BeamOptions& b = *r.beams;
+  if (b.width < 1 || b.width > limits.max_choices)
+    return bad("beam_width",
+               cat("beam_width is ", b.width, "; it must be 1 to ", limits.max_choices, " on this server"));
+  if (r.n > b.width)
+    return bad("n", cat("n is ", r.n, "; a search of ", b.width, " beams has at most that many answers"));
+  if (!(b.length_penalty >= -10 && b.length_penalty <= 10))
+    return bad("length_penalty", cat("length_penalty is ", b.length_penalty, "; it must be from -10 to 10"));
+  if (r.max_tokens && *r.max_tokens == 0)
+    return bad("max_tokens", "max_tokens is 0; beam search needs an answer to search for");
+  if (r.grammar.kind != text::GrammarSpec::Kind::none)
+    return bad("grammar", "beam search cannot follow a grammar; leave one of them out");
+  if (!r.stop_strings.empty())
+    return bad("stop", "beam search ends at tokens, not at strings: use stop_token_ids, or leave stop out");
+  if (!r.allowed_tokens.empty())
+    return bad("allowed_token_ids", "beam search looks at all tokens; leave allowed_token_ids out");
+  if (r.min_tokens > 0) return bad("min_tokens", "beam search ends where it finds an end; leave min_tokens out");
+  return {};
+}
+
 }  // namespace
 
 Status validate(const Request& r, const RequestLimits& limits) {
@@ -37,10 +59,21 @@ Status validate(const Request& r, const RequestLimits& limits) {
   } else if (prompt == context) {
     return bad("prompt", cat("the prompt fills the model's context of ", context, " tokens and leaves none to draw"));
   }
+  if (limits.max_input > 0 && prompt > limits.max_input)
+    return bad("prompt", cat("the prompt has ", prompt, " tokens; this server takes ", limits.max_input,
+                             " (max_input_tokens_per_request)"));
+  if (limits.max_output > 0 && r.max_tokens.value_or(0) > limits.max_output)
+    return bad("max_tokens", cat("max_tokens is ", *r.max_tokens, "; this server gives ", limits.max_output,
+                                 " (max_output_tokens_per_request)"));
+  if (limits.max_total > 0 && prompt + r.max_tokens.value_or(1) > limits.max_total)
+    return bad(r.max_tokens ? "max_tokens" : "prompt",
+               cat("the prompt's ", prompt, " tokens and max_tokens ", r.max_tokens.value_or(1), " exceed the ",
+                   limits.max_total, " this server takes (max_total_tokens_per_request)"));
   int64_t most = r.max_tokens.value_or(context - prompt);
   if (r.min_tokens < 0 || r.min_tokens > most)
     return bad("min_tokens", cat("min_tokens is ", r.min_tokens, "; it must be 0 to ", most, " here"));
 
+  if (r.beams) KVASIR_TRY(check_beams(r, limits));
   for (const std::string& s : r.stop_strings)
     if (s.empty()) return bad("stop", "a stop string is empty; leave it out instead");
   if (!limits.has_text && (r.detokenize || !r.stop_strings.empty()))

@@ -8,9 +8,11 @@ namespace kvasir::engine {
 struct RequestLimits {
   int32_t vocab_size = 0;
   int32_t context_length = 0;
+  int32_t default_length = 0;  // of prompt and answer, where a request names no max_tokens; 0: the context
   int32_t max_choices = 0;
   bool has_text = false;  // a tokenizer, which text and stop strings need
   bool has_grammars = false;
+  int64_t max_input = 0, max_output = 0, max_total = 0;  // of a request; 0: no bound of its own
 };
 
 Status validate(const Request& request, const RequestLimits& limits);

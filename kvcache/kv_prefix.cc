@@ -269,6 +269,7 @@ Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, in
   const int64_t size = options_.page_size;
   limit = std::min<int64_t>(limit, static_cast<int64_t>(tokens.size()));
   std::array<int64_t, kMaxGroups> run{};
+  bool sinks_there = true;
   int32_t whole = 0;
   for (int64_t k = 0; (k + 1) * size <= limit; ++k) {
     NodeId c = tree_.child(node, tokens.subspan(k * size, size));
@@ -280,8 +281,8 @@ Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, in
     for (int g = 0; g < groups(); ++g) {
       if (!window_group(g)) continue;
       run[g] = n.page[g] >= 0 ? run[g] + 1 : 0;
-      int64_t hidden = std::max<int64_t>(0, (k + 1) * size - options_.groups[g].window) / size;
-      covered = covered && run[g] >= k + 1 - hidden;
+      if (k < sink_pages(g) && n.page[g] < 0) sinks_there = false;
+      covered = covered && sinks_there && run[g] >= k + 1 - hidden_before(g, (k + 1) * size) / size;
     }
     if (covered) whole = static_cast<int32_t>(k + 1);
   }
@@ -314,11 +315,11 @@ void KvSpace::commit(Lease& lease, std::span<const int32_t> tokens, int64_t comp
     const int32_t k = lease.committed_;
     auto page_tokens = tokens.subspan(k * size, size);
     NodeId node = node_of_[0][lease.tables_[0][k]];
-    if (node == kNoNode || k < lease.first_held_[0] || tree_[node].parent != lease.at_ || tree_[node].fill < size)
+    if (node == kNoNode || !holds(lease, 0, k) || tree_[node].parent != lease.at_ || tree_[node].fill < size)
       node = tree_.child(lease.at_, page_tokens);
     if (node == kNoNode) node = tree_.insert(lease.at_, page_tokens);
     for (int g = 0; g < groups(); ++g) {
-      if (k < lease.first_held_[g]) continue;
+      if (!holds(lease, g, k)) continue;
       int32_t& mine = lease.tables_[g][k];
       int32_t theirs = tree_[node].page[g];
       if (theirs == mine) continue;

@@ -51,11 +51,11 @@ Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m
   // Hold all that was found before anything is taken: taking may evict.
   const int32_t whole = m.pages;
   for (int g = 0; g < groups(); ++g) {
-    const int32_t window = options_.groups[g].window;
-    int64_t hidden = window > 0 ? std::max<int64_t>(0, int64_t(whole) * options_.page_size - window) : 0;
-    lease.first_held_[g] = static_cast<int32_t>(hidden / options_.page_size);
+    lease.first_held_[g] =
+        static_cast<int32_t>(hidden_before(g, int64_t(whole) * options_.page_size) / options_.page_size);
     lease.tables_[g].assign(whole, 0);
-    for (int32_t k = lease.first_held_[g]; k < whole; ++k) {
+    for (int32_t k = 0; k < whole; ++k) {
+      if (!holds(lease, g, k)) continue;
       int32_t page = lease.tables_[g][k] = tree_[path_[k]].page[g];
       if (page >= 0) {
         ref(g, page);
@@ -206,7 +206,8 @@ Lease KvSpace::fork(Lease& lease, int64_t used, int64_t reserve) {
   int64_t pages = pages_for(used);
   for (int g = 0; g < groups(); ++g) {
     copy.tables_[g].assign(lease.tables_[g].begin(), lease.tables_[g].begin() + pages);
-    for (int64_t k = copy.first_held_[g]; k < pages; ++k) ref(g, copy.tables_[g][k]);
+    for (int64_t k = 0; k < pages; ++k)
+      if (holds(copy, g, k)) ref(g, copy.tables_[g][k]);
   }
   copy.shared_tail_ = lease.shared_tail_ = true;
   return copy;
@@ -215,10 +216,11 @@ Lease KvSpace::fork(Lease& lease, int64_t used, int64_t reserve) {
 void KvSpace::trim_front(Lease& lease, int64_t next_position) {
   for (int g = 0; g < groups(); ++g) {
     if (!window_group(g) || options_.contiguous) continue;
-    int64_t visible = std::max<int64_t>(0, next_position - options_.groups[g].window + 1);
+    const int64_t visible = hidden_before(g, next_position + 1);
     int32_t first = static_cast<int32_t>(
         std::min<int64_t>(visible / options_.page_size, static_cast<int64_t>(lease.tables_[g].size())));
-    for (int32_t& k = lease.first_held_[g]; k < first; ++k) unref(g, lease.tables_[g][k]);
+    for (int32_t& k = lease.first_held_[g]; k < first; ++k)
+      if (k >= sink_pages(g)) unref(g, lease.tables_[g][k]);
   }
 }
 
@@ -237,7 +239,8 @@ void KvSpace::trim_back(Lease& lease, int64_t tokens) {
 void KvSpace::release(Lease& lease) {
   for (int g = 0; g < groups(); ++g) {
     auto& table = lease.tables_[g];
-    for (int64_t k = static_cast<int64_t>(table.size()); k-- > lease.first_held_[g];) unref(g, table[k]);
+    for (int64_t k = static_cast<int64_t>(table.size()); k-- > 0;)
+      if (holds(lease, g, k)) unref(g, table[k]);
     table.clear();
     lease.first_held_[g] = 0;
   }
@@ -319,7 +322,8 @@ void KvSpace::check_integrity(std::span<const Lease* const> leases,
     std::vector<int32_t> refs(pools_[g].size(), 0);
     for (const Lease* l : leases) {
       const auto& table = l->tables_[g];
-      for (size_t k = l->first_held_[g]; k < table.size(); ++k) ++refs[table[k]];
+      for (size_t k = 0; k < table.size(); ++k)
+        if (holds(*l, g, int64_t(k))) ++refs[table[k]];
     }
     for (const Deferred& d : deferred_)
       if (d.group == g) ++refs[d.page];

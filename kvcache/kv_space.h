@@ -25,6 +25,7 @@ namespace kvasir::kvcache {
 struct GroupShape {
   int64_t pages = 0;
   int32_t window = 0;  // 0: full attention
+  int32_t sinks = 0;   // first tokens that stay visible; counted inside the window
 };
 
 struct KvSpaceOptions {
@@ -56,7 +57,8 @@ class Lease {
   std::span<const std::vector<int32_t>> more_pages(int groups) const {
     return {tables_.data() + 1, size_t(groups - 1)};
   }
-  int32_t first_held(int group) const { return first_held_[group]; }  // earlier entries are stale
+  // Entries before it are stale, but for those of sinks (KvSpace::sink_pages).
+  int32_t first_held(int group) const { return first_held_[group]; }
   bool empty() const { return space_ == nullptr; }
   // Changes whenever a table does otherwise than by growing, and is never that of another lease.
   uint64_t version() const { return version_; }
@@ -134,6 +136,8 @@ class KvSpace {
   }
   // Room for `tokens` tokens in every group: all or nothing.
   bool grow(Lease& lease, int64_t tokens, bool urgent = false);
+  // Pages at the front that stay while the window moves on.
+  int32_t sink_pages(int group) const { return static_cast<int32_t>(pages_for(options_.groups[group].sinks)); }
   int64_t pages_missing(const Lease& lease, int64_t tokens) const;  // group 0
   // The page of this position may be written: a shared one is copied first. False: no page for that.
   bool make_writable(Lease& lease, int64_t position, bool urgent = false);
@@ -192,6 +196,12 @@ class KvSpace {
   Tenant& tenant(int32_t id);
   int64_t floor_pages(int group) const;
   bool window_group(int g) const { return options_.groups[g].window > 0; }
+  bool holds(const Lease& l, int g, int64_t k) const { return k >= l.first_held_[g] || k < sink_pages(g); }
+  // The first of `tokens` that the query after them, or the one at this position, sees beside sinks.
+  int64_t hidden_before(int g, int64_t position) const {
+    const GroupShape& s = options_.groups[g];
+    return s.window > 0 ? std::max<int64_t>(0, position - (s.window - s.sinks)) : 0;
+  }
   void ref(int g, int32_t page);
   void unref(int g, int32_t page);
   int32_t take(int g, int32_t tenant, bool urgent);

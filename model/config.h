@@ -63,6 +63,10 @@ struct ModelConfig {
   int32_t window = 0;                  // of the layers that have one; 0: none has
   std::vector<LayerKind> layer_kinds;  // empty: all are alike, and have the window where there is one
 
+  kvcache::FormWish kv;   // of the cache the checkpoint was made for, where it says so
+  std::string kv_index;   // likewise; empty: it does not say
+  int32_t page_size = 0;  // likewise; 0
+
   double step_ms = 0;  // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
 

@@ -91,6 +91,27 @@ Status read_layer_kinds(const JsonKeys& in, ModelConfig* c) {
   return {};
 }
 
+// What compressed-tensors says of the cache that the checkpoint's k_scale and v_scale are for.
+void read_kv_scheme(const JsonKeys& in, const json& object, ModelConfig* c) {
+  const json all = object.value("quantization_config", json()),
+             scheme = all.is_object() ? all.value("kv_cache_scheme", json()) : json();
+  if (!scheme.is_object()) return;
+  const bool weights = all.contains("config_groups") && !all["config_groups"].empty();
+  if (!weights) in.pass_over({"quantization_config"});
+  const JsonKeys s(scheme, in.file());
+  const std::string type = s.text("type"), strategy = s.text("strategy");
+  int32_t bits = 0;
+  bool dynamic = false;
+  if (s.get({"num_bits"}, &bits).ok() && s.get("dynamic", &dynamic).ok() && bits == 8 && !dynamic &&
+      (type == "float" || type == "int") && (strategy.empty() || strategy == "tensor"))
+    c->kv.dtype = type == "float" ? "fp8" : "int8", c->kv.group = 0;
+  else
+    log_warn(
+        "the checkpoint's kv_cache_scheme is none that is known here (8 bits, float or int, strategy tensor): "
+        "kv_dtype auto is as without it",
+        {{"file", in.file()}});
+}
+
 Status read_activation(const JsonKeys& in, ModelConfig* c) {
   std::string name;
   for (const char* key : {"activation_function", "activation", "hidden_act", "hidden_activation"})
@@ -167,6 +188,7 @@ Result<ModelConfig> config_from_json(std::string_view text, const std::string& n
   if (a->family) a->family(c);
   KVASIR_TRY(read_decoder(in, &c));
   if (a->json) KVASIR_TRY(a->json(in, c));
+  read_kv_scheme(in, object, &c);
   KVASIR_TRY(in.judge_unread(a->name));
   if (a->derive) a->derive(c);
   c.settle_longrope();

@@ -1,10 +1,9 @@
-// ppl.llm's params.json, under Hugging Face's names. Keys that say how its graph was exported are not the model's: each
-// is passed over with a line that says why. What this program cannot do is refused, and so is a key nobody knows.
+// ppl.llm's params.json, under Hugging Face's names. What it says of the cache is how this model is served, unless the
+// operator says otherwise. What this program cannot do is refused, and so is a key nobody knows.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/cat.h"
-#include "core/log.h"
 #include "model/config.h"
 
 namespace kvasir::model {
@@ -25,13 +24,35 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"hidden_dim", "hidden
                                                           {"max_position", "max_position_embeddings"},
                                                           {"max_position_embeddings", "max_position_embeddings"}};
 constexpr const char* kNeeded[] = {"hidden_dim", "intermediate_dim", "num_layers", "num_heads", "vocab_size"};
-constexpr std::pair<const char*, const char*> kForeign[] = {
-    {"cache_quant_bit", "kv_dtype says what the cache is made of"},
-    {"cache_quant_group", "kv_dtype says what the cache is made of"},
-    {"cache_layout", "the cache is laid out by this program"},
-    {"cache_mode", "kv_index says how the cache is indexed"},
-    {"page_size", "page_size of the configuration says it"},
-    {"dynamic_batching", "requests are always batched as they come"}};
+constexpr const char* kRead[] = {"num_experts",       "num_experts_per_token", "auto_causal",
+                                 "rope_scaling_type", "rope_scaling_factor",   "cache_quant_bit",
+                                 "cache_quant_group", "cache_layout",          "cache_mode",
+                                 "page_size",         "dynamic_batching"};
+
+// One of these numbers; what it is when the key is absent.
+Result<int64_t> one_of(const json& in, const std::string& name, const char* key, int64_t otherwise,
+                       std::initializer_list<int64_t> choices) {
+  if (!in.contains(key)) return otherwise;
+  std::string all;
+  for (int64_t c : choices) {
+    if (in[key].is_number_integer() && in[key] == c) return c;
+    all += cat(all.empty() ? "" : c == *(choices.end() - 1) ? " or " : ", ", c);
+  }
+  return invalid_argument(cat(name, ": ", key, " is ", in[key].dump().substr(0, 64), "; it must be ", all));
+}
+
+// The attributes of its operators.
+Status read_cache(const json& in, const std::string& name, ModelConfig* c) {
+  KVASIR_ASSIGN(const int64_t bits, one_of(in, name, "cache_quant_bit", 0, {0, 4, 8}));
+  KVASIR_ASSIGN(const int64_t group, one_of(in, name, "cache_quant_group", 8, {8, 16, 32, 64, 128}));
+  KVASIR_ASSIGN(const int64_t layout, one_of(in, name, "cache_layout", -1, {0, 1, 2, 3}));
+  KVASIR_ASSIGN(const int64_t mode, one_of(in, name, "cache_mode", -1, {0, 1}));
+  KVASIR_ASSIGN(c->page_size, one_of(in, name, "page_size", 0, {1, 2, 4, 8, 16, 32, 64, 128, 256}));
+  if (bits > 0) c->kv.dtype = bits == 8 ? "int8" : "int4", c->kv.group = int32_t(group);
+  if (layout >= 0) c->kv.layout = cat(layout);
+  if (mode >= 0) c->kv_index = mode == 0 ? "offset" : "page_table";
+  return {};
+}
 
 Status read_scaling(const json& in, const std::string& name, json& out) {
   std::string type = in.value("rope_scaling_type", "");
@@ -50,6 +71,8 @@ Status check_what_is_asked(const json& in, const std::string& name) {
   if (!in.value("auto_causal", true))
     return invalid_argument(
         cat(name, ": auto_causal is false; a mask from outside is not supported, only a causal one"));
+  if (!in.value("dynamic_batching", true))
+    return invalid_argument(cat(name, ": dynamic_batching is false; requests are always batched as they come"));
   return {};
 }
 
@@ -69,11 +92,7 @@ Result<ModelConfig> config_from_params(std::string_view text, const std::string&
       out[ours->second] = value;
       continue;
     }
-    auto foreign = std::find_if(std::begin(kForeign), std::end(kForeign), is_it);
-    if (foreign != std::end(kForeign))
-      log_warn("a key of params.json means nothing here", {{"key", key}, {"why", foreign->second}, {"file", name}});
-    else if (key != "num_experts" && key != "num_experts_per_token" && key != "auto_causal" &&
-             key != "rope_scaling_type" && key != "rope_scaling_factor")
+    if (std::find(std::begin(kRead), std::end(kRead), key) == std::end(kRead))
       return invalid_argument(cat(name, ": the key ", key.substr(0, 64), " is not known; if it says nothing about the ",
                                   "model's shape, remove it"));
   }
@@ -81,10 +100,12 @@ Result<ModelConfig> config_from_params(std::string_view text, const std::string&
     KVASIR_TRY(check_what_is_asked(in, name));
     KVASIR_TRY(read_scaling(in, name, out));
   } catch (const json::exception&) {
-    return invalid_argument(cat(name, ": num_experts and rope_scaling_factor must be numbers, auto_causal true or ",
-                                "false, rope_scaling_type a text"));
+    return invalid_argument(cat(name, ": num_experts and rope_scaling_factor must be numbers, auto_causal and ",
+                                "dynamic_batching true or false, rope_scaling_type a text"));
   }
-  return config_from_json(out.dump(-1, ' ', false, json::error_handler_t::replace), name);
+  KVASIR_ASSIGN(ModelConfig c, config_from_json(out.dump(-1, ' ', false, json::error_handler_t::replace), name));
+  KVASIR_TRY(read_cache(in, name, &c));
+  return c;
 }
 
 }  // namespace kvasir::model

@@ -132,6 +132,15 @@ Result<ModelFiles> open_model(const std::string& model) {
   return out;
 }
 
+Result<CacheIndexing> read_cache_indexing(const std::string& model) {
+  if (model.starts_with(kDummy) || !is_folder(model)) return CacheIndexing();
+  KVASIR_ASSIGN(std::string json, read_text(model, "config.json"));
+  if (!json.empty()) return CacheIndexing();
+  KVASIR_ASSIGN(json, read_text(model, "params.json"));
+  KVASIR_ASSIGN(auto config, config_from_params(json, (fs::path(model) / "params.json").string()));
+  return CacheIndexing{config.kv_index, config.page_size};
+}
+
 Result<GenerationConfig> read_generation_config(const std::string& model) {
   if (model.starts_with(kDummy) || !is_folder(model)) return GenerationConfig();
   KVASIR_ASSIGN(std::string json, read_text(model, "generation_config.json"));
@@ -166,6 +175,8 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;
   if (o.max_tokens <= 0) o.max_tokens = 512;
+  // Pages behind a window are given back when the plans that name them have retired, of which there are two at most.
+  if (o.attention_window > 0) o.max_kvlen = o.attention_window + 3 * (o.max_tokens + o.page_size);
   if (o.max_kvlen <= 0) o.max_kvlen = files.config.context;
   files.config.rope.configured_context = std::min<int64_t>(o.max_kvlen, files.config.context);
 #ifdef KVASIR_CUDA

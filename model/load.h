@@ -20,6 +20,13 @@ struct ModelFiles {
 };
 Result<ModelFiles> open_model(const std::string& model);
 
+// What a params.json says of how its model's cache is indexed; empty and 0 where there is none, or it does not say.
+struct CacheIndexing {
+  std::string kv_index;
+  int32_t page_size = 0;
+};
+Result<CacheIndexing> read_cache_indexing(const std::string& model);
+
 // What a tokenizer and a chat template are made of: a GGUF vocabulary, or tokenizer.json beside weights.
 struct TextAssets {
   std::optional<text::GgufVocab> vocab;

@@ -9,7 +9,7 @@
 
 #include "core/status.h"
 #include "core/thread_pool.h"
-#include "kvcache/view.h"
+#include "kvcache/form.h"
 #include "model/batch.h"
 #include "model/sampling.h"
 #include "model/text/text.h"
@@ -25,23 +25,30 @@ struct ModelInfo {
   int32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
   int32_t sliding_window = 0;   // of `windowed_layers` layers
   int32_t windowed_layers = 0;  // none, some or all
+  // StreamingLLM: tokens at the front that every query sees beside its window; context_length is then without end, and
+  // trained_context what the model was made for. Sequences are told to the operators without what lies between.
+  int32_t attention_sinks = 0;
+  int32_t trained_context = 0;
+  bool streaming = false;
   int64_t parameters = 0;
   int64_t weight_bytes = 0;
-  int64_t kv_bytes_per_token = 0;
+  int64_t kv_bytes_per_token = 0;  // scales included
+  std::string kv_type;             // what the cache is made of, in words
 };
 
 struct RunnerOptions {
   std::string model;               // file, directory, dummy:...
   std::string device = "auto";     // auto, cpu, cuda
   std::string attention = "auto";  // back end name
-  std::string kv_dtype = "auto";
-  std::string quantize = "auto";  // of the weights: auto (as stored), bf16, fp8; on a CPU auto alone
-  int32_t threads = 0;            // 0: what the machine and its cgroup allow
-  bool batch_invariant = false;   // a row's logits do not depend on its batch, on a GPU too
-  bool precise = false;           // float32 activations instead of 12-bit integers
+  kvcache::FormWish kv;            // what the cache is made of
+  std::string quantize = "auto";   // of the weights: auto (as stored), bf16, fp8; on a CPU auto alone
+  int32_t threads = 0;             // 0: what the machine and its cgroup allow
+  bool batch_invariant = false;    // a row's logits do not depend on its batch, on a GPU too
+  bool precise = false;            // float32 activations instead of 12-bit integers
   int32_t page_size = 16;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;  // how batches say where a token lives
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;            // a step's limits
+  int32_t attention_window = 0, attention_sinks = 0;               // StreamingLLM; 0: none
   bool graphs = true;  // a GPU replays steps it has launched before; tests compare with launching each
 };
 

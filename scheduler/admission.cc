@@ -70,8 +70,9 @@ bool Scheduler::State::admit(Sequence* s, bool urgent) {
       if (options.groups[g].window > 0 && !offset) {
         // When nothing else runs, a chunk of one page will do (plan_chunk).
         const int64_t window = options.groups[g].window;
-        want =
-            std::min(want, urgent ? pages_in_window(window) : kv.pages_for(window + options.max_tokens_per_step) + 1);
+        want = std::min(
+            want, urgent ? pages_in_window(window)
+                         : kv.pages_for(window + options.max_tokens_per_step) + 1 + (options.groups[g].sinks > 0));
       } else {
         want += m.idle_pages - (m.pages - m.host_pages);
       }
@@ -177,7 +178,9 @@ void Scheduler::State::start_chunk(Sequence* s, bool ordered, StepPlan& plan) {
 }
 
 // The pages that hold a window wherever it begins, and one to go on.
-int64_t Scheduler::State::pages_in_window(int64_t window) const { return kv.pages_for(window) + 2; }
+int64_t Scheduler::State::pages_in_window(int64_t window) const {
+  return kv.pages_for(window) + 2 + (options.groups[0].sinks > 0);
+}
 
 void Scheduler::State::start_running(Sequence* s) {
   s->rank = policy->rank(*s);

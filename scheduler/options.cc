@@ -22,10 +22,14 @@ Status Options::validate() const {
       return wrong("kv_memory",
                    cat("leaves ", groups[g].pages, " pages for layer group ", g, "; at least 2 are needed"));
     if (groups[g].window < 0) return wrong("window", cat("is ", groups[g].window, "; it must not be negative"));
+    if (groups[g].sinks < 0 || (groups[g].sinks > 0 && groups[g].sinks >= groups[g].window))
+      return wrong("sinks",
+                   cat("is ", groups[g].sinks, "; sinks are counted inside the window, which is ", groups[g].window));
+    if (groups[g].sinks > 0 && groups.size() > 1) return wrong("sinks", "need a model with one layer group");
     if (g > 0 && groups[g].window == 0) return wrong("groups", "may have full attention in group 0 only");
   }
   for (size_t g = 0; g < groups.size(); ++g) {
-    int64_t least = (groups[g].window + max_tokens_per_step) / page_size + 2;
+    const int64_t least = (groups[g].window + max_tokens_per_step) / page_size + 2 + (groups[g].sinks > 0);
     if (groups[g].window > 0 && groups[g].pages < least)
       return wrong("kv_memory", cat("leaves ", groups[g].pages, " pages for layer group ", g, "; its window of ",
                                     groups[g].window, " and a step need ", least));
@@ -59,6 +63,8 @@ Status Options::validate() const {
   if (host_pages > 0 && groups[0].window > 0) return wrong("host_pages", "needs full attention");
   if (index_mode == kvcache::IndexMode::offset && (prefix_cache || host_pages > 0))
     return wrong("index_mode", "offset keeps one run a request: it works without prefix_cache and host_pages");
+  if (index_mode == kvcache::IndexMode::offset && groups[0].sinks > 0)
+    return wrong("index_mode", "offset keeps one run a request, of which nothing is given back: sinks need pages");
   return {};
 }
 

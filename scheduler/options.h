@@ -19,6 +19,7 @@ namespace kvasir::scheduler {
 struct PageGroup {
   int64_t pages = 0;   // in its pool
   int32_t window = 0;  // 0: full attention; else pages wholly behind the window are given back
+  int32_t sinks = 0;   // first tokens, counted inside the window, whose pages stay
 };
 
 // What a step costs, for choosing between ways to the same result and for max_step_ms (never for being right).

@@ -115,8 +115,10 @@ class Reader {
           KVASIR_TRY(pages("pages", item.value(), &group.pages));
         } else if (item.key() == "window") {
           KVASIR_TRY(read("window", item.value(), &group.window));
+        } else if (item.key() == "sinks") {
+          KVASIR_TRY(read("sinks", item.value(), &group.sinks));
         } else {
-          return wrong(item.key(), "is no part of a pool; pages and window are");
+          return wrong(item.key(), "is no part of a pool; pages, window and sinks are");
         }
       }
     }
@@ -136,7 +138,8 @@ std::string json_string(const std::string& text) {
 std::string options_to_json(const Options& o) {
   json j;
   each_field(o, [&](const char* name, const auto& x) { j[name] = x; });
-  for (const PageGroup& g : o.groups) j["groups"].push_back({{"pages", g.pages}, {"window", g.window}});
+  for (const PageGroup& g : o.groups)
+    j["groups"].push_back({{"pages", g.pages}, {"window", g.window}, {"sinks", g.sinks}});
   j["index_mode"] = kIndexModes[static_cast<int>(o.index_mode)];
   j["patience_s"] = std::chrono::duration<double>(o.patience).count();
   j["tenant_weights"] = o.tenant_weights;

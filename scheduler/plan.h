@@ -35,6 +35,7 @@ struct PlanItem {
   // The page table after this step's reservation, covering [0, begin + count). Entries behind a
   // group's window are stale and never to be read.
   std::span<const int32_t> pages;                    // of group 0
+  int32_t cut_begin = 0, cut_end = 0;                // of `pages`: behind the window, after the sinks; gone
   uint64_t table_version = 0;                        // tables of the same one differ in length only
   std::span<const std::vector<int32_t>> more_pages;  // of groups 1.., when the model mixes windows
 };

@@ -97,6 +97,7 @@ void Scheduler::State::put(Sequence* s, Phase phase, int64_t count, bool samples
     item.tokens = std::span(s->tokens).subspan(s->planned, std::min(known, count));
   }
   item.pages = lease.pages();
+  item.cut_begin = kv.sink_pages(0), item.cut_end = std::max(item.cut_begin, lease.first_held(0));
   item.table_version = lease.version();
   if (kv.groups() > 1) item.more_pages = lease.more_pages(kv.groups());
   making.named.push_back({s, s->planned, item.count, samples, phase == Phase::verify});

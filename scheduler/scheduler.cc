@@ -22,7 +22,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const Options& options) {
   KVASIR_ASSIGN(auto policy, make_policy(options));
   kvcache::KvSpaceOptions kv;
   kv.page_size = options.page_size;
-  for (const PageGroup& g : options.groups) kv.groups.push_back({g.pages, g.window});
+  for (const PageGroup& g : options.groups) kv.groups.push_back({g.pages, g.window, g.sinks});
   kv.contiguous = options.index_mode == kvcache::IndexMode::offset;
   kv.prefix_cache = options.prefix_cache;
   kv.host_pages = options.host_pages;

@@ -23,7 +23,7 @@ int64_t Scheduler::State::most_tokens(int32_t beams) const {
   for (int g = 0; g < kv.groups(); ++g) {
     int64_t pages = kv.pool(g).size();
     if (options.groups[g].window > 0 && options.index_mode != kvcache::IndexMode::offset) {
-      const int64_t each = kv.pages_for(options.groups[g].window) + 2;
+      const int64_t each = kv.pages_for(options.groups[g].window) + 2 + (options.groups[g].sinks > 0);
       if (beams > 1 && beams * each + kv.pages_for(options.max_tokens_per_step) > pages) most = 0;
       continue;
     }

@@ -36,6 +36,11 @@ Status check_sampling(const GenerateInput& in, const ServerOptions& limits, cons
   if (s.top_k < 0) return refuse("top_k", s.top_k, "0 (off) or more");
   if (!(s.repetition_penalty > 0 && s.repetition_penalty <= 100))
     return refuse("repetition_penalty", s.repetition_penalty, "more than 0 and at most 100; 1 is off");
+  if (!limits.penalties && (s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0))
+    return invalid_argument("penalties are turned off on this server (enable_penalty); leave them out")
+        .with_field(s.repetition_penalty != 1 ? "repetition_penalty"
+                    : s.presence_penalty != 0 ? "presence_penalty"
+                                              : "frequency_penalty");
   KVASIR_TRY(in_range("presence_penalty", s.presence_penalty, -2, 2));
   KVASIR_TRY(in_range("frequency_penalty", s.frequency_penalty, -2, 2));
   if (in.logprobs < -1 || in.logprobs > limits.max_logprobs)

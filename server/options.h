@@ -28,6 +28,9 @@ struct ServerOptions {
   // Of what a request leaves unset; `sampling_json` says the same to clients who fill it in themselves.
   model::SamplingParams sampling;
   std::string sampling_json = "{}";
+  bool penalties = true;  // requests may ask for them
+  float said_top_p = 0;   // by the operator, for ppl's requests that leave them 0; 0: nothing was said
+  int32_t said_top_k = 0;
 
   // Callers.
   std::string keys_file;           // empty: no keys

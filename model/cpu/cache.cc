@@ -24,39 +24,38 @@ Status Cache::Mapping::map(size_t bytes, const char* option) {
 
 Result<std::unique_ptr<Cache>> Cache::make(const CacheShape& shape, int64_t pages, int64_t host_pages) {
   auto cache = std::make_unique<Cache>();
-  kvcache::CacheView& v = cache->view_;
-  v.dtype = shape.dtype;
-  v.max_tokens = pages * shape.page_size;
-  v.layers = shape.layers, v.kv_heads = shape.kv_heads, v.head_dim = shape.head_dim;
-  // [layer, key or value, head, token, head_dim]: a head's keys are one run in memory.
-  v.strides.token = shape.head_dim;
-  v.strides.head = v.max_tokens * v.strides.token;
-  v.strides.kv = shape.kv_heads * v.strides.head;
-  v.strides.layer = 2 * v.strides.kv;
   cache->page_size_ = shape.page_size;
-  cache->run_bytes_ = size_t(dtype_bytes(shape.dtype, int64_t(shape.page_size) * shape.head_dim));
-  const size_t page_bytes = cache->run_bytes_ * size_t(cache->runs());
-  KVASIR_TRY(cache->memory_.map(std::max<size_t>(1, page_bytes * size_t(pages)), "kv_memory"));
-  if (host_pages > 0) KVASIR_TRY(cache->host_.map(page_bytes * size_t(host_pages), "host_kv_memory"));
-  v.data = cache->memory_.data();
+  KVASIR_ASSIGN(cache->view_,
+                kvcache::view_of(shape.form, pages * shape.page_size, shape.layers, shape.kv_heads, shape.head_dim));
+  const auto planes = kvcache::planes_of(cache->view_);
+  for (size_t i = 0; i < planes.size(); ++i) {
+    Part& part = cache->parts_[i];
+    part.plane = planes[i];
+    cache->page_bytes_ += size_t(planes[i].stretches * shape.page_size * planes[i].token_bytes);
+    if (planes[i].bytes() > 0) KVASIR_TRY(part.memory.map(size_t(planes[i].bytes()), "kv_memory"));
+  }
+  if (host_pages > 0) KVASIR_TRY(cache->host_.map(cache->page_bytes_ * size_t(host_pages), "host_kv_memory"));
+  cache->view_.data = cache->parts_[0].memory.data();
+  cache->view_.scale = cache->parts_[1].memory.data();
   return cache;
 }
 
-uint8_t* Cache::at(int64_t run, int32_t page) const {
-  return memory_.data() +
-         dtype_bytes(view_.dtype, run * view_.strides.head + int64_t(page) * page_size_ * view_.strides.token);
-}
-
 void Cache::copy(const kvcache::PageCopy& c) {
-  const size_t bytes = size_t(dtype_bytes(view_.dtype, int64_t(c.tokens) * view_.strides.token));
-  for (int64_t run = 0; run < runs(); ++run) std::memcpy(at(run, c.to), at(run, c.from), bytes);
+  for (const Part& p : parts_) {
+    const int64_t apart = int64_t(c.from - c.to) * page_size_ * p.plane.token_bytes;
+    uint8_t* to = p.memory.data() + int64_t(c.to) * page_size_ * p.plane.token_bytes;
+    for (int64_t i = 0; i < p.plane.stretches; ++i, to += p.plane.pitch)
+      std::memcpy(to, to + apart, size_t(c.tokens * p.plane.token_bytes));
+  }
 }
 
 void Cache::move(const kvcache::PageMove& m) {
-  uint8_t* host = host_.data() + size_t(m.host) * run_bytes_ * size_t(runs());
-  for (int64_t run = 0; run < runs(); ++run, host += run_bytes_) {
-    uint8_t* device = at(run, m.device);
-    std::memcpy(m.to_host ? host : device, m.to_host ? device : host, run_bytes_);
+  uint8_t* host = host_.data() + size_t(m.host) * page_bytes_;
+  for (const Part& p : parts_) {
+    const int64_t bytes = page_size_ * p.plane.token_bytes;
+    uint8_t* device = p.memory.data() + m.device * bytes;
+    for (int64_t i = 0; i < p.plane.stretches; ++i, device += p.plane.pitch, host += bytes)
+      std::memcpy(m.to_host ? host : device, m.to_host ? device : host, size_t(bytes));
   }
 }
 

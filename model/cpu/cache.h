@@ -1,16 +1,18 @@
-// The keys and values of some layers in the host's memory, and its second tier: the same pages, each in one piece.
+// The keys and values of some layers in the host's memory, with their scales, and its second tier: the same pages, each
+// in one piece.
 // (For a network on a CPU the second tier is memory like the first; it is there so that both devices do the same.)
 #pragma once
 
+#include <array>
 #include <memory>
 
+#include "kvcache/form.h"
 #include "kvcache/orders.h"
-#include "kvcache/view.h"
 
 namespace kvasir::model::cpu {
 
 struct CacheShape {
-  DType dtype = DType::f16;
+  kvcache::CacheForm form;
   int32_t layers = 0, kv_heads = 0, head_dim = 0, page_size = 16;
 };
 
@@ -36,13 +38,16 @@ class Cache {
     size_t bytes_ = 0;
   };
 
-  uint8_t* at(int64_t run, int32_t page) const;  // a run: the keys or values of one head of one layer
-  int64_t runs() const { return 2 * int64_t(view_.layers) * view_.kv_heads; }
+  struct Part {
+    kvcache::Plane plane;
+    Mapping memory;
+  };
 
   int32_t page_size_ = 0;
-  size_t run_bytes_ = 0;  // of one page
+  size_t page_bytes_ = 0;
   kvcache::CacheView view_;
-  Mapping memory_, host_;
+  std::array<Part, 2> parts_;  // elements, scales
+  Mapping host_;
 };
 
 }  // namespace kvasir::model::cpu

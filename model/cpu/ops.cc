@@ -8,6 +8,7 @@
 #include "core/cat.h"
 #include "core/check.h"
 #include "model/cpu/elementwise.h"
+#include "model/streaming.h"
 
 namespace kvasir::model::cpu {
 namespace {
@@ -79,15 +80,17 @@ Result<Buffer> CpuOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
 }
 
 Result<int32_t> CpuOps::add_attention(const attention::Attributes& attributes) {
-  attention::Attributes a = attributes;
+  KVASIR_ASSIGN(attention::Attributes a, streamed(attributes, options_.runner));
   a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   kinds_.push_back(std::move(a));
   return int32_t(kinds_.size() - 1);
 }
 
-Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places) {
+Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+                          std::vector<kvcache::TensorScales> scales) {
   caches_ = std::move(caches);
+  scales_ = std::move(scales);
   places_ = std::move(places);
   attention::Limits limits;
   limits.max_batch = options_.max_batch;
@@ -300,6 +303,7 @@ Status CpuOps::attend(const Attend& how, Buffer qkv, Buffer out) {
   t.sink_logits = vector(how.sinks);
   t.cache = caches_[cache_of(size_t(how.kind))];
   t.layer = places_[size_t(how.layer)];
+  if (!scales_.empty()) t.cache.k_scale = scales_[size_t(how.layer)].k, t.cache.v_scale = scales_[size_t(how.layer)].v;
   return attentions_[size_t(how.kind)]->run(t);
 }
 

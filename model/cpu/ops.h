@@ -8,8 +8,10 @@
 
 #include "attention/backend.h"
 #include "core/thread_pool.h"
+#include "kvcache/form.h"
 #include "model/cpu/kernels.h"
 #include "model/ops.h"
+#include "model/runner.h"
 
 namespace kvasir::model::cpu {
 
@@ -20,6 +22,7 @@ struct CpuOptions {
   int32_t page_size = 16;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   const attention::Backend* attention = nullptr;
+  RunnerOptions runner;  // what it says of attention
 };
 
 class CpuOps final : public Ops {
@@ -31,7 +34,9 @@ class CpuOps final : public Ops {
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
   // The caches exist: attention is set up for them. Once, before the first step. With two, the second is that of
   // the kinds that have a window; `places` says which layer of its cache each layer of the network is.
-  Status set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places);
+  // `scales`: of each layer of the network, where a cache has one for all its elements; empty: 1.
+  Status set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+                    std::vector<kvcache::TensorScales> scales);
   float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
   int64_t weight_bytes() const { return int64_t(arena_.used()); }
 
@@ -107,6 +112,7 @@ class CpuOps final : public Ops {
   std::vector<std::vector<float>> gates_;  // by worker
   std::vector<kvcache::CacheView> caches_;
   std::vector<int32_t> places_;
+  std::vector<kvcache::TensorScales> scales_;
   const Batch* batch_ = nullptr;
   const std::vector<int32_t>* tokens_ = nullptr;
   int64_t logit_rows_ = 0;

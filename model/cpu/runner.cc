@@ -8,9 +8,11 @@
 #include "core/cat.h"
 #include "core/check.h"
 #include "core/host.h"
+#include "model/cache_form.h"
 #include "model/cpu/cache.h"
 #include "model/cpu/ops.h"
 #include "model/draws.h"
+#include "model/streaming.h"
 
 namespace kvasir::model::cpu {
 namespace {
@@ -20,17 +22,19 @@ constexpr int64_t kLogitRows = 64;
 
 class CpuRunner final : public Runner {
  public:
-  CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, DType kv)
+  CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, kvcache::CacheForm form)
       : config_(config),
         options_(options),
         info_(config.info()),
-        kv_(kv),
+        form_(std::move(form)),
         pool_(threads),
         draws_(config.vocab, threads) {
-    info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
+    info_.kv_bytes_per_token = 2 * int64_t(config.layers) * config.kv_heads * form_.row_bytes(config.head_dim);
+    info_.kv_type = form_.to_string();
   }
 
   Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
+    KVASIR_TRY(say_streaming(config_, options_, &info_));
     CpuOptions o;
     o.precise = options_.precise;
     o.max_batch = options_.max_batch;
@@ -40,6 +44,7 @@ class CpuRunner final : public Runner {
     o.page_size = options_.page_size;
     o.index_mode = options_.index_mode;
     o.attention = attention;
+    o.runner = options_;
     ops_.emplace(o, pool_, best_kernels());
     pool_.begin_step();  // the workers stay awake between the tensors
     auto network = load_network(config_, *weights, *ops_, progress);
@@ -64,7 +69,7 @@ class CpuRunner final : public Runner {
   ModelConfig config_;
   RunnerOptions options_;
   ModelInfo info_;
-  DType kv_;
+  kvcache::CacheForm form_;
   ThreadPool pool_;
   std::optional<CpuOps> ops_;
   std::unique_ptr<Network> network_;
@@ -80,12 +85,12 @@ Status CpuRunner::allocate_cache(const CachePages& pages) {
     places.push_back(layers[apart && config_.windowed(layer) ? 1 : 0]++);
   std::vector<kvcache::CacheView> views;
   for (size_t g = 0; g < layers.size(); ++g) {
-    const CacheShape shape{kv_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
+    const CacheShape shape{form_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
     KVASIR_ASSIGN(auto cache, Cache::make(shape, pages.groups[g], g == 0 ? pages.host : 0));
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
-  return ops_->set_caches(std::move(views), std::move(places));
+  return ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales);
 }
 
 Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
@@ -118,15 +123,6 @@ Status CpuRunner::run(const Batch& batch, std::span<const SampleRow> rows) {
   return {};
 }
 
-Result<DType> kv_type(const RunnerOptions& options) {
-  if (options.kv_dtype == "auto" || options.kv_dtype.empty()) return options.precise ? DType::f32 : DType::f16;
-  DType type;
-  if (parse_dtype(options.kv_dtype, &type) && (type == DType::f32 || type == DType::f16 || type == DType::bf16))
-    return type;
-  return invalid_argument(cat("kv_dtype is ", options.kv_dtype, "; on a CPU it is auto, float32, float16 or bfloat16"))
-      .with_field("kv_dtype");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
@@ -136,12 +132,12 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
                cat("quantize is ", options.quantize,
                    ", which is for a GPU (--device cuda); a CPU computes with weights as they are stored: auto"))
         .with_field("quantize");
-  KVASIR_ASSIGN(DType kv, kv_type(options));
+  KVASIR_ASSIGN(auto form, cache_form_of(config, options.kv, options.precise ? DType::f32 : DType::f16, *weights));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cpu" : options.attention));
   KVASIR_TRY(attention->available());
   int threads = options.threads > 0 ? options.threads : host_limits().cpus;
-  auto runner = std::make_unique<CpuRunner>(config, options, threads, kv);
+  auto runner = std::make_unique<CpuRunner>(config, options, threads, std::move(form));
   KVASIR_TRY(runner->load(std::move(weights), attention, progress));
   return std::unique_ptr<Runner>(std::move(runner));
 }

@@ -9,6 +9,7 @@
 #include "model/cuda/elementwise.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/packed.h"
+#include "model/streaming.h"
 
 namespace kvasir::model::cuda {
 
@@ -80,7 +81,7 @@ Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
 }
 
 Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) {
-  attention::Attributes a = attributes;
+  KVASIR_ASSIGN(attention::Attributes a, streamed(attributes, options_.runner));
   a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   a.io = a.out = DType::bf16;
@@ -89,16 +90,19 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
   return int32_t(kinds_.size() - 1);
 }
 
-Status CudaOps::set_cache(const kvcache::CacheView& cache) {
-  cache_ = cache;
+Status CudaOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+                           std::vector<kvcache::TensorScales> scales) {
+  caches_ = std::move(caches);
+  places_ = std::move(places);
+  scales_ = std::move(scales);
   attention::Limits limits;
   limits.max_batch = options_.max_batch;
   limits.max_tokens = options_.max_tokens;
   limits.max_kvlen = options_.max_kvlen;
   limits.max_pages = (options_.max_kvlen + options_.page_size - 1) / options_.page_size;
-  limits.cache_tokens = cache.max_tokens;
-  for (const attention::Attributes& a : kinds_) {
-    KVASIR_ASSIGN(auto attention, options_.attention->create(a, limits, {.stream = stream_}));
+  for (size_t kind = 0; kind < kinds_.size(); ++kind) {
+    limits.cache_tokens = caches_[cache_of(kind)].max_tokens;
+    KVASIR_ASSIGN(auto attention, options_.attention->create(kinds_[kind], limits, {.stream = stream_}));
     attentions_.push_back(std::move(attention));
   }
   return {};
@@ -111,12 +115,15 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   step.seqstarts = batch.seqstarts.data();
   step.kvstarts = batch.kvstarts.data();
   step.start_pos = batch.start_pos.data();
-  step.cachestarts = batch.cachestarts.data();
   step.max_pages = batch.max_pages;
   step.decoding_batches = batch.decoding_batches;
   step.max_seqlen = batch.max_seqlen;
   step.max_kvlen = batch.max_kvlen;
-  for (auto& a : attentions_) KVASIR_TRY(a->plan(step));
+  for (size_t kind = 0; kind < attentions_.size(); ++kind) {
+    const size_t group = cache_of(kind);
+    step.cachestarts = group == 0 ? batch.cachestarts.data() : batch.more_cachestarts[group - 1].data();
+    KVASIR_TRY(attentions_[kind]->plan(step));
+  }
   int64_t logit_rows = int64_t(batch.logit_rows.size());
   decodes_ = tokens_ == batch.size() && tokens_ == logit_rows && tokens_ <= options_.max_logit_rows;
   if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
@@ -284,8 +291,9 @@ Status CudaOps::attend(const Attend& how, Vector bias, Buffer qkv, Buffer out) {
   if (bias.id >= 0) t.qkv_bias = vectors_[size_t(bias.id)]->half_data.get();
   t.sink_logits = vector(how.sinks);
   t.output = write_half(out);
-  t.cache = cache_;
-  t.layer = how.layer;
+  t.cache = caches_[cache_of(size_t(how.kind))];
+  t.layer = places_[size_t(how.layer)];
+  if (!scales_.empty()) t.cache.k_scale = scales_[size_t(how.layer)].k, t.cache.v_scale = scales_[size_t(how.layer)].v;
   return attentions_[size_t(how.kind)]->run(t);
 }
 

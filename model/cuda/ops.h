@@ -8,8 +8,10 @@
 #include "attention/backend.h"
 #include "attention/cuda/memory.h"
 #include "core/thread_pool.h"
+#include "kvcache/form.h"
 #include "model/cuda/products.h"
 #include "model/ops.h"
+#include "model/runner.h"
 
 namespace kvasir::model::cuda {
 
@@ -24,6 +26,7 @@ struct CudaOptions {
   bool batch_invariant = false;
   ThreadPool* pool = nullptr;  // converts weights
   const attention::Backend* attention = nullptr;
+  RunnerOptions runner;  // what it says of attention
 };
 
 class CudaOps final : public Ops {
@@ -31,7 +34,9 @@ class CudaOps final : public Ops {
   CudaOps(const CudaOptions& options, cudaStream_t stream) : options_(options), stream_(stream) {}
 
   Status prepare();  // opens the product library
-  Status set_cache(const kvcache::CacheView& cache);
+  // As CpuOps has it: with two caches, the second is that of the kinds that have a window.
+  Status set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+                    std::vector<kvcache::TensorScales> scales);
   // A step of decodes is padded to rows(), of which there are few, so that few kinds of steps serve all batches; what
   // comes of the rows past its own is read by nobody.
   // A token below 0 is what that row of drawn() was given in the step begun before. So two steps may be in flight.
@@ -93,6 +98,7 @@ class CudaOps final : public Ops {
   Status product(Buffer in, Matrix weight, Form form, Buffer out, bool biased = true);
   Status attend(const Attend& how, Vector bias, Buffer qkv, Buffer out);
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)]->data.as<float>(); }
+  size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
   Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
   const float* read(Buffer b);              // that is float32
@@ -118,7 +124,9 @@ class CudaOps final : public Ops {
   DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows, then positions
   PinnedMemory host_ids_[2];
   int slot_ = 0;
-  kvcache::CacheView cache_;
+  std::vector<kvcache::CacheView> caches_;
+  std::vector<int32_t> places_;
+  std::vector<kvcache::TensorScales> scales_;
   bool decodes_ = false;
   int64_t tokens_ = 0, logit_rows_ = 0, step_logit_rows_ = 0, weight_bytes_ = 0;
 };

@@ -8,11 +8,14 @@
 #include "core/check.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "model/cache_form.h"
+#include "model/cuda/cache.h"
 #include "model/cuda/draw.h"
 #include "model/cuda/graphs.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/ops.h"
 #include "model/draws.h"
+#include "model/streaming.h"
 
 namespace kvasir::model::cuda {
 namespace {
@@ -24,14 +27,15 @@ constexpr int64_t kLogitRows = 512, kDrawnRows = 16;
 
 class CudaRunner final : public Runner, public Replaying {
  public:
-  CudaRunner(const ModelConfig& config, const RunnerOptions& options, DType kv)
+  CudaRunner(const ModelConfig& config, const RunnerOptions& options, kvcache::CacheForm form)
       : config_(config),
         options_(options),
         info_(config.info()),
-        kv_(kv),
+        form_(std::move(form)),
         pool_(std::min(8, host_limits().cpus)),
         flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
-    info_.kv_bytes_per_token = dtype_bytes(kv, 2 * int64_t(config.layers) * config.kv_heads * config.head_dim);
+    info_.kv_bytes_per_token = 2 * int64_t(config.layers) * config.kv_heads * form_.row_bytes(config.head_dim);
+    info_.kv_type = form_.to_string();
   }
   ~CudaRunner() override {
     if (stream_) cudaStreamSynchronize(stream_);
@@ -46,6 +50,7 @@ class CudaRunner final : public Runner, public Replaying {
 
   Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
     KVASIR_TRY(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
+    KVASIR_TRY(say_streaming(config_, options_, &info_));
     CudaOptions o;
     o.max_batch = options_.max_batch;
     o.max_tokens = options_.max_tokens;
@@ -57,6 +62,7 @@ class CudaRunner final : public Runner, public Replaying {
     o.pool = &pool_;
     o.batch_invariant = options_.batch_invariant;
     KVASIR_ASSIGN(o.quantize, parse_quantize(options_.quantize));
+    o.runner = options_;
     ops_.emplace(o, stream_);
     KVASIR_TRY(ops_->prepare());
     weights->leave_seeded();
@@ -77,6 +83,7 @@ class CudaRunner final : public Runner, public Replaying {
 
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 2; }
+  int cache_groups() const override { return 2; }
   int64_t cache_room() const override {
     size_t free = 0, total = 0;
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) return -1;
@@ -88,8 +95,6 @@ class CudaRunner final : public Runner, public Replaying {
   int64_t replays() const override { return graphs_ ? graphs_->replays() : 0; }
 
  private:
-  Status copy_page(const PageCopy& c);
-  Status move_page(const PageMove& m);
   // A launch. What the device draws is there when `done` is; other rows' logits come to the host, whose draws (settle)
   // come before the next launch, or with wait() where there is none.
   struct Flight {
@@ -112,63 +117,34 @@ class CudaRunner final : public Runner, public Replaying {
   ModelConfig config_;
   RunnerOptions options_;
   ModelInfo info_;
-  DType kv_;
+  kvcache::CacheForm form_;
   ThreadPool pool_;  // draws
   std::array<Flight, 2> flights_;
   int oldest_ = 0, in_flight_ = 0;
   cudaStream_t stream_ = nullptr;
   std::optional<CudaOps> ops_;
   std::unique_ptr<Network> network_;
-  DeviceMemory cache_memory_;
-  PinnedMemory host_memory_;  // the second tier
-  size_t page_bytes_ = 0;
+  std::vector<std::unique_ptr<Cache>> caches_;  // by layer group
   std::optional<Graphs> graphs_;
   Buffer decoded_;  // logits of a step of decodes
   PinnedMemory logits_;
   std::vector<cudaEvent_t> arrived_;
-  kvcache::CacheView cache_;
 };
 
 Status CudaRunner::allocate_cache(const CachePages& pages) {
-  KVASIR_CHECK(pages.groups.size() == 1, "one pool serves all layers here");
-  cache_.dtype = kv_;
-  cache_.max_tokens = pages.groups[0] * options_.page_size;
-  cache_.layers = config_.layers, cache_.kv_heads = config_.kv_heads, cache_.head_dim = config_.head_dim;
-  // [layer, key or value, head, token, head_dim]: a head's page is one run in memory.
-  kvcache::Strides& s = cache_.strides;
-  s.token = config_.head_dim;
-  s.head = cache_.max_tokens * s.token;
-  s.kv = config_.kv_heads * s.head;
-  s.layer = 2 * s.kv;
-  KVASIR_TRY(cache_memory_.allocate(size_t(dtype_bytes(kv_, config_.layers * s.layer))));
-  cache_.data = cache_memory_.get();
-  page_bytes_ = size_t(dtype_bytes(kv_, options_.page_size * s.token)) * size_t(2 * config_.layers * config_.kv_heads);
-  if (pages.host > 0) KVASIR_TRY(host_memory_.allocate(page_bytes_ * size_t(pages.host)));
-  return ops_->set_cache(cache_);
-}
-
-Status CudaRunner::copy_page(const PageCopy& c) {
-  const kvcache::Strides& s = cache_.strides;
-  auto at = [&](int32_t page) {
-    return cache_memory_.bytes() + dtype_bytes(kv_, int64_t(page) * options_.page_size * s.token);
-  };
-  size_t pitch = size_t(dtype_bytes(kv_, s.head));
-  return check(
-      cudaMemcpy2DAsync(at(c.to), pitch, at(c.from), pitch, size_t(dtype_bytes(kv_, c.tokens * s.token)),
-                        2 * size_t(config_.layers) * size_t(config_.kv_heads), cudaMemcpyDeviceToDevice, stream_),
-      "page copy");
-}
-
-// A page in host memory is in one piece, so that a move is one transfer.
-Status CudaRunner::move_page(const PageMove& m) {
-  const kvcache::Strides& s = cache_.strides;
-  const size_t width = size_t(dtype_bytes(kv_, options_.page_size * s.token)), pitch = size_t(dtype_bytes(kv_, s.head));
-  uint8_t* device = static_cast<uint8_t*>(cache_memory_.get()) + size_t(m.device) * width;
-  uint8_t* host = host_memory_.as<uint8_t>() + size_t(m.host) * page_bytes_;
-  return check(cudaMemcpy2DAsync(m.to_host ? host : device, m.to_host ? width : pitch, m.to_host ? device : host,
-                                 m.to_host ? pitch : width, width, page_bytes_ / width,
-                                 m.to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream_),
-               "page move");
+  KVASIR_CHECK(caches_.empty() && !pages.groups.empty() && pages.groups.size() <= 2, "the cache is allocated once");
+  const bool apart = pages.groups.size() > 1;
+  std::vector<int32_t> places, layers(pages.groups.size(), 0);
+  for (int32_t layer = 0; layer < config_.layers; ++layer)
+    places.push_back(layers[apart && config_.windowed(layer) ? 1 : 0]++);
+  std::vector<kvcache::CacheView> views;
+  for (size_t g = 0; g < layers.size(); ++g) {
+    const CacheShape shape{form_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
+    KVASIR_ASSIGN(auto cache, Cache::make(shape, pages.groups[g], g == 0 ? pages.host : 0));
+    views.push_back(cache->view());
+    caches_.push_back(std::move(cache));
+  }
+  return ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales);
 }
 
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
@@ -188,8 +164,8 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
 }
 
 Status CudaRunner::enqueue(Flight& f, const Batch& batch) {
-  for (const PageMove& m : batch.moves) KVASIR_TRY(move_page(m));
-  for (const PageCopy& c : batch.copies) KVASIR_TRY(copy_page(c));
+  for (const PageMove& m : batch.moves) KVASIR_TRY(caches_[0]->move(m, stream_));
+  for (const PageCopy& c : batch.copies) KVASIR_TRY(caches_[size_t(c.group)]->copy(c, stream_));
   if (!batch.tokens.empty()) {
     KVASIR_TRY(ops_->begin(batch, f.draws.tokens()));
     KVASIR_TRY(forward(f));
@@ -297,14 +273,6 @@ Status CudaRunner::settle(Flight& f) {
   return {};
 }
 
-Result<DType> kv_type(const RunnerOptions& options) {
-  if (options.kv_dtype == "auto" || options.kv_dtype.empty()) return DType::bf16;
-  DType type;
-  if (parse_dtype(options.kv_dtype, &type) && (type == DType::f16 || type == DType::bf16)) return type;
-  return invalid_argument(cat("kv_dtype is ", options.kv_dtype, "; on a GPU it is auto, float16 or bfloat16"))
-      .with_field("kv_dtype");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
@@ -312,14 +280,14 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
   if (options.precise)
     return invalid_argument("precise is for the CPU; on a GPU activations between operations are float32 already")
         .with_field("precise");
-  KVASIR_ASSIGN(DType kv, kv_type(options));
+  KVASIR_ASSIGN(auto form, cache_form_of(config, options.kv, DType::bf16, *weights));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cuda" : options.attention));
   if (attention->name() != "cuda")
     return invalid_argument(cat("attention is ", options.attention, "; on a GPU it is auto or cuda"))
         .with_field("attention");
   KVASIR_TRY(attention->available());
-  auto runner = std::make_unique<CudaRunner>(config, options, kv);
+  auto runner = std::make_unique<CudaRunner>(config, options, std::move(form));
   KVASIR_TRY(runner->load(std::move(weights), attention, progress));
   int device = 0;
   cudaDeviceProp p{};

@@ -89,7 +89,7 @@ class FolderWeights final : public Weights {
     const SafeTensor& t = it->second;
     read_.insert(it->first);
     std::vector<int64_t> want = rows == 1 ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
-    if (t.shape != want) {
+    if (t.shape != want && !(rows * cols == 1 && t.shape.empty())) {
       std::string shape;
       for (int64_t n : t.shape) shape += cat(shape.empty() ? "" : " x ", n);
       return invalid_argument(

@@ -19,6 +19,13 @@ constexpr TensorName kLlama[] = {
     {"blk.#.attn_output", "model.layers.#.self_attn.o_proj"},
     {"blk.#.attn_q_norm", "model.layers.#.self_attn.q_norm"},
     {"blk.#.attn_k_norm", "model.layers.#.self_attn.k_norm"},
+    // Of an 8-bit cache, by the names its makers have given them.
+    {"blk.#.attn_k_cache", "model.layers.#.self_attn.k_scale$"},
+    {"blk.#.attn_k_cache", "model.layers.#.self_attn.k_proj.k_scale$"},
+    {"blk.#.attn_k_cache", "model.layers.#.self_attn.kv_scale$"},
+    {"blk.#.attn_v_cache", "model.layers.#.self_attn.v_scale$"},
+    {"blk.#.attn_v_cache", "model.layers.#.self_attn.v_proj.v_scale$"},
+    {"blk.#.attn_v_cache", "model.layers.#.self_attn.kv_scale$"},
     {"blk.#.ffn_norm", "model.layers.#.post_attention_layernorm"},
     {"blk.#.ffn_gate", "model.layers.#.mlp.gate_proj"},
     {"blk.#.ffn_up", "model.layers.#.mlp.up_proj"},

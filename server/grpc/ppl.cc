@@ -90,6 +90,9 @@ class GenerationCall final : public StreamCall<pb::BatchedResponse> {
  private:
   Status submit(const Caller& caller, const pb::Request& r, std::unordered_set<uint64_t>& ids) {
     KVASIR_ASSIGN(GenerateInput in, context_.services.read(caller, "ppl", read_request(r, ids)));
+    const ServerOptions& options = context_.services.options();
+    if (r.choosing_parameters().top_p() == 0 && options.said_top_p > 0) in.request.sampling.top_p = options.said_top_p;
+    if (r.choosing_parameters().top_k() == 0 && options.said_top_k > 0) in.request.sampling.top_k = options.said_top_k;
     carry(*call_, in.request);
     KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
     requests_.push_back(&r);

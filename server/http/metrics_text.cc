@@ -98,7 +98,11 @@ std::string metrics_text(const Services& services) {
   t.alias("gauge", "vllm:gpu_cache_usage_perc", "The same, by its older name", used_share(s));
   t.family("gauge", "vllm:cache_config_info", "Size of the cache, as labels");
   t.row("vllm:cache_config_info",
-        cat("block_size=\"", services.options().page_size, "\",num_gpu_blocks=\"", s.pages_total, '"'), 1);
+        cat("block_size=\"", services.options().page_size, "\",num_gpu_blocks=\"", s.pages_total,
+            "\",cache_dtype=", json_string(s.kv_type)),
+        1);
+  t.gauge("kvasir_cache_bytes_per_token", nullptr, "Bytes of the cache that a token takes, scales included",
+          s.kv_bytes_per_token);
   t.gauge("kvasir_prefix_hit_ratio", nullptr, "Share of prompt tokens found in the prefix cache, since the start",
           hit_rate(s));
   t.counter("kvasir_prompt_tokens_total", "vllm:prompt_tokens_total", "Prompt tokens of finished prefills",

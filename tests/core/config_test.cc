@@ -222,22 +222,28 @@ TEST(Units, SizesAndDurations) {
   EXPECT_FALSE(parse_duration("soon").ok());
 }
 
-TEST(ForeignNames, AnAliasIsTheOptionAndWhatMeansNothingIsPassedOverWithAReason) {
+TEST(ForeignNames, AnAliasIsTheOptionAndWhatIsNotSoIsRefusedWithAReason) {
   int port = 1, batch = 2;
   Options o("test", "");
   o.add("grpc_port", &port, "a port").range(0, 65535);
   o.add("batch", &batch, "a size");
   o.alias("port", "grpc_port");
-  o.foreign("top_k", "each request says it");
-  o.foreign("profile", "there is a trace", true);
-  EXPECT_TRUE(o.load_json(R"({"port": 23333, "top_k": 1, "profile": true})", "ppl.json").ok());
+  o.foreign("ranks", {"1"}, "there is one device");
+  o.foreign("profile", {"false"}, "there is a trace", true);
+  o.foreign("hint", {}, "shapes say it");
+  EXPECT_TRUE(o.load_json(R"({"port": 23333, "ranks": 1, "profile": false})", "ppl.json").ok());
   EXPECT_EQ(port, 23333);
-  std::vector<std::string> args{"--port", "7", "--top-k", "-1", "--profile", "--batch", "5", "--top-k=3"};
+  std::vector<std::string> args{"--port", "7", "--ranks", "1", "--profile=false", "--batch", "5", "--ranks=1"};
   EXPECT_TRUE(o.load_flags(args).ok());
   EXPECT_EQ(port, 7);
   EXPECT_EQ(batch, 5);
-  ASSERT_EQ(o.notes().size(), 2u);
-  EXPECT_EQ(o.notes()[0], "profile means nothing here: there is a trace");  // a file's keys come in their order
+  const Status two = o.load_json(R"({"ranks": 2})", "ppl.json");
+  EXPECT_EQ(two.message(), "ppl.json: ranks is 2, and can only be 1: there is one device");
+  EXPECT_EQ(two.field(), "ranks");
+  EXPECT_EQ(o.load_json(R"({"hint": "x"})", "ppl.json").message(),
+            "ppl.json: hint is x, and is not served: shapes say it");
+  args = {"--profile"};
+  EXPECT_EQ(o.load_flags(args).message(), "profile is true, and can only be false: there is a trace");
   EXPECT_FALSE(o.load_json(R"({"port": 70000})", "ppl.json").ok());
   EXPECT_FALSE(o.load_json(R"({"topk": 1})", "ppl.json").ok());
 }

@@ -1,59 +1,9 @@
 // Networks that compute, on a CPU: the same tokens whether pages are plenty, moved away and back, computed again,
 // kept by layer group, or found by another kind of index.
-#include <cstdlib>
-#include <filesystem>
-
-#include "tests/engine/harness.h"
+#include "tests/engine/real_case.h"
 
 namespace kvasir::engine::testing {
 namespace {
-
-struct Ran {
-  std::vector<std::vector<int32_t>> tokens;
-  Stats stats;
-  int64_t bytes_per_token = 0;
-};
-
-struct Case {
-  std::string model;
-  EngineOptions options;
-  int threads = 1;
-
-  explicit Case(std::string name) : model(std::move(name)) {
-    options.page_size = 8;
-    options.max_tokens_per_step = 64;
-    options.max_running = 16;
-    options.kv_memory = 64 << 20;
-  }
-  // All at once; every step takes a while, so that they meet.
-  Ran run(int32_t requests, int32_t prompt, int64_t output) const {
-    Ran out;
-    model::RunnerOptions m;
-    m.model = model;
-    m.threads = threads;
-    auto engine = Engine::start(m, options);
-    Status ready = engine->wait_ready();
-    EXPECT_TRUE(ready.ok()) << ready.message();
-    if (!ready.ok()) return out;
-    out.bytes_per_token = engine->info().kv_bytes_per_token;
-    std::vector<std::unique_ptr<Stream>> streams;
-    for (int32_t i = 0; i < requests; ++i) {
-      Request r = ask(prompt, output, i);
-      for (int32_t& t : r.prompt) t = 4 + t % 250;
-      auto stream = engine->submit(std::move(r));
-      EXPECT_TRUE(stream.ok()) << stream.status().message();
-      if (stream.ok()) streams.push_back(std::move(*stream));
-    }
-    for (auto& stream : streams) {
-      Answer a = read(*stream);
-      EXPECT_TRUE(a.complete()) << a.failed.message();
-      out.tokens.push_back(a.tokens.empty() ? std::vector<int32_t>() : a.tokens[0]);
-    }
-    expect_all_pages_back(*engine);
-    out.stats = engine->stats();
-    return out;
-  }
-};
 
 constexpr const char* kLlama =
     "dummy:llama,layers=2,hidden=64,heads=4,kv_heads=2,head_dim=16,ffn=128,type=f32,step_ms=1";
@@ -129,24 +79,6 @@ TEST(RealModel, WhicheverWayTheCacheIsIndexed) {
     c.options.prefix_cache = false;
     EXPECT_EQ(c.run(6, 50, 40).tokens, pages.tokens) << model;
   }
-}
-
-std::string smollm2() {
-  const char* home = std::getenv("HOME");
-  std::string path = std::string(home ? home : "") + "/.cache/kvasir/models/SmolLM2-135M-Instruct.Q4_1.gguf";
-  return std::filesystem::exists(path) ? path : "";
-}
-
-#ifdef __SANITIZE_THREAD__
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
-// Under TSan the arithmetic of a real model takes ten minutes, and its threads are those of the models above.
-const char* smollm2_missing() {
-  if (kThreadSanitizer) return "its bits are checked without TSan";
-  return smollm2().empty() ? "no SmolLM2 on this machine" : nullptr;
 }
 
 // 16 together; alone, with other threads, in chunks, preempted, and with a prefix found each answer is what it was.

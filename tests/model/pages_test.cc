@@ -11,13 +11,19 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
+struct Where {
+  const char* device;
+  kvcache::FormWish kv;
+};
+
 // Sequences by the pages that they are given, step by step.
 class Paged {
  public:
-  explicit Paged(const std::string& device) {
+  explicit Paged(const Where& where) {
     RunnerOptions o;
     o.model = "dummy:llama,hidden=256,layers=3";
-    o.device = device;
+    o.device = where.device;
+    o.kv = where.kv;
     o.threads = 2;
     o.page_size = kPage;
     o.max_batch = 4, o.max_tokens = 64, o.max_kvlen = 64;
@@ -60,11 +66,11 @@ Ids prompt(int32_t seed, int64_t n) {
   return ids;
 }
 
-class Pages : public ::testing::TestWithParam<const char*> {
+class Pages : public ::testing::TestWithParam<Where> {
  protected:
   void SetUp() override {
 #ifdef KVASIR_CUDA
-    if (std::string(GetParam()) == "cuda")
+    if (std::string(GetParam().device) == "cuda")
       if (Status s = attention::cuda_backend().available(); !s.ok()) GTEST_SKIP() << "skipped: " << s.message();
 #endif
   }
@@ -102,13 +108,34 @@ TEST_P(Pages, ACopyIsAPrefixHit) {
   expect_same(pages.step(rest, 16, {7, 3}, {}, {{0, 7, 16}}), cached);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, Pages,
-                         ::testing::Values("cpu"
+std::vector<Where> everywhere() {
+  std::vector<Where> out;
+  for (const char* device : {"cpu",
 #ifdef KVASIR_CUDA
-                                           ,
-                                           "cuda"
+                             "cuda"
 #endif
-                                           ));
+       })
+    for (auto [dtype, group, layout] : {std::tuple{"auto", -1, "auto"},
+                                        {"fp8", -1, "auto"},
+                                        {"int8", 8, "auto"},
+                                        {"int8", 32, "0"},
+                                        {"int4", 32, "auto"},
+                                        {"int4", 16, "1"},
+                                        {"bfloat16", -1, "lht2d"},
+                                        {"int8", 16, "2lhtd"},
+                                        {"float16", -1, "2"}}) {
+      Where& w = out.emplace_back(Where{device, {}});
+      w.kv.dtype = dtype, w.kv.group = group, w.kv.layout = layout;
+    }
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Pages, ::testing::ValuesIn(everywhere()), [](const auto& info) {
+  const kvcache::FormWish& kv = info.param.kv;
+  std::string name = std::string(info.param.device) + "_" + kv.dtype;
+  if (kv.group > 0) name += "_" + std::to_string(kv.group);
+  return kv.layout == "auto" ? name : name + "_in_" + kv.layout;
+});
 
 }  // namespace
 }  // namespace kvasir::model

@@ -55,15 +55,28 @@ TEST(Params, WhatIsNotSaidIsAsThere) {
   EXPECT_EQ(c->rope.base, 10000);
 }
 
-TEST(Params, HowAGraphWasExportedIsPassedOver) {
+TEST(Params, WhatItSaysOfTheCacheIsHowItIsServed) {
   json params = small();
   params.update({{"cache_quant_bit", 8},
                  {"cache_quant_group", 8},
-                 {"cache_layout", 3},
-                 {"cache_mode", 1},
+                 {"cache_layout", 1},
+                 {"cache_mode", 0},
                  {"page_size", 128},
                  {"dynamic_batching", true}});
-  EXPECT_TRUE(read(params).ok());
+  auto c = read(params);
+  ASSERT_TRUE(c.ok()) << c.status().message();
+  EXPECT_EQ(c->kv.dtype, "int8");
+  EXPECT_EQ(c->kv.group, 8);
+  EXPECT_EQ(c->kv.layout, "1");
+  EXPECT_EQ(c->kv_index, "offset");
+  EXPECT_EQ(c->page_size, 128);
+  params["cache_quant_bit"] = 0;  // then a group means nothing there, too
+  params["cache_mode"] = 1;
+  c = read(params);
+  ASSERT_TRUE(c.ok());
+  EXPECT_EQ(c->kv.dtype, "auto");
+  EXPECT_EQ(c->kv.group, -1);
+  EXPECT_EQ(c->kv_index, "page_table");
 }
 
 TEST(Params, WhatIsNotServedIsRefusedByName) {
@@ -74,6 +87,12 @@ TEST(Params, WhatIsNotServedIsRefusedByName) {
   } wrong[] = {{"num_experts", 8, "num_experts is 8"},
                {"num_experts", "many", "num_experts"},
                {"auto_causal", false, "auto_causal is false"},
+               {"dynamic_batching", false, "dynamic_batching is false"},
+               {"cache_quant_bit", 2, "cache_quant_bit is 2; it must be 0, 4 or 8"},
+               {"cache_quant_group", 7, "cache_quant_group is 7"},
+               {"cache_layout", 4, "cache_layout is 4; it must be 0, 1, 2 or 3"},
+               {"cache_mode", "page", "cache_mode is \"page\"; it must be 0 or 1"},
+               {"page_size", 24, "page_size is 24"},
                {"rope_scaling_type", "dynamic", "rope_scaling_type is 'dynamic'"},
                {"rope_scaling_factor", 2.0, "rope_scaling_type is ''"},
                {"num_heads", "four", "num_attention_heads must be a whole number"},
@@ -124,6 +143,12 @@ TEST(Params, AFolderRunsAsWithItsConfig) {
   Sampled a = draw(ours), b = draw(theirs);
   EXPECT_EQ(a.token, b.token);
   EXPECT_EQ(a.logprob, b.logprob);
+  params["cache_quant_bit"] = 8;
+  theirs.write("params.json", params.dump());
+  {
+    Drive drive(theirs.path.string(), 1, true, 64);
+    EXPECT_EQ(drive.runner->info().kv_type, "int8, a float16 scale for each 8");
+  }
   // What its graphs came in is not read, and is said to be.
   std::filesystem::remove(theirs.path / "model.safetensors");
   RunnerOptions options;

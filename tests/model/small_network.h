@@ -53,12 +53,15 @@ inline std::string safetensors(const std::vector<std::pair<std::string, std::vec
   return std::string(reinterpret_cast<const char*>(&n), 8) + text + data;
 }
 
-inline void write_network(const Folder& folder, const nlohmann::json& c) {
+using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+
+// `more`: tensors beside the network's.
+inline void write_network(const Folder& folder, const nlohmann::json& c, const Shapes& more = {}) {
   bool gemma = c["model_type"] == "gemma3_text";
   int64_t h = c["hidden_size"], f = c["intermediate_size"], d = c["head_dim"], q = c["num_attention_heads"],
           k = c["num_key_value_heads"];
-  std::vector<std::pair<std::string, std::vector<int64_t>>> t = {{"model.embed_tokens.weight", {c["vocab_size"], h}},
-                                                                 {"model.norm.weight", {h}}};
+  Shapes t = {{"model.embed_tokens.weight", {c["vocab_size"], h}}, {"model.norm.weight", {h}}};
+  t.insert(t.end(), more.begin(), more.end());
   for (int i = 0; i < c["num_hidden_layers"]; ++i) {
     auto add = [&](const char* name, std::vector<int64_t> shape) {
       t.push_back({"model.layers." + std::to_string(i) + "." + name + ".weight", shape});

@@ -96,9 +96,10 @@ class RandomWorld {
     const int64_t least = (window + o.max_tokens_per_step) / o.page_size + 2;
     if (rng_() % 4 == 0) o.groups.push_back({least + int64_t(rng_() % 20), window});
     if (rng_() % 8 == 0) o.groups = {{least + int64_t(rng_() % 20), window}};
+    if (rng_() % 8 == 0) o.groups = {{least + 1 + int64_t(rng_() % 20), window, int32_t(rng_() % uint32_t(window))}};
     o.depth = static_cast<int>(1 + rng_() % 2);
     o.prefix_cache = rng_() % 4 != 0;
-    if (rng_() % 6 == 0) o.index_mode = kvcache::IndexMode::offset;
+    if (rng_() % 6 == 0 && o.groups[0].sinks == 0) o.index_mode = kvcache::IndexMode::offset;
     if (rng_() % 6 == 0) o.index_mode = kvcache::IndexMode::token_table;
     if (o.index_mode == kvcache::IndexMode::offset) o.prefix_cache = false;
     if (o.groups.size() == 1 && o.groups[0].window == 0 && o.index_mode != kvcache::IndexMode::offset && rng_() % 2)

@@ -247,7 +247,8 @@ TEST_F(Http, MetricsAreWhatPrometheusReads) {
        {"# TYPE kvasir_requests_running gauge\n", "\nkvasir_cache_pages_total 100\n",
         "vllm:num_requests_running{model_name=\"fake\"} ",
         "vllm:request_success_total{model_name=\"fake\",finished_reason=\"stop\"} 1\n",
-        "vllm:prefix_cache_queries_total{", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1\n",
+        "\nkvasir_cache_bytes_per_token 128\n", "vllm:prefix_cache_queries_total{",
+        "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\",cache_dtype=\"float16\"} 1\n",
         "vllm:gpu_cache_usage_perc{", "vllm:request_prefill_time_seconds_bucket{",
         "vllm:request_decode_time_seconds_count{", "kvasir_time_to_first_token_seconds_bucket{le=\"+Inf\"} "})
     EXPECT_NE(m.body.find(line), std::string::npos) << line << m.body;

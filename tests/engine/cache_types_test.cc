@@ -1,0 +1,148 @@
+// Every type of cache, served on a CPU: the same tokens whichever way a request travels.
+#include "tests/engine/real_case.h"
+
+namespace kvasir::engine::testing {
+namespace {
+
+constexpr const char* kLlama =
+    "dummy:llama,layers=2,hidden=128,heads=4,kv_heads=2,head_dim=64,ffn=128,type=f32,step_ms=1";
+// Two of three layers see 24 tokens, the last one sees all.
+constexpr const char* kGemma =
+    "dummy:gemma3,layers=6,hidden=128,heads=4,kv_heads=2,head_dim=64,ffn=128,window=24,type=f32,step_ms=1";
+
+kvcache::FormWish wish(std::string dtype, int32_t group = -1, std::string scale = "auto", std::string layout = "auto") {
+  kvcache::FormWish w;
+  w.dtype = std::move(dtype), w.group = group, w.scale_dtype = std::move(scale), w.layout = std::move(layout);
+  if (w.dtype == "int8" && group == 0) w.k_scale = 0.04, w.v_scale = 0.03;
+  return w;
+}
+
+class CacheType : public ::testing::TestWithParam<kvcache::FormWish> {};
+
+TEST_P(CacheType, TheSameTokensWhicheverWay) {
+  for (const char* model : {kLlama, kGemma}) {
+    SCOPED_TRACE(model);
+    Case c(model);
+    c.kv = GetParam();
+    const Ran eight = c.run(8, 40, 60);
+    ASSERT_EQ(eight.tokens.size(), 8u);
+    EXPECT_EQ(eight.stats.preemptions, 0);
+    EXPECT_EQ(c.run(1, 40, 60).tokens[0], eight.tokens[0]) << "alone";
+    c.threads = 2;
+    c.options.max_tokens_per_step = 24;
+    EXPECT_EQ(c.run(8, 40, 60).tokens, eight.tokens) << "two threads, in chunks";
+    c.threads = 1;
+    c.options.max_tokens_per_step = 64;
+    c.options.kv_index = kvcache::IndexMode::token_table;
+    EXPECT_EQ(c.run(8, 40, 60).tokens, eight.tokens) << "token table";
+    c.options.prefix_cache = false;
+    c.options.kv_index = kvcache::IndexMode::offset;
+    EXPECT_EQ(c.run(8, 40, 60).tokens, eight.tokens) << "offset";
+    c.options.kv_index = kvcache::IndexMode::page_table;
+    c.options.kv_memory = eight.bytes_per_token * 8 * 30;  // 13 pages each in the end
+    const Ran again = c.run(6, 40, 60);
+    EXPECT_GT(again.stats.preemptions, 0);
+    EXPECT_EQ(again.tokens, std::vector(eight.tokens.begin(), eight.tokens.begin() + 6)) << "computed again";
+    c.options.host_kv_memory = eight.bytes_per_token * 8 * 200;
+    const Ran moved = c.run(6, 40, 60);
+    EXPECT_GT(moved.stats.moved, 0);
+    EXPECT_EQ(moved.tokens, again.tokens) << "moved away and back";
+  }
+}
+
+// What another request wrote, whole pages and a part of one that is copied; and choices that fork from a prompt.
+TEST_P(CacheType, TheSameTokensFromPagesOfOthers) {
+  Case c(kLlama);
+  model::RunnerOptions m;
+  m.model = c.model, m.threads = 1, m.kv = GetParam();
+  auto engine = Engine::start(m, c.options);
+  ASSERT_TRUE(engine->wait_ready().ok());
+  auto request = [](int32_t n) {
+    Request r = ask(51, 30);
+    for (int32_t& t : r.prompt) t = 4 + t % 250;
+    r.n = n;
+    return r;
+  };
+  const Answer cold = testing::run(*engine, request(1)), warm = testing::run(*engine, request(1));
+  ASSERT_TRUE(cold.complete() && warm.complete());
+  EXPECT_EQ(cold.started->cached_tokens, 0);
+  EXPECT_EQ(warm.started->cached_tokens, 50);
+  EXPECT_EQ(warm.tokens, cold.tokens);
+  ASSERT_TRUE(engine->flush_prefix_cache().ok());
+  const Answer forked = testing::run(*engine, request(3));
+  ASSERT_TRUE(forked.complete());
+  for (const auto& tokens : forked.tokens) EXPECT_EQ(tokens, cold.tokens[0]);
+  expect_all_pages_back(*engine);
+}
+
+std::string name_of(const ::testing::TestParamInfo<kvcache::FormWish>& info) {
+  const kvcache::FormWish& w = info.param;
+  std::string name = w.dtype;
+  if (w.group >= 0) name += cat("_", w.group);
+  if (w.scale_dtype != "auto") name += "_" + w.scale_dtype;
+  return w.layout == "auto" ? name : name + "_in_" + w.layout;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CacheType,
+                         ::testing::Values(wish("float32"), wish("bfloat16"), wish("fp8"), wish("int8", 0),
+                                           wish("int8", 8), wish("int8", 16), wish("int8", 32, "float32"),
+                                           wish("int8", 64), wish("int4", 8), wish("int4", 32),
+                                           wish("int4", 64, "float32"), wish("int8", 8, "auto", "0"),
+                                           wish("int4", 32, "auto", "1"), wish("float16", -1, "auto", "2"),
+                                           wish("int8", 64, "auto", "lht2d"), wish("fp8", -1, "auto", "2lhtd")),
+                         name_of);
+
+// Where elements lie changes no bit of what is computed.
+TEST(CacheLayout, EachGivesTheSameTokens) {
+  for (const char* type : {"float16", "int4"}) {
+    Case c(kGemma);
+    c.kv = wish(type);
+    const Ran as_it_is = c.run(3, 40, 30);
+    for (const std::string& layout : kvcache::kLayoutNames) {
+      c.kv.layout = layout;
+      EXPECT_EQ(c.run(3, 40, 30).tokens, as_it_is.tokens) << type << " in " << layout;
+    }
+  }
+}
+
+// Memory of a token beside a float16 cache's; the pool has so many more pages of it.
+TEST(CacheType, TakesTheMemoryThatItsBitsTake) {
+  auto ran = [](kvcache::FormWish w) {
+    Case c(kLlama);
+    c.kv = std::move(w);
+    return c.run(1, 8, 2);
+  };
+  const Ran half = ran(wish("float16")), int8 = ran(wish("int8", 64)), int4 = ran(wish("int4", 32));
+  EXPECT_EQ(half.bytes_per_token, 2 * 2 * 2 * 64 * 2);
+  EXPECT_LE(int8.bytes_per_token * 100, half.bytes_per_token * 53);
+  EXPECT_LE(int4.bytes_per_token * 100, half.bytes_per_token * 29);
+  EXPECT_GE(int8.stats.pages_total * 53, half.stats.pages_total * 100);
+  EXPECT_GE(int4.stats.pages_total * 29, half.stats.pages_total * 100);
+}
+
+TEST(CacheType, WhatCannotBeIsRefusedWithWhatCan) {
+  auto refused = [](kvcache::FormWish w) {
+    model::RunnerOptions m;
+    m.model = kLlama, m.threads = 1, m.kv = std::move(w);
+    return Engine::start(m, Case(kLlama).options)->wait_ready();
+  };
+  auto says = [](const Status& s, const char* field, const char* what) {
+    EXPECT_EQ(s.field(), field) << s.message();
+    EXPECT_NE(s.message().find(what), std::string::npos) << s.message();
+  };
+  says(refused(wish("int8", 128)), "kv_group", "must be 8, 16, 32 or 64, or 0");
+  says(refused(wish("int4", 0)), "kv_group", "8, 16, 32 or 64");
+  says(refused(wish("float16", 64)), "kv_group", "only int8 and int4");
+  says(refused(wish("fp8", -1, "float32")), "kv_scale_dtype", "for int8 and int4");
+  says(refused(wish("int32")), "kv_dtype", "fp8, int8 or int4");
+  says(refused(wish("fp8", -1, "auto", "4")), "kv_layout", "lht2d");
+  kvcache::FormWish none = wish("int8", 0);
+  none.v_scale = 0;
+  says(refused(none), "kv_group", "kv_k_scale and kv_v_scale");
+  kvcache::FormWish scaled = wish("int4");
+  scaled.k_scale = 1;
+  says(refused(scaled), "kv_k_scale", "fp8");
+}
+
+}  // namespace
+}  // namespace kvasir::engine::testing
