@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "cli/model_flags.h"
-#include "cli/ppl_names.h"
+#include "cli/serve_config.h"
 #include "core/log.h"
 #include "model/config.h"
 #include "server/keys.h"
@@ -15,18 +15,10 @@ namespace kvasir {
 namespace {
 
 struct Config {
-  LogConfig log;
-  cli::ModelFlags model;
-  server::ServerOptions server;
+  cli::ServeConfig serve;
   Options options{"kvasir serve", ""};
-  Config() {
-    options.with_config_file();
-    model.define(options);
-    model.define_queue(options);
-    server.define(options);
-    log.define(options);
-    cli::define_ppl_names(options);
-  }
+  cli::ModelFlags& model = serve.model;
+  Config() { serve.define(options); }
 };
 
 void configuration(std::string_view text) {
