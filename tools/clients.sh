@@ -7,9 +7,9 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 clients=$CACHE/clients
 
-python_packages='openai>=2,<3 grpcio>=1.60 grpcio-tools>=1.60 smg-grpc-proto jsonschema>=4'
+python_packages='openai>=2,<3 anthropic>=2,<3 grpcio>=1.60 grpcio-tools>=1.60 smg-grpc-proto jsonschema>=4'
 grpcurl=github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
-openai_node=openai@6
+node_packages='openai@6 @anthropic-ai/sdk@1'
 
 python_clients() {
   # shellcheck disable=SC2086
@@ -17,7 +17,10 @@ python_clients() {
     "$clients/python/bin/pip" install --quiet $python_packages &&
     echo "$python_packages" >"$clients/python/installed"
 }
-node_clients() { npm install --prefix "$clients/node" --no-audit --no-fund "$openai_node"; }
+node_clients() {
+  # shellcheck disable=SC2086
+  npm install --prefix "$clients/node" --no-audit --no-fund $node_packages && echo "$node_packages" >"$clients/node/installed"
+}
 go_clients() { GOBIN=$clients/bin go install "$grpcurl"; }
 browser() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; }
 
@@ -25,7 +28,9 @@ browser() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --n
 optional() { phase "$@" || say "  going on without: $1"; }
 
 mkdir -p "$clients/bin"
-[ "$(cat "$clients/python/installed" 2>/dev/null)" = "$python_packages" ] || optional 'Python clients (openai, gRPC, SMG)' python_clients
-if command -v npm >/dev/null && [ ! -d "$clients/node/node_modules/openai" ]; then optional 'Node client (openai)' node_clients; fi
+[ "$(cat "$clients/python/installed" 2>/dev/null)" = "$python_packages" ] || optional 'Python clients (openai, anthropic, gRPC, SMG)' python_clients
+if command -v npm >/dev/null && [ "$(cat "$clients/node/installed" 2>/dev/null)" != "$node_packages" ]; then
+  optional 'Node clients (openai, anthropic)' node_clients
+fi
 if command -v go >/dev/null && [ ! -x "$clients/bin/grpcurl" ] && ! command -v grpcurl >/dev/null; then optional 'grpcurl' go_clients; fi
 if ! command -v chromium >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then optional 'Chromium' browser; fi

@@ -30,15 +30,17 @@ ToolFormat tool_format_of(std::string_view chat_template) {
   return ToolFormat::none;
 }
 
-GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools, std::string_view answer_schema) {
+GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools, std::string_view answer_schema,
+                          HowMany how_many) {
   using Json = nlohmann::ordered_json;
-  const char* form = format == ToolFormat::hermes ? "hermes" : format == ToolFormat::llama3 ? "llama3" : "bare";
+  const char* form = format == ToolFormat::llama3 ? "llama3" : "hermes";
   Json list = Json::array();
   for (const CallableTool& tool : tools) {
     Json parameters = Json::parse(tool.parameters_json, nullptr, false);
     list.push_back({{"name", tool.name}, {"parameters", std::move(parameters)}});
   }
   Json calls{{"form", form}, {"tools", std::move(list)}};
+  if (how_many != HowMany::any) calls["only"] = how_many == HowMany::one ? "one" : "some";
   if (!answer_schema.empty()) calls["answer"] = Json::parse(answer_schema, nullptr, false);
   return {GrammarSpec::Kind::tool_calls, calls.dump(-1, ' ', false, Json::error_handler_t::replace), {}};
 }

@@ -23,10 +23,12 @@ struct CallableTool {
   std::string name, parameters_json;  // a JSON schema
 };
 
-// What the parser of `format` takes for a call is then one of `tools`, with arguments of its schema; what it takes for
-// text stays free, or is JSON of `answer_schema` where one is given. `none`: nothing but one object of name and
-// arguments.
-GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools, std::string_view answer_schema = "");
+enum class HowMany { any, some, one };
+
+// What the parser of `format` takes for a call is then one of `tools`, with arguments of its schema. With `any` calls
+// what it takes for text stays free, or is JSON of `answer_schema` where one is given; else the answer is calls alone.
+GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools, std::string_view answer_schema = "",
+                          HowMany how_many = HowMany::any);
 
 class ToolParser {
  public:

@@ -6,37 +6,59 @@
 #include "core/cat.h"
 #include "core/log.h"
 #include "server/http/error_body.h"
+#include "server/http/messages_reply.h"
 #include "server/http/page.h"
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
 
-// Who may call a path: nobody is asked for a key where `open`.
+// Who may call a path (nobody is asked for a key where `open`), and whose it is: clients made for that server find it.
 struct Api::Route {
   const char* method;
-  const char* path;
+  const char* path;  // one that ends with '/' has a name after it
   bool open;
   Role role;
   Reply (Api::*handler)(const Request&, const Caller&);
+  const char* whose;
 };
 
 const std::vector<Api::Route>& Api::routes() {
+  constexpr Role user = Role::user, metrics = Role::metrics, admin = Role::admin;
   static const std::vector<Route> routes = {
-      {"GET", "/", true, Role::user, &Api::page},
-      {"GET", "/health", true, Role::user, &Api::health},
-      {"GET", "/ready", true, Role::user, &Api::ready},
-      {"GET", "/metrics", false, Role::metrics, &Api::metrics},
-      {"GET", "/stats", false, Role::metrics, &Api::stats},
-      {"GET", "/v1/models", false, Role::user, &Api::models},
-      {"POST", "/v1/chat/completions", false, Role::user, &Api::chat},
-      {"POST", "/v1/completions", false, Role::user, &Api::completions},
-      {"POST", "/v1/embeddings", false, Role::user, &Api::embeddings},
-      {"POST", "/tokenize", false, Role::user, &Api::tokenize},
-      {"POST", "/detokenize", false, Role::user, &Api::detokenize},
-      {"POST", "/drain", false, Role::admin, &Api::drain},
+      {"GET", "/", true, user, &Api::page, "kvasir"},
+      {"GET", "/health", true, user, &Api::health, "all"},
+      {"GET", "/ready", true, user, &Api::ready, "kvasir"},
+      {"GET", "/metrics", false, metrics, &Api::metrics, "all"},
+      {"GET", "/stats", false, metrics, &Api::stats, "kvasir"},
+      {"GET", "/v1/models", false, user, &Api::models, "OpenAI"},
+      {"GET", "/v1/models/", false, user, &Api::models, "OpenAI"},
+      {"POST", "/v1/chat/completions", false, user, &Api::chat, "OpenAI"},
+      {"POST", "/v1/completions", false, user, &Api::completions, "OpenAI"},
+      {"POST", "/v1/messages", false, user, &Api::messages, "Anthropic"},
+      {"POST", "/v1/messages/count_tokens", false, user, &Api::count_tokens, "Anthropic"},
+      {"POST", "/v1/responses", false, user, &Api::responses, "OpenAI"},
+      {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI"},
+      {"POST", "/tokenize", false, user, &Api::tokenize, "vLLM, llama-server"},
+      {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server"},
+      {"POST", "/drain", false, admin, &Api::drain, "kvasir"},
   };
   return routes;
 }
+
+namespace {
+
+// "/v1/models/a/b" leads to "/v1/models/".
+bool leads_to(std::string_view route, std::string_view path) {
+  return path == route || (route.size() > 1 && route.ends_with('/') && path.starts_with(route));
+}
+
+// OpenAI's clients send the one, Anthropic's the other.
+std::string_view key_of(const Request& request) {
+  const std::string_view bearer = request.header("authorization");
+  return bearer.empty() ? request.header("x-api-key") : bearer;
+}
+
+}  // namespace
 
 Api::Api(Services& services)
     : services_(services), guard_({!services.has_keys(), services.options().hosts, services.options().cors}) {}
@@ -49,20 +71,24 @@ Reply Api::handle(const Request& request) {
   return reply;
 }
 
+// In the form that clients of the route's protocol read.
+Response Api::refusal(const Route& route, const Status& status) {
+  return std::string_view(route.whose) == "Anthropic" ? messages_error(status) : error_response(status);
+}
+
 Reply Api::route(const Request& request) {
   std::string allowed;
   for (const Route& r : routes()) {
-    bool model_by_name = std::string_view(r.path) == "/v1/models" && request.path.starts_with("/v1/models/");
-    if (request.path != r.path && !model_by_name) continue;
+    if (!leads_to(r.path, request.path)) continue;
     if (request.method != r.method && !(request.method == "HEAD" && std::string_view(r.method) == "GET")) {
       allowed = r.method;
       continue;
     }
     Caller caller;
     if (!r.open) {
-      auto found = services_.authenticate(request.header("authorization"));
-      if (!found.ok()) return error_response(found.status());
-      if (Status s = found->require(r.role, r.path); !s.ok()) return error_response(s);
+      auto found = services_.authenticate(key_of(request));
+      if (!found.ok()) return refusal(r, found.status());
+      if (Status s = found->require(r.role, r.path); !s.ok()) return refusal(r, s);
       caller = *std::move(found);
     }
     try {
@@ -79,7 +105,11 @@ Reply Api::route(const Request& request) {
     return refused;
   }
   std::string known;
-  for (const Route& r : routes()) known += cat(known.empty() ? "" : ", ", r.path);
+  std::string_view before;  // one path may have several methods
+  for (const Route& r : routes()) {
+    if (before != r.path) known += cat(known.empty() ? "" : ", ", r.path);
+    before = r.path;
+  }
   return error_response(404, "not_found_error",
                         cat("there is nothing at ", request.path.substr(0, 100), "; this server has ", known));
 }

@@ -7,6 +7,8 @@
 
 namespace kvasir::server::http {
 
+int64_t unix_seconds();
+
 class Api {
  public:
   explicit Api(Services& services);
@@ -16,6 +18,7 @@ class Api {
   struct Route;
   static const std::vector<Route>& routes();
   Reply route(const Request& request);
+  static Response refusal(const Route& route, const Status& status);
 
   Reply page(const Request&, const Caller&);
   Reply health(const Request&, const Caller&);
@@ -25,11 +28,17 @@ class Api {
   Reply models(const Request&, const Caller&);
   Reply chat(const Request&, const Caller&);
   Reply completions(const Request&, const Caller&);
+  Reply messages(const Request&, const Caller&);
+  Reply count_tokens(const Request&, const Caller&);
+  Reply responses(const Request&, const Caller&);
   Reply tokenize(const Request&, const Caller&);
   Reply detokenize(const Request&, const Caller&);
   Reply embeddings(const Request&, const Caller&);
   Reply drain(const Request&, const Caller&);
   Reply generate(const Request&, const Caller&, struct OpenAiCall call);
+  // What headers say of a request, and what an answer's say.
+  Status carry(const Request&, const Caller&, GenerateInput& input);
+  std::vector<std::pair<std::string, std::string>> headers_of(const Request&, const std::string& id) const;
 
   Services& services_;
   Guard guard_;

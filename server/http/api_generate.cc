@@ -1,4 +1,5 @@
 // /v1/chat/completions and /v1/completions: a body in, engine requests out, one reply over all of them.
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 
@@ -9,39 +10,6 @@
 
 namespace kvasir::server::http {
 namespace {
-
-// Calls obey their schemas; an answer without them stays what it was asked to be.
-void hold_tools(OpenAiCall& call) {
-  using Kind = text::GrammarSpec::Kind;
-  text::GrammarSpec& grammar = call.input.request.grammar;
-  switch (call.tool_choice) {
-    case ToolChoice::none: return;
-    case ToolChoice::named: grammar = {Kind::json_schema, call.held_tools[0].parameters_json, {}}; return;
-    case ToolChoice::required: grammar = calls_grammar(text::ToolFormat::none, call.held_tools); return;
-    case ToolChoice::automatic: break;
-  }
-  const text::ToolFormat format = call.shape.tools.format;
-  if (grammar.kind == Kind::none)
-    grammar = calls_grammar(format, call.held_tools);
-  else if (grammar.kind == Kind::json_object)
-    grammar = calls_grammar(format, call.held_tools, R"({"type":"object"})");
-  else if (grammar.kind == Kind::json_schema)
-    grammar = calls_grammar(format, call.held_tools, grammar.text);
-}
-
-// How calls will be found in the answer.
-void prepare_tools(Services& services, OpenAiCall& call) {
-  const auto chat_template = services.engine().chat_template();
-  if (!chat_template) return;  // still loading, or a model without one: the request will be refused
-  switch (call.tool_choice) {
-    case ToolChoice::none: return;
-    case ToolChoice::automatic: call.shape.tools = free_tools(text::tool_format_of(chat_template->source())); break;
-    case ToolChoice::required: call.shape.tools = required_tool(); break;
-    case ToolChoice::named: call.shape.tools = named_tool(call.tool_name); break;
-  }
-  call.shape.tools.one |= call.one_tool;
-  if (!call.held_tools.empty()) hold_tools(call);
-}
 
 constexpr size_t kMostTraceParent = 128;
 
@@ -54,6 +22,14 @@ Result<Duration> parse_timeout(std::string_view text) {
                cat("X-Request-Timeout is '", text.substr(0, 40), "'; it must be seconds, above 0 and at most 86400"))
         .with_field("X-Request-Timeout");
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+// A client's own name for its request, where it has one that can stand in a header and a line of the log.
+std::string named_by_client(const Request& request) {
+  const std::string_view id = request.header("x-request-id");
+  const bool good =
+      !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 127; });
+  return good ? std::string(id) : "";
 }
 
 }  // namespace
@@ -70,19 +46,37 @@ Reply Api::completions(const Request& request, const Caller& caller) {
   return generate(request, caller, *std::move(call));
 }
 
-Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
-  call.input.request.trace_parent = request.header("traceparent").substr(0, kMostTraceParent);
+Status Api::carry(const Request& request, const Caller& caller, GenerateInput& input) {
+  input.request.trace_parent = request.header("traceparent").substr(0, kMostTraceParent);
+  if (input.request.id.empty()) input.request.id = named_by_client(request);
   if (std::string_view text = request.header("x-request-timeout"); !text.empty()) {
-    auto limit = services_.read(caller, call.input.protocol, parse_timeout(text));
-    if (!limit.ok()) return error_response(limit.status());
-    call.input.request.deadline = std::chrono::steady_clock::now() + *limit;
+    KVASIR_ASSIGN(Duration limit, services_.read(caller, input.protocol, parse_timeout(text)));
+    input.request.deadline = std::chrono::steady_clock::now() + limit;
   }
+  return {};
+}
+
+std::vector<std::pair<std::string, std::string>> Api::headers_of(const Request& request, const std::string& id) const {
+  const std::string own = named_by_client(request);
+  std::vector<std::pair<std::string, std::string>> headers{{"X-Request-Id", own.empty() ? id : own}};
+  Response cors;
+  guard_.allow(request, cors);
+  headers.insert(headers.end(), cors.headers.begin(), cors.headers.end());
+  return headers;
+}
+
+Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
+  if (Status s = carry(request, caller, call.input); !s.ok()) return error_response(s);
   ReplyShape& shape = call.shape;
-  if (!call.tools_json.empty()) prepare_tools(services_, call);
+  shape.answer = prepare_tools(services_, call.tools, call.input.request.grammar);
+  shape.prompt_logprobs = !call.echo && call.input.prompt_logprobs >= 0;
+  shape.stop_tokens = call.input.stop_tokens;
+  const std::string id = call.input.request.id;
   std::vector<std::unique_ptr<engine::Stream>> streams;
   for (PromptInput& prompt : call.prompts) {
     GenerateInput input = call.input;
     input.prompt = std::move(prompt);
+    if (!id.empty() && !streams.empty()) input.request.id = cat(id, '-', streams.size());
     auto submitted = services_.generate(caller, std::move(input));
     if (!submitted.ok()) return error_response(submitted.status());  // the others are cancelled as they go
     if (call.echo) {
@@ -90,20 +84,23 @@ Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall cal
       if (!text.ok()) return error_response(text.status());
       shape.echo.push_back(*std::move(text));
     }
+    if (shape.chat) prepare_reasoning(services_, submitted->prompt, call.input.request.grammar, shape.answer);
     shape.prompts.push_back(static_cast<int64_t>(submitted->prompt.size()));
+    if (shape.token_ids) shape.prompt_ids.push_back(std::move(submitted->prompt));
     streams.push_back(std::move(submitted->stream));
   }
   shape.seed_drawn = !call.input.seed;
   shape.tokenizer = services_.engine().tokenizer();
   shape.model = services_.model_name();
   shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", streams[0]->id());
-  shape.created =
-      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  std::vector<std::pair<std::string, std::string>> headers{{"X-Request-Id", streams[0]->id()}};
-  Response cors;
-  guard_.allow(request, cors);
-  headers.insert(headers.end(), cors.headers.begin(), cors.headers.end());
+  shape.created = unix_seconds();
+  auto headers = headers_of(request, streams[0]->id());
   return openai_reply(std::move(shape), std::move(streams), std::move(headers));
+}
+
+int64_t unix_seconds() {
+  using namespace std::chrono;
+  return duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace kvasir::server::http

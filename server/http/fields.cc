@@ -5,19 +5,15 @@
 #include <limits>
 
 #include "core/cat.h"
+#include "core/log.h"
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
-namespace {
-
-// A value as it may stand in a message: short, on one line.
 std::string shown(const Json& value) {
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return text;
 }
-
-}  // namespace
 
 Result<Json> parse_json(std::string_view text, int max_depth) {
   if (int depth = json_depth(text); depth > max_depth)
@@ -141,16 +137,23 @@ bool Fields::integers(std::string_view name, std::vector<int64_t>* out) {
   return true;
 }
 
-void Fields::unserved(std::string_view name, const char* why) {
+void Fields::unserved(std::string_view name, const char* why, const char* usual) {
   const Json* v = find(name);
-  if (!v || (v->is_boolean() && !v->get<bool>()) || (v->is_array() && v->empty()) || *v == "") return;
-  fail(name, cat("is not served here: ", why));
+  const bool nothing = !v || *v == Json(false) || (v->is_structured() && v->empty()) || *v == "";
+  if (!nothing && *v != Json::parse(usual)) fail(name, cat("is not served here: ", why));
+}
+
+void Fields::pass_over_the_rest() {
+  if (!object_.is_object()) return;
+  for (const auto& [name, value] : object_.items())
+    if (read_.insert(name).second && !value.is_null())
+      log_debug("a field is passed over", {{"field", cat(path_, '.', name.substr(0, 60))}});
 }
 
 Status Fields::finish() {
   if (!status_.ok()) return status_;
   for (const auto& [name, value] : object_.items())
-    if (!read_.count(name)) {
+    if (!read_.count(name) && !value.is_null()) {
       const std::string field = name.substr(0, 60);
       status_ =
           invalid_argument(cat(path_.empty() ? "" : path_ + ".", shown(Json(name)), " is not a field of this request"))

@@ -18,6 +18,9 @@ using Json = nlohmann::ordered_json;
 // Text to JSON within limits: nesting (so that no visitor overflows a stack), valid UTF-8, one value.
 Result<Json> parse_json(std::string_view text, int max_depth = kMostJsonDepth);
 
+// A value as it may stand in a message: short, on one line.
+std::string shown(const Json& value);
+
 class Fields {
  public:
   explicit Fields(const Json& object, std::string path = "");
@@ -34,10 +37,13 @@ class Fields {
   bool strings(std::string_view name, std::vector<std::string>* out, size_t most);  // a string is a list of one
   bool integers(std::string_view name, std::vector<int64_t>* out);
 
-  // Fields this server knows and does not serve: refused when they ask for something.
-  void unserved(std::string_view name, const char* why);
+  // Fields this server knows and does not serve: refused when they ask for something else than what
+  // is so anyway (`usual`, as JSON).
+  void unserved(std::string_view name, const char* why, const char* usual = "false");
   // Fields that a client sends back as it got them, and that say nothing here (`annotations`).
   void note(std::string_view name) { read_.insert(std::string(name)); }
+  // Every field that nobody read, with a line in the log.
+  void pass_over_the_rest();
 
   void fail(std::string_view name, std::string message);
   bool ok() const { return status_.ok(); }

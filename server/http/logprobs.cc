@@ -103,4 +103,30 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
   out += '}';
 }
 
+void append_prompt_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                            const std::vector<engine::TokenOut>& tokens) {
+  append_list(out, tokens, [&](size_t i, const engine::TokenOut& t) {
+    if (i == 0) {
+      out += "null";
+      return;
+    }
+    auto entry = [&](int32_t id, float logprob, const std::string& rank) {
+      out += cat('"', id, "\":{\"logprob\":", finite(logprob), ",\"rank\":", rank,
+                 ",\"decoded_token\":", json_string(shown(tokenizer, id)), '}');
+    };
+    out += '{';
+    bool among = false;
+    for (size_t k = 0; k < t.top.size(); ++k) {
+      if (k > 0) out += ',';
+      entry(t.top[k].token, t.top[k].logprob, cat(k + 1));
+      among |= t.top[k].token == t.id;
+    }
+    if (!among) {  // how many are likelier is not counted
+      if (!t.top.empty()) out += ',';
+      entry(t.id, t.logprob, "null");
+    }
+    out += '}';
+  });
+}
+
 }  // namespace kvasir::server::http

@@ -20,4 +20,9 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
                                 const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none,
                                 size_t special_shown);
 
+// vLLM's: of each token of the prompt {"id":{"logprob":..,"rank":..,"decoded_token":..}}, its own and the likeliest;
+// null for the first, which nothing came before.
+void append_prompt_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                            const std::vector<engine::TokenOut>& tokens);
+
 }  // namespace kvasir::server::http

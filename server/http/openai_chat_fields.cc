@@ -1,6 +1,9 @@
 #include "server/http/openai_chat_fields.h"
 
+#include <algorithm>
+
 #include "core/cat.h"
+#include "core/log.h"
 
 namespace kvasir::server::http {
 namespace {
@@ -26,11 +29,20 @@ Status flatten_content(const Json& content, const std::string& where, Json* out)
   return {};
 }
 
-// Arguments travel as a JSON string; templates want the object.
+// Arguments travel as a JSON string; templates are given the object. Those of a call that was cut are no JSON, and a
+// client sends them back as they are: then what they were to be is not known.
 Status parse_tool_calls(const Json& calls, const std::string& where, Json* out) {
   if (!calls.is_array()) return invalid_argument(where + " must be a list").with_field(where);
   *out = Json::array();
   for (Json call : calls) {
+    const bool custom = call.is_object() && call.value("type", Json()) == "custom" && call.contains("custom");
+    if (custom) {  // text in, text out: to a template a function of one text
+      const Json& said = call["custom"];
+      call["type"] = "function";
+      call["function"] = {{"name", said.value("name", Json())},
+                          {"arguments", {{"input", said.value("input", Json(""))}}}};
+      call.erase("custom");
+    }
     if (!call.is_object() || !call.contains("function") || !call["function"].is_object() ||
         !call["function"].contains("name") || !call["function"]["name"].is_string())
       return invalid_argument(where + " has an entry without function.name").with_field(where);
@@ -38,8 +50,9 @@ Status parse_tool_calls(const Json& calls, const std::string& where, Json* out) 
     if (function.contains("arguments") && function["arguments"].is_string()) {
       const std::string text = function["arguments"];  // nothing, where a function takes none, is how some write {}
       auto arguments = parse_json(text.find_first_not_of(" \n\r\t") == std::string::npos ? "{}" : text);
-      if (!arguments.ok()) return invalid_argument(where + ".function.arguments is not valid JSON").with_field(where);
-      function["arguments"] = *arguments;
+      if (!arguments.ok())
+        log_debug("arguments of a call are no JSON", {{"where", where}, {"why", arguments.status().message()}});
+      function["arguments"] = arguments.ok() ? *arguments : Json::object();
     }
     out->push_back(std::move(call));
   }
@@ -69,11 +82,12 @@ Result<Json> read_messages(const Json& messages) {
     }
     if (f.string("tool_call_id", &call_id)) one["tool_call_id"] = call_id;
     std::string thinking;
-    if (f.string("reasoning_content", &thinking)) one["reasoning_content"] = thinking;
+    if (f.string("reasoning_content", &thinking) || f.string("reasoning", &thinking))
+      one["reasoning_content"] = thinking;
     f.unserved("audio", "this model reads text only");
     f.unserved("function_call", "use tool_calls");
-    f.note("refusal");
-    f.note("annotations");
+    // What a client's library adds to an answer it sends back (`parsed`, `provider_specific_fields`) says nothing here.
+    f.pass_over_the_rest();
     KVASIR_TRY(f.finish());
     out.push_back(std::move(one));
   }
@@ -89,6 +103,9 @@ Status read_tools(const Json& tools, const ServerOptions& limits) {
   for (size_t i = 0; i < tools.size(); ++i) {
     const Json& t = tools[i];
     std::string where = cat("tools[", i, "]");
+    if (t.is_object() && t.value("type", Json()) == Json("custom"))
+      return invalid_argument(where + ".type is custom, which is not served here; use a function of one string")
+          .with_field(where);
     if (!t.is_object() || t.value("type", Json()) != Json("function"))
       return invalid_argument(where + ".type must be \"function\"").with_field(where);
     if (!t.contains("function") || !t["function"].is_object() || !t["function"].contains("name") ||
@@ -102,48 +119,50 @@ Status read_tools(const Json& tools, const ServerOptions& limits) {
   return {};
 }
 
-// What each tool's arguments are held to. Where the model may choose, one strict tool is enough to hold every call to a
-// tool's name, and the arguments of those that are not strict to an object.
-std::vector<text::CallableTool> held_tools(const Json& tools, const OpenAiCall& call) {
-  std::vector<text::CallableTool> held;
-  const bool free = call.tool_choice == ToolChoice::automatic;
-  bool any_strict = false;
-  for (const Json& tool : tools) {
-    const Json& function = tool["function"];
-    const bool strict = function.value("strict", Json()) == Json(true);
-    any_strict |= strict;
-    if (call.tool_choice == ToolChoice::named && function["name"] != call.tool_name) continue;
-    // A tool that names no parameters has none: `{}` is all that can be said to it.
-    Json schema = function.value("parameters", Json());
-    if (schema.is_null()) schema = {{"type", "object"}, {"additionalProperties", false}};
-    held.push_back({function["name"], strict || !free ? schema.dump() : R"({"type":"object"})"});
+// {"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[...]}}: only these of the tools may be called.
+bool read_allowed_tools(Fields& f, const Json& choice, ToolUse& use) {
+  const Json allowed = choice.value("allowed_tools", choice);
+  const Json mode = allowed.value("mode", Json("auto")), names = allowed.value("tools", Json());
+  if ((mode != "auto" && mode != "required") || !names.is_array() || names.empty())
+    return f.fail("tool_choice", "of allowed_tools needs a mode of auto or required, and a list of tools"), false;
+  Json some = Json::array();
+  for (const Json& one : names) {
+    const Json name = one.is_object() ? one.value("function", one).value("name", Json()) : Json();
+    const auto it = std::find_if(use.tools.begin(), use.tools.end(),
+                                 [&](const Json& tool) { return tool["function"]["name"] == name; });
+    if (it == use.tools.end())
+      return f.fail("tool_choice", cat("allows ", shown(name), ", which is not in tools")), false;
+    some.push_back(*it);
   }
-  if (free && !any_strict) held.clear();
-  return held;
+  use.tools = std::move(some);
+  use.choice = mode == "auto" ? ToolChoice::automatic : ToolChoice::required;
+  return true;
 }
 
-void read_tool_choice(Fields& f, const Json* tools, OpenAiCall& call) {
+void read_tool_choice(Fields& f, ToolUse& use) {
   const Json* choice = f.raw("tool_choice");
-  bool some = tools && !tools->empty();
-  call.tool_choice = some ? ToolChoice::automatic : ToolChoice::none;
+  const bool some = use.tools.is_array() && !use.tools.empty();
+  use.choice = some ? ToolChoice::automatic : ToolChoice::none;
   if (!choice) return;
   if (choice->is_string()) {
     std::string kind;
     if (!f.enumeration("tool_choice", &kind, {"none", "auto", "required"})) return;
-    call.tool_choice = kind == "none" ? ToolChoice::none : kind == "auto" ? call.tool_choice : ToolChoice::required;
+    use.choice = kind == "none" ? ToolChoice::none : kind == "auto" ? use.choice : ToolChoice::required;
+  } else if (some && choice->is_object() && choice->value("type", Json()) == Json("allowed_tools")) {
+    if (!read_allowed_tools(f, *choice, use)) return;
   } else if (choice->is_object() && choice->value("type", Json()) == Json("function") && choice->contains("function") &&
              (*choice)["function"].is_object() && (*choice)["function"].value("name", Json()).is_string()) {
-    call.tool_choice = ToolChoice::named;
-    call.tool_name = (*choice)["function"]["name"].get<std::string>();
+    use.choice = ToolChoice::named;
+    use.name = (*choice)["function"]["name"].get<std::string>();
   } else {
     return f.fail("tool_choice",
                   "must be none, auto, required, or {\"type\":\"function\",\"function\":{\"name\":...}}");
   }
-  if (!some && call.tool_choice != ToolChoice::none) return f.fail("tool_choice", "needs tools to choose from");
-  if (call.tool_choice == ToolChoice::named) {
+  if (!some && use.choice != ToolChoice::none) return f.fail("tool_choice", "needs tools to choose from");
+  if (use.choice == ToolChoice::named) {
     bool known = false;
-    for (const Json& t : *tools) known |= t["function"]["name"] == call.tool_name;
-    if (!known) return f.fail("tool_choice", cat("names '", call.tool_name.substr(0, 64), "', which is not in tools"));
+    for (const Json& t : use.tools) known |= t["function"]["name"] == use.name;
+    if (!known) return f.fail("tool_choice", cat("names '", use.name.substr(0, 64), "', which is not in tools"));
   }
 }
 
@@ -151,53 +170,58 @@ void read_tool_choice(Fields& f, const Json* tools, OpenAiCall& call) {
 
 void read_grammar(Fields& f, text::GrammarSpec& grammar) {
   using Kind = text::GrammarSpec::Kind;
-  auto set = [&](std::string_view name, Kind kind) {
-    if (grammar.kind != Kind::none) f.fail(name, "is a second constraint; a request has one");
-    grammar.kind = kind;
+  // One constraint; the same under its old and its new name is still one.
+  auto set = [&](std::string_view name, text::GrammarSpec spec) {
+    const bool same = spec.kind == grammar.kind && spec.text == grammar.text && spec.choices == grammar.choices;
+    if (grammar.kind != Kind::none && !same) return f.fail(name, "is a second constraint; a request has one");
+    grammar = std::move(spec);
   };
   if (const Json* format = f.raw("response_format")) {
     Fields inner(*format, "response_format");
     std::string type;
     if (!inner.enumeration("type", &type, {"text", "json_object", "json_schema", "structural_tag"}))
       inner.fail("type", "is missing");
-    if (type == "json_object") set("response_format", Kind::json_object);
+    if (type == "json_object") set("response_format", {Kind::json_object});
     if (type == "json_schema") {
       const Json* wrapper = inner.raw("json_schema");
       if (!wrapper || !wrapper->is_object() || !wrapper->contains("schema") || !(*wrapper)["schema"].is_object())
         inner.fail("json_schema", "must be an object with a schema");
+      else if (wrapper->value("strict", Json()) == Json(true))
+        set("response_format", {Kind::json_schema, closed_schema((*wrapper)["schema"]).dump()});
       else
-        grammar.text = (*wrapper)["schema"].dump();
-      set("response_format", Kind::json_schema);
+        set("response_format", {Kind::json_schema, (*wrapper)["schema"].dump()});
     }
     if (type == "structural_tag") {
       for (const char* name : {"structures", "triggers", "format"}) inner.note(name);  // its compiler's to judge
-      set("response_format", Kind::structural_tag);
-      grammar.text = format->dump();
+      set("response_format", {Kind::structural_tag, format->dump()});
     }
     if (Status s = inner.finish(); !s.ok()) f.fail("response_format", "is wrong: " + s.message());
   }
   // vLLM's older names, then its newer object of the same.
   auto read = [&](Fields& from, const std::string& prefix) {
     auto name = [&](const char* kind) { return prefix + kind; };
-    if (const Json* schema = from.raw(name("json"))) {
-      set(name("json"), Kind::json_schema);
-      grammar.text = schema->is_string() ? schema->get<std::string>() : schema->dump();
-    }
-    if (from.string(name("regex"), &grammar.text)) set(name("regex"), Kind::regex);
-    if (from.string(name("grammar"), &grammar.text)) set(name("grammar"), Kind::lark);
-    if (from.strings(name("choice"), &grammar.choices, 1024)) set(name("choice"), Kind::choice);
+    std::string text;
+    std::vector<std::string> choices;
+    if (const Json* schema = from.raw(name("json")))
+      set(name("json"), {Kind::json_schema, schema->is_string() ? schema->get<std::string>() : schema->dump()});
+    if (from.string(name("regex"), &text)) set(name("regex"), {Kind::regex, text});
+    if (from.string(name("grammar"), &text)) set(name("grammar"), {Kind::lark, text});
+    if (from.strings(name("choice"), &choices, 1024)) set(name("choice"), {Kind::choice, "", std::move(choices)});
   };
   read(f, "guided_");
+  // SGLang's names.
+  std::string text;
+  if (f.string("regex", &text)) set("regex", {Kind::regex, text});
+  if (f.string("ebnf", &text)) set("ebnf", {Kind::lark, text});
+  if (f.string("json_schema", &text)) set("json_schema", {Kind::json_schema, text});
   if (const Json* outputs = f.raw("structured_outputs")) {
     Fields inner(*outputs, "structured_outputs");
     read(inner, "");
-    if (const Json* tag = inner.raw("structural_tag")) {
-      set("structural_tag", Kind::structural_tag);
-      grammar.text = tag->is_string() ? tag->get<std::string>() : tag->dump();
-    }
+    if (const Json* tag = inner.raw("structural_tag"))
+      set("structural_tag", {Kind::structural_tag, tag->is_string() ? tag->get<std::string>() : tag->dump()});
     bool any_object = false;
     if (inner.boolean("json_object", &any_object) && any_object)
-      set("structured_outputs.json_object", Kind::json_object);
+      set("structured_outputs.json_object", {Kind::json_object});
     if (Status s = inner.finish(); !s.ok()) f.fail("structured_outputs", "is wrong: " + s.message());
     if (grammar.kind == Kind::none)
       f.fail("structured_outputs", "is empty; give one of json, regex, choice, grammar, json_object, structural_tag");
@@ -219,6 +243,20 @@ void read_template_input(Fields& f, ChatInput& chat) {
            "and add_generation_prompt are both true; the last message is either continued or followed by a new one");
 }
 
+namespace {
+
+// How much a model is to think: its template's to follow, if it has such a switch.
+void read_effort(Fields& f, ChatInput& chat) {
+  std::string effort;
+  if (!f.enumeration("reasoning_effort", &effort, {"none", "minimal", "low", "medium", "high", "xhigh", "max"})) return;
+  Json variables = chat.variables_json.empty() ? Json::object() : Json::parse(chat.variables_json);
+  if (!variables.contains("reasoning_effort")) variables["reasoning_effort"] = effort;
+  if (effort == "none" && !variables.contains("enable_thinking")) variables["enable_thinking"] = false;
+  chat.variables_json = variables.dump();
+}
+
+}  // namespace
+
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   const Json* messages = f.raw("messages");
   if (!messages || !messages->is_array() || messages->empty())
@@ -232,25 +270,19 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   if (tools) {
     if (Status s = read_tools(*tools, limits); !s.ok()) return f.fail("tools", "is wrong: " + s.message());
   }
-  read_tool_choice(f, tools, call);
+  if (f.ok() && tools) call.tools.tools = *tools;
+  read_tool_choice(f, call.tools);
   bool parallel = true;
-  if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.one_tool = true;
-  if (f.ok() && tools && call.tool_choice != ToolChoice::none) {
-    call.tools_json = chat.tools_json = tools->dump();
-    if (call.tool_choice != ToolChoice::automatic && call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
+  if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.tools.one = true;
+  if (f.ok() && tools && call.tools.choice != ToolChoice::none) {
+    chat.tools_json = call.tools.tools.dump();
+    if (call.tools.choice != ToolChoice::automatic && call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
       return f.fail("tool_choice", "that forces a call and response_format cannot both be given");
-    call.held_tools = held_tools(*tools, call);
   }
   read_template_input(f, chat);
+  read_effort(f, chat);
   call.prompts.emplace_back(std::move(chat));
 
-  f.unserved("functions", "use tools");
-  f.unserved("function_call", "use tool_choice");
-  f.unserved("audio", "this model writes text only");
-  f.unserved("prediction", "predicted outputs are not offered");
-  f.unserved("web_search_options", "this server searches nothing");
-  f.unserved("reasoning_effort", "use chat_template_kwargs for the switches of this model's template");
-  f.unserved("verbosity", "the model has no such switch");
   if (const Json* kinds = f.raw("modalities"); kinds && *kinds != Json::array({"text"}))
     f.fail("modalities", "must be [\"text\"]");
 }

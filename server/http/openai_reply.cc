@@ -22,6 +22,8 @@ std::string usage_json(const engine::Usage& u) {
              ",\"prompt_tokens_details\":{\"cached_tokens\":", u.cached_tokens, "}}");
 }
 
+constexpr const char* kFingerprint = ",\"system_fingerprint\":\"kvasir-" KVASIR_VERSION "\"";
+
 // So much is written before more events are taken: a slow reader's events stay in the engine's bounded queue.
 constexpr size_t kEnough = 64 << 10;
 
@@ -36,8 +38,17 @@ struct Choice {
   size_t echoed = 0;   // how many of them are the prompt's
   int64_t offset = 0;  // completions: where the next token's text starts
   bool opened = false;
-  std::optional<ToolReader> tools;
+  std::vector<int32_t> ids;  // kept only when they are wanted
+  std::string reasoning;
+  std::optional<AnswerReader> reader;
 };
+
+template <class Ids>
+std::string list(const Ids& ids) {
+  std::string out = "[";
+  for (size_t i = 0; i < ids.size(); ++i) out += cat(i ? "," : "", ids[i]);
+  return out + "]";
+}
 
 class OpenAiReply final : public Producer {
  public:
@@ -50,15 +61,18 @@ class OpenAiReply final : public Producer {
     for (size_t i = 0; i < choices_.size(); ++i) choices_[i].index = static_cast<int>(i);
     usage_.resize(streams_.size());
     seeds_.resize(streams_.size());
-    if (shape_.tools.format != text::ToolFormat::none)
-      for (Choice& c : choices_) c.tools.emplace(shape_.tools, cat(streams_[0]->id(), "_", c.index));
+    prompt_logprobs_.resize(streams_.size());
+    call_id_ = streams_[0]->id();
+    if (shape_.answer.tools != text::ToolFormat::none || shape_.answer.reasoning != text::ReasoningFormat::none)
+      for (Choice& c : choices_) c.reader.emplace(shape_.answer);
     head_.content_type = shape_.stream ? "text/event-stream; charset=utf-8" : "application/json";
     if (shape_.stream) {
       head_.headers.emplace_back("Cache-Control", "no-cache");
       head_.headers.emplace_back("X-Accel-Buffering", "no");
       const char* object = shape_.chat ? "chat.completion.chunk" : "text_completion";
-      prefix_ = cat("data: {\"id\":", json_string(shape_.id), ",\"object\":\"", object,
-                    "\",\"created\":", shape_.created, ",\"model\":", json_string(shape_.model), ",\"choices\":[");
+      prefix_ =
+          cat("data: {\"id\":", json_string(shape_.id), ",\"object\":\"", object, "\",\"created\":", shape_.created,
+              ",\"model\":", json_string(shape_.model), kFingerprint, ",\"choices\":[");
     }
   }
 
@@ -95,6 +109,7 @@ class OpenAiReply final : public Producer {
 
   void on(size_t s, engine::Started& e) {
     usage_[s].cached_tokens = e.cached_tokens;
+    if (shape_.prompt_logprobs) append_prompt_logprobs(prompt_logprobs_[s], *shape_.tokenizer, e.prompt_logprobs);
     if (shape_.seed_drawn) seeds_[s] = cat(",\"seed\":", e.seed);
     if (shape_.echo.empty()) return;
     // Echo: the prompt is the first piece of each choice.
@@ -107,6 +122,7 @@ class OpenAiReply final : public Producer {
 
   void on(size_t s, engine::Tokens& e) {
     Choice& c = choice(s, e.choice);
+    if (shape_.stream) open_choice(c);  // before there are tokens to count
     c.count += static_cast<int64_t>(e.tokens.size());
     for (const auto& t : e.tokens) c.sum_logprob += t.logprob;
     add(c, e.text, std::move(e.tokens), false);
@@ -118,17 +134,14 @@ class OpenAiReply final : public Producer {
       return on(s, failed);
     }
     Choice& c = choice(s, e.choice);
-    if (c.tools) {
-      ToolReader::Out rest = c.tools->finish();
-      emit(c, rest.content, rest.deltas, {}, false);
-    }
-    bool called = c.tools && c.tools->called() && shape_.tools.says_so && e.reason != engine::FinishReason::length;
-    c.finish = called ? "tool_calls" : reason_name(e.reason);
+    if (c.reader) emit(c, c.reader->finish(), {}, false);
+    const bool called = calls(c) && shape_.answer.says_so && e.reason != engine::FinishReason::length;
+    c.finish = cat("\"finish_reason\":\"", called ? "tool_calls" : reason_name(e.reason), '"', stop_reason(e));
     usage_[s] = e.usage;
     if (shape_.stream) {
       open_choice(c);
       out_ += cat(prefix_, "{\"index\":", c.index, shape_.chat ? ",\"delta\":{}" : ",\"text\":\"\"",
-                  ",\"logprobs\":null,\"finish_reason\":\"", c.finish, '"', seeds_[s], "}]", chunk_end(c));
+                  ",\"logprobs\":null,", c.finish, seeds_[s], "}]", chunk_end(c));
     }
     if (e.last) open_[s] = false;
   }
@@ -150,6 +163,27 @@ class OpenAiReply final : public Producer {
     finished_ = true;
   }
 
+  static bool calls(const Choice& c) { return c.reader && !c.reader->calls().empty(); }
+
+  // vLLM's: the stop string, or the id among those the client named. SGLang's has the model's own end, too.
+  std::string stop_reason(const engine::Finished& e) const {
+    if (e.reason == engine::FinishReason::stop_string)
+      return cat(",\"stop_reason\":", json_string(e.stop_string), ",\"matched_stop\":", json_string(e.stop_string));
+    if (e.reason != engine::FinishReason::stop_token) return ",\"stop_reason\":null,\"matched_stop\":null";
+    const auto& own = shape_.stop_tokens;
+    const bool asked = std::find(own.begin(), own.end(), e.stop_token) != own.end();
+    return cat(",\"stop_reason\":", asked ? cat(e.stop_token) : "null", ",\"matched_stop\":", e.stop_token);
+  }
+
+  // What was asked of the prompt, in the first chunk of a choice or in the whole answer.
+  std::string of_prompt(const Choice& c) const {
+    const size_t s = static_cast<size_t>(c.index) / static_cast<size_t>(shape_.best_of);
+    std::string out;
+    if (shape_.token_ids) out += cat(",\"prompt_token_ids\":", list(shape_.prompt_ids[s]));
+    if (shape_.prompt_logprobs) out += cat(",\"prompt_logprobs\":", prompt_logprobs_[s]);
+    return out;
+  }
+
   std::string chunk_end(const Choice& c) const {
     if (!shape_.include_usage) return "}\n\n";
     if (!shape_.usage_so_far) return ",\"usage\":null}\n\n";
@@ -157,47 +191,81 @@ class OpenAiReply final : public Producer {
     return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}), "}\n\n");
   }
 
+  // The first chunk of a choice; completions have one where something is asked of the prompt.
   void open_choice(Choice& c) {
-    if (c.opened || !shape_.chat) return;
+    if (c.opened) return;
     c.opened = true;
-    out_ += cat(prefix_, "{\"index\":", c.index,
-                ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]",
+    const std::string prompt = of_prompt(c);
+    if (!shape_.chat && prompt.empty()) return;
+    const char* nothing = shape_.chat ? ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" : ",\"text\":\"\"";
+    out_ += cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null,\"finish_reason\":null", prompt, "}]",
                 chunk_end(c));
   }
 
   void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {
-    if (!c.tools) return emit(c, text, "", std::move(tokens), echo);
-    ToolReader::Out out = c.tools->push(text);
-    emit(c, out.content, out.deltas, std::move(tokens), echo);
+    if (c.reader) return emit(c, c.reader->push(text), std::move(tokens), echo);
+    AnswerReader::Out out;
+    out.content = text;
+    emit(c, std::move(out), std::move(tokens), echo);
   }
 
-  // Text, or pieces of tool calls, that are ready: kept for the whole answer, or sent as a chunk.
-  void emit(Choice& c, std::string_view text, std::string_view calls, std::vector<engine::TokenOut> tokens, bool echo) {
+  // What is ready: kept for the whole answer, or sent as a chunk.
+  void emit(Choice& c, AnswerReader::Out out, std::vector<engine::TokenOut> tokens, bool echo) {
+    if (shape_.token_ids && !echo && !shape_.stream)
+      for (const auto& t : tokens) c.ids.push_back(t.id);
     if (!shape_.stream) {
-      c.text += text;
+      c.text += out.content;
+      c.reasoning += out.reasoning;
       if (echo) c.echoed = tokens.size();
       if (shape_.logprobs >= 0) std::move(tokens.begin(), tokens.end(), std::back_inserter(c.tokens));
       return;
     }
     open_choice(c);
-    if (text.empty() && calls.empty() && (shape_.logprobs < 0 || tokens.empty())) return;
+    if (out.empty() && ((shape_.logprobs < 0 && !shape_.token_ids) || tokens.empty())) return;
     out_ += prefix_;
     out_ += cat("{\"index\":", c.index);
     if (!shape_.chat) {
       out_ += ",\"text\":";
-      append_json_string(out_, text);
-    } else if (calls.empty()) {
-      out_ += ",\"delta\":{\"content\":";
-      append_json_string(out_, text);
-      out_ += '}';
+      append_json_string(out_, out.content);
     } else {
       out_ += ",\"delta\":{";
-      if (!text.empty()) out_ += cat("\"content\":", json_string(text), ',');
-      out_ += cat("\"tool_calls\":[", calls, "]}");
+      const bool others = !out.calls.empty() || !out.reasoning.empty();
+      if (!out.reasoning.empty())
+        out_ += cat("\"reasoning_content\":", json_string(out.reasoning),
+                    out.content.empty() && out.calls.empty() ? "" : ",");
+      if (!others || !out.content.empty()) {
+        out_ += "\"content\":";
+        append_json_string(out_, out.content);
+        if (!out.calls.empty()) out_ += ',';
+      }
+      if (!out.calls.empty()) append_calls(c, out.calls);
+      out_ += '}';
     }
     out_ += ",\"logprobs\":";
     append_logprobs(c, tokens, echo ? tokens.size() : 0);
+    if (shape_.token_ids && !echo) {
+      std::vector<int32_t> ids;
+      for (const auto& t : tokens) ids.push_back(t.id);
+      out_ += cat(",\"token_ids\":", list(ids));
+    }
     out_ += cat(",\"finish_reason\":null}]", chunk_end(c));
+  }
+
+  std::string id_of(const Choice& c, int index) const { return cat("call_", call_id_, '_', c.index, '_', index); }
+
+  void append_calls(const Choice& c, const std::vector<AnswerReader::CallPiece>& calls) {
+    out_ += "\"tool_calls\":[";
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const auto& call = calls[i];
+      out_ += cat(i ? "," : "", "{\"index\":", call.index);
+      if (call.begins)
+        out_ += cat(",\"id\":", json_string(id_of(c, call.index)),
+                    ",\"type\":\"function\",\"function\":{\"name\":", json_string(call.name), ',');
+      else
+        out_ += ",\"function\":{";
+      out_ += cat("\"arguments\":", json_string(call.arguments), "}}");
+    }
+    out_ += ']';
   }
 
   // Of them the first `echoed` are the prompt's: its text is shown whole, and its first token was not drawn.
@@ -228,16 +296,16 @@ class OpenAiReply final : public Producer {
       out_ += "data: [DONE]\n\n";
       return;
     }
-    out_ =
-        cat("{\"id\":", json_string(shape_.id), ",\"object\":\"", shape_.chat ? "chat.completion" : "text_completion",
-            "\",\"created\":", shape_.created, ",\"model\":", json_string(shape_.model), ",\"choices\":[");
+    out_ = cat("{\"id\":", json_string(shape_.id), ",\"object\":\"",
+               shape_.chat ? "chat.completion" : "text_completion", "\",\"created\":", shape_.created,
+               ",\"model\":", json_string(shape_.model), kFingerprint, ",\"choices\":[");
     int index = 0;
     for (size_t s = 0; s < open_.size(); ++s)
       for (Choice* c : best(s)) {
         if (index > 0) out_ += ',';
         write_choice(*c, index++, seeds_[s]);
       }
-    out_ += cat("],\"usage\":", usage_json(total()), "}");
+    out_ += cat("],\"usage\":", usage_json(total()), shape_.chat ? of_prompt(choices_[0]) : std::string(), "}");
   }
 
   // The `choices` of a prompt's best_of with the highest log-probability a token, best first.
@@ -256,13 +324,13 @@ class OpenAiReply final : public Producer {
   void write_choice(Choice& c, int index, const std::string& seed) {
     out_ += cat("{\"index\":", index);
     if (shape_.chat) {
-      bool called = c.tools && c.tools->called();
       out_ += ",\"message\":{\"role\":\"assistant\",\"content\":";
-      if (called && c.text.empty())
+      if (calls(c) && c.text.empty())
         out_ += "null";
       else
         append_json_string(out_, c.text);
-      if (called) out_ += cat(",\"tool_calls\":", c.tools->calls_json());
+      if (!c.reasoning.empty()) out_ += cat(",\"reasoning_content\":", json_string(c.reasoning));
+      if (calls(c)) out_ += cat(",\"tool_calls\":", calls_json(c));
       out_ += '}';
     } else {
       out_ += ",\"text\":";
@@ -270,7 +338,21 @@ class OpenAiReply final : public Producer {
     }
     out_ += ",\"logprobs\":";
     append_logprobs(c, c.tokens, c.echoed);
-    out_ += cat(",\"finish_reason\":\"", c.finish, '"', seed, '}');
+    if (shape_.token_ids) out_ += cat(",\"token_ids\":", list(c.ids));
+    if (!shape_.chat) out_ += of_prompt(c);
+    out_ += cat(',', c.finish, seed, '}');
+  }
+
+  std::string calls_json(const Choice& c) const {
+    std::string out = "[";
+    int index = 0;
+    for (const AnswerReader::Call& call : c.reader->calls()) {
+      out += cat(index ? "," : "", "{\"id\":", json_string(id_of(c, index)),
+                 ",\"type\":\"function\",\"function\":{\"name\":", json_string(call.name),
+                 ",\"arguments\":", json_string(call.arguments), "}}");
+      ++index;
+    }
+    return out + "]";
   }
 
   ReplyShape shape_;
@@ -280,7 +362,8 @@ class OpenAiReply final : public Producer {
   std::vector<engine::Usage> usage_;
   std::vector<std::string> seeds_;  // what a choice says of it
   Response head_;
-  std::string prefix_, out_;
+  std::vector<std::string> prompt_logprobs_;  // of each prompt, as JSON
+  std::string prefix_, out_, call_id_;
   bool begun_ = false, streaming_ = false, finished_ = false;
 };
 

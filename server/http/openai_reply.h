@@ -7,8 +7,8 @@
 
 #include "engine/request.h"
 #include "model/text/text.h"
+#include "server/http/answer_reader.h"
 #include "server/http/http.h"
-#include "server/http/openai_tools.h"
 
 namespace kvasir::server::http {
 
@@ -25,7 +25,11 @@ struct ReplyShape {
   bool seed_drawn = false;        // by the server, which tells it
   std::vector<int64_t> prompts;   // tokens of each
   std::vector<std::string> echo;  // completions: what stands in front of each prompt's text
-  ToolShape tools;
+  bool token_ids = false;         // return_token_ids
+  bool prompt_logprobs = false;
+  std::vector<int64_t> stop_tokens;              // the client's own
+  std::vector<std::vector<int32_t>> prompt_ids;  // with token_ids
+  AnswerShape answer;
   std::string id;  // "chatcmpl-..."
   std::string model;
   int64_t created = 0;

@@ -81,6 +81,38 @@ int32_t clamp32(int64_t v) {
       std::clamp<int64_t>(v, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
 }
 
+// Known elsewhere and not served: refused by name with what to use, unless they ask for nothing or say what is so
+// anyway.
+constexpr struct {
+  const char *name, *why, *usual = "false";
+} kUnserved[] = {
+    {"store", "nothing a client sends is kept"},
+    {"functions", "use tools"},
+    {"function_call", "use tool_choice", "\"none\""},
+    {"audio", "this model writes text only"},
+    {"prediction", "predicted outputs are not offered"},
+    {"web_search_options", "this server searches nothing"},
+    {"verbosity", "the model has no such switch; say it in a message", "\"medium\""},
+    {"suffix", "this model fills no gaps"},
+    {"use_beam_search", "use n or best_of"},
+    {"length_penalty", "it is of beam search", "1.0"},
+    {"early_stopping", "it is of beam search"},
+    {"spaces_between_special_tokens", "text is what the tokens say", "true"},
+    {"return_hidden_states", "hidden states are not sent; logprobs are"},
+    {"return_token_strs", "use logprobs, whose entries have each token's text"},
+    {"logprob_token_ids", "use logprobs and top_logprobs"},
+    {"stop_regex", "use stop, or a constraint such as regex"},
+    {"bad_words", "use logit_bias of -100"},
+    {"truncate_prompt_tokens", "shorten the prompt: /tokenize says its length"},
+    {"kv_transfer_params", "this server does not move caches between machines"},
+    {"lora_path", "no adapter is loaded"},
+};
+
+void read_identity(Fields& f, GenerateInput& in) {
+  f.string("request_id", &in.request.id);  // vLLM's name for it, and SGLang's
+  f.string("rid", &in.request.id);
+}
+
 // What chat and completions have in common.
 void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   GenerateInput& in = call.input;
@@ -114,7 +146,13 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   f.string("cache_salt", &r.cache_salt);
   read_grammar(f, r.grammar);
   read_said(f, in.said);
-  f.unserved("store", "nothing a client sends is kept");
+  for (const auto& [name, why, usual] : kUnserved) f.unserved(name, why, usual);
+  read_identity(f, in);
+  f.boolean("return_token_ids", &call.shape.token_ids);
+  f.boolean("no_stop_trim", &r.include_stop);  // SGLang's name for it
+  if (f.integer("prompt_logprobs", &in.prompt_logprobs) && in.prompt_logprobs < 0)
+    f.fail("prompt_logprobs",
+           cat("is ", in.prompt_logprobs, "; it must be at least 0, all of the vocabulary is not sent"));
   std::string tier;
   f.enumeration("service_tier", &tier, {"auto", "default"});
 }
@@ -165,8 +203,10 @@ Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits
   int64_t top = 0;
   f.boolean("logprobs", &logprobs);
   if (f.integer("top_logprobs", &top) && !logprobs) f.fail("top_logprobs", "is only allowed with logprobs: true");
+  if (top < 0) f.fail("top_logprobs", cat("is ", top, "; it must be at least 0, all of the vocabulary is not sent"));
   if (logprobs) call.input.logprobs = top;
   call.input.logprobs_field = "top_logprobs";
+  f.unserved("echo", "the prompt is the client's own; completions have it");
   read_chat(f, limits, call);
   KVASIR_TRY(f.finish());
   call.shape.logprobs = static_cast<int>(call.input.logprobs);
@@ -185,7 +225,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   if (f.integer("logprobs", &in.logprobs) && in.logprobs < 0)
     f.fail("logprobs", cat("is ", in.logprobs, "; it must be at least 0"));
   f.boolean("echo", &call.echo);
-  if (call.echo) in.prompt_logprobs = in.logprobs;
+  if (call.echo) in.prompt_logprobs = std::max(in.prompt_logprobs, in.logprobs);
   call.shape.choices = call.shape.best_of = clamp32(in.n);
   int64_t best_of = in.n;
   if (f.integer("best_of", &best_of)) {
@@ -196,7 +236,6 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
     call.shape.best_of = clamp32(best_of);
     in.n = best_of;
   }
-  f.unserved("suffix", "this model fills no gaps");
   read_prompts(f, limits, call);
   KVASIR_TRY(f.finish());
   call.shape.logprobs = static_cast<int>(in.logprobs);

@@ -7,24 +7,17 @@
 
 #include "server/generate.h"
 #include "server/http/openai_reply.h"
+#include "server/http/tool_use.h"
 #include "server/options.h"
 
 namespace kvasir::server::http {
-
-enum class ToolChoice : uint8_t { none, automatic, required, named };
 
 struct OpenAiCall {
   GenerateInput input;               // of each prompt; its `prompt` is filled from `prompts`
   std::vector<PromptInput> prompts;  // one engine request each; chat has one
   ReplyShape shape;                  // chat, stream, logprobs, choices; the handler adds names and ids
   bool echo = false;                 // completions: the prompt stands in front
-  std::string tools_json;            // empty: none, or none may be called
-  ToolChoice tool_choice = ToolChoice::none;
-  std::string tool_name;  // named
-  // What calls are held to by a grammar: always when one is asked for; where the model may choose, when a tool is
-  // strict.
-  std::vector<text::CallableTool> held_tools;
-  bool one_tool = false;  // parallel_tool_calls: false
+  ToolUse tools;
 };
 
 Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits);

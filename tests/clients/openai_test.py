@@ -81,7 +81,48 @@ more = client.chat.completions.create(model=model, messages=begun, max_tokens=8,
                                       extra_body={"continue_final_message": True, "add_generation_prompt": False})
 assert more.choices[0].message.content.startswith(" Paris"), more
 
-for wrong, error in (({"temperature": -1}, openai.BadRequestError), ({"model": "nobody"}, openai.BadRequestError),
+# What .parse() gave goes back as it is, with what the client's library added to it.
+parsed = client.chat.completions.create(
+    model=model, max_tokens=8, messages=ask + [{**whole.choices[0].message.model_dump(), "parsed": {"city": "Paris"}},
+                                               {"role": "user", "content": "Sure?"}])
+assert parsed.choices, parsed
+
+answer = client.responses.create(model=model, input="What is the capital of France?", max_output_tokens=20, temperature=0)
+assert answer.status in ("completed", "incomplete") and "Paris" in answer.output_text, answer
+assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens, answer
+kinds, streamed = [], ""
+for event in client.responses.create(model=model, input="What is the capital of France?", max_output_tokens=20,
+                                     temperature=0, stream=True):
+    assert type(event).__module__.startswith("openai.types.responses"), event  # each is known by its type
+    assert event.sequence_number == len(kinds), event
+    kinds.append(event.type)
+    streamed += event.delta if event.type == "response.output_text.delta" else ""
+assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added",
+                     "response.content_part.added"], kinds
+assert kinds[-1] in ("response.completed", "response.incomplete") and streamed == answer.output_text, (kinds, streamed)
+with client.responses.stream(model=model, input="What is the capital of France?", max_output_tokens=20,
+                             temperature=0) as stream:
+    stream.until_done()
+    assert stream.get_final_response().output_text == answer.output_text
+weather = {"type": "function", "name": "get_weather", "strict": True, "parameters": tool["function"]["parameters"]}
+asked = [{"role": "user", "content": "Weather in Paris?"}]
+called = client.responses.create(model=model, input=asked, tools=[weather], tool_choice="required", temperature=0,
+                                 max_output_tokens=120)
+call = called.output[-1]
+assert call.type == "function_call" and "city" in json.loads(call.arguments), called
+after = client.responses.create(model=model, tools=[weather], max_output_tokens=12, input=asked + called.output + [
+    {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}])
+assert after.output, after
+formed = client.responses.create(model=model, input="Describe a person.", max_output_tokens=120, temperature=0, text={
+    "format": {"type": "json_schema", "name": "person", "strict": True, "schema": schema}})
+assert set(json.loads(formed.output_text)) == {"name", "age"}, formed
+try:
+    client.responses.create(model=model, input="x", store=True)
+    raise AssertionError("store was taken")
+except openai.BadRequestError as refused:
+    assert "keeps nothing" in str(refused), refused
+
+for wrong, error in (({"temperature": -1}, openai.BadRequestError), ({"model": "nobody"}, openai.NotFoundError),
                      ({"n": 100000}, openai.BadRequestError)):
     try:
         client.chat.completions.create(**{"model": model, "messages": ask, **wrong})

@@ -42,10 +42,12 @@ class Contract : public ContractFixture {
 };
 
 TEST_F(Contract, UnknownModel) {
-  expect_bad(v1([](V1& r) { r.set_model("gpt-9"); }), "model", "gpt-9");
-  expect_bad(kserve([](Infer& r) { r.set_model_name("gpt-9"); }), "model", "gpt-9");
-  expect_bad(complete(R"("model":"gpt-9")"), "model", "gpt-9");
-  expect_bad(chat(R"("model":"gpt-9")"), "model", "gpt-9");
+  for (const Outcome& o :
+       {v1([](V1& r) { r.set_model("gpt-9"); }), kserve([](Infer& r) { r.set_model_name("gpt-9"); }),
+        complete(R"("model":"gpt-9")"), chat(R"("model":"gpt-9")"),
+        post("/v1/messages", R"({"model":"gpt-9","max_tokens":1,"messages":[{"role":"user","content":"x"}]})"),
+        post("/v1/responses", R"({"model":"gpt-9","input":"x"})")})
+    expect_refused(o, Code::not_found, "model", "gpt-9");
 }
 
 TEST_F(Contract, BadUtf8) {

@@ -22,6 +22,10 @@ const std::map<std::string, Needs>& table() {
       {"/metrics", {"GET", "metrics"}},
       {"/stats", {"GET", "metrics"}},
       {"/v1/models", {"GET", "user"}},
+      {"/v1/models/", {"GET", "user"}},
+      {"/v1/messages", {"POST", "user"}},
+      {"/v1/messages/count_tokens", {"POST", "user"}},
+      {"/v1/responses", {"POST", "user"}},
       {"/v1/chat/completions", {"POST", "user"}},
       {"/v1/completions", {"POST", "user"}},
       {"/v1/embeddings", {"POST", "user"}},
@@ -82,6 +86,14 @@ TEST_F(HttpRoles, EveryEndpointHasItsRole) {
   }
   EXPECT_EQ(seen, table().size());
   EXPECT_EQ(drains_, 1);  // the admin's
+}
+
+// Anthropic's clients send the key elsewhere, and read a refusal in their own form.
+TEST_F(HttpRoles, AKeyMayComeAsAnthropicsClientsSendIt) {
+  EXPECT_EQ(ask(RawClient::get("/v1/models", cat("X-Api-Key: ", keys_["user"], "\r\n"))).status, 200);
+  RawClient::Answer a = post("/v1/messages", "{}", "X-Api-Key: wrong\r\n");
+  EXPECT_EQ(a.status, 401);
+  EXPECT_EQ(Json::parse(a.body)["error"]["type"], "authentication_error");
 }
 
 TEST_F(HttpRoles, AModelByNameNeedsTheSameRole) {

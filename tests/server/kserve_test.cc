@@ -183,7 +183,7 @@ TEST_F(KServeTest, ManyOnOneStream) {
     EXPECT_EQ(parameters.at("completion_tokens").int64_param(), int64_t(("number " + id).size()) + 1);
   }
   EXPECT_TRUE(stream->Finish().ok());
-  EXPECT_THAT(error, HasSubstr("5 INVALID_ARGUMENT: model 'wrong'"));
+  EXPECT_THAT(error, HasSubstr("5 NOT_FOUND: model 'wrong'"));
   EXPECT_EQ(text.size(), 19u);
   for (auto& [id, t] : text) {
     EXPECT_EQ(t, "number " + id);

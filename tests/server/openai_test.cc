@@ -1,33 +1,8 @@
 // OpenAI's bodies: what comes out for what goes in, streamed and whole, and every way of asking wrongly.
-#include "tests/server/http_fixture.h"
+#include "tests/server/openai_fixture.h"
 
 namespace kvasir::server {
 namespace {
-
-class OpenAi : public HttpFixture {
- protected:
-  std::vector<Json> streamed(std::string_view path, const std::string& body) {
-    RawClient::Answer a = post(path, body);
-    EXPECT_EQ(a.status, 200) << a.body;
-    EXPECT_NE(a.head.find("text/event-stream"), std::string::npos);
-    std::vector<Json> events;
-    std::string_view rest = a.body;
-    while (!rest.empty()) {
-      size_t end = rest.find("\n\n");
-      std::string_view line = rest.substr(0, end);
-      rest.remove_prefix(end + 2);
-      EXPECT_TRUE(line.starts_with("data: "));
-      line.remove_prefix(6);
-      if (line == "[DONE]") {
-        EXPECT_TRUE(rest.empty());
-        return events;
-      }
-      events.push_back(Json::parse(line));
-    }
-    ADD_FAILURE() << "no [DONE]";
-    return events;
-  }
-};
 
 TEST_F(OpenAi, ACompletionIsWholeOrStreamedAlike) {
   Json one = whole("/v1/completions", R"({"prompt":"hello","max_tokens":9})");
@@ -63,6 +38,7 @@ TEST_F(OpenAi, UsageGrowsWithEachChunkWhenAsked) {
   }
   EXPECT_EQ(last, (std::map<int, int64_t>{{0, 2}, {1, 2}}));
   EXPECT_EQ(events.back()["usage"]["completion_tokens"], 4);
+  expect_error(post("/v1/completions", R"({"prompt":"x","model":"gpt-4"})"), 404, "model", "gpt-4");
   expect_error(post("/v1/completions", R"({"prompt":"x","stream":true,
       "stream_options":{"continuous_usage_stats":true}})"),
                400, "stream_options", "needs include_usage");
@@ -260,7 +236,6 @@ TEST_F(OpenAi, EachWrongFieldIsNamed) {
            {R"({"prompt":"a","n":0})", "n", "0"},
            {R"({"prompt":"a","max_tokens":-5})", "max_tokens", "-5"},
            {R"({"prompt":"a","max_tokens":4000})", "max_tokens", "128"},
-           {R"({"prompt":"a","model":"gpt-4"})", "model", "gpt-4"},
            {R"({"prompt":[300]})", "prompt", "300"},
            {R"({"prompt":[]})", "prompt", ""},
            {R"({})", "prompt", "missing"},
@@ -376,102 +351,6 @@ TEST_F(OpenAi, MalformedBodiesAreRefused) {
   expect_error(post("/v1/completions", std::string(10000, '[')), 400, "", "nests 10000 deep");
   expect_error(post("/v1/completions", "{\"prompt\":" + std::string(10000, '[') + std::string(10000, ']') + "}"), 400,
                "", "deep");
-}
-
-TEST_F(OpenAi, AForcedToolIsACall) {
-  // The scripted engine says the prompt again, so the message is what the grammar would have allowed.
-  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
-  auto body = [&](std::string_view message, std::string_view choice, bool stream) {
-    return cat(R"({"messages":[{"role":"user","content":)", Json(message).dump(), R"(}],"tool_choice":)", choice,
-               ",\"stream\":", stream, ",", tools, "}");
-  };
-  const char* named = R"({"type":"function","function":{"name":"f"}})";
-  Json one = whole("/v1/chat/completions", body(R"({"a": 1})", named, false));
-  EXPECT_EQ(engine_.last().grammar.text, R"({"type":"object"})");
-  Json call = one["choices"][0]["message"]["tool_calls"][0];
-  EXPECT_EQ(call["function"]["name"], "f");
-  EXPECT_EQ(Json::parse(call["function"]["arguments"].get<std::string>()), Json({{"a", 1}}));
-  EXPECT_TRUE(one["choices"][0]["message"]["content"].is_null());
-
-  std::string arguments, finish;
-  for (const Json& e :
-       streamed("/v1/chat/completions", body(R"({"name":"f","arguments":{"b":[2]}})", R"("required")", true))) {
-    const Json& choice = e["choices"][0];
-    if (choice["delta"].contains("tool_calls"))
-      arguments += choice["delta"]["tool_calls"][0]["function"]["arguments"].get<std::string>();
-    if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
-  }
-  EXPECT_EQ(Json::parse(arguments), Json({{"b", {2}}}));
-  EXPECT_EQ(finish, "tool_calls");
-  EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::tool_calls);
-  EXPECT_EQ(Json::parse(engine_.last().grammar.text),
-            Json::parse(R"({"form":"bare","tools":[{"name":"f","parameters":{"type":"object"}}]})"));
-
-  one = whole("/v1/chat/completions", body("plain", R"("none")", false));
-  EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::none);
-  EXPECT_EQ(one["choices"][0]["message"]["content"], "plain");
-}
-
-// What stands around a forced call for the parser is nobody's text: an answer cut anywhere has a piece of its call, or
-// a piece of its JSON, and nothing else.
-TEST_F(OpenAi, AForcedCallThatIsCutIsAPieceOfItself) {
-  const std::string said = R"({"name":"f","arguments":{"a": "b c"}})", arguments = R"({"a": "b c"})";
-  for (const auto& [choice, text] :
-       {std::pair(R"("required")", said), std::pair(R"({"type":"function","function":{"name":"f"}})", arguments)})
-    for (size_t most = 0; most <= text.size(); ++most) {
-      Json one = whole("/v1/chat/completions",
-                       cat(R"({"messages":[{"role":"user","content":)", Json(text).dump(), R"(}],"max_tokens":)", most,
-                           R"(,"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":)", choice, "}"));
-      const Json& message = one["choices"][0]["message"];
-      const std::string shown = text.substr(0, most);
-      if (!message.contains("tool_calls")) {
-        EXPECT_EQ(message["content"], shown) << choice << most;
-        continue;
-      }
-      EXPECT_TRUE(message["content"].is_null()) << choice << most << message;
-      const std::string called = message["tool_calls"][0]["function"]["arguments"];
-      EXPECT_TRUE(arguments.starts_with(called) && shown.find(called) != std::string::npos) << choice << most << called;
-    }
-}
-
-TEST_F(OpenAi, AForcedCallOfAToolWithoutParametersHasNone) {
-  for (const char* none : {"", R"(,"parameters":null)"}) {
-    whole("/v1/chat/completions",
-          cat(R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f")", none,
-              R"(}}],"tool_choice":{"type":"function","function":{"name":"f"}}})"));
-    EXPECT_EQ(engine_.last().grammar.text, R"({"type":"object","additionalProperties":false})");
-  }
-}
-
-TEST_F(OpenAi, OneStrictToolHoldsTheCallsTheModelMayMake) {
-  using Kind = text::GrammarSpec::Kind;
-  const std::string schema = R"({"type":"object","properties":{"n":{"type":"integer"}}})";
-  auto grammar = [&](const std::string& strict, const std::string& more) {
-    whole("/v1/chat/completions",
-          cat(R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f",)",
-              strict, R"("parameters":)", schema, R"(}},{"type":"function","function":{"name":"g","parameters":)",
-              schema, "}}]", more, "}"));
-    return engine_.last().grammar;
-  };
-  const std::string held = cat(R"({"form":"hermes","tools":[{"name":"f","parameters":)", schema,
-                               R"(},{"name":"g","parameters":{"type":"object"}}])");
-  text::GrammarSpec g = grammar(R"("strict":true,)", R"(,"tool_choice":"auto")");
-  EXPECT_EQ(g.kind, Kind::tool_calls);
-  EXPECT_EQ(g.text, held + "}");
-  EXPECT_EQ(grammar(R"("strict":false,)", "").kind, Kind::none);
-  EXPECT_EQ(grammar("", "").kind, Kind::none);
-  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"tool_choice":"none")").kind, Kind::none);
-  // Beside a format of the answer: a call, or that.
-  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"response_format":{"type":"json_object"})").text,
-            held + R"(,"answer":{"type":"object"}})");
-  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"guided_json":{"type":"null"})").text,
-            held + R"(,"answer":{"type":"null"}})");
-  EXPECT_EQ(grammar(R"("strict":true,)", R"(,"guided_regex":"a")").kind, Kind::regex);
-  EXPECT_EQ(grammar(R"("strict":null,)", "").kind, Kind::none);
-  expect_error(post("/v1/chat/completions",
-                    R"({"messages":[{"role":"user","content":"x"}],
-                        "tools":[{"type":"function","function":{"name":"f","strict":"yes"}}]})"),
-               400, "tools", "strict must be true or false");
 }
 
 TEST_F(OpenAi, OnlyAllowedIdsReachTheEngine) {

@@ -144,13 +144,27 @@ TEST_F(Calls, TheAnswerIsACallForLlama3) {
   EXPECT_TRUE(takes(*m, good + "!"));
 }
 
-TEST_F(Calls, OneObjectAndNothingElseWhenACallIsForced) {
-  const auto none = ToolFormat::none;
-  EXPECT_TRUE(whole(none, R"({"name": "weather", "arguments": {"city": "Rome", "days": 2}})"));
-  EXPECT_FALSE(takes(*matcher(none), "I"));
-  auto m = matcher(none);
-  EXPECT_TRUE(takes(*m, R"({"name":"say \"so\"","arguments":{}})"));
-  EXPECT_TRUE(m->finished());
+TEST_F(Calls, CallsAndNothingElseWhenTheyAreForced) {
+  for (const ToolFormat format : {ToolFormat::hermes, ToolFormat::llama3}) {
+    const bool tagged = format == ToolFormat::hermes;
+    const std::string call =
+        tagged ? R"(<tool_call>{"name": "weather", "arguments": {"city": "a", "days": 1}}</tool_call>)"
+               : R"({"name": "weather", "parameters": {"city": "a", "days": 1}})";
+    auto takes_whole = [&](HowMany how_many, const std::string& text) {
+      auto m = *compiler->compile(calls_grammar(format, kTools, "", how_many));
+      return takes(*m, text) && m->consume(t->end_of_generation()[0]).ok();
+    };
+    const std::string two = call + (tagged ? "\n" : "; ") + call;
+    EXPECT_TRUE(takes_whole(HowMany::one, call));
+    EXPECT_TRUE(takes_whole(HowMany::some, call));
+    EXPECT_TRUE(takes_whole(HowMany::some, two));
+    EXPECT_FALSE(takes_whole(HowMany::one, two));
+    for (const HowMany how_many : {HowMany::one, HowMany::some}) {
+      EXPECT_FALSE(takes_whole(how_many, ""));
+      EXPECT_FALSE(takes_whole(how_many, "I"));
+      EXPECT_FALSE(takes_whole(how_many, call + "."));
+    }
+  }
 }
 
 TEST_F(Calls, ACallOrAnAnswerOfItsOwnSchema) {

@@ -62,6 +62,29 @@ TEST_F(ChatTemplateTest, ArgumentsOfACallAreAnObject) {
             "Oslo");
 }
 
+// Some templates add the arguments to a text, and some write calls only of messages that have no content.
+TEST_F(ChatTemplateTest, ACallComesInTheFormTheTemplateWrites) {
+  const char* messages = R"([{"role":"user","content":"q"},{"role":"assistant","content":"","tool_calls":[{"id":"1",
+      "type":"function","function":{"name":"w","arguments":"{\"a\":[1,2]}"}}]}])";
+  const std::string loop = "{% for m in messages %}{% if m.tool_calls %}", end = "{% endif %}{% endfor %}";
+  const char* add = "{{ 'call ' + m.tool_calls[0].function.arguments + '!' }}";
+  EXPECT_EQ(render(loop + add + end, messages), "call {\"a\": [1, 2]}!");
+  EXPECT_EQ(render(loop + "{% if m.content is none %}" + add + "{% endif %}" + end, messages), "call {\"a\": [1, 2]}!");
+  EXPECT_EQ(
+      render(loop + "{{ m.tool_calls[0].function.arguments.items() | list | length }}{{ m.content }}" + end, messages),
+      "1");
+  EXPECT_EQ(render(loop + "{{ m.tool_calls[0].function.arguments | tojson }}" + end, messages), "{\"a\": [1, 2]}");
+}
+
+TEST_F(ChatTemplateTest, AsPythonHasIt) {
+  EXPECT_EQ(render("{{ none is iterable }}{{ [1] is iterable }}{{ 'a' is iterable }}{{ 1 is iterable }}"),
+            "FalseTrueTrueFalse");
+  EXPECT_EQ(render("{{ 'a\\n\\nb\\n' | indent(2) }}|"), "a\n\n  b\n|");
+  EXPECT_EQ(render("{{ 'a\\n\\nb' | indent(width=1, first=true, blank=true) }}|"), " a\n \n b|");
+  EXPECT_EQ(render("{{ 'a\\nb' | indent(1, true) }}|"), " a\n b|");
+  EXPECT_EQ(render("{{ 'a' | indent }}|{{ '' | indent }}|"), "a||");
+}
+
 TEST_F(ChatTemplateTest, SwitchesDocumentsAndPython) {
   EXPECT_EQ(render("{{ enable_thinking }}", "[]", "", R"({"enable_thinking":false})"), "False");
   EXPECT_EQ(render("{% for d in documents %}{{ loop.index }}:{{ d.title }};{% endfor %}", "[]", "",

@@ -23,8 +23,14 @@ enum Form {
     Hermes,
     /// The whole answer is an object, or several with ';' between.
     Llama3,
-    /// Nothing but one object: a call that was asked for.
-    Bare,
+}
+
+/// Nothing but calls: those that were asked for.
+#[derive(Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Only {
+    One,
+    Some,
 }
 
 #[derive(Deserialize)]
@@ -37,6 +43,7 @@ struct Tool {
 struct Calls {
     form: Form,
     tools: Vec<Tool>,
+    only: Option<Only>,
     /// What an answer without calls must be; without it, free text.
     answer: Option<Value>,
 }
@@ -49,17 +56,31 @@ pub fn lark(text: &str, specials: &[(u32, &str)]) -> Result<String> {
         return Err(invalid(format!("{} tools are given; it must be 1 to {MAX_TOOLS}", calls.tools.len())));
     }
     let mut out = match (&calls.form, &calls.answer) {
+        _ if calls.only.is_some() => only(&calls),
         (Form::Hermes, None) => hermes(specials),
         (Form::Llama3, None) => llama3(specials),
         (Form::Hermes, Some(answer)) => {
             or_answer("call (WS? call)*", answer)? + "open: \"<tool_call>\"\n" + HERMES_CALL
         }
         (Form::Llama3, Some(answer)) => or_answer("again (WS? \";\" WS? again)*", answer)? + LLAMA3_NEXT,
-        (Form::Bare, _) => "start: \"{\" WS? named \"}\"\n".to_string(),
     };
     out += &objects(&calls)?;
     out += &format!("WS: /{}/\n", schema::WHITE_SPACE);
     Ok(out)
+}
+
+fn only(calls: &Calls) -> String {
+    let one = calls.only == Some(Only::One);
+    match calls.form {
+        Form::Hermes => {
+            let start = if one { "call" } else { "call (WS? call)*" };
+            format!("start: {start}\ncall: \"<tool_call>\" WS? \"{{\" WS? named \"}}\" WS? \"</tool_call>\"\n")
+        }
+        Form::Llama3 => {
+            let start = if one { "again" } else { "again (WS? \";\" WS? again)*" };
+            format!("start: {start}\n{LLAMA3_NEXT}")
+        }
+    }
 }
 
 fn or_answer(calls: &str, answer: &Value) -> Result<String> {
@@ -76,7 +97,9 @@ fn objects(calls: &Calls) -> Result<String> {
         let name = literal(&Value::String(tool.name.clone()).to_string());
         let colon = "WS? \":\" WS?";
         let arguments = format!("{} {colon} args_{i} WS?", literal(&format!("\"{key}\"")));
-        out += &format!("args_{i}: %json {}\n", schema::prepare(tool.parameters.clone())?);
+        let arguments_schema = schema::prepare(tool.parameters.clone())
+            .map_err(|e| invalid(format!("the parameters of tool {i} ({:?}): {}", tool.name, e.message)))?;
+        out += &format!("args_{i}: %json {arguments_schema}\n");
         after_name.push(format!("{colon} {name} WS? \",\" WS? {arguments}"));
         arguments_first.push(format!("{arguments} \",\" WS? \"\\\"name\\\"\" {colon} {name} WS?"));
     }
@@ -84,7 +107,7 @@ fn objects(calls: &Calls) -> Result<String> {
     let mut rule = |name: &str, options: &[String]| out += &format!("{name}: {}\n", options.join("\n  | "));
     rule("named", &named);
     rule("after_name", &after_name);
-    if matches!(calls.form, Form::Hermes) {
+    if matches!(calls.form, Form::Hermes) && calls.only.is_none() {
         rule("any_order", &[&["named".to_string()], arguments_first.as_slice()].concat());
     }
     Ok(out)

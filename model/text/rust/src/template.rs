@@ -22,6 +22,8 @@ const BYTES: i64 = 192 << 20;
 const STACK: usize = 256 << 20; // to compile with; address space, only what is used becomes memory
 const MAX_SOURCE: usize = 1 << 20;
 const MAX_INDENT: usize = 16;
+const MAX_WIDTH: usize = 256;
+const NEEDLE: &str = "kvasir_needle";
 const MAX_JSON: usize = 32 << 20;
 
 pub struct Template {
@@ -31,7 +33,15 @@ pub struct Template {
     env: Environment<'static>,
     bos: String,
     eos: String,
-    knows_developer: bool,
+    knows: Knows,
+}
+
+/// What a template makes of messages, found by trying.
+#[derive(Default)]
+struct Knows {
+    developer: bool,
+    text_arguments: bool, // of calls: as text, not as an object
+    no_content: bool,     // a message with calls has no content, not an empty one
 }
 
 fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {
@@ -138,6 +148,37 @@ fn tojson(value: Value, kwargs: Kwargs) -> std::result::Result<String, minijinja
     Ok(out)
 }
 
+/// Jinja's: a last line break stays, and the first line is not indented unless it is asked.
+fn indent(
+    text: String,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    kwargs: Kwargs,
+) -> std::result::Result<String, minijinja::Error> {
+    let width = width.or(kwargs.get::<Option<usize>>("width")?).unwrap_or(4);
+    let first = first.or(kwargs.get::<Option<bool>>("first")?).unwrap_or(false);
+    let blank = blank.or(kwargs.get::<Option<bool>>("blank")?).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    if width > MAX_WIDTH {
+        let wrong = format!("indent: width is {width}; at most {MAX_WIDTH}");
+        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, wrong));
+    }
+    let margin = " ".repeat(width);
+    let mut out = String::new();
+    for (i, line) in text.split('\n').enumerate() {
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        if i > 0 {
+            out.push('\n');
+        }
+        if (i > 0 || first) && (blank || !line.is_empty()) {
+            out.push_str(&margin);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
 /// {% generation %} marks what a model is trained on; it prints its body.
 fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
@@ -172,11 +213,11 @@ fn explain(e: &minijinja::Error) -> String {
 }
 
 /// What templates expect of messages, from what OpenAI's clients send: text parts become one string, the arguments of
-/// a call an object, and the developer, where the template knows none, the system.
-fn settle(messages: &mut Json, knows_developer: bool) {
+/// a call an object or text, and the developer, where the template knows none, the system.
+fn settle(messages: &mut Json, knows: &Knows) {
     let Some(messages) = messages.as_array_mut() else { return };
     for message in messages {
-        if !knows_developer && message["role"] == "developer" {
+        if !knows.developer && message["role"] == "developer" {
             message["role"] = Json::String("system".into());
         }
         if let Some(parts) = message["content"].as_array() {
@@ -187,14 +228,22 @@ fn settle(messages: &mut Json, knows_developer: bool) {
                 message["content"] = Json::String(joined);
             }
         }
-        if let Some(calls) = message.get_mut("tool_calls").and_then(Json::as_array_mut) {
-            for call in calls {
-                let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) else { continue };
-                let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
-                if let Some(object @ Json::Object(_)) = parsed {
-                    *arguments = object;
-                }
+        let Some(calls) = message.get_mut("tool_calls").and_then(Json::as_array_mut) else { continue };
+        for call in calls.iter_mut() {
+            let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) else { continue };
+            let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
+            if let Some(object @ Json::Object(_)) = parsed {
+                *arguments = object;
             }
+            if knows.text_arguments && arguments.is_object() {
+                let mut text = String::new();
+                let how = Dump { indent: None, comma: ", ".into(), colon: ": ".into(), ascii: false };
+                write_json(arguments, &how, 0, &mut text);
+                *arguments = Json::String(text);
+            }
+        }
+        if knows.no_content && !calls.is_empty() && message["content"] == "" {
+            message["content"] = Json::Null;
         }
     }
 }
@@ -219,22 +268,48 @@ impl Template {
         env.add_function("raise_exception", raise_exception);
         env.add_function("strftime_now", strftime_now);
         env.add_filter("tojson", tojson);
+        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         template_bounds::install(&mut env);
+        env.add_filter("native indent", indent); // behind the bounds on what may be asked of it
         let source = without_generation_marks(source).into_boxed_str();
         // What is compiled goes before the source does, and neither is moved out of the template.
         let text: &'static str = unsafe { &*std::ptr::from_ref(&*source) };
         let (instructions, blocks) = compile_with_stack(text, syntax)?
             .map_err(|e| invalid(format!("the chat template does not compile: {}", explain(&e))))?;
-        let knows_developer = source.contains("developer");
-        Ok(Template {
+        let writes_calls = source.contains("tool_calls");
+        let knows = Knows { developer: source.contains("developer"), ..Knows::default() };
+        let mut template = Template {
             instructions,
             blocks,
             _source: source,
             env,
             bos: bos.to_string(),
             eos: eos.to_string(),
-            knows_developer,
-        })
+            knows,
+        };
+        if writes_calls {
+            template.try_calls();
+        }
+        Ok(template)
+    }
+
+    /// Which form of a call the template writes out; where none is, or many are, the usual one.
+    fn try_calls(&mut self) {
+        for (text_arguments, no_content) in [(false, false), (false, true), (true, false), (true, true)] {
+            self.knows.text_arguments = text_arguments;
+            self.knows.no_content = no_content;
+            let call = format!(
+                r#"{{"id":"abcdefghi","type":"function","function":{{"name":"f","arguments":{{"{NEEDLE}":1}}}}}}"#
+            );
+            let messages =
+                format!(r#"[{{"role":"user","content":"x"}},{{"role":"assistant","content":"","tool_calls":[{call}]}}]"#);
+            let tools = r#"[{"type":"function","function":{"name":"f","description":"x","parameters":{"type":"object","properties":{}}}}]"#;
+            if self.render(&messages, tools, false, "").is_ok_and(|text| String::from_utf8_lossy(&text).contains(NEEDLE)) {
+                return;
+            }
+        }
+        self.knows.text_arguments = false;
+        self.knows.no_content = false;
     }
 
     pub fn render(&self, messages: &str, tools: &str, add_generation_prompt: bool, extra: &str) -> Result<Vec<u8>> {
@@ -248,7 +323,7 @@ impl Template {
         if !messages.is_array() {
             return Err(invalid("messages must be a list"));
         }
-        settle(&mut messages, self.knows_developer);
+        settle(&mut messages, &self.knows);
         let tools = match parse("tools", tools)? {
             Some(Json::Array(tools)) if tools.is_empty() => None,
             Some(Json::Null) => None,

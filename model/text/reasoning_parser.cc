@@ -1,0 +1,74 @@
+#include "model/text/reasoning_parser.h"
+
+#include <algorithm>
+
+namespace kvasir::text {
+namespace {
+
+constexpr std::string_view kOpen = "<think>", kClose = "</think>", kBlanks = " \n\r\t";
+
+// How much of the end of `text` could begin `tag`.
+size_t tail_of(std::string_view text, std::string_view tag) {
+  for (size_t n = std::min(text.size(), tag.size() - 1); n > 0; --n)
+    if (text.ends_with(tag.substr(0, n))) return n;
+  return 0;
+}
+
+}  // namespace
+
+ReasoningFormat reasoning_format_of(std::string_view chat_template) {
+  return chat_template.find(kClose) != std::string_view::npos ? ReasoningFormat::think : ReasoningFormat::none;
+}
+
+ReasoningParser::ReasoningParser(ReasoningFormat format, bool begun)
+    : at_(format == ReasoningFormat::none ? At::content
+          : begun                         ? At::thoughts
+                                          : At::start) {}
+
+ReasoningParser::Out ReasoningParser::push(std::string_view text) {
+  Out out;
+  pending_ += text;
+  step(out, false);
+  return out;
+}
+
+ReasoningParser::Out ReasoningParser::finish() {
+  Out out;
+  step(out, true);
+  return out;
+}
+
+void ReasoningParser::step(Out& out, bool last) {
+  if (at_ == At::start) {
+    const size_t from = pending_.find_first_not_of(kBlanks);
+    const std::string_view rest = from == std::string::npos ? "" : std::string_view(pending_).substr(from);
+    if (!last && kOpen.starts_with(rest)) return;
+    if (rest.starts_with(kOpen)) {
+      pending_.erase(0, from + kOpen.size());
+      at_ = At::thoughts;
+    } else {
+      at_ = At::content;
+    }
+  }
+  if (at_ == At::thoughts) {
+    const size_t end = pending_.find(kClose);
+    if (end == std::string::npos) {
+      const size_t keep = last ? 0 : tail_of(pending_, kClose);
+      out.reasoning += pending_.substr(0, pending_.size() - keep);
+      pending_.erase(0, pending_.size() - keep);
+      return;
+    }
+    out.reasoning += pending_.substr(0, end);
+    pending_.erase(0, end + kClose.size());
+    at_ = At::after;
+  }
+  if (at_ == At::after) {  // the blank line between thoughts and answer is neither's
+    pending_.erase(0, std::min(pending_.find_first_not_of(kBlanks), pending_.size()));
+    if (pending_.empty()) return;
+    at_ = At::content;
+  }
+  out.content += pending_;
+  pending_.clear();
+}
+
+}  // namespace kvasir::text

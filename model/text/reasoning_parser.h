@@ -1,0 +1,33 @@
+// Splits what a model thinks from what it says, a piece at a time: "<think>...</think>" before the answer.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace kvasir::text {
+
+enum class ReasoningFormat : uint8_t { none, think };
+
+// What a chat template's models write: found from the tags that the template names.
+ReasoningFormat reasoning_format_of(std::string_view chat_template);
+
+class ReasoningParser {
+ public:
+  // `begun`: the prompt ends inside the thoughts, as templates do that open the tag themselves.
+  ReasoningParser(ReasoningFormat format, bool begun);
+
+  struct Out {
+    std::string reasoning, content;
+  };
+  Out push(std::string_view text);
+  Out finish();  // what was held back
+
+ private:
+  enum class At { start, thoughts, after, content };
+  void step(Out& out, bool last);
+
+  At at_;
+  std::string pending_;
+};
+
+}  // namespace kvasir::text

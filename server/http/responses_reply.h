@@ -1,0 +1,23 @@
+// An engine stream as OpenAI's response object, or as its server-sent events.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/http/answer_producer.h"
+
+namespace kvasir::server::http {
+
+struct ResponsesShape {
+  bool stream = false;
+  std::string id, model;
+  int64_t created = 0;
+  int64_t prompt_tokens = 0;
+  std::string echoed;  // fields of the request, as ,"name":value
+  AnswerShape answer;
+};
+
+std::unique_ptr<Producer> responses_reply(ResponsesShape shape, std::unique_ptr<engine::Stream> stream,
+                                          std::vector<std::pair<std::string, std::string>> headers);
+
+}  // namespace kvasir::server::http

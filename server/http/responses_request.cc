@@ -1,0 +1,205 @@
+#include "server/http/responses_request.h"
+
+#include "core/cat.h"
+
+namespace kvasir::server::http {
+namespace {
+
+Status wrong(const std::string& where, const std::string& what) {
+  return invalid_argument(where + " " + what).with_field(where);
+}
+
+// As chat's functions, which templates know.
+Status read_tools(const Json& tools, const ServerOptions& limits, ToolUse& use) {
+  if (!tools.is_array()) return wrong("tools", "must be a list");
+  if (tools.size() > static_cast<size_t>(limits.max_tools))
+    return wrong("tools", cat("has ", tools.size(), " entries; the limit is ", limits.max_tools));
+  use.tools = Json::array();
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& t = tools[i];
+    const std::string where = cat("tools[", i, "]");
+    if (!t.is_object() || t.value("type", Json()) != "function")
+      return wrong(where + ".type", "must be function; this server has no tools of its own");
+    if (!t.value("name", Json()).is_string() || t["name"] == "") return wrong(where + ".name", "is missing");
+    const Json schema = t.value("parameters", Json());
+    if (!schema.is_null() && !schema.is_object()) return wrong(where + ".parameters", "must be a JSON schema");
+    Json function{{"name", t["name"]}};
+    for (const char* key : {"description", "parameters", "strict"})
+      if (t.contains(key) && !t[key].is_null()) function[key] = t[key];
+    use.tools.push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  return {};
+}
+
+void read_tool_choice(Fields& f, ToolUse& use) {
+  const bool some = use.tools.is_array() && !use.tools.empty();
+  use.choice = some ? ToolChoice::automatic : ToolChoice::none;
+  const Json* choice = f.raw("tool_choice");
+  if (!choice) return;
+  if (choice->is_string()) {
+    std::string kind;
+    if (!f.enumeration("tool_choice", &kind, {"none", "auto", "required"})) return;
+    if (kind == "none") use.choice = ToolChoice::none;
+    if (kind == "required") use.choice = ToolChoice::required;
+  } else if (choice->is_object() && choice->value("type", Json()) == "function" &&
+             choice->value("name", Json()).is_string()) {
+    use.choice = ToolChoice::named;
+    use.name = (*choice)["name"].get<std::string>();
+  } else {
+    return f.fail("tool_choice", "must be none, auto, required, or {\"type\":\"function\",\"name\":...}");
+  }
+  if (!some && use.choice != ToolChoice::none) return f.fail("tool_choice", "needs tools to choose from");
+  if (use.choice != ToolChoice::named) return;
+  bool known = false;
+  for (const Json& t : use.tools) known |= t["function"]["name"] == use.name;
+  if (!known) f.fail("tool_choice", cat("names '", use.name.substr(0, 64), "', which is not in tools"));
+}
+
+void read_text_format(Fields& f, text::GrammarSpec& grammar) {
+  using Kind = text::GrammarSpec::Kind;
+  const Json* text = f.raw("text");
+  if (!text) return;
+  Fields inner(*text, "text");
+  inner.unserved("verbosity", "the model has no such switch; say it in a message", "\"medium\"");
+  if (const Json* format = inner.raw("format")) {
+    Fields one(*format, "text.format");
+    std::string type;
+    if (!one.enumeration("type", &type, {"text", "json_object", "json_schema"})) one.fail("type", "is missing");
+    if (type == "json_object") grammar = {Kind::json_object, "", {}};
+    if (type == "json_schema") {
+      const Json* schema = one.raw("schema");
+      bool strict = false;
+      one.boolean("strict", &strict);
+      if (!schema || !schema->is_object())
+        one.fail("schema", "must be a JSON schema");
+      else
+        grammar = {Kind::json_schema, (strict ? closed_schema(*schema) : *schema).dump(), {}};
+    }
+    for (const char* name : {"name", "description", "schema", "strict"}) one.note(name);
+    if (Status s = one.finish(); !s.ok()) inner.fail("format", "is wrong: " + s.message());
+  }
+  if (Status s = inner.finish(); !s.ok()) f.fail("text", "is wrong: " + s.message());
+}
+
+void read_reasoning(Fields& f, ChatInput& chat) {
+  const Json* reasoning = f.raw("reasoning");
+  if (!reasoning) return;
+  Fields inner(*reasoning, "reasoning");
+  std::string effort;
+  if (inner.enumeration("effort", &effort, {"none", "minimal", "low", "medium", "high", "xhigh"})) {
+    Json variables{{"reasoning_effort", effort}};
+    if (effort == "none") variables["enable_thinking"] = false;
+    chat.variables_json = variables.dump();
+  }
+  for (const char* name : {"summary", "generate_summary"}) inner.note(name);  // the thoughts themselves are shown
+  if (Status s = inner.finish(); !s.ok()) f.fail("reasoning", "is wrong: " + s.message());
+}
+
+void read_items(Fields& f, ResponsesCall& call) {
+  const Json* input = f.raw("input");
+  if (input && input->is_string())
+    call.items = Json::array({{{"type", "message"},
+                               {"role", "user"},
+                               {"content", Json::array({{{"type", "input_text"}, {"text", *input}}})}}});
+  else if (input && input->is_array() && !input->empty())
+    call.items = *input;
+  else
+    f.fail("input", "must be a string or a list with at least one item");
+}
+
+void read_said(Fields& f, GenerateInput::Said& said) {
+  f.string("user", &said.user);
+  f.string("safety_identifier", &said.user);
+  f.string("prompt_cache_key", &said.cache_key);
+  std::string retention;
+  f.enumeration("prompt_cache_retention", &retention, {"in_memory", "in-memory"});
+  const Json* metadata = f.raw("metadata");
+  if (!metadata) return;
+  if (!metadata->is_object() || metadata->size() > 16)
+    return f.fail("metadata", "must be an object of at most 16 strings");
+  for (const auto& [key, value] : metadata->items())
+    if (key.size() > 64 || !value.is_string() || value.get_ref<const std::string&>().size() > 512)
+      return f.fail("metadata", cat("has the key '", key.substr(0, 64),
+                                    "'; keys have at most 64 bytes, values are strings of at most 512"));
+  said.metadata = metadata->dump();
+  for (std::string* text : {&said.user, &said.cache_key}) *text = text->substr(0, 512);
+}
+
+constexpr struct {
+  const char *name, *why, *usual = "false";
+} kUnserved[] = {
+    {"store", "this server keeps nothing; send all items again"},
+    {"previous_response_id", "this server keeps nothing; send all items again"},
+    {"background", "keep the call open, or stream it"},
+    {"conversation", "this server keeps nothing; send all items again"},
+    {"prompt", "there are no stored prompts; send instructions"},
+    {"max_tool_calls", "this server calls no tools itself"},
+    {"top_logprobs", "use /v1/chat/completions", "0"},
+    {"moderation", "this server judges no content"},
+};
+
+}  // namespace
+
+Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions& limits) {
+  KVASIR_ASSIGN(Json json, parse_json(body));
+  Fields f(json);
+  ResponsesCall call;
+  GenerateInput& in = call.input;
+  in.protocol = "openai.responses";
+  in.request.sampling = limits.sampling;
+  f.string("model", &in.model);
+  f.number("temperature", &in.request.sampling.temperature);
+  f.number("top_p", &in.request.sampling.top_p);
+  int64_t most = 0;
+  if (f.integer("max_output_tokens", &most)) in.max_tokens = most;
+  in.max_tokens_field = "max_output_tokens";
+  f.boolean("stream", &call.stream);
+  std::string instructions;
+  if (f.string("instructions", &instructions)) call.instructions = instructions;
+  read_items(f, call);
+  if (const Json* tools = f.raw("tools"))
+    if (Status s = read_tools(*tools, limits, call.tools); !s.ok()) f.fail("tools", "is wrong: " + s.message());
+  read_tool_choice(f, call.tools);
+  bool parallel = true;
+  if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.tools.one = true;
+  read_text_format(f, in.request.grammar);
+  if (in.request.grammar.kind != text::GrammarSpec::Kind::none && call.tools.choice != ToolChoice::none &&
+      call.tools.choice != ToolChoice::automatic)
+    f.fail("tool_choice", "that forces a call and text.format cannot both be given");
+  read_reasoning(f, call.chat);
+  read_said(f, in.said);
+  std::string tier, truncation;
+  f.enumeration("service_tier", &tier, {"auto", "default"});
+  f.enumeration("truncation", &truncation, {"disabled"});
+  f.note("include");  // more of an item than there is
+  if (const Json* options = f.raw("stream_options")) {
+    Fields inner(*options, "stream_options");
+    inner.unserved("include_obfuscation", "nothing is added to events");
+    if (Status s = inner.finish(); !s.ok()) f.fail("stream_options", "is wrong: " + s.message());
+  }
+  for (const auto& [name, why, usual] : kUnserved) f.unserved(name, why, usual);
+  KVASIR_TRY(f.finish());
+  if (call.tools.choice != ToolChoice::none) call.chat.tools_json = call.tools.tools.dump();
+  auto shown = [&](const char* name, Json usual) {
+    call.echoed[name] = json.value(name, Json()).is_null() ? std::move(usual) : json[name];
+  };
+  shown("instructions", nullptr);
+  shown("metadata", Json::object());
+  shown("max_output_tokens", nullptr);
+  shown("parallel_tool_calls", true);
+  shown("previous_response_id", nullptr);
+  shown("reasoning", {{"effort", nullptr}, {"summary", nullptr}});
+  shown("text", {{"format", {{"type", "text"}}}});
+  shown("tool_choice", "auto");
+  shown("tools", Json::array());
+  shown("truncation", "disabled");
+  shown("user", nullptr);
+  call.echoed["store"] = false;
+  call.echoed["background"] = false;
+  call.echoed["temperature"] =
+      json.value("temperature", Json()).is_null() ? Json(in.request.sampling.temperature) : json["temperature"];
+  call.echoed["top_p"] = json.value("top_p", Json()).is_null() ? Json(in.request.sampling.top_p) : json["top_p"];
+  return call;
+}
+
+}  // namespace kvasir::server::http

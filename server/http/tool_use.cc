@@ -1,0 +1,109 @@
+#include "server/http/tool_use.h"
+
+#include <algorithm>
+
+namespace kvasir::server::http {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Kind = text::GrammarSpec::Kind;
+
+// Schemas by keyword: one, a list, or by name.
+constexpr const char *kOne[] = {"items", "not", "if", "then", "else", "contains"}, *kList[] = {"prefixItems"},
+                     *kNamed[] = {"properties", "patternProperties", "$defs", "definitions"};
+constexpr const char* kJoins[] = {"allOf", "anyOf", "oneOf"};
+
+// `joined`: what another schema lists is here, too.
+void close(Json& schema, bool joined) {
+  if (!schema.is_object()) return;
+  const bool lists = schema.contains("properties");
+  bool joins = schema.contains("$ref");
+  for (const char* key : kJoins) joins |= schema.contains(key);
+  if (lists && !joined && !joins && !schema.contains("patternProperties") &&
+      !schema.contains("unevaluatedProperties") && !schema.contains("additionalProperties"))
+    schema["additionalProperties"] = false;
+  for (const char* key : kJoins)
+    if (auto it = schema.find(key); it != schema.end() && it->is_array())
+      for (Json& one : *it) close(one, joined || lists || std::string_view(key) == "allOf");
+  for (const char* key : kOne)
+    if (auto it = schema.find(key); it != schema.end()) close(*it, false);
+  for (const char* key : kList)
+    if (auto it = schema.find(key); it != schema.end() && it->is_array())
+      for (Json& one : *it) close(one, false);
+  for (const char* key : kNamed)
+    if (auto it = schema.find(key); it != schema.end() && it->is_object())
+      for (auto& [name, one] : it->items()) close(one, false);
+}
+
+// What each tool's arguments are held to. Where the model may choose, one strict tool is enough to hold every call to a
+// tool's name, and the arguments of those that are not strict to an object.
+std::vector<text::CallableTool> held_tools(const ToolUse& use) {
+  std::vector<text::CallableTool> held;
+  const bool free = use.choice == ToolChoice::automatic;
+  bool any_strict = false;
+  for (const Json& tool : use.tools) {
+    const Json& function = tool["function"];
+    const bool strict = function.value("strict", Json()) == Json(true);
+    any_strict |= strict;
+    if (use.choice == ToolChoice::named && function["name"] != use.name) continue;
+    // A tool that names no parameters has none: `{}` is all that can be said to it.
+    Json schema = function.value("parameters", Json());
+    if (schema.is_null()) schema = {{"type", "object"}, {"additionalProperties", false}};
+    held.push_back(
+        {function["name"], strict || !free ? closed_schema(std::move(schema)).dump() : R"({"type":"object"})"});
+  }
+  if (free && !any_strict) held.clear();
+  return held;
+}
+
+}  // namespace
+
+Json closed_schema(Json schema) {
+  close(schema, false);
+  return schema;
+}
+
+AnswerShape prepare_tools(const Services& services, const ToolUse& use, text::GrammarSpec& grammar) {
+  AnswerShape shape;
+  const auto chat_template = services.engine().chat_template();
+  if (!chat_template || use.choice == ToolChoice::none || !use.tools.is_array() || use.tools.empty()) return shape;
+  shape.tools = text::tool_format_of(chat_template->source());
+  if (shape.tools == text::ToolFormat::none) shape.tools = text::ToolFormat::hermes;
+  shape.one = use.one;
+  const std::vector<text::CallableTool> held = held_tools(use);
+  if (use.choice == ToolChoice::named) {
+    shape.tools = text::ToolFormat::hermes;
+    shape.before = "<tool_call>{\"name\":" + Json(use.name).dump() + ",\"arguments\":";
+    shape.one = shape.only_calls = true;
+    shape.says_so = false;
+    grammar = {Kind::json_schema, held[0].parameters_json, {}};
+  } else if (use.choice == ToolChoice::required) {
+    shape.only_calls = true;
+    grammar = calls_grammar(shape.tools, held, {}, use.one ? text::HowMany::one : text::HowMany::some);
+  } else if (!held.empty()) {
+    if (grammar.kind == Kind::none)
+      grammar = calls_grammar(shape.tools, held);
+    else if (grammar.kind == Kind::json_object)
+      grammar = calls_grammar(shape.tools, held, R"({"type":"object"})");
+    else if (grammar.kind == Kind::json_schema)
+      grammar = calls_grammar(shape.tools, held, grammar.text);
+  }
+  return shape;
+}
+
+void prepare_reasoning(const Services& services, const std::vector<int32_t>& prompt, const text::GrammarSpec& grammar,
+                       AnswerShape& shape) {
+  const auto chat_template = services.engine().chat_template();
+  const bool free = grammar.kind == Kind::none || (grammar.kind == Kind::tool_calls && !shape.only_calls);
+  if (!chat_template || !free) return;  // a grammar's text has no thoughts
+  shape.reasoning = text::reasoning_format_of(chat_template->source());
+  if (shape.reasoning == text::ReasoningFormat::none) return;
+  constexpr size_t kTail = 16;  // tokens: the tag and a line break
+  const size_t n = std::min(kTail, prompt.size());
+  const auto tail = services.engine().tokenizer()->decode(std::span(prompt).last(n), false);
+  if (!tail.ok()) return;
+  const size_t end = tail->find_last_not_of(" \n\r\t");
+  shape.thinks_at_once = end != std::string::npos && std::string_view(*tail).substr(0, end + 1).ends_with("<think>");
+}
+
+}  // namespace kvasir::server::http

@@ -1,0 +1,35 @@
+// The tools of a request, whatever its protocol: what its calls are held to by a grammar, and how they will be found in
+// the answer.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "model/text/text.h"
+#include "server/http/answer_reader.h"
+#include "server/services.h"
+
+namespace kvasir::server::http {
+
+enum class ToolChoice : uint8_t { none, automatic, required, named };
+
+struct ToolUse {
+  nlohmann::ordered_json tools;  // OpenAI's functions: those that may be called; null: none
+  ToolChoice choice = ToolChoice::none;
+  std::string name;  // named
+  bool one = false;  // no two calls in one answer
+};
+
+// A schema in which what is not listed is not there: an object that says nothing of `additionalProperties` has none.
+nlohmann::ordered_json closed_schema(nlohmann::ordered_json schema);
+
+// How the answer is to be read. `grammar` is the request's: with a call that was asked for it becomes the call's, and
+// with a strict tool the model may call it becomes a call's or what it was.
+AnswerShape prepare_tools(const Services& services, const ToolUse& use, text::GrammarSpec& grammar);
+
+// Adds what the model's template says of thoughts; `prompt` and `grammar` as they were submitted.
+void prepare_reasoning(const Services& services, const std::vector<int32_t>& prompt, const text::GrammarSpec& grammar,
+                       AnswerShape& shape);
+
+}  // namespace kvasir::server::http

@@ -1,0 +1,124 @@
+// OpenAI's responses: items in, items out, whole and as events in their order.
+#include "tests/server/sse_fixture.h"
+
+namespace kvasir::server {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+class Responses : public SseFixture {
+ protected:
+  void SetUp() override {
+    SseFixture::SetUp();
+    engine_.set_context(4096);
+  }
+  std::string prompt() {
+    std::string out;
+    for (int32_t id : engine_.last().prompt) out += char(id);
+    return out;
+  }
+  static constexpr const char* kTools =
+      R"("tools":[{"type":"function","name":"f","parameters":{"type":"object","properties":{"a":{}}},"strict":null}])";
+  static constexpr const char* kTemplate =
+      "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}{% for c in m.tool_calls %}"
+      "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}]{% endfor %}{# tools #}";
+};
+
+TEST_F(Responses, AnAnswerWholeAndAsEvents) {
+  Json one = whole("/v1/responses", R"({"model":"fake","input":"hey","max_output_tokens":99,"metadata":{"k":"v"}})");
+  EXPECT_EQ(one["object"], "response");
+  EXPECT_EQ(one["status"], "completed");
+  EXPECT_EQ(one["store"], false);
+  EXPECT_EQ(one["metadata"]["k"], "v");
+  EXPECT_EQ(one["max_output_tokens"], 99);
+  ASSERT_EQ(one["output"].size(), 1u);
+  EXPECT_EQ(one["output"][0]["type"], "message");
+  EXPECT_EQ(one["output"][0]["content"][0]["text"], "hey");
+  EXPECT_EQ(one["usage"]["input_tokens"], 3);
+  EXPECT_EQ(one["usage"]["input_tokens_details"]["cached_tokens"], 2);
+  EXPECT_EQ(one["usage"]["total_tokens"], 7);
+
+  const auto all = events("/v1/responses", R"({"input":"hey","stream":true})");
+  EXPECT_EQ(types(all),
+            (Strings{"response.created", "response.in_progress", "response.output_item.added",
+                     "response.content_part.added", "response.output_text.delta", "response.output_text.done",
+                     "response.content_part.done", "response.output_item.done", "response.completed"}));
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i]["sequence_number"], i);
+  EXPECT_EQ(all.back()["response"]["output"][0]["content"][0]["text"], "hey");
+  EXPECT_EQ(all[2]["item"]["id"], all.back()["response"]["output"][0]["id"]);
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(Responses, ACutAnswerIsIncomplete) {
+  Json one = whole("/v1/responses", R"({"input":"hey","max_output_tokens":2})");
+  EXPECT_EQ(one["status"], "incomplete");
+  EXPECT_EQ(one["incomplete_details"]["reason"], "max_output_tokens");
+  EXPECT_EQ(events("/v1/responses", R"({"input":"hey","max_output_tokens":2,"stream":true})").back()["type"],
+            "response.incomplete");
+}
+
+TEST_F(Responses, CallsAndThoughtsAreItems) {
+  engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# </think> tools #}");
+  const std::string said = R"(<think>why</think>so <tool_call>{"name":"f","arguments":{"a":1}}</tool_call>)";
+  const std::string body = cat(R"({"input":)", Json(said).dump(), ",", kTools);
+  Json one = whole("/v1/responses", body + "}");
+  ASSERT_EQ(one["output"].size(), 3u) << one;
+  EXPECT_EQ(one["output"][0]["type"], "reasoning");
+  EXPECT_EQ(one["output"][0]["content"][0]["text"], "why");
+  EXPECT_EQ(one["output"][1]["content"][0]["text"], "so ");
+  EXPECT_EQ(one["output"][2]["type"], "function_call");
+  EXPECT_EQ(one["output"][2]["name"], "f");
+  EXPECT_EQ(Json::parse(one["output"][2]["arguments"].get<std::string>()), Json::parse(R"({"a":1})"));
+  EXPECT_GT(one["usage"]["output_tokens_details"]["reasoning_tokens"].get<int>(), 0);
+  const auto all = events("/v1/responses", body + R"(,"stream":true})");
+  EXPECT_EQ(
+      types(all),
+      (Strings{"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+               "response.reasoning_text.delta", "response.reasoning_text.done", "response.content_part.done",
+               "response.output_item.done", "response.output_item.added", "response.content_part.added",
+               "response.output_text.delta", "response.output_text.done", "response.content_part.done",
+               "response.output_item.done", "response.output_item.added", "response.function_call_arguments.delta",
+               "response.function_call_arguments.done", "response.output_item.done", "response.completed"}));
+}
+
+TEST_F(Responses, ItemsAreAConversation) {
+  engine_.use_template(kTemplate);
+  whole("/v1/responses", R"({"instructions":"be kind","max_output_tokens":1,"input":[
+      {"role":"user","content":[{"type":"input_text","text":"q"}]},
+      {"type":"reasoning","id":"rs","summary":[],"content":[{"type":"reasoning_text","text":"t"}]},
+      {"type":"message","role":"assistant","content":[{"type":"output_text","text":"a","annotations":[]}]},
+      {"type":"function_call","call_id":"c","name":"f","arguments":"{\"n\":1}"},
+      {"type":"function_call_output","call_id":"c","output":"r"},
+      {"type":"function_call","call_id":"d","name":"g","arguments":"{"}]})");
+  EXPECT_EQ(prompt(), "[system::be kind][user::q][assistant:t:af{\"n\": 1}][tool::r][assistant::g{}]");
+}
+
+TEST_F(Responses, StructuredOutputAndForcedCalls) {
+  whole("/v1/responses", R"({"input":"x","text":{"format":{"type":"json_schema","name":"n","strict":true,
+      "schema":{"type":"object","properties":{"a":{}}}}}})");
+  EXPECT_EQ(engine_.last().grammar.text, R"({"type":"object","properties":{"a":{}},"additionalProperties":false})");
+  Json one = whole("/v1/responses",
+                   cat(R"({"input":"{\"a\":2}",)", kTools, R"(,"tool_choice":{"type":"function","name":"f"}})"));
+  EXPECT_EQ(one["output"][0]["arguments"], "{\"a\":2}");
+  whole("/v1/responses", cat(R"({"input":"x",)", kTools, R"(,"tool_choice":"required"})"));
+  EXPECT_EQ(Json::parse(engine_.last().grammar.text)["only"], "some");
+}
+
+TEST_F(Responses, WhatIsNotServedIsNamed) {
+  for (const auto& [sent, param, says] : std::vector<std::tuple<const char*, const char*, const char*>>{
+           {R"({"input":"x","store":true})", "store", "keeps nothing"},
+           {R"({"input":"x","previous_response_id":"resp_1"})", "previous_response_id", "keeps nothing"},
+           {R"({"input":"x","background":true})", "background", "stream it"},
+           {R"({"input":"x","tools":[{"type":"web_search"}]})", "tools", "no tools of its own"},
+           {R"({"input":[{"type":"item_reference","id":"x"}]})", "input[0].type", "item_reference"},
+           {R"({"input":[{"role":"user","content":[{"type":"input_image"}]}]})", "input[0].content", "text only"},
+           {R"({"input":"x","truncation":"auto"})", "truncation", "disabled"},
+           {R"({"input":"x","max_tokens":3})", "max_tokens", "not a field"},
+           {R"({})", "input", "string or a list"},
+       })
+    expect_error(post("/v1/responses", sent), 400, param, says);
+  whole("/v1/responses", R"({"input":"x","store":false,"background":false,"include":[],"top_logprobs":0})");
+}
+
+}  // namespace
+}  // namespace kvasir::server

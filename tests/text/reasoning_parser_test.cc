@@ -1,0 +1,52 @@
+// Thoughts told from the answer, wherever the text is cut.
+#include "model/text/reasoning_parser.h"
+
+#include <gtest/gtest.h>
+
+namespace kvasir::text {
+namespace {
+
+ReasoningParser::Out read(bool begun, std::string_view text, size_t cut, size_t again) {
+  ReasoningParser p(ReasoningFormat::think, begun);
+  ReasoningParser::Out all;
+  auto add = [&](ReasoningParser::Out out) { all.reasoning += out.reasoning, all.content += out.content; };
+  add(p.push(text.substr(0, cut)));
+  add(p.push(text.substr(cut, again - cut)));
+  add(p.push(text.substr(again)));
+  add(p.finish());
+  return all;
+}
+
+void expect(bool begun, std::string_view text, std::string_view reasoning, std::string_view content) {
+  for (size_t cut = 0; cut <= text.size(); ++cut)
+    for (size_t again = cut; again <= text.size(); ++again) {
+      const auto out = read(begun, text, cut, again);
+      ASSERT_EQ(out.reasoning, reasoning) << cut << ' ' << again;
+      ASSERT_EQ(out.content, content) << cut << ' ' << again;
+    }
+}
+
+TEST(ReasoningParser, WhereverItIsCut) {
+  expect(false, "<think>\nwhy < so?\n</think>\n\nso </b>", "\nwhy < so?\n", "so </b>");
+  expect(false, "\n<think></think>so", "", "so");
+  expect(true, "why</think>so", "why", "so");
+  expect(false, "no thoughts, <think> is a word", "", "no thoughts, <think> is a word");
+  expect(false, " <thin", "", " <thin");
+}
+
+TEST(ReasoningParser, WhatEndsTooSoon) {
+  expect(false, "<think>why</thi", "why</thi", "");
+  expect(true, "why", "why", "");
+  expect(true, "why</think>\n", "why", "");
+  expect(false, "", "", "");
+}
+
+TEST(ReasoningParser, FoundByTheTemplate) {
+  EXPECT_EQ(reasoning_format_of("{{ '<think>' }}...</think>"), ReasoningFormat::think);
+  EXPECT_EQ(reasoning_format_of("<|im_start|>"), ReasoningFormat::none);
+  ReasoningParser none(ReasoningFormat::none, false);
+  EXPECT_EQ(none.push("<think>a</think>b").content, "<think>a</think>b");
+}
+
+}  // namespace
+}  // namespace kvasir::text
