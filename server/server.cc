@@ -5,9 +5,11 @@
 #include <thread>
 
 #include "core/log.h"
+#include "server/descriptors.h"
 #include "server/grpc/grpc_server.h"
 #include "server/http/serve.h"
 #include "server/services.h"
+#include "server/tls.h"
 
 namespace kvasir::server {
 namespace {
@@ -57,15 +59,22 @@ class ServerImpl final : public Server {
 
 }  // namespace
 
-Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options, engine::Engine& engine) {
+Result<std::unique_ptr<Server>> Server::start(const ServerOptions& asked, engine::Engine& engine) {
+  ServerOptions options = asked;
+  KVASIR_ASSIGN(options.max_connections,
+                fit_connections(asked.max_connections, int(asked.grpc_port >= 0) + int(asked.http_port >= 0)));
   KVASIR_ASSIGN(auto services, Services::create(options, engine));
+  std::shared_ptr<TlsSource> tls;  // one for both ports
+  if (!options.tls_cert.empty()) {
+    KVASIR_ASSIGN(tls, TlsSource::open(options.tls_cert, options.tls_key, options.tls_client_ca));
+  }
   std::unique_ptr<rpc::GrpcServer> grpc;
   if (options.grpc_port >= 0) {
-    KVASIR_ASSIGN(grpc, rpc::GrpcServer::start(*services));
+    KVASIR_ASSIGN(grpc, rpc::GrpcServer::start(*services, tls));
   }
   std::unique_ptr<http::HttpServer> http;
   if (options.http_port >= 0) {
-    KVASIR_ASSIGN(http, http::serve_http(*services));
+    KVASIR_ASSIGN(http, http::serve_http(*services, tls));
   }
   log_info("listening", {{"grpc_port", grpc ? grpc->port() : -1}, {"http_port", http ? http->port() : -1}});
   return std::unique_ptr<Server>(std::make_unique<ServerImpl>(std::move(services), std::move(grpc), std::move(http)));

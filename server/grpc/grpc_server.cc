@@ -4,8 +4,6 @@
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/resource_quota.h>
-#include <grpcpp/security/tls_certificate_provider.h>
-#include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
@@ -15,6 +13,7 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/grpc/credentials.h"
 #include "server/grpc/health.h"
 #include "server/grpc/inflate_limit.h"
 #include "server/grpc/kserve.h"
@@ -23,27 +22,11 @@
 #include "server/grpc/ppl.h"
 #include "server/grpc/unread.h"
 #include "server/grpc/vllm.h"
-#include "server/tls.h"
 
 namespace kvasir::server::rpc {
 namespace {
 
 constexpr int64_t kLeastQuota = int64_t(512) << 20, kQuotaMessages = 64;
-
-// The files are looked at every few seconds: a rotated certificate serves the next connection.
-Result<std::shared_ptr<grpc::ServerCredentials>> credentials(const ServerOptions& o) {
-  if (o.tls_cert.empty()) return grpc::InsecureServerCredentials();
-  namespace tls = grpc::experimental;
-  KVASIR_TRY(check_tls_files(o));
-  auto files = std::make_shared<tls::FileWatcherCertificateProvider>(o.tls_key, o.tls_cert, o.tls_client_ca, 2);
-  tls::TlsServerCredentialsOptions options(files);
-  options.watch_identity_key_cert_pairs();
-  if (!o.tls_client_ca.empty()) {
-    options.watch_root_certs();
-    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  }
-  return tls::TlsServerCredentials(options);
-}
 
 // What the libraries say of clients' bytes goes where our own lines go, and only at level debug: a client that fails
 // handshakes for sport writes no log.
@@ -78,8 +61,9 @@ void set_limits(grpc::ServerBuilder& builder, const ServerOptions& o) {
 
 class GrpcServerImpl final : public GrpcServer {
  public:
-  explicit GrpcServerImpl(Services& services)
-      : workers_(services.options().workers, 4096),
+  GrpcServerImpl(Services& services, std::shared_ptr<TlsSource> tls)
+      : tls_(std::move(tls)),
+        workers_(services.options().workers, 4096),
         delivery_(1, SIZE_MAX),  // at most a task a stream: a wake-up may not be lost
         context_{services, workers_, delivery_},
         health_(HealthService::create(context_)) {
@@ -95,7 +79,7 @@ class GrpcServerImpl final : public GrpcServer {
       log_as_ours();
     });
     const ServerOptions& o = context_.services.options();
-    KVASIR_ASSIGN(auto creds, credentials(o));
+    auto creds = credentials(tls_);
     KVASIR_ASSIGN(listener_, Listener::open(o.host, o.grpc_port, o.max_connections));
     grpc::ServerBuilder builder;
     auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
@@ -127,6 +111,7 @@ class GrpcServerImpl final : public GrpcServer {
   }
 
  private:
+  const std::shared_ptr<TlsSource> tls_;
   Workers workers_, delivery_;
   const Context context_;
   std::unique_ptr<HealthService> health_;
@@ -138,8 +123,8 @@ class GrpcServerImpl final : public GrpcServer {
 
 }  // namespace
 
-Result<std::unique_ptr<GrpcServer>> GrpcServer::start(Services& services) {
-  auto server = std::make_unique<GrpcServerImpl>(services);
+Result<std::unique_ptr<GrpcServer>> GrpcServer::start(Services& services, std::shared_ptr<TlsSource> tls) {
+  auto server = std::make_unique<GrpcServerImpl>(services, std::move(tls));
   KVASIR_TRY(server->listen());
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

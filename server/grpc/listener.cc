@@ -18,11 +18,8 @@ namespace kvasir::server::rpc {
 namespace {
 
 constexpr int kSilenceMs = 20'000;  // a peer that acknowledges nothing for so long has gone
-
-uint64_t inode_of(int fd) {
-  struct stat s {};
-  return ::fstat(fd, &s) == 0 ? s.st_ino : 0;
-}
+constexpr size_t kSpares = 16;
+constexpr std::chrono::seconds kSpareTime{2};  // to ask how the server is
 
 void set(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); }
 
@@ -60,8 +57,9 @@ void Listener::run() {
   std::vector<pollfd> all{{wake_, POLLIN, 0}};
   for (int fd : sockets_) all.push_back({fd, POLLIN, 0});
   while (true) {
-    if (::poll(all.data(), all.size(), -1) < 0) continue;  // EINTR
+    if (::poll(all.data(), all.size(), spares_.empty() ? -1 : 100) < 0) continue;  // EINTR
     if (all[0].revents != 0) return;
+    end_spares(kSpares);
     for (size_t i = 1; i < all.size(); ++i)
       if (all[i].revents != 0) take(all[i].fd);
   }
@@ -76,18 +74,33 @@ void Listener::take(int listening) {
     return;
   }
   open_.erase(fd);
-  if (!has_room()) {
-    ::close(fd);
-    return;
-  }
+  const uint64_t inode = inode_of(fd);
+  const bool spare = !has_room();
+  if (spare) end_spares(kSpares - 1);
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kSilenceMs);
-  open_[fd] = inode_of(fd);
+  if (spare)
+    spares_.push_back({fd, inode, std::chrono::steady_clock::now() + kSpareTime});
+  else
+    open_[fd] = inode;
   guard_connection(fd);
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.listener_fd = listening;
   connection.fd = fd;
   acceptor_->HandleNewConnection(&connection);
+}
+
+void Listener::end_spares(size_t most) {
+  const auto now = std::chrono::steady_clock::now();
+  while (!spares_.empty() && (spares_.size() > most || spares_.front().until <= now)) {
+    const Spare first = spares_.front();
+    spares_.pop_front();
+    if (inode_of(first.fd) != first.inode) continue;  // it has gone by itself
+    if (has_room())
+      open_[first.fd] = first.inode;  // others have gone: it may stay
+    else
+      shut_connection(first.fd, first.inode);
+  }
 }
 
 bool Listener::has_room() {

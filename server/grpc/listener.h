@@ -1,9 +1,12 @@
 // The gRPC port's sockets. gRPC itself takes every connection that comes; here they are accepted by a thread of our
-// own, which sleeps until one does and closes those over the limit.
+// own, which sleeps until one does. Over the limit a few are taken for a moment, so that health is heard whoever fills
+// the rest; the others are closed.
 #pragma once
 
 #include <grpcpp/server_builder.h>
 
+#include <chrono>
+#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
@@ -25,9 +28,15 @@ class Listener {
 
  private:
   explicit Listener(int max_connections) : max_connections_(size_t(max_connections)) {}
+  struct Spare {
+    int fd;
+    uint64_t inode;
+    std::chrono::steady_clock::time_point until;
+  };
   void run();
   void take(int listening);
   bool has_room();
+  void end_spares(size_t most);  // those whose time is over, and the oldest of more than that
 
   const size_t max_connections_;
   int port_ = -1, wake_ = -1;
@@ -36,6 +45,7 @@ class Listener {
   // What was handed over: descriptor and inode. gRPC does not say when it closes one, but then the number stands for
   // another file or none.
   std::unordered_map<int, uint64_t> open_;
+  std::deque<Spare> spares_;
   std::thread thread_;
 };
 

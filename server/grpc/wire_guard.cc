@@ -1,10 +1,32 @@
 #include "server/grpc/wire_guard.h"
 
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <mutex>
+
+namespace {
+std::mutex g_closing;  // gRPC closes no connection while it is looked at
+}
+
+namespace kvasir::server::rpc {
+
+uint64_t inode_of(int fd) {
+  struct stat s {};
+  return ::fstat(fd, &s) == 0 ? s.st_ino : 0;
+}
+
+void shut_connection(int fd, uint64_t inode) {
+  std::lock_guard lock(g_closing);
+  if (inode != 0 && inode_of(fd) == inode) ::shutdown(fd, SHUT_RDWR);
+}
+
+}  // namespace kvasir::server::rpc
+
 #ifdef KVASIR_WRAP_INFLATE
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
-#include <sys/socket.h>
 
 #include <array>
 #include <atomic>
@@ -17,7 +39,7 @@ using kvasir::server::rpc::FrameScanner;
 
 // By descriptor. A slot is filled before gRPC knows the descriptor and emptied before its number is free again, and
 // gRPC reads a connection from one thread at a time.
-std::array<std::atomic<FrameScanner*>, 65536> g_scanners;
+std::array<std::atomic<FrameScanner*>, 1 << 20> g_scanners;  // untouched pages take no memory
 
 FrameScanner* scanner_of(int fd) {
   return fd >= 0 && size_t(fd) < g_scanners.size() ? g_scanners[size_t(fd)].load(std::memory_order_acquire) : nullptr;
@@ -85,7 +107,9 @@ ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
 int __real_close(int fd);
 int __wrap_close(int fd);
 int __wrap_close(int fd) {
-  if (scanner_of(fd)) delete g_scanners[size_t(fd)].exchange(nullptr);
+  if (!scanner_of(fd)) return __real_close(fd);
+  std::lock_guard lock(g_closing);
+  delete g_scanners[size_t(fd)].exchange(nullptr);
   return __real_close(fd);
 }
 

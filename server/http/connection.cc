@@ -52,6 +52,9 @@ class Connection {
     if (!here) co_return false;
     bool read = co_await read_part(parser, Part::header);
     if (read) read = check_head(parser.get());
+    // From here on the header is closed: fields that come after the body are none of it.
+    Request request;
+    if (read) request = plain(parser.get());
     if (read && wants_continue(parser)) {
       bool sent = co_await transport_->write(kContinue, limits().write_time);
       if (!sent) co_return false;
@@ -63,11 +66,17 @@ class Connection {
       co_return false;
     }
 
-    keep_ = parser.keep_alive() && !context_.draining();
+    keep_ = parser.keep_alive() && !context_.draining() && !context_.spare;
     chunks_ = parser.get().version() >= 11;
-    Request request = plain(parser.release());
+    request.body = std::move(parser.get().body());
     head_only_ = request.method == "HEAD";
-    Reply reply = co_await on_worker(request);
+    Reply reply = Response();
+    if (context_.at_once && context_.at_once(request))
+      reply = context_.handler(request);
+    else if (context_.spare)
+      reply = no_room();
+    else
+      reply = co_await on_worker(request);
     if (context_.draining()) keep_ = false;
     bool more = false;
     if (auto* whole = std::get_if<Response>(&reply))
@@ -110,6 +119,13 @@ class Connection {
         }
         if (done(parser, part)) break;
         if (!error && used > 0) continue;
+        // The parser takes a chunk's size with its extensions, and the trailers, only when it has all of them: what
+        // waits for the rest may be as long as a header, and no longer.
+        if (part == Part::body && input_.size() > limits().max_header_bytes) {
+          refuse(431, cat("a chunk's extensions, or the trailers, are larger than the limit of ",
+                          limits().max_header_bytes, " bytes"));
+          co_return false;
+        }
       }
       auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
       if (left.count() <= 0) co_return false;  // too slow
@@ -143,7 +159,7 @@ class Connection {
     return !parser.is_done() && boost::beast::iequals(parser.get()[wire::field::expect], "100-continue");
   }
 
-  Request plain(wire::request<wire::string_body>&& message) {
+  Request plain(const wire::request<wire::string_body>& message) const {
     Request r;
     r.method = message.method_string();
     std::string_view target(message.target().data(), message.target().size()), authority;
@@ -162,9 +178,14 @@ class Connection {
       const bool replaced = !authority.empty() && name == "host";
       r.headers.emplace_back(std::move(name), replaced ? std::string(authority) : std::string(field.value()));
     }
-    r.body = std::move(message.body());
     r.peer = peer_;
     return r;
+  }
+
+  static Response no_room() {
+    return error_response(
+        unavailable("the server has as many connections as it may (max_connections); this one is kept for /health")
+            .with_retry_after(std::chrono::seconds(1)));
   }
 
   Task<Reply> on_worker(const Request& request) {

@@ -27,7 +27,9 @@ struct ConnectionContext {
   ConnectionLimits limits;
   Handler handler;  // runs on `workers`: it may parse and tokenize
   boost::asio::thread_pool* workers = nullptr;
-  std::function<bool()> draining;  // then replies say Connection: close
+  std::function<bool(const Request&)> at_once;  // what waits for no worker; may be empty
+  std::function<bool()> draining;               // then replies say Connection: close
+  bool spare = false;                           // kept for that: of all else it is said that there is no room
 };
 
 // Connections of one loop that wait for a request, so that a drain can end them.

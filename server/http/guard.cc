@@ -1,5 +1,7 @@
 #include "server/http/guard.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 
 #include "core/cat.h"
@@ -13,10 +15,39 @@ std::string lower(std::string_view s) {
   return out;
 }
 
-// "localhost:8000" and "[::1]:8000" without the port.
-std::string_view host_name(std::string_view host) {
-  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
-  return host.substr(0, host.find(':'));
+bool is_address(int family, std::string_view text) {
+  in6_addr out;  // room for either
+  return inet_pton(family, std::string(text).c_str(), &out) == 1;
+}
+
+struct Host {
+  std::string name;      // in lower case
+  bool address = false;  // which cannot be rebound to another one, as a name can
+};
+
+// "localhost:8000", "127.0.0.1" or "[::1]:8000"; nothing when it is none of these: no name of a machine holds a bracket
+// or an '@', and what reads such a host otherwise would take it for another's.
+std::optional<Host> parse_host(std::string_view text) {
+  Host host;
+  const bool bracket = text.starts_with('[');
+  size_t end = bracket ? text.find(']') : text.find(':');
+  if (bracket && end == std::string_view::npos) return std::nullopt;
+  const std::string_view name = bracket ? text.substr(1, end - 1) : text.substr(0, end);
+  std::string_view rest = end == std::string_view::npos ? std::string_view() : text.substr(end + (bracket ? 1 : 0));
+  if (!rest.empty() && (rest[0] != ':' || rest.size() > 6 || rest.find_first_not_of("0123456789", 1) != rest.npos))
+    return std::nullopt;
+  host.name = lower(name);
+  if (bracket) {
+    host.address = is_address(AF_INET6, name);
+    if (!host.address) return std::nullopt;
+    host.name = cat('[', host.name, ']');
+    return host;
+  }
+  static constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789.-_";
+  if (name.empty() || name.size() > 255 || host.name.find_first_not_of(kLetters) != std::string::npos)
+    return std::nullopt;
+  host.address = is_address(AF_INET, name);
+  return host;
 }
 
 // "x-stainless-os, authorization": names of headers and nothing else.
@@ -25,11 +56,6 @@ bool is_header_list(std::string_view text) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
            c == ',' || c == ' ';
   });
-}
-
-// An address cannot be rebound to another one, as a name can.
-bool is_address(std::string_view name) {
-  return name.starts_with('[') || (!name.empty() && name.find_first_not_of("0123456789.") == std::string_view::npos);
 }
 
 }  // namespace
@@ -43,13 +69,18 @@ bool Guard::origin_allowed(std::string_view origin, std::string_view host) const
 
 Status Guard::check(const Request& request) const {
   std::string_view host = request.header("host");
-  if (options_.keyless && !host.empty()) {  // HTTP/1.0 needs none, and browsers always send one
-    std::string name = lower(host_name(host));
-    bool known = name == "localhost" || is_address(name) ||
-                 std::any_of(options_.hosts.begin(), options_.hosts.end(),
-                             [&](const std::string& h) { return lower(host_name(h)) == name; });
-    if (!known)
-      return Status(Code::permission_denied, cat("Host '", name.substr(0, 100),
+  if (!host.empty()) {  // HTTP/1.0 needs none, and browsers always send one
+    const std::optional<Host> asked = parse_host(host);
+    if (!asked)
+      return invalid_argument(cat("Host is '", host.substr(0, 100), "'; it must be a name or an address, and a port"));
+    auto is_name = [&](const std::string& h) {
+      const std::optional<Host> own = parse_host(h);
+      return own && own->name == asked->name;
+    };
+    const bool known = asked->name == "localhost" || asked->address ||
+                       std::any_of(options_.hosts.begin(), options_.hosts.end(), is_name);
+    if (options_.keyless && !known)
+      return Status(Code::permission_denied, cat("Host '", asked->name.substr(0, 100),
                                                  "' is not a name of this server; name it with --hosts, or use keys"));
   }
   std::string_view origin = request.header("origin");

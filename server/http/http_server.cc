@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -26,6 +27,7 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 constexpr asio::use_awaitable_t<Executor> kAwait;
+constexpr std::chrono::milliseconds kSpareTime{1000};  // for a spare connection to say what it wants
 
 class HttpServerImpl final : public HttpServer {
  public:
@@ -37,7 +39,11 @@ class HttpServerImpl final : public HttpServer {
     context_.limits.write_time = options.write_timeout;
     context_.handler = std::move(handler);
     context_.workers = &workers_;
+    context_.at_once = options.at_once;
     context_.draining = [this] { return draining_.load(std::memory_order_relaxed); };
+    spare_context_ = context_;
+    spare_context_.spare = true;
+    spare_context_.limits.header_time = spare_context_.limits.write_time = std::min(options.header_timeout, kSpareTime);
   }
   ~HttpServerImpl() override { stop(); }
 
@@ -110,26 +116,29 @@ class HttpServerImpl final : public HttpServer {
         co_await pause.async_wait(asio::redirect_error(kAwait, error));
         continue;
       }
-      if (connections_.load() >= options_.max_connections) continue;  // closes it
-      ++connections_;
-      asio::co_spawn(loop.io.get_executor(), serve(std::move(socket), loop),
-                     [this](std::exception_ptr) { --connections_; });
+      // Over the limit a few are taken all the same, and asked to be quick: health is heard whoever fills the rest.
+      const bool spare = connections_.load() >= options_.max_connections;
+      if (spare && spare_.load() >= kSpare) continue;  // closes it
+      std::atomic<int>& count = spare ? spare_ : connections_;
+      ++count;
+      asio::co_spawn(loop.io.get_executor(), serve(std::move(socket), loop, spare ? spare_context_ : context_),
+                     [&count](std::exception_ptr) { --count; });
     }
   }
 
-  Task<void> serve(Socket socket, Loop& loop) {
+  Task<void> serve(Socket socket, Loop& loop, const ConnectionContext& context) {
     std::unique_ptr<Transport> transport;
     if (options_.tls)
-      transport = co_await tls_transport(std::move(socket), options_.tls(), options_.header_timeout);
+      transport = co_await tls_transport(std::move(socket), options_.tls(), context.limits.header_time);
     else
       transport = plain_transport(std::move(socket));
-    if (transport) co_await serve_connection(std::move(transport), context_, loop.idle, loop.io.get_executor());
+    if (transport) co_await serve_connection(std::move(transport), context, loop.idle, loop.io.get_executor());
   }
 
   HttpServerOptions options_;
-  ConnectionContext context_;
+  ConnectionContext context_, spare_context_;
   std::atomic<bool> draining_{false}, stopped_{false};
-  std::atomic<int> connections_{0};
+  std::atomic<int> connections_{0}, spare_{0};
   int port_ = -1;
   asio::thread_pool workers_;
   std::vector<std::unique_ptr<Loop>> loops_;

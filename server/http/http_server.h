@@ -22,6 +22,8 @@ struct HttpServerOptions {
   int workers = 2;  // threads the handler runs on
   int max_connections = 4096;
   size_t max_body = 8 << 20;
+  // Requests that neither work nor wait: answered where the bytes are read, whatever the workers do.
+  std::function<bool(const Request&)> at_once;
   std::chrono::milliseconds header_timeout{10'000}, idle_timeout{75'000}, write_timeout{60'000};
   // The TLS settings of the moment, asked for at each new connection; none: plain HTTP.
   std::function<std::shared_ptr<boost::asio::ssl::context>()> tls;
@@ -30,6 +32,9 @@ struct HttpServerOptions {
 class HttpServer {
  public:
   using Handler = std::function<Reply(const Request&)>;  // runs on a worker thread
+
+  // Connections that are taken over max_connections, for health alone and for a moment.
+  static constexpr int kSpare = 16;
 
   virtual ~HttpServer() = default;  // stops
   static Result<std::unique_ptr<HttpServer>> start(const HttpServerOptions& options, Handler handler);

@@ -1,11 +1,10 @@
 #include "server/http/serve.h"
 
 #include "server/http/api.h"
-#include "server/http/tls.h"
 
 namespace kvasir::server::http {
 
-Result<std::unique_ptr<HttpServer>> serve_http(Services& services) {
+Result<std::unique_ptr<HttpServer>> serve_http(Services& services, std::shared_ptr<TlsSource> tls) {
   const ServerOptions& o = services.options();
   HttpServerOptions h;
   h.host = o.host;
@@ -17,10 +16,8 @@ Result<std::unique_ptr<HttpServer>> serve_http(Services& services) {
   h.header_timeout = o.header_timeout;
   h.idle_timeout = o.idle_timeout;
   h.write_timeout = o.write_timeout;
-  if (!o.tls_cert.empty()) {
-    KVASIR_ASSIGN(std::shared_ptr<TlsFiles> tls, TlsFiles::open(o.tls_cert, o.tls_key, o.tls_client_ca));
-    h.tls = [tls] { return tls->current(); };
-  }
+  if (tls) h.tls = [tls] { return tls->current()->context; };
+  h.at_once = [](const Request& r) { return r.path == "/health" || r.path == "/ready"; };
   auto api = std::make_shared<Api>(services);
   return HttpServer::start(h, [api](const Request& request) { return api->handle(request); });
 }

@@ -1,7 +1,7 @@
 #include "server/http/transport.h"
 
-#include <sys/socket.h>
-
+#include <algorithm>
+#include <array>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/stream.hpp>
@@ -14,34 +14,67 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 constexpr asio::use_awaitable_t<Executor> kAwait;
 
-// True when the other end has closed; false when it merely sent something ahead of its turn.
-bool peer_closed(Socket& socket) {
-  char byte;
-  ssize_t n = ::recv(socket.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
-}
+// Of what a client sends while its answer is on the way: so much is kept for its turn. More is thrown away, which ends
+// the connection after that answer; still more ends it at once.
+constexpr size_t kMostAhead = 32 << 10, kMostThrownAway = 16 << 20;
+
+// What a read in progress needs: it may outlive the transport that began it.
+template <class Stream>
+struct Line {
+  explicit Line(Stream s) : stream(std::move(s)), arrived(stream.get_executor()) {}
+  Socket& socket() {
+    if constexpr (std::is_same_v<Stream, Socket>)
+      return stream;
+    else
+      return stream.next_layer();
+  }
+  Stream stream;
+  Timer arrived;
+  std::string ahead;  // what came while nobody read
+  size_t thrown_away = 0;
+  std::unique_ptr<std::array<char, 4096>> block;  // where the next of it goes
+  bool reading = false, over = false;
+  std::function<void()> gone;  // while somebody wants to know
+};
 
 // Stream is Socket, or TLS over it.
 template <class Stream>
 class TransportOver final : public Transport {
  public:
-  explicit TransportOver(Stream stream) : stream_(std::move(stream)), timer_(stream_.get_executor()) {
+  explicit TransportOver(Stream stream)
+      : line_(std::make_shared<Line<Stream>>(std::move(stream))), timer_(line_->stream.get_executor()) {
     error_code ignored;
     socket().set_option(asio::ip::tcp::no_delay(true), ignored);
   }
-  ~TransportOver() override { ++*turn_; }
+  ~TransportOver() override {
+    ++*turn_;
+    unwatch();
+    if (!line_->reading) return;
+    error_code ignored;
+    socket().cancel(ignored);
+  }
 
   Task<size_t> read(char* to, size_t capacity, std::chrono::milliseconds limit) override {
     error_code error;
     Alarm alarm(*this, limit);
-    co_return co_await stream_.async_read_some(asio::buffer(to, capacity), asio::redirect_error(kAwait, error));
+    while (line_->reading && line_->ahead.empty()) co_await some_ahead();
+    if (line_->thrown_away > 0) co_return 0;
+    if (!line_->ahead.empty()) {
+      const size_t n = std::min(capacity, line_->ahead.size());
+      std::copy_n(line_->ahead.data(), n, to);
+      line_->ahead.erase(0, n);
+      co_return n;
+    }
+    if (line_->over) co_return 0;
+    error.clear();
+    co_return co_await line_->stream.async_read_some(asio::buffer(to, capacity), asio::redirect_error(kAwait, error));
   }
 
   Task<bool> write(std::string_view bytes, std::chrono::milliseconds limit) override {
     error_code error;
     Alarm alarm(*this, limit);
     while (!bytes.empty() && !error) {
-      size_t n = co_await stream_.async_write_some(asio::buffer(bytes), asio::redirect_error(kAwait, error));
+      size_t n = co_await line_->stream.async_write_some(asio::buffer(bytes), asio::redirect_error(kAwait, error));
       bytes.remove_prefix(n);
       alarm.reset();  // the limit is on one write that makes no progress
     }
@@ -51,15 +84,18 @@ class TransportOver final : public Transport {
   Task<void> close() override {
     using namespace std::chrono_literals;
     error_code error;
+    unwatch();
+    socket().cancel(error);  // a read ahead would take what the goodbye below waits for
+    while (line_->reading) co_await some_ahead();
     if constexpr (!std::is_same_v<Stream, Socket>) {
       Alarm alarm(*this, 1s);
-      co_await stream_.async_shutdown(asio::redirect_error(kAwait, error));
+      co_await line_->stream.async_shutdown(asio::redirect_error(kAwait, error));
     }
     socket().shutdown(Socket::shutdown_send, error);
     // Read what is still on its way, for a moment: a reset would destroy our last bytes in its buffers.
-    char sink[4096];
+    char sink[16 << 10];
     Alarm alarm(*this, 1s);
-    for (int i = 0; i < 256 && !error; ++i)
+    for (int i = 0; i < 1024 && !error; ++i)
       co_await socket().async_read_some(asio::buffer(sink), asio::redirect_error(kAwait, error));
     socket().close(error);
   }
@@ -71,31 +107,45 @@ class TransportOver final : public Transport {
 
   std::string peer() const override {
     error_code ignored;
-    auto endpoint = const_cast<TransportOver*>(this)->socket().remote_endpoint(ignored);
+    auto endpoint = line_->socket().remote_endpoint(ignored);
     return endpoint.address().to_string(ignored);
   }
 
+  // Only reading finds an end that stands behind other bytes: a goodbye of TLS, or a request that came early.
   void watch(std::function<void()> gone) override {
-    socket().async_wait(Socket::wait_read,
-                        [this, now = *turn_, turn = turn_, gone = std::move(gone)](error_code error) {
-                          if (*turn == now && error != asio::error::operation_aborted && peer_closed(socket())) gone();
-                        });
+    if (line_->over) return gone();
+    line_->gone = std::move(gone);
+    if (!line_->reading) read_ahead(line_);
   }
-  void unwatch() override {
-    ++*turn_;
-    error_code ignored;
-    socket().cancel(ignored);
-  }
+  void unwatch() override { line_->gone = nullptr; }
 
  private:
-  Socket& socket() {
-    if constexpr (std::is_same_v<Stream, Socket>)
-      return stream_;
-    else
-      return stream_.next_layer();
+  using LinePtr = std::shared_ptr<Line<Stream>>;
+  Socket& socket() { return line_->socket(); }
+
+  Task<void> some_ahead() {
+    error_code ignored;
+    line_->arrived.expires_at(std::chrono::steady_clock::time_point::max());
+    co_await line_->arrived.async_wait(asio::redirect_error(kAwait, ignored));
+  }
+  static void read_ahead(const LinePtr& line) {
+    if (!line->block) line->block = std::make_unique<std::array<char, 4096>>();
+    line->reading = true;
+    line->stream.async_read_some(asio::buffer(*line->block), [line](error_code error, size_t n) {
+      line->reading = false;
+      if (line->thrown_away == 0 && line->ahead.size() + n <= kMostAhead)
+        line->ahead.append(line->block->data(), n);
+      else
+        line->thrown_away += n;
+      line->over = bool(error);
+      line->arrived.cancel();
+      if (!line->gone) return;
+      if (line->over || line->thrown_away > kMostThrownAway) return std::exchange(line->gone, nullptr)();
+      read_ahead(line);
+    });
   }
 
-  // Closes the socket when time is over, which ends whatever waits on it.
+  // Ends whatever waits on the socket when time is over.
   class Alarm {
    public:
     Alarm(TransportOver& t, std::chrono::milliseconds limit) : t_(t), limit_(limit) { reset(); }
@@ -116,7 +166,7 @@ class TransportOver final : public Transport {
     std::chrono::milliseconds limit_;
   };
 
-  Stream stream_;
+  LinePtr line_;
   Timer timer_;
   // Goes up when a wait is over: a callback already queued for an earlier one knows that it came too late,
   // also when the transport is gone.

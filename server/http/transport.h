@@ -36,7 +36,7 @@ class Transport {
   virtual void interrupt() = 0;    // ends a read or write in progress
   virtual std::string peer() const = 0;
 
-  // Until unwatch(): calls `gone` once if the other end closes while nobody reads.
+  // Until unwatch(): calls `gone` once if the other end closes while nobody reads. What it sends is kept for read().
   virtual void watch(std::function<void()> gone) = 0;
   virtual void unwatch() = 0;
 };
