@@ -12,6 +12,7 @@ const assert = require("assert");
   const messages = [{role: "user", content: "What is the capital of France?"}];
   const whole = await client.chat.completions.create({model, messages, max_tokens: 16, temperature: 0});
   assert(whole.choices[0].message.content.includes("Paris"));
+  assert(whole.usage.completion_tokens > 0);
   let text = "";
   for await (const chunk of await client.chat.completions.create({model, messages, max_tokens: 16, temperature: 0, stream: true}))
     text += chunk.choices[0]?.delta?.content ?? "";
