@@ -129,6 +129,46 @@ TEST_F(Http, TakesChunkedBodies) {
   EXPECT_EQ(a.status, 200) << a.body;
 }
 
+constexpr const char* kChunkedHead =
+    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    "Transfer-Encoding: chunked\r\n";
+
+// The parser takes them only when it has all of them, so what waits is bound.
+TEST_F(Http, ChunkExtensionsAndTrailersThatNeverEnd) {
+  for (const char* begin : {"\r\n1;a=", "\r\n0\r\nX: ", "\r\n0000"}) {
+    RawClient client(server_->http_port());
+    client.give_up_sending_after(5s);
+    client.send(cat(kChunkedHead, begin));
+    const std::string piece(64 << 10, std::string_view(begin) == "\r\n0000" ? '0' : 'x');
+    bool enough = false;
+    for (int i = 0; i < 2000 && !enough; ++i) enough = !client.send(piece);  // 128 MiB
+    EXPECT_TRUE(enough) << begin;
+  }
+  expect_error(ask(cat(kChunkedHead, "\r\n1;a=", std::string(17 << 10, 'x'))), 431, "", "extensions");
+  EXPECT_EQ(ask(cat(kChunkedHead, "\r\nf;a=b\r\n{\"prompt\":\"ab\"}\r\n0\r\nX-Sum: 1\r\n\r\n")).status, 200);
+}
+
+// What stands behind a body is no header: a proxy that filters headers never saw it.
+TEST_F(Http, TrailersAreNoHeaders) {
+  const std::string body = "f\r\n{\"prompt\":\"ab\"}\r\n0\r\n";
+  EXPECT_EQ(ask(cat(kChunkedHead, "\r\n", body, "X-Request-Timeout: none\r\nHost: evil\r\n\r\n")).status, 200);
+  EXPECT_EQ(ask(cat(kChunkedHead, "X-Request-Timeout: none\r\n\r\n", body, "\r\n")).status, 400);
+}
+
+TEST_F(Http, HostsThatAreNone) {
+  auto status = [&](const std::string& host) {
+    return ask(cat("GET /health HTTP/1.1\r\nHost: ", host, "\r\n\r\n")).status;
+  };
+  for (const char* host :
+       {"[evil.example]", "[evil.example]:80", "localhost:80@evil", "localhost:80:80", "127.0.0.1@evil.example",
+        "[::1]evil", "[::1", "localhost/evil", "user@localhost", "localhost:999999", "[::1]:8x"})
+    EXPECT_EQ(status(host), 400) << host;
+  for (const char* host : {"1.2.3", "0x7f.1", "evil.localhost.example", "127.0.0.1.evil.example"})
+    EXPECT_EQ(status(host), 403) << host;
+  for (const char* host : {"localhost", "localhost:", "LOCALHOST:8000", "127.0.0.1", "[::1]:8000", "10.1.2.3:1"})
+    EXPECT_EQ(status(host), 200) << host;
+}
+
 TEST_F(Http, ADisconnectCancels) {
   for (const char* stream : {"true", "false"}) {
     RawClient client(server_->http_port());
