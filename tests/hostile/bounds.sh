@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The table "What bounds what" of docs/operations.md: the places and the tests that its lines name are there.
+# The table "What bounds what" of docs/operations.md: the places, tests and options that its lines name are there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 lines=0 wrong=0
@@ -7,6 +7,10 @@ while IFS= read -r row; do
   lines=$((lines + 1))
   place=${row%|}
   names=$(grep -o '`[^`]*`' <<<"${place##*|}" | tr -d '`') || { echo "no place and no test: $row" && wrong=1; }
+  for option in $(grep -o '`[a-z]*_[a-z_]*`' <<<"$row" | tr -d '`'); do
+    grep -qe "^  --${option//_/-}\b" docs/configuration.md && continue
+    echo "there is no option $option: $row" && wrong=1
+  done
   for name in $names; do
     if [[ $name == */* ]]; then
       [ ! -e "$name" ] || continue
