@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Each test that docs/status.md names is one of this build, and what the pages of docs, README and CONTRIBUTING link to is there:
-# status_test.sh BUILD
+# status_test.sh BUILD (a configured build folder)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 known=$(ctest --test-dir "$1" -N | awk '/Test +#/ { print $NF }')
