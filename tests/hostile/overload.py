@@ -10,15 +10,15 @@ import sys
 import tempfile
 
 KVASIR, SECONDS = os.path.abspath(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 20
-MODEL = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=100"
-OUTPUT, PATIENCE = 12, "6s"
+MODEL = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=20"
+OUTPUT, PATIENCE = 34, "6s"
 
 
 class Server:
     def __init__(self, policy):
         self.process = subprocess.Popen(
             [KVASIR, "serve", "--model", MODEL, "--kv-memory", "64MiB", "--threads", "1", "--max-running", "16", "--policy", policy,
-             "--http-port", "0", "--grpc-port", "0", "--log-format", "json"], stderr=subprocess.PIPE, text=True)
+             "--http-port", "0", "--grpc-port", "0", "--log-format", "json", "--no-access-log"], stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             event = json.loads(line)
             if event["message"] == "ready":
@@ -30,7 +30,7 @@ class Server:
         with tempfile.NamedTemporaryFile(suffix=".json") as report:
             how = ["--rate", f"{rate:.2f}"] if rate else ["--concurrency", str(concurrency)]
             subprocess.run([KVASIR, "bench", f"127.0.0.1:{self.ports[protocol]}", "--protocol", protocol, *how,
-                            "--duration", f"{SECONDS}s", "--input-len", "20", "--output-len", str(OUTPUT), "--ignore-eos",
+                            "--duration", f"{SECONDS}s", "--input-len", "2", "--output-len", str(OUTPUT), "--ignore-eos",
                             "--timeout", timeout, "--json", report.name], stdout=subprocess.DEVNULL, check=False)
             return json.load(open(report.name))
 

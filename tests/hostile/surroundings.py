@@ -97,10 +97,10 @@ def stderr_that_nobody_reads():
     with Server("--log-level", "debug", stderr=writer) as server:
         os.close(writer)
         check("a stalled log: ready", server.ready())
-        for _ in range(40):  # a line or more each: ten times what the pipe holds
+        for _ in range(300):  # a few lines each: a hundred times what the pipe holds
             status, text = server.complete()
             check("a stalled log: a request", status == 200, (status, text))
-        code = server.end()
+        code = server.end(10)
         check("a stalled log: SIGTERM", code == 0, code)
         os.close(reader)
 
