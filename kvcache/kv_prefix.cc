@@ -262,7 +262,6 @@ void KvSpace::pin(Lease& lease, NodeId node) {
 
 Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, int64_t limit) {
   Match m;
-  path_.clear();
   if (!options_.prefix_cache || key.empty()) return m;
   NodeId node = tree_.find_root(key);
   if (node == kNoNode) return m;
@@ -276,7 +275,7 @@ Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, in
     if (c == kNoNode) break;
     const PrefixNode& n = tree_[c];
     if (!window_group(0) && n.page[0] < 0 && !readable_from_host(n)) break;
-    path_.push_back(node = c);
+    m.path.push_back(node = c);
     bool covered = true;
     for (int g = 0; g < groups(); ++g) {
       if (!window_group(g)) continue;
@@ -287,16 +286,16 @@ Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, in
     if (covered) whole = static_cast<int32_t>(k + 1);
   }
   m.pages = whole;
-  NodeId end = whole > 0 ? path_[whole - 1] : tree_.find_root(key);
+  NodeId end = whole > 0 ? m.path[whole - 1] : tree_.find_root(key);
   for (int32_t k = 0; k < whole; ++k) {
-    const PrefixNode& n = tree_[path_[k]];
+    const PrefixNode& n = tree_[m.path[k]];
     if (n.page[0] < 0) {
       m.host_pages += !window_group(0);
     } else {
       m.idle_pages += pools_[0].refs(n.page[0]) == 0;
     }
   }
-  if (whole == static_cast<int32_t>(path_.size()) && limit > whole * size) {
+  if (whole == static_cast<int32_t>(m.path.size()) && limit > whole * size) {
     auto rest = tokens.subspan(whole * size, std::min<int64_t>(size, limit - whole * size));
     m.partial = tree_.best_partial(end, rest, &m.partial_tokens, [&](NodeId c) {
       for (int g = 0; g < groups(); ++g)
@@ -304,6 +303,7 @@ Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, in
       return true;
     });
   }
+  m.path.resize(whole);
   m.tokens = whole * size + m.partial_tokens;
   return m;
 }

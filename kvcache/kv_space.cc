@@ -56,11 +56,11 @@ Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m
     lease.tables_[g].assign(whole, 0);
     for (int32_t k = 0; k < whole; ++k) {
       if (!holds(lease, g, k)) continue;
-      int32_t page = lease.tables_[g][k] = tree_[path_[k]].page[g];
+      int32_t page = lease.tables_[g][k] = tree_[m.path[k]].page[g];
       if (page >= 0) {
         ref(g, page);
       } else {
-        host_.ref(tree_[path_[k]].host);
+        host_.ref(tree_[m.path[k]].host);
       }
     }
   }
@@ -70,17 +70,17 @@ Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m
     ++tree_[m.partial].hits;
     for (int g = 0; g < groups(); ++g) ref(g, from[g]);
   }
-  for (int32_t k = 0; k < whole; ++k) ++tree_[path_[k]].hits;
+  for (int32_t k = 0; k < whole; ++k) ++tree_[m.path[k]].hits;
   int32_t resident = 0;  // commit() gives what is moved in to its nodes once the move is done
   while (resident < whole && (lease.tables_[0][resident] >= 0 || resident < lease.first_held_[0])) ++resident;
-  if (resident > 0) pin(lease, path_[resident - 1]);
+  if (resident > 0) pin(lease, m.path[resident - 1]);
   lease.committed_ = resident;
 
   bool room = true;
   int32_t whole_taken = whole;
   for (int32_t k = resident; k < whole; ++k) {
     if (lease.tables_[0][k] >= 0) continue;
-    const int32_t host = tree_[path_[k]].host, page = room ? take(0, tenant_id, false) : -1;
+    const int32_t host = tree_[m.path[k]].host, page = room ? take(0, tenant_id, false) : -1;
     if (page < 0) {  // the hit ends where room does
       if (room) whole_taken = k;
       room = false;

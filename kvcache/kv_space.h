@@ -97,14 +97,15 @@ class HostLease {
   std::vector<int32_t> pages_;
 };
 
-// How much of a prompt is there already.
+// How much of a prompt is there already, and where: good until the space changes.
 struct Match {
   int64_t tokens = 0;          // pages * page_size + partial_tokens
   int32_t pages = 0;           // whole ones, found in the tree
   int32_t partial_tokens = 0;  // of one page more, to be copied
   NodeId partial = kNoNode;
-  int32_t idle_pages = 0;  // of group 0's whole pages, how many nobody holds now
-  int32_t host_pages = 0;  // how many have to come from the second tier
+  int32_t idle_pages = 0;    // of group 0's whole pages, how many nobody holds now
+  int32_t host_pages = 0;    // how many have to come from the second tier
+  std::vector<NodeId> path;  // the whole pages' nodes, from the root on
 };
 
 inline void drop_partial(Match& m) {
@@ -127,7 +128,7 @@ class KvSpace {
   // The longest cached prefix of `tokens`, at most `limit` tokens of it.
   Match match(const std::string& key, std::span<const int32_t> tokens, int64_t limit);
 
-  // A lease that starts with what the last match() found (as far as room allows: lease_tokens says).
+  // A lease that starts with what was found (as far as room allows: lease_tokens says).
   // `key` empty: outside the tree.
   Lease acquire(const std::string& key, int32_t tenant, const Match& match);
   int64_t lease_tokens(const Lease& lease, const Match& match) const {
@@ -231,7 +232,6 @@ class KvSpace {
   std::vector<NodeId> node_of_host_;
   std::vector<Tenant> tenants_;
   Heap host_heap_;
-  std::vector<NodeId> path_;  // of the last match
   std::vector<PageCopy> copies_;
   std::vector<PageMove> moves_;
   std::deque<Deferred> deferred_;

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "scheduler/state.h"
+#include "scheduler/plan_maker.h"
 
 namespace kvasir::scheduler {
 namespace {
@@ -12,14 +12,14 @@ constexpr int32_t kMostDisplaced = 2;
 
 }  // namespace
 
-void Scheduler::State::make_room(Time now) {
+void Scheduler::PlanMaker::make_room() {
   for (int tries = 0; tries < 4; ++tries) {
     Sequence* cand = policy->best(now);
-    if (cand == nullptr || cand->in_flight > 0 || leaving > 0 || running.empty()) return;
+    if (cand == nullptr || cand->in_flight > 0 || state.leaving > 0 || running.empty()) return;
     const int64_t slots = options.max_running - static_cast<int64_t>(running.size());
     const int64_t need = kv.pages_for(static_cast<int64_t>(cand->tokens.size()) + 1);
     if (slots >= (cand->request->forked ? 1 : cand->request->n) &&
-        kv.available(0, cand->request->tenant) >= need + growth_pages)
+        kv.available(0, cand->request->tenant) >= need + state.growth_pages)
       return;
     Sequence* victim = nullptr;
     for (size_t i = running.size(); i-- > 0 && victim == nullptr;) {
@@ -32,23 +32,23 @@ void Scheduler::State::make_room(Time now) {
     if (victim == nullptr) return;
     if (!victim->request->paused) ++victim->request->displaced;
     preempt(victim);
-    compact();
+    state.compact();
   }
 }
 
-bool Scheduler::State::admit(Sequence* s, bool urgent) {
-  compact();  // it may have been preempted in this very plan
+bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
+  state.compact();  // it may have been preempted in this very plan
   Request& r = *s->request;
   const int32_t sequences_wanted = r.forked ? 1 : r.n;
   if (static_cast<int64_t>(running.size()) + sequences_wanted > options.max_running) return false;
   const int64_t size = static_cast<int64_t>(s->tokens.size());
   if (auto* swapped = std::get_if<Swapped>(&s->state)) {
-    const int64_t need = urgent ? kv.pages_for(s->planned) : kv.pages_for(size + 1) + growth_pages;
+    const int64_t need = urgent ? kv.pages_for(s->planned) : kv.pages_for(size + 1) + state.growth_pages;
     if (kv.available(0, r.tenant, urgent) < need) {
       load.slots = static_cast<int64_t>(running.size());
       return false;
     }
-    dequeue(s);
+    state.dequeue(s);
     kvcache::Lease lease;
     bool in = kv.move_in(swapped->kv, lease, r.cache_key, r.tenant, urgent);
     KVASIR_CHECK(in, "pages were available and did not come");
@@ -66,7 +66,7 @@ bool Scheduler::State::admit(Sequence* s, bool urgent) {
       // When nothing runs, what it needs to start is enough: it will have all there is.
       int64_t want = urgent ? kv.pages_for(size) : kv.pages_for(size + 1) + sequences_wanted - 1;
       if (offset) want = kv.pages_for(r.prompt_tokens + r.max_new);
-      int64_t growth = urgent || offset ? 0 : growth_pages;
+      int64_t growth = urgent || offset ? 0 : state.growth_pages;
       if (options.groups[g].window > 0 && !offset) {
         // When nothing else runs, a chunk of one page will do (plan_chunk).
         const int64_t window = options.groups[g].window;
@@ -85,21 +85,21 @@ bool Scheduler::State::admit(Sequence* s, bool urgent) {
     }
     kvcache::Lease lease = kv.acquire(r.cache_key, r.tenant, m);
     if (offset && !kv.grow(lease, r.prompt_tokens + r.max_new)) return false;
-    dequeue(s);
+    state.dequeue(s);
     s->computed = s->planned = kv.lease_tokens(lease, m);
     if (!r.announced) {
       r.cached_tokens = s->planned;
-      stats.cached_tokens += s->planned;
-      stats.prompt_tokens += r.prompt_tokens;
+      state.stats.cached_tokens += s->planned;
+      state.stats.prompt_tokens += r.prompt_tokens;
     }
     s->state = Prefilling{std::move(lease)};
   }
-  growth_pages += kv.pages_missing(*s->lease(), size + options.lookahead_tokens);
+  state.growth_pages += kv.pages_missing(*s->lease(), size + options.lookahead_tokens);
   if (!r.announced) {
     r.announced = true;
-    event(Event::Kind::admitted, *s);
+    state.event(Event::Kind::admitted, *s);
   } else {
-    event(Event::Kind::resumed, *s);
+    state.event(Event::Kind::resumed, *s);
   }
   moved = true;
   start_running(s);
@@ -107,15 +107,15 @@ bool Scheduler::State::admit(Sequence* s, bool urgent) {
 }
 
 // `before`: only those that go before this prefill.
-void Scheduler::State::plan_admissions(Time now, StepPlan& plan, const Sequence* before) {
+void Scheduler::PlanMaker::plan_admissions(const Sequence* before) {
   while (budget > 0) {
-    compact();
+    state.compact();
     Sequence* s = policy->best(now);
-    if (s == nullptr || s->in_flight > 0 || s->preempted == asked) return;
+    if (s == nullptr || s->in_flight > 0 || s->preempted == state.asked) return;
     if (before != nullptr && !policy->goes_first(*s, *before)) return;
     if (lead != nullptr && !policy->may_join(*lead, *s)) return;
-    if (hopeless(*s, now)) {
-      end_request(s->request, Event::Kind::expired);
+    if (state.hopeless(*s, now)) {
+      state.end_request(s->request, Event::Kind::expired);
       continue;
     }
     const int64_t room = prompt_room(0), size = static_cast<int64_t>(s->tokens.size());
@@ -124,14 +124,14 @@ void Scheduler::State::plan_admissions(Time now, StepPlan& plan, const Sequence*
       return;
     }
     if (s->request->beam && s->request->forked) {  // all of them or none: half a search only holds pages
-      if (!admit_beams(*s->request, plan)) return;
-    } else if (!admit_and_start(s, running.empty(), plan)) {
+      if (!admit_beams(*s->request)) return;
+    } else if (!admit_and_start(s, running.empty())) {
       return;
     }
   }
 }
 
-bool Scheduler::State::admit_beams(Request& r, StepPlan& plan) {
+bool Scheduler::PlanMaker::admit_beams(Request& r) {
   std::vector<Sequence*> beams;
   int64_t pages = 0;
   for (Sequence* s : r.sequences) {
@@ -141,11 +141,11 @@ bool Scheduler::State::admit_beams(Request& r, StepPlan& plan) {
     const int64_t all = kv.pages_for(static_cast<int64_t>(s->tokens.size())), window = options.groups[0].window;
     pages += window > 0 ? std::min(all, pages_in_window(window)) : all;
   }
-  compact();
+  state.compact();
   const int64_t others = static_cast<int64_t>(running.size());
   if (others + static_cast<int64_t>(beams.size()) > options.max_running) return false;
   const bool alone = others + static_cast<int64_t>(beams.size()) == r.alive;
-  if (kv.available(0, r.tenant, alone) < pages + (alone ? 0 : growth_pages)) return false;
+  if (kv.available(0, r.tenant, alone) < pages + (alone ? 0 : state.growth_pages)) return false;
   // All of them first: a chunk of one could take the pages that another is let in for.
   std::vector<bool> ordered;
   for (Sequence* s : beams) {
@@ -155,36 +155,36 @@ bool Scheduler::State::admit_beams(Request& r, StepPlan& plan) {
     if (!in) break;
   }
   for (size_t i = 0; i < ordered.size(); ++i)
-    if (beams[i]->running()) start_chunk(beams[i], ordered[i], plan);
+    if (beams[i]->running()) start_chunk(beams[i], ordered[i]);
   return ordered.size() == beams.size() && beams.back()->running();
 }
 
 // Admits, and gives its first chunk a place while there is budget.
-bool Scheduler::State::admit_and_start(Sequence* s, bool urgent, StepPlan& plan) {
+bool Scheduler::PlanMaker::admit_and_start(Sequence* s, bool urgent) {
   const size_t orders = kv.orders();
   if (!admit(s, urgent)) return false;
-  start_chunk(s, kv.orders() != orders, plan);
+  start_chunk(s, kv.orders() != orders);
   return true;
 }
 
 // `ordered`: this plan already fills pages of its.
-void Scheduler::State::start_chunk(Sequence* s, bool ordered, StepPlan& plan) {
+void Scheduler::PlanMaker::start_chunk(Sequence* s, bool ordered) {
   const size_t orders = kv.orders();
-  if (budget > 0 && std::holds_alternative<Prefilling>(s->state) && plan_chunk(s, plan)) return;
+  if (budget > 0 && std::holds_alternative<Prefilling>(s->state) && plan_chunk(s)) return;
   if (!ordered && kv.orders() == orders) return;
   making.named.push_back({s, s->planned, 0, false, false});
   ++s->in_flight;
-  s->last_step = step;
+  s->last_step = state.step;
 }
 
 // The pages that hold a window wherever it begins, and one to go on.
-int64_t Scheduler::State::pages_in_window(int64_t window) const {
+int64_t Scheduler::PlanMaker::pages_in_window(int64_t window) const {
   return kv.pages_for(window) + 2 + (options.groups[0].sinks > 0);
 }
 
-void Scheduler::State::start_running(Sequence* s) {
+void Scheduler::PlanMaker::start_running(Sequence* s) {
   s->rank = policy->rank(*s);
-  s->admitted = clock;
+  s->admitted = state.clock;
   policy->started(*s);
   running.insert(std::upper_bound(running.begin(), running.end(), s, before), s);
 }

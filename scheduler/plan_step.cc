@@ -2,83 +2,81 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "scheduler/state.h"
+#include "scheduler/plan_maker.h"
 
 namespace kvasir::scheduler {
 
-void Scheduler::State::make_plan(Time now, StepPlan& plan) {
-  clock = std::max(clock, now);
+Scheduler::PlanMaker::PlanMaker(State& of, Time at, StepPlan& out)
+    : state(of),
+      options(of.options),
+      kv(of.kv),
+      policy(of.policy.get()),
+      running(of.running),
+      load(of.load),
+      now(at),
+      plan(out) {}
+
+void Scheduler::PlanMaker::make() {
+  state.clock = std::max(state.clock, now);
   plan.step = 0;
   plan.items.clear();
   plan.copies.clear();
   plan.moves.clear();
   plan.decoding_batches = plan.tokens = 0;
-  expire(now);
-  compact();
-  forgotten.clear();
-  if (static_cast<int>(flights.size()) >= options.depth) return;
-  ++step;
-  if (!spare_flights.empty()) {
-    making = std::move(spare_flights.back());
-    spare_flights.pop_back();
+  state.expire(now);
+  state.compact();
+  state.forgotten.clear();
+  if (static_cast<int>(state.flights.size()) >= options.depth) return;
+  ++state.step;
+  if (!state.spare_flights.empty()) {
+    making = std::move(state.spare_flights.back());
+    state.spare_flights.pop_back();
+    making.named.clear();
   }
-  making.named.clear();
   policy->refresh(kv);
   load.slots = options.max_running;
   // An empty plan is to mean that there is nothing to do: if this look moved somebody, look again.
   int looks = 0;
   do {
-    look(now, plan);
+    look();
   } while (plan.empty() && moved && ++looks < 8);
   if (plan.empty()) {  // nothing was given a place in it
-    --step;
-    spare_flights.push_back(std::move(making));
+    --state.step;
+    state.spare_flights.push_back(std::move(making));
     return;
   }
-  kv.begin_step(step + 1);
+  kv.begin_step(state.step + 1);
   for (Sequence* s : to_fork) fork_choices(s);  // what they copy is there once this plan has run
-  to_fork.clear();
-  plan.step = step;
+  plan.step = state.step;
   plan.tokens = options.max_tokens_per_step - budget;
-  making.step = step;
+  making.step = state.step;
   making.planned = now;
   making.tokens = plan.tokens;
   making.work = work;
   making.work.moves = static_cast<double>(plan.moves.size());
-  stats.steps_cut += cut;
-  flights.push_back(std::move(making));
-  ++stats.steps;
+  state.stats.steps_cut += cut;
+  state.flights.push_back(std::move(making));
+  ++state.stats.steps;
 }
 
-void Scheduler::State::look(Time now, StepPlan& plan) {
-  ++asked;
+void Scheduler::PlanMaker::look() {
+  ++state.asked;
   moved = false;
   budget = options.max_tokens_per_step;
   work = {};
   most_seconds = 0;
   cut = false;
-  make_room(now);
-  plan_decodes(plan);
-  plan_verifications(plan);
-  load.decodes_seconds = somebody_decodes ? step_seconds(work, learned.cost()) : 0;
+  make_room();
+  plan_decodes();
+  plan_verifications();
+  load.decodes_seconds = somebody_decodes ? step_seconds(work, state.learned.cost()) : 0;
   if (somebody_decodes) most_seconds = std::max(1e-3 * options.max_step_ms, 2 * load.decodes_seconds);
-  plan_prefills(now, plan);
-  plan_admissions(now, plan, nullptr);
+  plan_prefills();
+  plan_admissions(nullptr);
   kv.take_orders(plan.copies, plan.moves);
 }
 
-void Scheduler::State::expire(Time now) {
-  while (!expiries.empty() && expiries.begin()->first.first <= now)
-    end_request(find_request(expiries.begin()->second), Event::Kind::expired);
-}
-
-void Scheduler::State::compact() {
-  if (!dirty) return;
-  std::erase_if(running, [](const Sequence* s) { return !s->running(); });
-  dirty = false;
-}
-
-void Scheduler::State::put(Sequence* s, Phase phase, int64_t count, bool samples, StepPlan& plan) {
+void Scheduler::PlanMaker::put(Sequence* s, Phase phase, int64_t count, bool samples) {
   PlanItem& item = plan.items.emplace_back();
   const kvcache::Lease& lease = *s->lease();
   const int64_t known = static_cast<int64_t>(s->tokens.size()) - s->planned;
@@ -105,13 +103,13 @@ void Scheduler::State::put(Sequence* s, Phase phase, int64_t count, bool samples
   budget -= count;
   if (options.max_step_ms > 0) add_work(work, phase, s->planned, count);
   ++s->in_flight;
-  s->last_step = step;
+  s->last_step = state.step;
   s->planned += count;
   policy->served(*s, count);
 }
 
-void Scheduler::State::plan_decodes(StepPlan& plan) {
-  growth_pages = 0;
+void Scheduler::PlanMaker::plan_decodes() {
+  state.growth_pages = 0;
   somebody_decodes = false;
   verifications.clear();
   prefills.clear();
@@ -126,20 +124,20 @@ void Scheduler::State::plan_decodes(StepPlan& plan) {
       if (s->running() && !r.paused) prefills.push_back(s);
       continue;
     }
-    const int64_t wanted = limit_of(*s) - s->outputs() - s->awaiting;
+    const int64_t wanted = state.limit_of(*s) - s->outputs() - s->awaiting;
     if (wanted <= 0) continue;
-    growth_pages += kv.pages_missing(d->kv, s->planned + std::min<int64_t>(wanted, options.lookahead_tokens));
+    state.growth_pages += kv.pages_missing(d->kv, s->planned + std::min<int64_t>(wanted, options.lookahead_tokens));
     somebody_decodes |= options.max_step_ms > 0 && !r.paused;
     if (r.paused || s->verifying || (r.needs_mask && (!s->mask_ready || s->awaiting > 0))) continue;
     if (r.beam && !secure_beams(*s->request)) continue;
     if (!s->running()) continue;
-    if (s->awaiting > 0 && s->last_step + 1 != step) continue;  // its token is not in the plan before this one
+    if (s->awaiting > 0 && s->last_step + 1 != state.step) continue;  // its token is not in the plan before this one
     if (budget < 1) continue;
     if (!d->draft.empty()) {
       int64_t n = std::min<int64_t>({static_cast<int64_t>(d->draft.size()), spare, wanted - 1});
       if (n > 0 && s->awaiting == 0 && make_writable(s, false) && kv.grow(d->kv, s->planned + 1 + n)) {
         d->draft.resize(n);
-        s->claimed = asked;
+        s->claimed = state.asked;
         spare -= n;
         verifications.push_back(s);
         continue;
@@ -148,43 +146,44 @@ void Scheduler::State::plan_decodes(StepPlan& plan) {
     }
     if (!secure(s, s->planned + 1)) continue;
     if (r.needs_mask) s->mask_ready = false;
-    put(s, Phase::decode, 1, true, plan);
+    put(s, Phase::decode, 1, true);
     ++s->awaiting;
   }
 }
 
-void Scheduler::State::plan_verifications(StepPlan& plan) {
+void Scheduler::PlanMaker::plan_verifications() {
   for (Sequence* s : verifications) {
     auto* d = std::get_if<Decoding>(&s->state);
     if (d == nullptr) continue;  // preempted since
     d->draft.insert(d->draft.begin(), s->tokens.back());
     if (s->request->needs_mask) s->mask_ready = false;
-    put(s, Phase::verify, static_cast<int64_t>(d->draft.size()), true, plan);
+    put(s, Phase::verify, static_cast<int64_t>(d->draft.size()), true);
     s->verifying = true;
     ++s->awaiting;
   }
 }
 
-void Scheduler::State::plan_prefills(Time now, StepPlan& plan) {
+void Scheduler::PlanMaker::plan_prefills() {
   policy->order_prefills(prefills);
   lead = nullptr;
   for (Sequence* s : prefills) {
     if (!s->running()) continue;
     if (const Sequence* w = policy->best(now); w != nullptr && w->in_flight == 0 && policy->goes_first(*w, *s))
-      plan_admissions(now, plan, s);
+      plan_admissions(s);
     if (!s->running()) continue;
-    growth_pages += kv.pages_missing(*s->lease(), static_cast<int64_t>(s->tokens.size()) + options.lookahead_tokens);
-    if (budget > 0 && (lead == nullptr || policy->may_join(*lead, *s))) plan_chunk(s, plan);
+    state.growth_pages +=
+        kv.pages_missing(*s->lease(), static_cast<int64_t>(s->tokens.size()) + options.lookahead_tokens);
+    if (budget > 0 && (lead == nullptr || policy->may_join(*lead, *s))) plan_chunk(s);
   }
 }
 
 // Beams that lost their pages take up their next token together, as a decode; others at their prefill's end.
-int64_t Scheduler::State::prefill_target(const Sequence& s) const {
+int64_t Scheduler::PlanMaker::prefill_target(const Sequence& s) const {
   const bool later = s.request->beam && s.outputs() > 0;
   return static_cast<int64_t>(s.tokens.size()) - (later ? 1 : 0);
 }
 
-void Scheduler::State::become_decoding(Sequence* s) {
+void Scheduler::PlanMaker::become_decoding(Sequence* s) {
   kvcache::Lease lease = std::move(*s->lease());
   s->state = Decoding{std::move(lease), {}};
 }
@@ -192,19 +191,19 @@ void Scheduler::State::become_decoding(Sequence* s) {
 // Prompt tokens from `begin` on that this step may still take up. With somebody who decodes they are as many as
 // max_step_ms has time for. But prompts may take as long as the decodes beside them, and one page goes in every step:
 // else they would crawl where decodes alone fill the time, and each page of them pay for a step of its own.
-int64_t Scheduler::State::prompt_room(int64_t begin) const {
+int64_t Scheduler::PlanMaker::prompt_room(int64_t begin) const {
   if (!somebody_decodes) return budget;
   StepTime so_far = work;
   so_far.moves = static_cast<double>(kv.moves());
-  const double left = most_seconds - step_seconds(so_far, learned.cost());
+  const double left = most_seconds - step_seconds(so_far, state.learned.cost());
   const auto in_time =
-      static_cast<int64_t>(std::min(static_cast<double>(budget), prompt_tokens_in(left, begin, learned.cost())));
+      static_cast<int64_t>(std::min(static_cast<double>(budget), prompt_tokens_in(left, begin, state.learned.cost())));
   const int64_t to_page_end = options.page_size - begin % options.page_size;
   return lead == nullptr ? std::max(in_time, std::min(budget, to_page_end)) : in_time;
 }
 
 // Whole pages, except the last chunk. False when the budget or the pages have room for none.
-bool Scheduler::State::plan_chunk(Sequence* s, StepPlan& plan) {
+bool Scheduler::PlanMaker::plan_chunk(Sequence* s) {
   Request& r = *s->request;
   const int64_t size = options.page_size;
   const int64_t target = prefill_target(*s);
@@ -215,7 +214,7 @@ bool Scheduler::State::plan_chunk(Sequence* s, StepPlan& plan) {
   const int64_t room = prompt_room(s->planned), wanted = target - s->planned;
   int64_t end = std::min(target, s->planned + room);
   cut |= room < std::min(budget, wanted);
-  const bool samples_at_end = limit_of(*s) > s->outputs() && target == static_cast<int64_t>(s->tokens.size());
+  const bool samples_at_end = state.limit_of(*s) > s->outputs() && target == static_cast<int64_t>(s->tokens.size());
   if (end == target && samples_at_end && r.needs_mask && !s->mask_ready) end = target - 1;
   if (end < target) end = end / size * size;
   if (end <= s->planned) return false;
@@ -226,7 +225,7 @@ bool Scheduler::State::plan_chunk(Sequence* s, StepPlan& plan) {
     end = page_end;
   }
   const bool last = end == target, samples = last && samples_at_end;
-  put(s, Phase::prefill, end - s->planned, samples, plan);
+  put(s, Phase::prefill, end - s->planned, samples);
   if (lead == nullptr) lead = s;
   if (!last) return true;
   s->awaiting += samples;
@@ -237,15 +236,15 @@ bool Scheduler::State::plan_chunk(Sequence* s, StepPlan& plan) {
 }
 
 // The prompt is in (once this plan has run): each further choice starts from the same pages.
-void Scheduler::State::fork_choices(Sequence* s) {
+void Scheduler::PlanMaker::fork_choices(Sequence* s) {
   Request& r = *s->request;
   r.forked = true;
   for (int32_t c = 1; c < r.n; ++c) {
-    Sequence* f = make_sequence(&r, c);
+    Sequence* f = state.make_sequence(&r, c);
     f->tokens = s->tokens;
     f->computed = s->computed;
     f->planned = s->planned;
-    f->last_step = step;
+    f->last_step = state.step;
     f->in_flight = 1;
     f->awaiting = 1;
     f->mask_ready = !r.needs_mask;
@@ -253,7 +252,7 @@ void Scheduler::State::fork_choices(Sequence* s) {
     kvcache::Lease lease = kv.fork(*s->lease(), s->planned, r.prompt_tokens + r.max_new);
     if (lease.empty()) {  // offset mode had no run: it computes the prompt itself, later
       f->state = Waiting{};
-      enqueue(f);
+      state.enqueue(f);
       continue;
     }
     f->state = Decoding{std::move(lease), {}};

@@ -2,18 +2,18 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "scheduler/state.h"
+#include "scheduler/plan_maker.h"
 
 namespace kvasir::scheduler {
 
-bool Scheduler::State::secure(Sequence* s, int64_t tokens) {
+bool Scheduler::PlanMaker::secure(Sequence* s, int64_t tokens) {
   while (s->running()) {
     kvcache::Lease& lease = *s->lease();
     if (make_writable(s, false) && kv.grow(lease, tokens)) {
-      s->claimed = asked;
+      s->claimed = state.asked;
       return true;
     }
-    if (leaving > 0) return false;  // pages are on their way back
+    if (state.leaving > 0) return false;  // pages are on their way back
     if (Sequence* victim = victim_for(s)) {
       preempt(victim);
       continue;
@@ -28,9 +28,9 @@ bool Scheduler::State::secure(Sequence* s, int64_t tokens) {
 }
 
 // Beams go together or not at all; asked for each of them, found out once a plan.
-bool Scheduler::State::secure_beams(Request& r) {
-  if (r.beams_asked == asked) return r.beams_go;
-  r.beams_asked = asked;
+bool Scheduler::PlanMaker::secure_beams(Request& r) {
+  if (r.beams_asked == state.asked) return r.beams_go;
+  r.beams_asked = state.asked;
   const auto is_waiting = [](const Sequence* s) { return s->waits(); };
   if (std::any_of(r.sequences.begin(), r.sequences.end(), is_waiting)) {  // half a search only holds pages
     for (Sequence* s : r.sequences)
@@ -45,23 +45,23 @@ bool Scheduler::State::secure_beams(Request& r) {
   return r.beams_go;
 }
 
-bool Scheduler::State::make_writable(Sequence* s, bool urgent) {
+bool Scheduler::PlanMaker::make_writable(Sequence* s, bool urgent) {
   const size_t orders = kv.orders();
   const bool done = kv.make_writable(*s->lease(), s->planned, urgent);
-  if (kv.orders() != orders) s->ordered = asked;
+  if (kv.orders() != orders) s->ordered = state.asked;
   return done;
 }
 
 // The last of those after `s` that this plan does not name; a paused one wherever it stands.
-Sequence* Scheduler::State::victim_for(const Sequence* s) const {
+Sequence* Scheduler::PlanMaker::victim_for(const Sequence* s) const {
   const Sequence* paused = nullptr;
   for (size_t i = running.size(); i-- > 0;) {
     Sequence* v = running[i];
-    if (v == s || !v->running() || v->last_step == step || v->claimed == asked ||
+    if (v == s || !v->running() || v->last_step == state.step || v->claimed == state.asked ||
         (v->request == s->request && v->request->beam))
       continue;
     if (before(s, v)) return v;
-    if (paused_requests == 0) return nullptr;
+    if (state.paused_requests == 0) return nullptr;
     if (v->request->paused) {
       paused = v;
       break;
@@ -70,26 +70,35 @@ Sequence* Scheduler::State::victim_for(const Sequence* s) const {
   return const_cast<Sequence*>(paused);
 }
 
-void Scheduler::State::preempt(Sequence* s) {
+void Scheduler::PlanMaker::preempt(Sequence* s) {
   if (!s->request->beam) return preempt_one(s);
   for (Sequence* b : s->request->sequences)
     if (b->running()) preempt_one(b);
 }
 
-void Scheduler::State::preempt_one(Sequence* s) {
+void Scheduler::PlanMaker::preempt_one(Sequence* s) {
   kvcache::Lease lease = std::move(*s->lease());
+  kvcache::HostLease host;
+  if (s->ordered == state.asked) {  // this plan copies into its pages: they are not free before it has run
+    making.named.push_back({s, s->planned, 0, false, false});
+    ++s->in_flight;
+    s->last_step = state.step;
+  } else if (s->last_step !=
+                 state.step &&  // a beam this plan names, whose others give way: moves come before its writes
+             !s->verifying &&
+             !(s->request->needs_mask && s->awaiting > 0) && cheaper_to_move(*s, lease)) {
+    host = kv.move_out(lease, s->planned);
+  }
+  s->preempted = state.asked;
+  moved = true;
+  state.lose_pages(s, std::move(lease), std::move(host));
+}
+
+// `lease` was its own; `host`: where the pages go, if they are not to be computed again.
+void Scheduler::State::lose_pages(Sequence* s, kvcache::Lease lease, kvcache::HostLease host) {
   policy->stopped(*s);
   ++stats.preemptions;
   event(Event::Kind::preempted, *s);
-  kvcache::HostLease host;
-  if (s->ordered == asked) {  // this plan copies into its pages: they are not free before it has run
-    making.named.push_back({s, s->planned, 0, false, false});
-    ++s->in_flight;
-    s->last_step = step;
-  } else if (s->last_step != step &&  // a beam this plan names, whose others give way: moves come before its writes
-             !s->verifying && !(s->request->needs_mask && s->awaiting > 0) && cheaper_to_move(*s, lease)) {
-    host = kv.move_out(lease, s->planned);
-  }
   const bool move = !host.pages().empty();
   if (move) {
     ++stats.swaps;
@@ -108,14 +117,13 @@ void Scheduler::State::preempt_one(Sequence* s) {
   } else {
     s->state = Waiting{std::move(lease)};
   }
-  dirty = moved = true;
-  s->preempted = asked;
+  dirty = true;
   enqueue(s);
 }
 
-bool Scheduler::State::cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const {
+bool Scheduler::PlanMaker::cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const {
   if (options.host_pages == 0 || s.planned == 0 || !kv.can_move_out(lease)) return false;
-  const StepCost& cost = learned.cost();
+  const StepCost& cost = state.learned.cost();
   const double tokens = static_cast<double>(s.planned);
   const double again = tokens * cost.token_us + 0.5 * tokens * tokens * cost.context_us;
   return 2.0 * static_cast<double>(kv.pages_for(s.planned)) * cost.page_move_us < again;

@@ -146,7 +146,7 @@ void Scheduler::State::regroup_beams(Request* r, std::span<SeqResult> results) {
     s->tokens = std::move(n.tokens);
     if (auto* d = std::get_if<Decoding>(&s->state)) {
       if (n.lease.empty()) {  // offset mode had no run for it
-        preempt_one(s);
+        lose_pages(s, std::move(d->kv), {});
         s->state = Waiting{};
       } else {
         d->kv = std::move(n.lease);

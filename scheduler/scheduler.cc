@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "scheduler/plan_maker.h"
 #include "scheduler/recorder.h"
-#include "scheduler/state.h"
 
 namespace kvasir::scheduler {
 namespace {
@@ -46,7 +46,7 @@ Result<SeqId> Scheduler::submit(Submission submission, Time now) {
 }
 
 void Scheduler::next_step(Time now, StepPlan& plan) {
-  state_->make_plan(now, plan);
+  PlanMaker(*state_, now, plan).make();
   if (auto& recorder = state_->options.recorder) recorder->step(now, plan, state_->options.page_size);
 }
 
@@ -203,6 +203,17 @@ void Scheduler::State::end_request(Request* r, Event::Kind why) {
   r->forked = true;  // no choice is to come any more
   std::vector<Sequence*> all = r->sequences;
   for (Sequence* s : all) end_sequence(s, Event::Reason::none);
+}
+
+void Scheduler::State::expire(Time now) {
+  while (!expiries.empty() && expiries.begin()->first.first <= now)
+    end_request(find_request(expiries.begin()->second), Event::Kind::expired);
+}
+
+void Scheduler::State::compact() {
+  if (!dirty) return;
+  std::erase_if(running, [](const Sequence* s) { return !s->running(); });
+  dirty = false;
 }
 
 Status Scheduler::cancel(RequestId id) {

@@ -142,6 +142,7 @@ class Scheduler {
 
  private:
   struct State;
+  class PlanMaker;
   explicit Scheduler(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

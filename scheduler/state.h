@@ -1,5 +1,5 @@
-// What a Scheduler is made of. Calls from outside are in scheduler.cc and submit.cc; making a plan in plan_step.cc,
-// who comes in for it in admission.cc, who loses pages to it in preempt.cc; retiring one in retire.cc.
+// What a Scheduler is made of. Calls from outside are in scheduler.cc and submit.cc, retiring a plan in retire.cc;
+// making one is an object of its own (plan_maker.h).
 #pragma once
 
 #include <deque>
@@ -83,39 +83,9 @@ struct Scheduler::State {
   void forget(Sequence* s);                   // nothing of it is left
   int64_t limit_of(const Sequence& s) const;  // output tokens it may have
 
-  // plan_step.cc
-  void make_plan(Time now, StepPlan& plan);
-  void look(Time now, StepPlan& plan);
   void expire(Time now);
   void compact();
-  void plan_decodes(StepPlan& plan);
-  void plan_verifications(StepPlan& plan);
-  void plan_prefills(Time now, StepPlan& plan);
-  bool plan_chunk(Sequence* s, StepPlan& plan);
-  int64_t prompt_room(int64_t begin) const;
-  int64_t prefill_target(const Sequence& s) const;
-  void become_decoding(Sequence* s);
-  void fork_choices(Sequence* s);
-  void put(Sequence* s, Phase phase, int64_t count, bool samples, StepPlan& plan);
-
-  // admission.cc
-  void make_room(Time now);  // for one the policy puts before somebody running
-  void plan_admissions(Time now, StepPlan& plan, const Sequence* before);
-  bool admit(Sequence* s, bool urgent);
-  bool admit_and_start(Sequence* s, bool urgent, StepPlan& plan);
-  bool admit_beams(Request& r, StepPlan& plan);
-  void start_chunk(Sequence* s, bool ordered, StepPlan& plan);
-  int64_t pages_in_window(int64_t window) const;
-  void start_running(Sequence* s);
-
-  // preempt.cc
-  bool secure(Sequence* s, int64_t tokens);  // pages for [0, tokens), preempting later ones
-  bool secure_beams(Request& r);
-  bool make_writable(Sequence* s, bool urgent);
-  Sequence* victim_for(const Sequence* s) const;
-  void preempt(Sequence* s);
-  void preempt_one(Sequence* s);
-  bool cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const;
+  void lose_pages(Sequence* s, kvcache::Lease lease, kvcache::HostLease host);  // it waits from now on
 
   // retire.cc
   void take_tokens(Sequence* s, SeqResult& r, const Named& n);
@@ -133,10 +103,8 @@ struct Scheduler::State {
   std::vector<TenantLoad> tenants;
   std::vector<Sequence*> running;                    // in the policy's rank; ended and preempted ones until compact()
   std::vector<std::unique_ptr<Sequence>> forgotten;  // until compact(), because `running` may name them
-  std::vector<Sequence*> verifications, prefills, to_fork;  // scratch of one plan
   std::deque<Flight> flights;
   std::vector<Flight> spare_flights;
-  Flight making;
   std::map<std::pair<Time, uint64_t>, RequestId> expiries;  // by deadline and ordinal, of those that are not over
   std::vector<Event> events;
 
@@ -144,18 +112,11 @@ struct Scheduler::State {
   bool dirty = false;  // `running` has entries that do not run
   uint64_t next_ordinal = 1;
   SeqId next_seq = 1;
-  uint64_t step = 0;              // the last plan made
-  uint64_t asked = 0;             // looks for something to run
-  LearnedCost learned;            // as options.cost says, and learned with max_step_ms only
-  StepTime work;                  // of the plan that is being made, so far
-  bool somebody_decodes = false;  // max_step_ms holds for it
-  double most_seconds = 0;        // that it is to take then
-  bool cut = false;               // max_step_ms kept prompts out of it
+  uint64_t step = 0;    // the last plan made
+  uint64_t asked = 0;   // looks for something to run
+  LearnedCost learned;  // as options.cost says, and learned with max_step_ms only
   Time last_advance{};
-  const Sequence* lead = nullptr;  // the first prefill of the plan that is being made
-  bool moved = false;              // the last one admitted or preempted somebody
-  int64_t budget = 0;              // tokens left in the plan that is being made
-  int64_t growth_pages = 0;        // what those running will want soon
+  int64_t growth_pages = 0;  // what those running will want soon
   int64_t paused_requests = 0;
   int64_t waiting = 0;  // sequences, those of paused requests too
   Queued queued;        // in the policy's queue
