@@ -44,8 +44,8 @@ Found found(Stream& stream) {
 }
 
 std::unique_ptr<Engine> serve(const json& network, EngineOptions options) {
-  Folder folder("beams");
-  write_network(folder, network["config"]);
+  model::Folder folder("beams");
+  model::write_network(folder, network["config"]);
   model::RunnerOptions m;
   m.model = folder.path.string();
   m.threads = 1, m.precise = true;
