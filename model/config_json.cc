@@ -112,6 +112,29 @@ void read_kv_scheme(const JsonKeys& in, const json& object, ModelConfig* c) {
         {{"file", in.file()}});
 }
 
+// A checkpoint of E4M3 says how its weights are scaled; which scales there are, the tensors themselves say.
+Status read_quantization(const JsonKeys& in, const json& object) {
+  const auto found = object.find("quantization_config");
+  if (found == object.end() || found->is_null()) return {};
+  const JsonKeys q(*found, in.file());
+  const std::string method = found->is_object() ? q.text("quant_method") : "";
+  bool known = method == "fp8" || method == "fbgemm_fp8";
+  if (method == "compressed-tensors") {
+    // The cache's scales alone.
+    if (const json groups = found->value("config_groups", json()); groups.is_null() || groups.empty()) return {};
+    const std::string format = q.text("format");
+    known = format == "float-quantized" || format == "naive-quantized";
+  }
+  if (const json size = found->is_object() ? found->value("weight_block_size", json()) : json(); !size.is_null())
+    known &= size == json::array({128, 128});
+  if (!known)
+    return invalid_argument(cat(in.file(), ": quantization_config has quant_method '", method.substr(0, 64),
+                                "'; fp8 (also in blocks of 128 x 128) and compressed-tensors' float-quantized are "
+                                "supported: take another checkpoint of the model"));
+  in.pass_over({"quantization_config"});
+  return {};
+}
+
 Status read_activation(const JsonKeys& in, ModelConfig* c) {
   std::string name;
   for (const char* key : {"activation_function", "activation", "hidden_act", "hidden_activation"})
@@ -186,6 +209,7 @@ Result<ModelConfig> config_from_json(std::string_view text, const std::string& n
   c.name = in.text("_name_or_path").empty() ? type : in.text("_name_or_path");
   c.norm_eps = 1e-6f;
   if (a->family) a->family(c);
+  KVASIR_TRY(read_quantization(in, object));
   KVASIR_TRY(read_decoder(in, &c));
   if (a->json) KVASIR_TRY(a->json(in, c));
   read_kv_scheme(in, object, &c);

@@ -25,7 +25,10 @@ from served import RESULTS, driver, start
 
 LLAMA_8B = ("dummy:llama,name=llama-3.1-8b,layers=32,hidden=4096,heads=32,kv_heads=8,head_dim=128,ffn=14336,"
             "vocab=128256,context=16384,type=bf16")
-# vLLM and floor by batch, by prompt length, and by prompt and output length.
+# vLLM and floor by batch, by prompt length, and by prompt and output length; with FP8, weights and cache are that.
+FP8_DECODE = {1: (3.61, 1.95), 8: (None, 2.06), 32: (None, 2.48), 64: (5.71, 3.03), 128: (None, 4.13), 256: (13.55, 6.33)}
+FP8_TTFT = {1024: (19.1, None), 8192: (139, None)}
+FP8_OFFLINE = {(128, 128): 25805, (1000, 1000): 14086, (2048, 128): 3242}
 DECODE = {1: (4.94, 3.64), 8: (5.24, 3.88), 32: (6.28, 4.71), 64: (7.57, 5.81), 128: (10.44, 8.00), 256: (17.40, 12.40)}
 TTFT = {128: (9.9, 3.6), 1024: (28.2, 18.5), 8192: (212, 167)}
 OFFLINE = {(128, 128): 17346, (1000, 1000): 8825, (2048, 128): 2056}
@@ -143,6 +146,8 @@ def main():
     a = p.parse_args()
     known = a.model.rsplit(",type=", 1)[0] == LLAMA_8B.rsplit(",type=", 1)[0]
 
+    decode, ttft, throughput = (FP8_DECODE, FP8_TTFT, FP8_OFFLINE) if "fp8" in a.serve else (DECODE, TTFT, OFFLINE)
+
     server = Server(a)
     offline = []
     for word in filter(None, a.offline.split(",")):
@@ -162,7 +167,7 @@ def main():
     print(f"{server.device}: {a.model}; ready after {server.start_seconds:.1f} s")
     print("decode batch | ms a step | vLLM | vLLM / ours | floor | host: plan, advance us")
     for b, d in decodes.items():
-        theirs, floor = DECODE.get(b, (None, None)) if known else (None, None)
+        theirs, floor = decode.get(b, (None, None)) if known else (None, None)
         if d is None:
             print(f"{b:12} | too few such steps")
         else:
@@ -170,11 +175,11 @@ def main():
                   f"{d['plan_us']}, {d['advance_us']}")
     print("prompt | ms to first token | vLLM | vLLM / ours | floor")
     for n, ms in first.items():
-        theirs, floor = TTFT.get(n, (None, None)) if known else (None, None)
+        theirs, floor = ttft.get(n, (None, None)) if known else (None, None)
         print(f"{n:6} | {ms:17.2f} | {theirs} | {beside(ms, theirs)} | {floor}")
     print("offline | output tokens/s | vLLM | ours / vLLM")
     for (n, m), rate in rates.items():
-        theirs = OFFLINE.get((n, m)) if known else None
+        theirs = throughput.get((n, m)) if known else None
         print(f"{n}/{m} | {rate:.0f} | {theirs} | {beside(rate, theirs, False)}")
     if a.out:
         record = {
@@ -183,9 +188,9 @@ def main():
             "model": a.model, "ready_seconds": round(server.start_seconds, 2), "decode": decodes,
             "first_token_ms": {n: round(ms, 2) for n, ms in first.items()},
             "offline": {f"{n}x{m}": round(rate) for (n, m), rate in rates.items()},
-            "vllm_0.25.1": {"decode_ms": {b: v for b, (v, _) in DECODE.items()},
-                            "first_token_ms": {n: v for n, (v, _) in TTFT.items()},
-                            "offline": {f"{n}x{m}": v for (n, m), v in OFFLINE.items()}} if known else None,
+            "vllm_0.25.1": {"decode_ms": {b: v for b, (v, _) in decode.items()},
+                            "first_token_ms": {n: v for n, (v, _) in ttft.items()},
+                            "offline": {f"{n}x{m}": v for (n, m), v in throughput.items()}} if known else None,
         }
         with open(a.out, "w") as f:
             json.dump(record, f, indent=1)

@@ -435,16 +435,57 @@ __device__ float element(Packing packing, const uint8_t* weight, int64_t half, i
   return unpack_one(packing, block, int(row % kBlockRows), int(col % kBlockElements), half_of);
 }
 
-// A thread has eight elements of a row.
-__global__ void unpack(Packing packing, const uint8_t* weight, float unit, int64_t half, __nv_bfloat16* out,
-                       int64_t first, int64_t cols) {
-  const int64_t col = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * 8, row = blockIdx.y;
-  if (col >= cols) return;
-  __align__(16) __nv_bfloat16 y[8];
+// Elements [8 * c, 8 * c + 8) of row r of a block, which are one lane's of a group of 32 or two lanes' of one of 16.
+template <Packing kPacking>
+__device__ void unpack8(const uint8_t* block, int r, int c, float (&y)[8]) {
+  const uint8_t* scales = block + kBlockRows * quant_bytes(kPacking) + r * scale_bytes(kPacking);
+  auto word = [](const uint8_t* at) { return *reinterpret_cast<const uint32_t*>(at); };
+  if constexpr (kPacking == Packing::q6) {
+    const float2 s = pair_of(word(scales + c / 2 * 4));
+    const int first = c / 2 % 2 * 2, jj = c / 4;  // of a word's pairs; the word
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    y[i] = __float2bfloat16_rn(unit * element(packing, weight, half, first + row, col + i, block_count(cols)));
-  *reinterpret_cast<uint4*>(out + row * cols + col) = *reinterpret_cast<const uint4*>(y);
+    for (int l = 0; l < 2; ++l) {
+      const int t = c % 2 * 2 + l;
+      const uint32_t q = word(block + r * 64 + t * 16 + jj * 4) >> first * 4;
+      const uint32_t bits = word(block + kBlockRows * 64 + r * 32 + t * 8 + jj / 2 * 4) >> (jj % 2 * 8 + first * 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        y[l * 4 + i] =
+            s.x * float((q >> (i / 2 * 4 + i % 2 * 16) & 15) | (bits >> (i / 2 * 2 + i % 2 * 16) & 3) << 4) + s.y;
+    }
+  } else {
+    const int j = c / 4, t = c % 4;
+    if constexpr (kPacking == Packing::q4) {
+      const float2 s = pair_of(word(scales + j * 4));
+      const uint32_t q = word(block + r * 64 + t * 16 + j * 4);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[i] = s.x * float(q >> (i / 2 * 4 + i % 2 * 16) & 15) + s.y;
+    } else {
+      const float d = __half2float(*reinterpret_cast<const __half*>(scales + j * 2));
+      const uint2 q = at8(block + j / 2 * kBlockRows * 64 + r * 64 + t * 16 + j % 2 * 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[i] = d * float(int(((i < 4 ? q.x : q.y) >> i % 4 * 8) & 255) - 128);
+    }
+  }
+}
+
+constexpr int kUnpackThreads = 256;
+
+template <Packing kPacking>
+__global__ void __launch_bounds__(kUnpackThreads)
+    unpack(const uint8_t* weight, float unit, int64_t half, __nv_bfloat16* out, int64_t first, int64_t rows, int cols) {
+  const int pieces = cols / 8;
+  const int64_t at = int64_t(blockIdx.x) * kUnpackThreads + threadIdx.x;
+  const int64_t row = first + at / pieces;
+  const int piece = int(at % pieces);
+  if (row >= first + rows) return;
+  float y[8];
+  unpack8<kPacking>(weight + block_at(row / kBlockRows, piece / 16, block_count(cols), half) * block_bytes(kPacking),
+                    int(row % kBlockRows), piece % 16, y);
+  uint4 two;
+  two.x = Brain::pack(unit * y[0], unit * y[1]), two.y = Brain::pack(unit * y[2], unit * y[3]);
+  two.z = Brain::pack(unit * y[4], unit * y[5]), two.w = Brain::pack(unit * y[6], unit * y[7]);
+  reinterpret_cast<uint4*>(out)[at] = two;
 }
 
 __global__ void embed_packed(Packing packing, const int32_t* tokens, const int32_t* before, const uint8_t* weight,
@@ -475,10 +516,12 @@ void launch_packed(Packing packing, const void* in, const void* weight, float un
 
 void launch_unpack(Packing packing, const void* weight, float unit, int64_t half, void* out, int64_t first,
                    int64_t rows, int64_t cols, cudaStream_t stream) {
-  constexpr int kThreads = 128;
-  const dim3 grid(unsigned((cols / 8 + kThreads - 1) / kThreads), unsigned(rows));
-  unpack<<<grid, kThreads, 0, stream>>>(packing, static_cast<const uint8_t*>(weight), unit, half,
-                                        static_cast<__nv_bfloat16*>(out), first, cols);
+  auto* kernel = packing == Packing::q4   ? unpack<Packing::q4>
+                 : packing == Packing::q6 ? unpack<Packing::q6>
+                                          : unpack<Packing::q8>;
+  const int64_t blocks = (rows * cols / 8 + kUnpackThreads - 1) / kUnpackThreads;
+  kernel<<<unsigned(blocks), kUnpackThreads, 0, stream>>>(static_cast<const uint8_t*>(weight), unit, half,
+                                                          static_cast<__nv_bfloat16*>(out), first, rows, int(cols));
 }
 
 void launch_embed_packed(Packing packing, const int32_t* tokens, const int32_t* before, const void* weight, float unit,

@@ -66,6 +66,7 @@ class CudaRunner final : public Runner, public Replaying {
     ops_.emplace(o, stream_);
     KVASIR_TRY(ops_->prepare());
     weights->leave_seeded();
+    if (multiplies_bytes()) weights->leave_bytes();
     KVASIR_ASSIGN(network_, load_network(config_, *weights, *ops_, progress));
     info_.parameters = weights->parameters();
     info_.weight_bytes = ops_->weight_bytes();

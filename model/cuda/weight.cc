@@ -53,6 +53,12 @@ bool becomes_bytes(std::span<const HostTensor> parts, int64_t rows, int64_t cols
          });
 }
 
+// In the stream's order: what it does next reads it.
+Status copy_in(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  KVASIR_TRY(check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "upload"));
+  return check(cudaStreamSynchronize(stream), "upload");
+}
+
 Status upload_half(const HostTensor& t, void* to, ThreadPool& pool, cudaStream_t stream) {
   if (t.seeded) {
     launch_seeded(t, to, stream);
@@ -64,9 +70,10 @@ Status upload_half(const HostTensor& t, void* to, ThreadPool& pool, cudaStream_t
     row.resize(size_t(t.cols));
     dequantize(t.type, t.data + r * t.row_bytes(), t.cols, row.data());
     uint16_t* out = half.data() + r * t.cols;
-    for (int64_t i = 0; i < t.cols; ++i) out[i] = f32_to_bf16(row[size_t(i)]);
+    const float by = t.row_scales.empty() ? 1.0f : t.row_scales[size_t(r)];
+    for (int64_t i = 0; i < t.cols; ++i) out[i] = f32_to_bf16(row[size_t(i)] * by);
   });
-  return check(cudaMemcpy(to, half.data(), half.size() * 2, cudaMemcpyDefault), "upload");
+  return copy_in(to, half.data(), half.size() * 2, stream);
 }
 
 // The power of two in units of which the largest scale is a float16 far from overflow.
@@ -111,11 +118,13 @@ Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, Thread
   });
   std::byte* to = w.data.bytes();
   if (w.half > 0)  // every other block
-    return check(cudaMemcpy2D(to + (first > 0 ? size : 0), size_t(2 * size), host.data(), size_t(size), size_t(size),
-                              size_t(strips * steps), cudaMemcpyHostToDevice),
-                 "upload");
-  return check(cudaMemcpy(to + first / kBlockRows * steps * size, host.data(), host.size(), cudaMemcpyDefault),
-               "upload");
+  {
+    KVASIR_TRY(check(cudaMemcpy2DAsync(to + (first > 0 ? size : 0), size_t(2 * size), host.data(), size_t(size),
+                                       size_t(size), size_t(strips * steps), cudaMemcpyHostToDevice, stream),
+                     "upload"));
+    return check(cudaStreamSynchronize(stream), "upload");
+  }
+  return copy_in(to + first / kBlockRows * steps * size, host.data(), host.size(), stream);
 }
 
 Status load_bytes(std::span<const HostTensor> parts, ThreadPool& pool, cudaStream_t stream, Weight* w) {
@@ -125,30 +134,37 @@ Status load_bytes(std::span<const HostTensor> parts, ThreadPool& pool, cudaStrea
   KVASIR_TRY(w->scales.allocate(size_t(w->rows) * sizeof(float)));
   int64_t first = 0;
   for (const HostTensor& t : parts) {
+    void *elements = w->data.bytes() + first * t.cols, *scales = w->scales.as<float>() + first;
+    first += t.rows;
+    if (t.type == WeightType::f8_e4m3) {  // as the checkpoint has it
+      KVASIR_TRY(copy_in(elements, t.data, size_t(t.bytes), stream));
+      KVASIR_TRY(copy_in(scales, t.row_scales.data(), t.row_scales.size() * sizeof(float), stream));
+      continue;
+    }
     DeviceMemory half;
     KVASIR_TRY(half.allocate(size_t(t.rows * t.cols) * 2));
     KVASIR_TRY(upload_half(t, half.get(), pool, stream));
-    launch_to_bytes(half.get(), {w->data.bytes() + first * t.cols, w->scales.as<float>() + first}, t.rows, t.cols,
-                    stream);
+    launch_to_bytes(half.get(), {elements, static_cast<float*>(scales)}, t.rows, t.cols, stream);
     KVASIR_TRY(check(cudaStreamSynchronize(stream), "quantizing weights"));
-    first += t.rows;
   }
   return {};
 }
 
 }  // namespace
 
+bool multiplies_bytes() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
 Result<Quantize> parse_quantize(const std::string& word) {
   if (word.empty() || word == "auto") return Quantize::as_stored;
   if (word == "bf16") return Quantize::bf16;
   if (word != "fp8")
     return invalid_argument(cat("quantize is ", word, "; it is auto, bf16 or fp8")).with_field("quantize");
-  int device = 0, major = 0;
-  KVASIR_TRY(check(cudaGetDevice(&device), "device"));
-  KVASIR_TRY(check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
-  if (major < 9)
-    return invalid_argument(cat("quantize is fp8, which needs compute capability 9.0; this GPU has ", major,
-                                ".x (auto and bf16 run on it)"))
+  if (!multiplies_bytes())
+    return invalid_argument("quantize is fp8, which needs compute capability 9.0; auto and bf16 run on this GPU")
         .with_field("quantize");
   return Quantize::fp8;
 }
@@ -157,7 +173,11 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadP
                    Weight* w) {
   w->cols = parts[0].cols;
   for (const HostTensor& t : parts) w->rows += t.rows;
-  if (quantize == Quantize::fp8 && becomes_bytes(parts, w->rows, w->cols)) return load_bytes(parts, pool, stream, w);
+  const bool bytes =
+      quantize == Quantize::as_stored &&
+      std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.type == WeightType::f8_e4m3; });
+  if ((quantize == Quantize::fp8 || bytes) && becomes_bytes(parts, w->rows, w->cols))
+    return load_bytes(parts, pool, stream, w);
   w->packing = quantize == Quantize::bf16 ? Packing::bf16 : common_packing(parts, w->rows, w->cols);
   if (!is_blocks(w->packing)) {
     w->bytes = w->rows * w->cols * 2;

@@ -31,6 +31,7 @@ struct Weight {
 enum class Quantize : uint8_t { as_stored, bf16, fp8 };
 // "auto", "bf16" or "fp8", where this device can.
 Result<Quantize> parse_quantize(const std::string& word);
+bool multiplies_bytes();  // whether this device has E4M3
 
 // The parts stacked by rows. Quantized ones stay packed where they can; fp8 is for the matrices of layers, each row
 // with a scale of its own; all else is bfloat16.

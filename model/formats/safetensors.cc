@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "core/cat.h"
+#include "core/dtype.h"
 
 namespace kvasir::model {
 namespace {
@@ -42,8 +43,10 @@ Result<SafeTensor> parse_tensor(const std::string& where, const json& entry, std
     t.type = WeightType::f16;
   else if (dtype == "BF16")
     t.type = WeightType::bf16;
+  else if (dtype == "F8_E4M3")
+    t.type = WeightType::f8_e4m3;
   else
-    return bad(cat("dtype ", dtype, " is not supported; F32, F16 and BF16 are"));
+    return bad(cat("dtype ", dtype, " is not supported; F32, F16, BF16 and F8_E4M3 are"));
   int64_t elements = 1;
   for (const json& n : entry["shape"]) {
     if (!n.is_number_unsigned() || n.get<uint64_t>() == 0 || n.get<uint64_t>() > uint64_t(INT64_MAX) ||
@@ -95,8 +98,11 @@ class FolderWeights final : public Weights {
       return invalid_argument(
           cat(folder_, ": tensor ", it->first, " is ", shape, "; config.json wants ", rows, " x ", cols));
     }
-    return HostTensor{std::string(name), t.type, rows, cols, t.data, t.bytes};
+    HostTensor out{std::string(name), t.type, rows, cols, t.data, t.bytes};
+    if (t.type == WeightType::f8_e4m3) KVASIR_TRY(scale(it->first, &out));
+    return out;
   }
+  void leave_bytes() override { leave_bytes_ = true; }
   void release(const HostTensor& tensor) override {
     auto it = find(tensor.name);
     if (it != tensors_.end()) files_[size_t(it->second.file)]->release(it->second.data, size_t(it->second.bytes));
@@ -148,6 +154,50 @@ class FolderWeights final : public Weights {
     return tensors_.end();
   }
 
+  // What a tensor of E4M3 stands for: one scale for all, for each row, or for each block of 128 x 128. Scales that
+  // checkpoints have for what is multiplied with it are passed over: it has scales of its own, by token.
+  Status scale(const std::string& name, HostTensor* t) {
+    if (!name.ends_with("weight"))
+      return invalid_argument(cat(folder_, ": tensor ", name, " is F8_E4M3; weights alone may be"));
+    const std::string stem = name.substr(0, name.size() - 6);
+    for (const char* other : {"input_scale", "k_scale", "v_scale"})
+      if (tensors_.count(stem + other)) read_.insert(stem + other);
+    auto it = tensors_.find(name + "_scale");
+    const bool blocks = it == tensors_.end();
+    if (blocks) it = tensors_.find(name + "_scale_inv");
+    if (it == tensors_.end())
+      return invalid_argument(cat(folder_, ": tensor ", name, " is F8_E4M3, and ", name, "_scale is missing"));
+    read_.insert(it->first);
+    const SafeTensor& s = it->second;
+    const int64_t count = s.bytes / type_info(s.type)->bytes, high = (t->rows + 127) / 128,
+                  wide = (t->cols + 127) / 128;
+    if (s.type == WeightType::f8_e4m3 || (count != 1 && (blocks ? count != high * wide : count != t->rows)))
+      return invalid_argument(cat(folder_, ": tensor ", it->first, " has ", count, " elements; 1",
+                                  blocks ? cat(", or ", high * wide, " for blocks of 128 x 128") : cat(" or ", t->rows),
+                                  " of F32, F16 or BF16 are needed"));
+    std::vector<float> scales(static_cast<size_t>(count));
+    dequantize(s.type, s.data, count, scales.data());
+    auto of = [&](int64_t r, int64_t c) {
+      return scales[count == 1 ? 0 : blocks ? size_t(r / 128 * wide + c / 128) : size_t(r)];
+    };
+    if (leave_bytes_ && (count == 1 || !blocks)) {
+      for (int64_t r = 0; r < t->rows; ++r) t->row_scales.push_back(of(r, 0));
+      return {};
+    }
+    auto half = std::make_unique<uint8_t[]>(size_t(t->rows * t->cols) * 2);
+    std::vector<float> row(static_cast<size_t>(t->cols));
+    for (int64_t r = 0; r < t->rows; ++r) {
+      dequantize(t->type, t->data + r * t->cols, t->cols, row.data());
+      for (int64_t c = 0; c < t->cols; ++c) {
+        const uint16_t h = f32_to_bf16(row[size_t(c)] * of(r, c));
+        std::memcpy(&half[size_t(r * t->cols + c) * 2], &h, 2);
+      }
+    }
+    t->type = WeightType::bf16, t->bytes *= 2, t->data = half.get();
+    t->owned = std::move(half);
+    return {};
+  }
+
   // The one file, or what the index lists: plain names of files that lie in the folder.
   Result<std::vector<std::string>> file_names() const {
     std::string index = (fs::path(folder_) / "model.safetensors.index.json").string();
@@ -176,6 +226,7 @@ class FolderWeights final : public Weights {
 
   std::string folder_;
   bool tied_ = false;
+  bool leave_bytes_ = false;
   TensorNames names_;
   std::set<std::string> read_;
   std::vector<std::shared_ptr<MappedFile>> files_;

@@ -22,6 +22,13 @@ uint32_t load32(const uint8_t* p) {
 }
 float half_at(const uint8_t* p) { return f16_to_f32(load16(p)); }
 
+float e4m3(uint8_t b) {  // 0x7f and 0xff are no numbers
+  const int exponent = b >> 3 & 15, fraction = b & 7;
+  if (exponent == 15 && fraction == 7) return std::nanf("");
+  const float x = exponent == 0 ? float(fraction) * 0x1p-9f : std::ldexp(float(8 + fraction), exponent - 10);
+  return b & 0x80 ? -x : x;
+}
+
 void nibbles(const uint8_t* p, uint8_t* q) {
   for (int j = 0; j < 16; ++j) q[j] = p[j] & 15, q[j + 16] = p[j] >> 4;
 }
@@ -107,6 +114,7 @@ constexpr Row kRows[] = {
     {WeightType::f32, {"F32", 1, 4, false, 0, -1, false, false}},
     {WeightType::f16, {"F16", 1, 2, false, 0, -1, false, false}},
     {WeightType::bf16, {"BF16", 1, 2, false, 0, -1, false, false}},
+    {WeightType::f8_e4m3, {"F8_E4M3", 1, 1, false, 0, -1, false, false}},
     {WeightType::q4_0, {"Q4_0", 32, 18, true, 4, 8, false, true}, unpack_q4_0},
     {WeightType::q4_1, {"Q4_1", 32, 20, true, 4, -1, false, true}, unpack_q4_1},
     {WeightType::q5_0, {"Q5_0", 32, 22, true, 5, 16, false, true}, unpack_q5_0},
@@ -146,6 +154,8 @@ void dequantize(WeightType type, const uint8_t* row, int64_t n, float* out) {
     std::memcpy(out, row, size_t(n) * 4);
   } else if (type == WeightType::f16) {
     for (int64_t i = 0; i < n; ++i) out[i] = half_at(row + 2 * i);
+  } else if (type == WeightType::f8_e4m3) {
+    for (int64_t i = 0; i < n; ++i) out[i] = e4m3(row[i]);
   } else if (type == WeightType::bf16) {
     for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_f32(load16(row + 2 * i));
   } else {

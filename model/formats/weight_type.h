@@ -23,6 +23,7 @@ enum class WeightType : uint32_t {
   q5_k = 13,
   q6_k = 14,
   bf16 = 30,
+  f8_e4m3 = 63,  // no GGUF type: of safetensors, with scales beside it
 };
 
 struct TypeInfo {

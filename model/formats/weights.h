@@ -26,6 +26,7 @@ struct HostTensor {
   const uint8_t* data = nullptr;  // rows lie densely, each type_info(type)->bytes * cols / block
   int64_t bytes = 0;
   std::optional<Seeded> seeded;                      // then there is no data: a device makes it (Weights::leave_seeded)
+  std::vector<float> row_scales;                     // of F8_E4M3 (Weights::leave_bytes)
   std::shared_ptr<const uint8_t[]> owned = nullptr;  // what `data` is in where it is not the source's own
 
   int64_t row_bytes() const { return bytes / rows; }
@@ -43,6 +44,8 @@ class Weights {
   virtual std::vector<std::string> unread() const { return {}; }
   // A device that makes seeded matrices itself asks for no data of them.
   virtual void leave_seeded() {}
+  // A device that multiplies by E4M3 is given it where each row has one scale; else, as everybody, bfloat16.
+  virtual void leave_bytes() {}
   virtual int64_t parameters() const = 0;
   virtual int64_t bytes() const = 0;
   virtual std::vector<HostTensor> tensors() const = 0;  // what the source holds, in its order and by its names

@@ -498,7 +498,7 @@ TEST_F(CudaModel, ProductsStreamed) {
                   {17, 2112, 576},
                   {32, 4240, 512},
                   {25, 4256, 832}},
-                 cuda::launch_streamed);
+                 [](auto... all) { cuda::launch_streamed(all...); });
 }
 
 // A value of E4M3, by its definition.
@@ -824,6 +824,41 @@ TEST_F(CudaModel, ProductsOfPackedWeights) {
       }
     }
   }
+}
+
+// A checkpoint's E4M3 is multiplied as it is.
+TEST_F(CudaModel, BytesOfACheckpoint) {
+  if (!cuda::multiplies_bytes()) GTEST_SKIP() << "skipped: no matrix unit for E4M3";
+  ThreadPool pool(2);
+  constexpr int64_t kRows = 32, kCols = 160;
+  std::vector<uint8_t> bytes(size_t(2 * kRows * kCols));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = uint8_t(i * 37 % 127);
+  std::vector<HostTensor> parts(2);
+  for (int p : {0, 1}) {
+    parts[size_t(p)] = {p ? "blk.0.attn_k.weight" : "blk.0.attn_q.weight",
+                        WeightType::f8_e4m3,
+                        kRows,
+                        kCols,
+                        bytes.data() + p * kRows * kCols,
+                        kRows * kCols};
+    for (int64_t r = 0; r < kRows; ++r)
+      parts[size_t(p)].row_scales.push_back(std::ldexp(float(1 + p * kRows + r), -16));
+  }
+  cuda::Weight w, widened;
+  ASSERT_TRUE(cuda::load_weight(parts, cuda::Quantize::as_stored, pool, nullptr, &w).ok());
+  ASSERT_EQ(w.packing, cuda::Packing::fp8);
+  check_against(
+      3, 2 * kRows, kCols, 1e-5, {cuda::Form::f32},
+      [&](int64_t f, int64_t i) { return e4m3(bytes[size_t(f * kCols + i)]) * std::ldexp(float(1 + f), -16); },
+      [&](const void* in, void* out, cuda::Form form) {
+        cuda::launch_streamed_bytes(in, w.data.get(), w.scales.as<float>(), out, 3, 2 * kRows, kCols, form, nullptr);
+      });
+  ASSERT_TRUE(cuda::load_weight(parts, cuda::Quantize::bf16, pool, nullptr, &widened).ok());
+  ASSERT_EQ(widened.packing, cuda::Packing::bf16);
+  std::vector<uint16_t> half(bytes.size());
+  ASSERT_EQ(cudaMemcpy(half.data(), widened.data.get(), half.size() * 2, cudaMemcpyDefault), cudaSuccess);
+  for (int64_t i = 0; i < 2 * kRows * kCols; ++i)
+    ASSERT_NEAR(whole(half[size_t(i)]), e4m3(bytes[size_t(i)]) * std::ldexp(float(1 + i / kCols), -16), 2e-3);
 }
 
 // A dummy's packed weights are those of the host, packed.

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
+#include "core/cat.h"
 #include "model/formats/gguf_model.h"
 #include "model/formats/safetensors.h"
 #include "model/load.h"
@@ -138,6 +140,81 @@ TEST(Safetensors, EachLieIsRefused) {
   refused(with("{\"a\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]},"
                "\"b\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[8,24]}}"),
           "overlap");
+}
+
+// E4M3 with one scale, one a row, or one a block of 128 x 128, as bfloat16 or, to who asks for it, as it is.
+TEST(Safetensors, BytesWithScales) {
+  constexpr const char* kName = "model.layers.0.mlp.up_proj.weight";
+  constexpr int64_t kRows = 130, kCols = 260;  // two blocks by three
+  std::vector<uint8_t> bytes(size_t(kRows * kCols));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = uint8_t(i * 37 % 127 | (i % 3 == 0 ? 0x80 : 0));
+  auto number = [&](int64_t r, int64_t c) {  // by the definition
+    const uint8_t b = bytes[size_t(r * kCols + c)];
+    const int exponent = b >> 3 & 15, fraction = b & 7;
+    const double x = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    return b & 0x80 ? -x : x;
+  };
+  auto write = [&](Folder& folder, const std::string& scale, const std::string& shape, size_t count) {
+    std::string data(bytes.begin(), bytes.end());
+    std::vector<float> scales(count);
+    for (size_t i = 0; i < count; ++i) scales[i] = 0.25f * float(i + 1);
+    data.append(reinterpret_cast<const char*>(scales.data()), count * 4);
+    std::string header = cat("{\"", kName, "\":{\"dtype\":\"F8_E4M3\",\"shape\":[", kRows, ",", kCols,
+                             "],\"data_offsets\":[0,", bytes.size(), "]}");
+    if (!scale.empty())
+      header += cat(",\"", kName, scale, "\":{\"dtype\":\"F32\",\"shape\":", shape, ",\"data_offsets\":[", bytes.size(),
+                    ",", data.size(), "]}");
+    header += "}";
+    const uint64_t n = header.size();
+    folder.write("model.safetensors", std::string(reinterpret_cast<const char*>(&n), 8) + header + data);
+  };
+  struct Case {
+    const char *scale, *shape;
+    size_t count;
+    bool by_row;
+  };
+  for (const Case& c : {Case{"_scale", "[]", 1, true},
+                        {"_scale", "[1]", 1, true},
+                        {"_scale", "[130,1]", 130, true},
+                        {"_scale_inv", "[2,3]", 6, false}}) {
+    SCOPED_TRACE(c.shape);
+    Folder folder("bytes");
+    write(folder, c.scale, c.shape, c.count);
+    auto of = [&](int64_t r, int64_t k) {
+      return 0.25 * double(1 + (c.count == 1 ? 0 : c.count == 130 ? r : r / 128 * 3 + k / 128));
+    };
+    for (bool left : {false, true}) {
+      auto weights = open_safetensors(folder.path.string(), false);
+      ASSERT_TRUE(weights.ok()) << weights.status().message();
+      if (left) (*weights)->leave_bytes();
+      auto t = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
+      ASSERT_TRUE(t.ok()) << t.status().message();
+      EXPECT_TRUE((*weights)->unread().empty());
+      ASSERT_EQ(t->type, left && c.by_row ? WeightType::f8_e4m3 : WeightType::bf16);
+      std::vector<float> row(static_cast<size_t>(kCols));
+      for (int64_t r = 0; r < kRows; ++r) {
+        dequantize(t->type, t->data + r * t->row_bytes(), kCols, row.data());
+        for (int64_t k = 0; k < kCols; ++k) {
+          const double by = t->row_scales.empty() ? 1.0 : double(t->row_scales[size_t(r)]),
+                       want = number(r, k) * of(r, k);
+          ASSERT_NEAR(double(row[size_t(k)]) * by, want, std::fabs(want) / 256) << r << ", " << k;
+        }
+      }
+      (*weights)->release(*t);
+    }
+  }
+  auto refused = [&](const std::string& scale, const std::string& shape, size_t count, const char* word) {
+    Folder folder("bytes");
+    write(folder, scale, shape, count);
+    auto weights = open_safetensors(folder.path.string(), false);
+    ASSERT_TRUE(weights.ok());
+    auto t = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
+    ASSERT_FALSE(t.ok()) << word;
+    EXPECT_NE(t.status().message().find(word), std::string::npos) << t.status().message();
+  };
+  refused("", "", 0, "weight_scale is missing");
+  refused("_scale", "[2,3]", 6, "1 or 130");
+  refused("_scale_inv", "[130]", 130, "6 for blocks");
 }
 
 TEST(Safetensors, ShardsStayInTheFolder) {
