@@ -119,9 +119,11 @@ Status read_quantization(const JsonKeys& in, const json& object) {
   const JsonKeys q(*found, in.file());
   const std::string method = found->is_object() ? q.text("quant_method") : "";
   bool known = method == "fp8" || method == "fbgemm_fp8";
+  // Nothing of the weights: the cache's scales alone.
+  if (method.empty() || method == "compressed-tensors")
+    if (found->is_object() && found->contains("kv_cache_scheme"))
+      if (const json groups = found->value("config_groups", json()); groups.is_null() || groups.empty()) return {};
   if (method == "compressed-tensors") {
-    // The cache's scales alone.
-    if (const json groups = found->value("config_groups", json()); groups.is_null() || groups.empty()) return {};
     const std::string format = q.text("format");
     known = format == "float-quantized" || format == "naive-quantized";
   }

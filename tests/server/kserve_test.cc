@@ -100,11 +100,12 @@ TEST_F(KServeTest, ListsAndFlagsMayComeAsText) {
 
 TEST_F(KServeTest, BadTensorsAndParametersAreNamed) {
   pb::ModelInferResponse out;
-  auto refused = [&](const char* says, const std::function<void(pb::ModelInferRequest&)>& spoil) {
+  auto refused = [&](const char* says, const std::function<void(pb::ModelInferRequest&)>& spoil,
+                     grpc::StatusCode code = grpc::INVALID_ARGUMENT) {
     auto in = request("x");
     spoil(in);
     auto status = infer(in, out);
-    EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT) << says;
+    EXPECT_EQ(status.error_code(), code) << says;
     EXPECT_THAT(status.error_message(), HasSubstr(says));
   };
   refused("text_input", [](auto& r) { r.clear_inputs(); });
@@ -120,7 +121,8 @@ TEST_F(KServeTest, BadTensorsAndParametersAreNamed) {
   refused("stop must be", [](auto& r) { (*r.mutable_parameters())["stop"].set_int64_param(1); });
   refused("ignore_eos", [](auto& r) { (*r.mutable_parameters())["ignore_eos"].set_string_param("yes"); });
   refused("stop_token_ids", [](auto& r) { (*r.mutable_parameters())["stop_token_ids"].set_string_param("3"); });
-  refused("other", [](auto& r) { r.set_model_name("other"); });
+  refused(
+      "other", [](auto& r) { r.set_model_name("other"); }, grpc::NOT_FOUND);
   refused("model_version", [](auto& r) { r.set_model_version("2"); });
   refused("shared_memory_region",
           [](auto& r) { (*r.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r"); });
