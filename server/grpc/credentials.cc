@@ -3,6 +3,7 @@
 #include <grpc/grpc_security.h>
 
 #include <mutex>
+#include <string>
 
 namespace kvasir::server::rpc {
 namespace {
@@ -35,8 +36,9 @@ class PairCredentials final : public grpc::ServerCredentials {
     std::lock_guard lock(mutex_);
     if (now == given_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const grpc_ssl_pem_key_cert_pair pair{now->key.c_str(), now->cert.c_str()};
-    *config =
-        grpc_ssl_server_certificate_config_create(now->client_ca.empty() ? nullptr : now->client_ca.c_str(), &pair, 1);
+    // gRPC insists on some roots. Where no certificate is asked of clients it looks at none.
+    const std::string& roots = now->client_ca.empty() ? now->cert : now->client_ca;
+    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     given_ = std::move(now);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
