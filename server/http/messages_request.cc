@@ -233,6 +233,7 @@ Result<MessagesCall> parse_messages(std::string_view body, const ServerOptions& 
   read_parameters(f, in);
   f.boolean("stream", &call.stream);
   if (!counting && !in.max_tokens) f.fail("max_tokens", "is missing");
+  if (!f.ok()) return f.finish();
   ChatInput chat;
   Json messages = Json::array();
   std::string system;

@@ -169,7 +169,7 @@ class Tests:
                 self.fail(f"{what}: inspect", path, f"no JSON: {e}")
 
     def generate(self, what, path):
-        self.run(what, path, "generate", "--model", path, "--prompt", "hello", "--max-tokens", "2", "--kv-memory", "1MiB",
+        self.run(what, path, "generate", "--model", path, "hello", "--max-tokens", "2", "--kv-memory", "1MiB",
                  "--threads", "1")
 
     def serve(self, what, path):

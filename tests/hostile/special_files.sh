@@ -28,7 +28,7 @@ refused() {
 for file in "$folder"/{pipe.gguf,empty,folder,pipes,nothing.gguf,link.gguf,itself.gguf} /dev/zero /dev/null; do
   refused "$(basename "$file")" "$kvasir" inspect "$file"
   refused "$(basename "$file")" "$kvasir" inspect "$file" --json
-  refused "$(basename "$file")" "$kvasir" generate --model "$file" --prompt x --max-tokens 1
+  refused "$(basename "$file")" "$kvasir" generate --model "$file" x --max-tokens 1
   refused "$(basename "$file")" "$kvasir" serve --model "$file" --grpc-port 0 --http-port 0
 done
 dummy="dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=260"

@@ -153,7 +153,7 @@ TEST_F(Messages, MistakesAreInAnthropicsForm) {
     Json error = Json::parse(a.body);
     EXPECT_EQ(error["type"], "error");
     EXPECT_EQ(error["error"]["type"], "invalid_request_error");
-    EXPECT_NE(error["error"]["message"].get<std::string>().find(says), std::string::npos) << sent << a.body;
+    EXPECT_NE(error["error"]["message"].get<std::string>().find(says), std::string::npos) << a.body;
   }
   EXPECT_EQ(
       Json::parse(post("/v1/messages", R"({"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]})")
