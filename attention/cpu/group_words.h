@@ -53,11 +53,13 @@ bool multiplies_subnormals() {
   return ((a >> 8) & 15) + ((a >> 20) & 255) >= 0x19;
 }
 
-// Three and more rows of int8 share a conversion, and parting sums costs each of them as much.
+// Words stand 128 above their bytes. Where one scale serves a whole tensor, values may be so much smaller than that
+// that taking it away again leaves float32 too few bits; a group's own scale fits its values. Three and more rows of
+// int8 share a conversion, and parting sums costs each of them as much.
 bool group_words_take(const CacheKind& kind) {
   static const bool fast = multiplies_subnormals();
   const int block = kind.dtype == DType::i8 ? kBlockOf<DType::i8> : kBlockOf<DType::i4>;
-  return fast && group_sums_take(kind) && kind.head_dim % block == 0 && (!kind.grouped || kind.group % block == 0) &&
+  return fast && group_sums_take(kind) && kind.head_dim % block == 0 && kind.grouped && kind.group % block == 0 &&
          (kind.dtype == DType::i4 || kind.query_heads <= 2);
 }
 

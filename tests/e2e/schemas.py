@@ -163,7 +163,7 @@ class Server:
     def __init__(self, kvasir):
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen([kvasir, "serve", "--model", str(MODEL), "--grpc-port", "-1", "--http-port", "0", "--max-running",
-                                         str(RUNNING), "--log-format", "json", "--no-access-log"], stderr=self.log)
+                                         str(RUNNING), "--max-wait", "1h", "--log-format", "json", "--no-access-log"], stderr=self.log)
 
     def __enter__(self):
         while True:  # `serve` says its ports, or ends
