@@ -87,8 +87,10 @@ KVASIR_BOTH float unpack_one(Packing p, const uint8_t* block, int r, int col, Ha
   auto half = [&](const uint8_t* at) { return to_float(*reinterpret_cast<const uint16_t*>(at)); };
   const int j = col / 32, e = col % 32;
   const uint8_t* scales = block + kBlockRows * quant_bytes(p) + r * scale_bytes(p);
-  if (p == Packing::q8)
-    return half(scales + 2 * j) * float(block[j / 2 * kBlockRows * 64 + r * 64 + e / 8 * 16 + j % 2 * 8 + e % 8] - 128);
+  if (p == Packing::q8) {
+    const int at = j / 2 * kBlockRows * 64 + r * 64 + e / 8 * 16 + j % 2 * 8 + e % 8;
+    return half(scales + 2 * j) * float(block[at] - 128);
+  }
   if (p == Packing::q4) {
     const int i = e % 8, place = i / 2 + i % 2 * 4;
     const int q = block[r * 64 + e / 8 * 16 + j * 4 + place / 2] >> place % 2 * 4 & 15;

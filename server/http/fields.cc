@@ -9,6 +9,16 @@
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
+
+std::string text_of(const Json& object, const char* key) {
+  const Json value = object.value(key, Json());
+  return value.is_string() ? value.get<std::string>() : "";
+}
+
+Status wrong(const std::string& where, const std::string& what) {
+  return invalid_argument(where + " " + what).with_field(where);
+}
+
 std::string shown(const Json& value) {
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";

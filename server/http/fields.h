@@ -21,6 +21,12 @@ Result<Json> parse_json(std::string_view text, int max_depth = kMostJsonDepth);
 // A value as it may stand in a message: short, on one line.
 std::string shown(const Json& value);
 
+// The string under a key, or none.
+std::string text_of(const Json& object, const char* key);
+
+// "messages[2].content must be a string", of that field.
+Status wrong(const std::string& where, const std::string& what);
+
 class Fields {
  public:
   explicit Fields(const Json& object, std::string path = "");

@@ -10,17 +10,8 @@
 namespace kvasir::server::http {
 namespace {
 
-Status wrong(const std::string& where, const std::string& what) {
-  return invalid_argument(where + " " + what).with_field(where);
-}
-
 // Agents put a line here that changes with each call; in the prompt it would spoil every prefix behind it.
 bool changes_each_call(std::string_view text) { return text.starts_with("x-anthropic-billing-header"); }
-
-std::string text_of(const Json& block, const char* key) {
-  const Json value = block.value(key, Json());
-  return value.is_string() ? value.get<std::string>() : "";
-}
 
 // A string, or blocks of type text as lines of one text.
 Status read_text(const Json& content, const std::string& where, std::string* out) {
@@ -173,11 +164,7 @@ void read_tool_choice(Fields& f, ToolUse& use) {
   if (type == "none") use.choice = ToolChoice::none;
   if (type == "any") use.choice = ToolChoice::required;
   if (type == "tool") use.choice = ToolChoice::named;
-  if (!some && use.choice != ToolChoice::none) return f.fail("tool_choice", "needs tools to choose from");
-  if (use.choice != ToolChoice::named) return;
-  bool known = false;
-  for (const Json& t : use.tools) known |= t["function"]["name"] == use.name;
-  if (!known) f.fail("tool_choice", cat("names '", use.name.substr(0, 64), "', which is not in tools"));
+  check_tool_choice(f, use);
 }
 
 void read_thinking(Fields& f, ChatInput& chat) {

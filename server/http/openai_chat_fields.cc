@@ -158,12 +158,7 @@ void read_tool_choice(Fields& f, ToolUse& use) {
     return f.fail("tool_choice",
                   "must be none, auto, required, or {\"type\":\"function\",\"function\":{\"name\":...}}");
   }
-  if (!some && use.choice != ToolChoice::none) return f.fail("tool_choice", "needs tools to choose from");
-  if (use.choice == ToolChoice::named) {
-    bool known = false;
-    for (const Json& t : use.tools) known |= t["function"]["name"] == use.name;
-    if (!known) return f.fail("tool_choice", cat("names '", use.name.substr(0, 64), "', which is not in tools"));
-  }
+  check_tool_choice(f, use);
 }
 
 }  // namespace

@@ -6,15 +6,6 @@
 namespace kvasir::server::http {
 namespace {
 
-Status wrong(const std::string& where, const std::string& what) {
-  return invalid_argument(where + " " + what).with_field(where);
-}
-
-std::string text_of(const Json& object, const char* key) {
-  const Json value = object.value(key, Json());
-  return value.is_string() ? value.get<std::string>() : "";
-}
-
 // A string, or parts of text as lines of one text.
 Status read_parts(const Json& content, const std::string& where, std::string* out) {
   if (content.is_string()) return *out = content.get<std::string>(), Status();

@@ -5,10 +5,6 @@
 namespace kvasir::server::http {
 namespace {
 
-Status wrong(const std::string& where, const std::string& what) {
-  return invalid_argument(where + " " + what).with_field(where);
-}
-
 // As chat's functions, which templates know.
 Status read_tools(const Json& tools, const ServerOptions& limits, ToolUse& use) {
   if (!tools.is_array()) return wrong("tools", "must be a list");
@@ -48,11 +44,7 @@ void read_tool_choice(Fields& f, ToolUse& use) {
   } else {
     return f.fail("tool_choice", "must be none, auto, required, or {\"type\":\"function\",\"name\":...}");
   }
-  if (!some && use.choice != ToolChoice::none) return f.fail("tool_choice", "needs tools to choose from");
-  if (use.choice != ToolChoice::named) return;
-  bool known = false;
-  for (const Json& t : use.tools) known |= t["function"]["name"] == use.name;
-  if (!known) f.fail("tool_choice", cat("names '", use.name.substr(0, 64), "', which is not in tools"));
+  check_tool_choice(f, use);
 }
 
 void read_text_format(Fields& f, text::GrammarSpec& grammar) {

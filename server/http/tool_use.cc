@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/cat.h"
+
 namespace kvasir::server::http {
 namespace {
 
@@ -57,6 +59,15 @@ std::vector<text::CallableTool> held_tools(const ToolUse& use) {
 }
 
 }  // namespace
+
+void check_tool_choice(Fields& fields, const ToolUse& use) {
+  if (use.choice == ToolChoice::none) return;
+  if (!use.tools.is_array() || use.tools.empty()) return fields.fail("tool_choice", "needs tools to choose from");
+  if (use.choice != ToolChoice::named) return;
+  for (const Json& t : use.tools)
+    if (t["function"]["name"] == use.name) return;
+  fields.fail("tool_choice", cat("names '", use.name.substr(0, 64), "', which is not in tools"));
+}
 
 Json closed_schema(Json schema) {
   close(schema, false);

@@ -8,6 +8,7 @@
 
 #include "model/text/text.h"
 #include "server/http/answer_reader.h"
+#include "server/http/fields.h"
 #include "server/services.h"
 
 namespace kvasir::server::http {
@@ -20,6 +21,9 @@ struct ToolUse {
   std::string name;  // named
   bool one = false;  // no two calls in one answer
 };
+
+// A choice needs tools, and the one it names is among them; else `tool_choice` fails.
+void check_tool_choice(Fields& fields, const ToolUse& use);
 
 // A schema in which what is not listed is not there: an object that says nothing of `additionalProperties` has none.
 nlohmann::ordered_json closed_schema(nlohmann::ordered_json schema);

@@ -71,6 +71,12 @@ constexpr bool kThreadSanitizer = true;
 constexpr bool kThreadSanitizer = false;
 #endif
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 // Under TSan the arithmetic of a real model takes ten minutes, and its threads are those of the models above.
 inline const char* smollm2_missing() {
   if (kThreadSanitizer) return "its bits are checked without TSan";
