@@ -67,9 +67,9 @@ class Server:
     def prompt(self, length):
         return self.random.choices(range(260, self.vocab), k=length)
 
-    def all_at_once(self, requests, clients, length, tokens):
+    def all_at_once(self, requests, clients, length, tokens, shared=()):
         """Seconds for all of them."""
-        prompts = [self.prompt(length) for _ in range(requests)]
+        prompts = [[*shared, *self.prompt(length - len(shared))] for _ in range(requests)]
         lock = threading.Lock()
 
         def client():
@@ -134,6 +134,7 @@ def main():
     p.add_argument("--model", default=LLAMA_8B, help="what to serve (default: a dummy of Llama-3.1-8B's shape)")
     p.add_argument("--batches", default="1,8,32,64,128,256", help="decodes at once; empty: none")
     p.add_argument("--context", type=int, default=1024, help="prompt of those decodes (default 1024)")
+    p.add_argument("--shared", type=int, default=0, help="tokens of it that they all begin with (default none)")
     p.add_argument("--prompts", default="128,1024,8192", help="lengths for the time to the first token; empty: none")
     p.add_argument("--offline", default="128x128:2048",
                    help="PROMPTxOUTPUT:REQUESTS, by commas; empty: none (default 128x128:2048)")
@@ -144,7 +145,7 @@ def main():
     p.add_argument("--commit", default="", help="what was built, for the record")
     p.add_argument("--out", default=RESULTS / "gpu-whole-model.json", help="the JSON record (bench/results/gpu-whole-model.json); empty: none")
     a = p.parse_args()
-    known = a.model.rsplit(",type=", 1)[0] == LLAMA_8B.rsplit(",type=", 1)[0]
+    known = a.model.rsplit(",type=", 1)[0] == LLAMA_8B.rsplit(",type=", 1)[0] and (a.context, a.shared) == (1024, 0)
 
     decode, ttft, throughput = (FP8_DECODE, FP8_TTFT, FP8_OFFLINE) if "fp8" in a.serve else (DECODE, TTFT, OFFLINE)
 
@@ -155,8 +156,11 @@ def main():
         offline.append((length, tokens, requests))
     first = {n: server.first_token(n, 10) for n in map(int, filter(None, a.prompts.split(",")))}
     batches = [int(b) for b in a.batches.split(",") if b]
+    shared = server.prompt(a.shared)
+    if shared:
+        server.all_at_once(1, 1, a.context, 1, shared)  # the others find it in the cache
     for b in batches:
-        server.all_at_once(b, b, a.context, 128)
+        server.all_at_once(b, b, a.context, 128, shared)
     rates = {}
     for n, m, r in offline:
         server.all_at_once(min(r, a.max_running), 2 * a.max_running, n, min(m, 16))  # graphs of all sizes are made

@@ -119,8 +119,14 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   step.decoding_batches = batch.decoding_batches;
   step.max_seqlen = batch.max_seqlen;
   step.max_kvlen = batch.max_kvlen;
+  // The tables of other modes are of tokens, and those of windowed layers stale at their beginning.
+  const bool tables = options_.index_mode == kvcache::IndexMode::page_table && !options_.batch_invariant;
+  if (tables) shared_.find(batch, options_.page_size);
   for (size_t kind = 0; kind < attentions_.size(); ++kind) {
     const size_t group = cache_of(kind);
+    const bool shares = tables && shared_.any() && group == 0;
+    step.shared_group = shares ? shared_.groups().data() : nullptr;
+    step.shared_len = shares ? shared_.lengths().data() : nullptr;
     step.cachestarts = group == 0 ? batch.cachestarts.data() : batch.more_cachestarts[group - 1].data();
     KVASIR_TRY(attentions_[kind]->plan(step));
   }

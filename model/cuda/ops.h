@@ -12,6 +12,7 @@
 #include "model/cuda/products.h"
 #include "model/ops.h"
 #include "model/runner.h"
+#include "model/shared_prefix.h"
 
 namespace kvasir::model::cuda {
 
@@ -127,6 +128,7 @@ class CudaOps final : public Ops {
   std::vector<kvcache::CacheView> caches_;
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
+  SharedPrefixes shared_;
   bool decodes_ = false;
   int64_t tokens_ = 0, logit_rows_ = 0, step_logit_rows_ = 0, weight_bytes_ = 0;
 };

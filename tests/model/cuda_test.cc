@@ -226,6 +226,48 @@ TEST_F(CudaModel, DecodesSayWhatPrefillSays) {
   }
 }
 
+// Sequences that begin with the same pages are read together: near what each gives alone, and replayed as graphs.
+TEST_F(CudaModel, SharedPrefixesAreReadOnce) {
+  for (const char* kv : {"auto", "fp8", "int8"}) {
+    SCOPED_TRACE(kv);
+    constexpr int64_t kShared = 512, kOwn = 40, kSteps = 12;
+    constexpr int kMany = 20;
+    RunnerOptions o =
+        as_named("dummy:llama,hidden=1024,layers=3,heads=8,kv_heads=2,head_dim=128,ffn=2048,vocab=4096,type=bf16");
+    o.kv.dtype = kv;
+    auto token = [](int seq, int64_t i) { return int32_t((i < kShared ? i * i * 7 : seq * 31 + i * 5) % 4000); };
+    auto logprobs = [&](bool together) {
+      Drive drive(o, 1024, kMany, 1024);
+      for (int seq = 0; seq < kMany; ++seq) {
+        Piece prompt{seq, together && seq > 0 ? kShared : 0, {}};
+        for (int64_t i = prompt.begin; i < kShared + kOwn; ++i) prompt.tokens.push_back(token(seq, i));
+        if (prompt.begin > 0) drive.share(seq, 0, kShared / Drive::kPage);
+        drive.step({prompt});
+      }
+      std::vector<float> out;
+      for (int64_t i = kShared + kOwn; i < kShared + kOwn + kSteps; ++i) {
+        std::vector<Piece> pieces;
+        Ids targets;
+        for (int seq = 0; seq < kMany; ++seq)
+          pieces.push_back({seq, i, {token(seq, i)}}), targets.push_back(token(seq, i + 1));
+        for (const Sampled& s : drive.step(pieces, Drive::greedy(), targets)) out.push_back(s.logprob);
+      }
+      EXPECT_GT(dynamic_cast<const cuda::Replaying&>(*drive.runner).replays(), 0);
+      return out;
+    };
+    const auto apart = logprobs(false), together = logprobs(true);
+    ASSERT_EQ(apart.size(), together.size());
+    double sum = 0, worst = 0;
+    for (size_t i = 0; i < apart.size(); ++i) {
+      const double off = std::fabs(double(apart[i]) - double(together[i]));
+      sum += off, worst = std::max(worst, off);
+    }
+    EXPECT_GT(sum, 0) << "the same bits: nothing was read together";
+    EXPECT_LT(sum / double(apart.size()), 0.02);
+    EXPECT_LT(worst, 0.2);
+  }
+}
+
 // A prompt whole, in chunks, decoded alone and among others: the same bits.
 TEST_F(CudaModel, BatchInvariantLogits) {
   for (const char* model : {"dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096,type=bf16",
