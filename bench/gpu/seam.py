@@ -22,7 +22,7 @@ WINDOW = 512
 
 class Server:
     def __init__(self, kvasir, model, *flags):
-        self.process, self.log = start(kvasir, model, *flags)
+        self.process, self.log = start(kvasir, model, "--no-prefix-cache", *flags)
         self.url = f"http://127.0.0.1:{self.log[-1]['http_port']}"
         threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()
 

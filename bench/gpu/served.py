@@ -12,8 +12,10 @@ RESULTS = pathlib.Path(os.environ.get("KVASIR_BENCH_RESULTS", pathlib.Path(__fil
 
 def start(kvasir, model, *flags):
     """The process, once it is ready, and what it has logged; the rest of its log is for the caller to read."""
-    process = subprocess.Popen([kvasir, "serve", "--model", model, "--grpc-port", "-1", "--http-port", "0",
-                                "--log-format", "json", "--no-prefix-cache", *flags], stderr=subprocess.PIPE, text=True)
+    flags = ["--log-format", "json", "--http-port", "0", *flags]
+    if "--grpc-port" not in flags:
+        flags += ["--grpc-port", "-1"]
+    process = subprocess.Popen([kvasir, "serve", "--model", model, *flags], stderr=subprocess.PIPE, text=True)
     log = []
     for line in process.stderr:
         log.append(json.loads(line))

@@ -40,7 +40,7 @@ class Server:
         flags = ["--device", "cuda", "--no-access-log", "--max-running", str(a.max_running),
                  "--max-tokens-per-step", str(a.max_tokens_per_step), "--max-step-ms", "0", "--max-waiting", "16384",
                  "--max-waiting-tokens", "100000000", "--http-threads", "4", "--step-trace", self.trace.name,
-                 *a.serve.split()]
+                 *([] if a.shared else ["--no-prefix-cache"]), *a.serve.split()]
         began = time.perf_counter()
         self.process, log = start(a.kvasir, a.model, *flags)
         self.port, self.device = log[-1]["http_port"], next((e["device"] for e in log if "device" in e), None)
