@@ -143,6 +143,7 @@ int inspect(int argc, char** argv) {
     std::fprintf(stderr, "kvasir inspect: %s\n", pools.status().message().c_str());
     return kUsage;
   }
+  const int64_t active = files->weights->parameters() - c.idle_parameters();
   if (as_json) {
     nlohmann::ordered_json j = {{"name", c.name},
                                 {"architecture", c.architecture},
@@ -157,6 +158,9 @@ int inspect(int argc, char** argv) {
                                 {"vocab", c.vocab},
                                 {"context", c.context},
                                 {"window", c.window},
+                                {"experts", c.experts.routing.experts},
+                                {"experts_used", c.experts.routing.used},
+                                {"active_parameters", active},
                                 {"weight_bytes", files->weights->bytes()},
                                 {"kv_type", form->to_string()},
                                 {"kv_bytes_per_token", kv},
@@ -177,6 +181,9 @@ int inspect(int argc, char** argv) {
   std::printf("parameters    %.1f M in %zu tensors\n", double(files->weights->parameters()) / 1e6, all.size());
   std::printf("layers        %d, hidden %d, ffn %d, heads %d of %d, kv heads %d\n", c.layers, c.hidden, c.ffn, c.heads,
               c.head_dim, c.kv_heads);
+  if (c.experts.routing.experts > 0)
+    std::printf("experts       %d of %d, %d of them and %.1f M parameters a token\n", c.experts.routing.experts,
+                c.experts.ffn, c.experts.routing.used, double(active) / 1e6);
   std::printf("vocabulary    %d\ncontext       %d\n", c.vocab, c.context);
   if (c.window > 0) std::printf("window        %d\n", c.window);
   for (auto& [name, t] : types)

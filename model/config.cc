@@ -60,6 +60,9 @@ Status ModelConfig::validate() const {
     return invalid_argument("the model has a residual multiplier beside norms that it cannot be folded into");
   if (output_norms && norm != NormKind::rms)
     return invalid_argument("the model has layer norms after its sublayers; only RMS norms are supported there");
+  KVASIR_TRY(experts.validate(layers));
+  if (experts.routing.experts > 0 && (!gated || !input_norms || output_norms))
+    return invalid_argument("the model has experts without gates, or beside norms that are not supported with them");
   return in_range("step time in ms", step_ms, 0, 60000);
 }
 
@@ -73,6 +76,14 @@ void ModelConfig::settle_longrope() {
     return;
   const double factor = double(context) / double(rope.original_context);
   rope.attention_factor = factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(double(rope.original_context)));
+}
+
+int64_t ModelConfig::idle_parameters() const {
+  const int64_t each = 3 * int64_t(experts.ffn) * hidden;
+  int64_t out = 0;
+  for (int32_t i = 0; i < layers; ++i)
+    if (experts.in_layer(i)) out += each * (experts.routing.experts - experts.routing.used);
+  return out;
 }
 
 ModelInfo ModelConfig::info() const {

@@ -9,6 +9,7 @@
 
 #include "attention/rope.h"
 #include "core/status.h"
+#include "model/experts.h"
 #include "model/runner.h"
 
 namespace kvasir::model {
@@ -46,6 +47,7 @@ struct ModelConfig {
   bool gated = true;  // the MLP is activation(gate) * up, not activation(up)
   Activation activation = Activation::silu;
   bool qkv_bias = false, out_bias = false, mlp_bias = false, head_bias = false;
+  ExpertsConfig experts;      // instead of one MLP
   bool qkv_by_group = false;  // the fused tensor has the rows of each key/value head together: its queries, key, value
 
   float embedding_scale = 1, residual_scale = 1, logit_scale = 1;
@@ -78,6 +80,8 @@ struct ModelConfig {
   void set_window_pattern(int32_t pattern);
   // LongRoPE's magnitude is that of the model's whole context, whichever part of it is served.
   void settle_longrope();
+  // Parameters of experts that a token does not choose.
+  int64_t idle_parameters() const;
   // Every field within what the rest of the program can bear; names the first that is not.
   Status validate() const;
   ModelInfo info() const;

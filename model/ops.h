@@ -41,6 +41,20 @@ struct Attend {
   Vector sinks = {};
 };
 
+// [2 * ffn, hidden], gates first ([ffn, hidden] without gates), and [hidden, ffn].
+struct Mlp {
+  Matrix up, down;
+};
+
+// A layer's experts, as add_experts() is told of them.
+struct Experts {
+  Routing routing;
+  Activation activation = Activation::silu;
+  Matrix router;      // [experts, hidden]
+  Vector correction;  // Routing's; none: id -1
+  std::vector<Mlp> mlps;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -56,6 +70,11 @@ class Ops {
   virtual Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard = Shard::whole) = 0;
   // Layers that attend alike share a kind; heads are those of the whole model. A step of begin() plans all kinds.
   virtual Result<int32_t> add_attention(const attention::Attributes& attributes) = 0;
+
+  // A layer's experts, for moe(). A device that has none says so here.
+  virtual Result<int32_t> add_experts(Experts) {
+    return unimplemented("mixtures of experts are not supported on this device; on the CPU they are (--device cpu)");
+  }
 
   // A step. The runner has called begin(); all that follows is for its rows.
   virtual Status embed(Matrix table, float scale, Buffer out) = 0;
@@ -81,6 +100,10 @@ class Ops {
   }
   // out = activation(linear()), for an MLP without gates.
   virtual Status activate(Activation activation, Buffer in, Buffer out) = 0;
+  // out += the sum of the experts that each row's router chooses, as it weighs them.
+  virtual Status moe(Buffer, int32_t, Buffer) { return unimplemented("this device has no mixtures of experts"); }
+  // in_out *= sigmoid(in . gate)
+  virtual Status sigmoid_gate(Buffer, Vector, Buffer) { return unimplemented("this device has no gates of rows"); }
   // Append this step's keys and values to the cache, and attend. qkv rows are [q heads | k heads | v heads].
   virtual Status attend(const Attend& how, Buffer qkv, Buffer out) = 0;
   // attend() of linear(), which nobody else reads: `between` is room for it, in what precision the device likes.

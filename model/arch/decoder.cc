@@ -86,8 +86,18 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
   KVASIR_ASSIGN(l.attn_out, in.attention_out(i));
   if (c_.output_norms) KVASIR_TRY(norm("post_attention_norm", &l.attn_output_norm));
   if (c_.input_norms && !c_.shared_norm) KVASIR_TRY(norm("ffn_norm", &l.ffn_norm));
-  KVASIR_ASSIGN(l.mlp.up, in.up(i));
-  KVASIR_ASSIGN(l.mlp.down, in.down(i));
+  if (c_.experts.in_layer(i)) {
+    KVASIR_ASSIGN(Experts experts, in.experts(i));
+    KVASIR_ASSIGN(l.experts, ops_.add_experts(std::move(experts)));
+    if (c_.experts.shared_ffn > 0) {
+      KVASIR_ASSIGN(l.mlp, in.shared_expert(i));
+    }
+    if (c_.experts.shared_ffn > 0 && c_.experts.shared_gate) {
+      KVASIR_ASSIGN(l.shared_gate, in.vector(in.of(i, "ffn_gate_inp_shexp.weight"), c_.hidden));
+    }
+  } else {
+    KVASIR_ASSIGN(l.mlp, in.mlp(i));
+  }
   if (c_.output_norms) KVASIR_TRY(norm("post_ffw_norm", &l.ffn_output_norm));
   return {};
 }
@@ -100,6 +110,10 @@ Status Decoder::make_buffers() {
   KVASIR_ASSIGN(attended_, ops_.make_buffer(q, false, Shard::rows));
   KVASIR_ASSIGN(up_, ops_.make_buffer((c_.gated ? 2 : 1) * int64_t(c_.ffn), false, Shard::rows));
   KVASIR_ASSIGN(ffn_, ops_.make_buffer(c_.ffn, false, Shard::rows));
+  if (c_.experts.shared_ffn > 0) {
+    KVASIR_ASSIGN(shared_up_, ops_.make_buffer(2 * int64_t(c_.experts.shared_ffn), false, Shard::rows));
+    KVASIR_ASSIGN(shared_ffn_, ops_.make_buffer(c_.experts.shared_ffn, false, Shard::rows));
+  }
   KVASIR_ASSIGN(last_, ops_.make_buffer(c_.hidden, true));
   KVASIR_ASSIGN(logits_, ops_.make_buffer(c_.vocab, true));
   return {};
@@ -125,11 +139,14 @@ Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
   return ops_.attend(how, qkv_, attended_);
 }
 
-// The place where a layer's MLP would be experts.
-Status Decoder::feed_forward(const DecoderLayer& l, Buffer in) {
-  if (c_.gated) return ops_.linear_glu(in, l.mlp.up, c_.activation, up_, ffn_);
-  KVASIR_TRY(ops_.linear(in, l.mlp.up, up_));
-  return ops_.activate(c_.activation, up_, ffn_);
+// All but the way back of an MLP.
+Status Decoder::feed_forward(const DecoderLayer& l, Buffer in, Buffer up, Buffer ffn) {
+  if (!c_.gated) {
+    KVASIR_TRY(ops_.linear(in, l.mlp.up, up));
+    return ops_.activate(c_.activation, up, ffn);
+  }
+  KVASIR_TRY(ops_.linear_glu(in, l.mlp.up, c_.activation, up, ffn));
+  return l.shared_gate.id < 0 ? Status() : ops_.sigmoid_gate(in, l.shared_gate, ffn);
 }
 
 Status Decoder::add(Buffer in, Matrix weight, const Norm& output_norm) {
@@ -148,9 +165,12 @@ Status Decoder::forward() {
     KVASIR_TRY(attend(l, i, read));
     if (!c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm));
     if (c_.input_norms && !c_.shared_norm) KVASIR_TRY(norm(x_, l.ffn_norm, h_));
-    KVASIR_TRY(feed_forward(l, read));
+    const bool experts = l.experts >= 0, mlp = l.mlp.down.id >= 0;
+    const Buffer ffn = experts ? shared_ffn_ : ffn_;
+    if (mlp) KVASIR_TRY(feed_forward(l, read, experts ? shared_up_ : up_, ffn));
+    if (experts) KVASIR_TRY(ops_.moe(read, l.experts, x_));
     if (c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm));
-    KVASIR_TRY(add(ffn_, l.mlp.down, l.ffn_output_norm));
+    if (mlp) KVASIR_TRY(add(ffn, l.mlp.down, l.ffn_output_norm));
   }
   return {};
 }

@@ -18,17 +18,14 @@ struct Norm {
   Vector weight, bias;
 };
 
-struct Mlp {
-  Matrix up;  // [2 * ffn, hidden], gates first, or [ffn, hidden] without gates
-  Matrix down;
-};
-
 struct DecoderLayer {
   Norm attn_norm, ffn_norm, attn_output_norm, ffn_output_norm;
   Vector q_norm, k_norm;
   Matrix qkv, attn_out;
   int32_t attention = 0;  // its kind, as Ops knows it
-  Mlp mlp;
+  Mlp mlp;                // where there are experts: what is shared beside them, if anything is
+  int32_t experts = -1;   // as Ops knows them
+  Vector shared_gate;
 };
 
 class Decoder : public Network {
@@ -44,7 +41,7 @@ class Decoder : public Network {
   Status make_buffers();
   Status norm(Buffer in, const Norm& norm, Buffer out);
   Status attend(const DecoderLayer& layer, int32_t i, Buffer in);
-  Status feed_forward(const DecoderLayer& layer, Buffer in);
+  Status feed_forward(const DecoderLayer& layer, Buffer in, Buffer up, Buffer ffn);
   Status add(Buffer in, Matrix weight, const Norm& output_norm);
 
   ModelConfig c_;
@@ -53,12 +50,13 @@ class Decoder : public Network {
   Matrix embedding_, head_;
   Norm embedding_norm_, output_norm_;
   std::vector<DecoderLayer> layers_;
-  Buffer x_, h_;     // [T, hidden]: the residual stream, and what a sublayer reads
-  Buffer qkv_;       // [T, (heads + 2 * kv_heads) * head_dim]
-  Buffer attended_;  // [T, heads * head_dim]
-  Buffer up_, ffn_;  // [T, 2 * ffn] (without gates [T, ffn]), [T, ffn]
-  Buffer last_;      // [R, hidden]: the rows that want logits
-  Buffer logits_;    // [R, vocab]
+  Buffer x_, h_;                   // [T, hidden]: the residual stream, and what a sublayer reads
+  Buffer qkv_;                     // [T, (heads + 2 * kv_heads) * head_dim]
+  Buffer attended_;                // [T, heads * head_dim]
+  Buffer up_, ffn_;                // [T, 2 * ffn] (without gates [T, ffn]), [T, ffn]
+  Buffer shared_up_, shared_ffn_;  // likewise, of the MLP beside experts
+  Buffer last_;                    // [R, hidden]: the rows that want logits
+  Buffer logits_;                  // [R, vocab]
 };
 
 Result<std::unique_ptr<Network>> load_decoder(const ModelConfig& config, Weights& weights, Ops& ops,

@@ -35,14 +35,14 @@ HostTensor LayerLoader::straightened(HostTensor t) const {
   return t;
 }
 
-Result<Matrix> LayerLoader::stacked(int32_t layer, const char* fused, std::span<const Part> parts, int64_t cols,
+Result<Matrix> LayerLoader::stacked(int32_t layer, const std::string& fused, std::span<const Part> parts, int64_t cols,
                                     bool bias, bool by_group) {
   int64_t rows = 0;
   for (const Part& p : parts) rows += p.rows;
   const bool whole = w_.has(of(layer, cat(fused, ".weight")));
   auto load = [&](const char* ending, bool is_matrix) -> Result<std::vector<HostTensor>> {
     std::vector<HostTensor> out;
-    auto add = [&](const char* name, int64_t n) -> Status {
+    auto add = [&](const std::string& name, int64_t n) -> Status {
       KVASIR_ASSIGN(HostTensor t, is_matrix ? w_.get(of(layer, cat(name, ending)), n, cols)
                                             : w_.get(of(layer, cat(name, ending)), 1, n));
       out.push_back(whole && by_group ? straightened(std::move(t)) : std::move(t));
@@ -75,14 +75,65 @@ Result<Matrix> LayerLoader::attention_out(int32_t layer) {
   return matrix(of(layer, "attn_output"), c_.hidden, int64_t(c_.heads) * c_.head_dim, Shard::cols, c_.out_bias);
 }
 
-Result<Matrix> LayerLoader::up(int32_t layer) {
-  if (!c_.gated) return matrix(of(layer, "ffn_up"), c_.ffn, c_.hidden, Shard::rows, c_.mlp_bias);
-  const Part parts[] = {{"ffn_gate", c_.ffn}, {"ffn_up", c_.ffn}};
-  return stacked(layer, "ffn_gate_up", parts, c_.hidden, c_.mlp_bias, false);
+Result<Mlp> LayerLoader::mlp(int32_t layer, int64_t ffn, std::string_view ending) {
+  const std::string gate = cat("ffn_gate", ending), up = cat("ffn_up", ending);
+  Mlp out;
+  if (c_.gated) {
+    const Part parts[] = {{gate, ffn}, {up, ffn}};
+    KVASIR_ASSIGN(out.up, stacked(layer, cat("ffn_gate_up", ending), parts, c_.hidden, c_.mlp_bias, false));
+  } else {
+    KVASIR_ASSIGN(out.up, matrix(of(layer, up), ffn, c_.hidden, Shard::rows, c_.mlp_bias));
+  }
+  KVASIR_ASSIGN(out.down, matrix(of(layer, cat("ffn_down", ending)), c_.hidden, ffn, Shard::cols, c_.mlp_bias));
+  return out;
 }
 
-Result<Matrix> LayerLoader::down(int32_t layer) {
-  return matrix(of(layer, "ffn_down"), c_.hidden, c_.ffn, Shard::cols, c_.mlp_bias);
+Result<Experts> LayerLoader::experts(int32_t layer) {
+  const ExpertsConfig& e = c_.experts;
+  Experts out{.routing = e.routing, .activation = c_.activation};
+  KVASIR_ASSIGN(out.router,
+                matrix(of(layer, "ffn_gate_inp"), e.routing.experts, c_.hidden, Shard::whole, e.router_bias));
+  if (e.routing.corrected) {
+    KVASIR_ASSIGN(out.correction, vector(of(layer, "exp_probs_b.bias"), e.routing.experts));
+  }
+  for (int32_t i = 0; i < e.routing.experts; ++i) {
+    KVASIR_ASSIGN(Mlp one, expert(layer, i));
+    out.mlps.push_back(one);
+  }
+  return out;
+}
+
+Result<Mlp> LayerLoader::expert(int32_t layer, int32_t i) {
+  const int64_t ffn = c_.experts.ffn;
+  std::vector<HostTensor> up;
+  auto add = [&](std::string_view name, int64_t rows) -> Status {
+    KVASIR_ASSIGN(HostTensor t, of_expert(layer, name, i, rows, c_.hidden));
+    up.push_back(std::move(t));
+    return {};
+  };
+  if (w_.has(of(layer, "ffn_gate_up_exps.weight"))) {
+    KVASIR_TRY(add("ffn_gate_up", 2 * ffn));
+  } else {
+    KVASIR_TRY(add("ffn_gate", ffn));
+    KVASIR_TRY(add("ffn_up", ffn));
+  }
+  Mlp out;
+  KVASIR_ASSIGN(out.up, ops_.load_matrix(w_, up, Shard::rows));
+  KVASIR_ASSIGN(HostTensor down, of_expert(layer, "ffn_down", i, c_.hidden, ffn));
+  KVASIR_ASSIGN(out.down, ops_.load_matrix(w_, {&down, 1}, Shard::cols));
+  return out;
+}
+
+// Its part of one tensor that holds all experts', or a tensor of its own.
+Result<HostTensor> LayerLoader::of_expert(int32_t layer, std::string_view name, int32_t expert, int64_t rows,
+                                          int64_t cols) {
+  const std::string all = of(layer, cat(name, "_exps.weight"));
+  if (!w_.has(all)) return w_.get(of(layer, cat(name, ".", expert, ".weight")), rows, cols);
+  KVASIR_ASSIGN(HostTensor t, w_.get(all, c_.experts.routing.experts * rows, cols));
+  t.bytes /= c_.experts.routing.experts;
+  t.data += expert * t.bytes;
+  t.rows = rows;
+  return t;
 }
 
 }  // namespace kvasir::model

@@ -22,17 +22,21 @@ class LayerLoader {
   Result<Matrix> matrix(const std::string& name, int64_t rows, int64_t cols, Shard shard, bool bias);
   Result<Matrix> qkv(int32_t layer);            // [(heads + 2 * kv_heads) * head_dim, hidden], rows
   Result<Matrix> attention_out(int32_t layer);  // [hidden, heads * head_dim], cols
-  Result<Matrix> up(int32_t layer);             // [2 * ffn, hidden] gates first, or [ffn, hidden], rows
-  Result<Matrix> down(int32_t layer);           // [hidden, ffn], cols
+  Result<Mlp> mlp(int32_t layer) { return mlp(layer, c_.ffn, ""); }
+  Result<Mlp> shared_expert(int32_t layer) { return mlp(layer, c_.experts.shared_ffn, "_shexp"); }
+  Result<Experts> experts(int32_t layer);
 
  private:
   // One fused tensor, or the parts that it would be made of, stacked by rows.
   struct Part {
-    const char* name;
+    std::string name;
     int64_t rows;
   };
-  Result<Matrix> stacked(int32_t layer, const char* fused, std::span<const Part> parts, int64_t cols, bool bias,
+  Result<Matrix> stacked(int32_t layer, const std::string& fused, std::span<const Part> parts, int64_t cols, bool bias,
                          bool by_group);
+  Result<Mlp> mlp(int32_t layer, int64_t ffn, std::string_view ending);
+  Result<Mlp> expert(int32_t layer, int32_t expert);
+  Result<HostTensor> of_expert(int32_t layer, std::string_view name, int32_t expert, int64_t rows, int64_t cols);
   HostTensor straightened(HostTensor t) const;
 
   const ModelConfig& c_;

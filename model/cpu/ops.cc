@@ -12,8 +12,6 @@
 
 namespace kvasir::model::cpu {
 namespace {
-// Below this many element operations waking the workers costs more than they save.
-constexpr int64_t kWorthSharing = 16384;
 // Rows of a product done together: their activations stay in the second-level cache.
 constexpr int64_t kRowBytes = 5 << 18;
 // Rows that are worth unpacking weights for once more.
@@ -28,19 +26,6 @@ GateKernel gate_kernel(const Kernels& kernels, Activation activation) {
 }  // namespace
 
 void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
-
-// Each worker has the same stretch of rows from one operation to the next, still in its cache.
-template <class F>
-void CpuOps::each_row(int64_t rows, int64_t work, const F& f) {
-  if (rows * work < kWorthSharing || rows == 1 || pool_.threads() == 1) {
-    for (int64_t i = 0; i < rows; ++i) f(i);
-  } else {
-    const int64_t parts = std::min<int64_t>(rows, 8 * pool_.threads());
-    pool_.for_each_near(parts, [&](int64_t part, int) {
-      for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; ++i) f(i);
-    });
-  }
-}
 
 Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
   matrices_.push_back(pack(parts, arena_, pool_, options_.precise));
@@ -276,13 +261,15 @@ Status CpuOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffe
   return {};
 }
 
+void CpuOps::glu_row(Activation activation, const float* gate, const float* up, int64_t n, float* out) const {
+  if (auto f = gate_kernel(kernels_, activation)) return f(gate, up, n, out);
+  for (int64_t i = 0; i < n; ++i) out[i] = activation_of(activation, gate[i]) * up[i];
+}
+
 Status CpuOps::glu(Activation activation, Buffer in, Buffer out) {
-  auto f = gate_kernel(kernels_, activation);
   each_row(rows(in), out.cols * 4, [&](int64_t t) {
-    const float *gate = data(in) + t * in.cols, *up = gate + out.cols;
-    float* to = data(out) + t * out.cols;
-    if (f) return f(gate, up, out.cols, to);
-    for (int64_t i = 0; i < out.cols; ++i) to[i] = activation_of(activation, gate[i]) * up[i];
+    const float* gate = data(in) + t * in.cols;
+    glu_row(activation, gate, gate + out.cols, out.cols, data(out) + t * out.cols);
   });
   return {};
 }

@@ -2,6 +2,7 @@
 // inside a product (float32 when `precise`).
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,6 +46,7 @@ class CpuOps final : public Ops {
   void set_bias(Matrix weight, Vector bias) override;
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
+  Result<int32_t> add_experts(Experts experts) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, false, out); }
@@ -58,6 +60,8 @@ class CpuOps final : public Ops {
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status activate(Activation activation, Buffer in, Buffer out) override;
   Status attend(const Attend& how, Buffer qkv, Buffer out) override;
+  Status moe(Buffer in, int32_t experts, Buffer out) override;
+  Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
   Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
 
@@ -86,6 +90,19 @@ class CpuOps final : public Ops {
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)].data(); }
   int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
+  // moe.cc: the rows of a step by expert.
+  struct ExpertRows;
+  struct LayerExperts {
+    Experts of;
+    Buffer logits;
+  };
+  Status choose_experts(const LayerExperts& layer, Buffer in);
+  template <class F>
+  void each_expert_piece(const std::vector<Input>& inputs, int64_t groups, int64_t most_groups, const F& f);
+  template <class RowAt>
+  std::vector<Input> expert_inputs(const LayerExperts& layer, Matrix Mlp::*which, bool dense, const RowAt& row_at);
+  void expert_glu(const LayerExperts& layer, Buffer in);
+  void glu_row(Activation activation, const float* gate, const float* up, int64_t n, float* out) const;
   // f(row) for every row, on the pool when there is enough to share.
   template <class F>
   void each_row(int64_t rows, int64_t work, const F& f);
@@ -110,6 +127,8 @@ class CpuOps final : public Ops {
   QuantRoom quants_;
   std::vector<float> padded_;
   std::vector<std::vector<float>> gates_;  // by worker
+  std::vector<LayerExperts> experts_;
+  std::shared_ptr<ExpertRows> expert_rows_;
   std::vector<kvcache::CacheView> caches_;
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
@@ -117,5 +136,19 @@ class CpuOps final : public Ops {
   const std::vector<int32_t>* tokens_ = nullptr;
   int64_t logit_rows_ = 0;
 };
+
+// Each worker has the same stretch of rows from one operation to the next, still in its cache.
+template <class F>
+void CpuOps::each_row(int64_t rows, int64_t work, const F& f) {
+  constexpr int64_t kWorthSharing = 16384;  // below, waking the workers costs more than they save
+  if (rows * work < kWorthSharing || rows == 1 || pool_.threads() == 1) {
+    for (int64_t i = 0; i < rows; ++i) f(i);
+  } else {
+    const int64_t parts = std::min<int64_t>(rows, 8 * pool_.threads());
+    pool_.for_each_near(parts, [&](int64_t part, int) {
+      for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; ++i) f(i);
+    });
+  }
+}
 
 }  // namespace kvasir::model::cpu

@@ -33,14 +33,27 @@ void put(uint8_t* p, T value) {
   std::memcpy(p, &value, sizeof value);
 }
 
+int64_t parameters_of(const ModelConfig& c) {
+  const int64_t hidden = c.hidden, heads = 2 * (int64_t(c.heads) + c.kv_heads);
+  int64_t out = c.vocab * hidden;
+  for (int32_t i = 0; i < c.layers; ++i) {
+    const bool experts = c.experts.in_layer(i);
+    const int64_t ffn = experts ? int64_t(c.experts.ffn) * c.experts.routing.experts + c.experts.shared_ffn : c.ffn;
+    out += heads * c.head_dim * hidden + (c.gated ? 3 : 2) * ffn * hidden;
+    if (experts) out += c.experts.routing.experts * hidden;
+  }
+  return out;
+}
+
 class DummyWeights final : public Weights {
  public:
-  explicit DummyWeights(const ModelConfig& c) : seed_(c.dummy_seed), type_(*find_type(c.quantization)) {}
+  explicit DummyWeights(const ModelConfig& c) : config_(c), seed_(c.dummy_seed), type_(*find_type(c.quantization)) {}
 
   bool has(std::string_view) const override { return false; }  // nothing fused, and a tied head
 
   Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
-    HostTensor t{std::string(name), rows == 1 ? WeightType::f32 : type_, rows, cols, nullptr, 0};
+    const bool plain = rows == 1 || name.ends_with(".ffn_gate_inp.weight");  // routers, as files have them
+    HostTensor t{std::string(name), plain ? WeightType::f32 : type_, rows, cols, nullptr, 0};
     const TypeInfo& info = *type_info(t.type);
     t.bytes = rows * cols / info.block * info.bytes;
     if (leave_seeded_ && rows > 1) {
@@ -60,8 +73,12 @@ class DummyWeights final : public Weights {
   }
   void release(const HostTensor& tensor) override { live_[tensor.name].reset(); }
   void leave_seeded() override { leave_seeded_ = true; }
-  int64_t parameters() const override { return parameters_; }
-  int64_t bytes() const override { return bytes_; }
+  // Before anybody has asked for them, of the matrices that will be asked for.
+  int64_t parameters() const override { return parameters_ > 0 ? parameters_ : parameters_of(config_); }
+  int64_t bytes() const override {
+    const TypeInfo& info = *type_info(type_);
+    return bytes_ > 0 ? bytes_ : parameters_of(config_) / info.block * info.bytes;
+  }
   std::vector<HostTensor> tensors() const override { return {}; }  // they are made when asked for
 
  private:
@@ -106,6 +123,7 @@ class DummyWeights final : public Weights {
     }
   }
 
+  ModelConfig config_;
   uint64_t seed_;
   WeightType type_;
   bool leave_seeded_ = false;
@@ -147,6 +165,11 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
   const Field fields[] = {{"layers", &c.layers}, {"hidden", &c.hidden},     {"ffn", &c.ffn},
                           {"heads", &c.heads},   {"kv_heads", &c.kv_heads}, {"head_dim", &c.head_dim},
                           {"vocab", &c.vocab},   {"context", &c.context},   {"window", &c.window}};
+  Routing& routing = c.experts.routing;
+  const Field expert_fields[] = {{"experts", &routing.experts},
+                                 {"experts_used", &routing.used},
+                                 {"expert_ffn", &c.experts.ffn},
+                                 {"shared_ffn", &c.experts.shared_ffn}};
   size_t comma = spec.find(',');
   const DummyShape* shape = find_dummy_shape(spec.substr(0, comma));
   c.architecture = shape ? shape->architecture : spec.substr(0, comma);
@@ -166,6 +189,9 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
     const Field* field = nullptr;
     for (const Field& f : fields)
       if (f.name == key) field = &f;
+    if (routing.experts > 0)
+      for (const Field& f : expert_fields)
+        if (f.name == key) field = &f;
     if (field) {
       if (!number(field->value) || *field->value < 0) return bad_value(key, value, "a whole number");
     } else if (key == "seed") {
@@ -180,20 +206,23 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
       type = *t;
     } else {
       return bad_value(key, value,
-                       "left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, "
-                       "context, window, seed, step_ms, type and name");
+                       cat("left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, ",
+                           "window, seed, step_ms, type and name",
+                           routing.experts > 0 ? ", and experts, experts_used, expert_ffn and shared_ffn" : ""));
     }
   }
   if (c.head_dim == 0) c.head_dim = c.heads > 0 ? std::max(2, c.hidden / c.heads) : 64;
   if (c.heads == 0) c.heads = std::max(1, c.hidden / c.head_dim);
   if (c.kv_heads == 0) c.kv_heads = c.heads % 2 == 0 ? c.heads / 2 : c.heads;
   if (c.ffn == 0) c.ffn = 2 * c.hidden;
+  if (routing.experts > 0 && c.experts.ffn == 0) c.experts.ffn = std::max(32, c.hidden / 64 * 32);
   if (c.vocab < kDummyMinVocab) return bad_value("vocab", cat(c.vocab), cat("at least ", kDummyMinVocab));
   c.rope.rotary_dim = c.head_dim;
   if (a && a->derive) a->derive(c);
   KVASIR_TRY(c.validate());
   int32_t block = type_info(type)->block;
-  for (int64_t cols : {int64_t(c.hidden), int64_t(c.ffn), int64_t(c.heads) * c.head_dim})
+  for (int64_t cols : {int64_t(c.hidden), int64_t(c.ffn), int64_t(c.heads) * c.head_dim, int64_t(c.experts.ffn),
+                       int64_t(c.experts.shared_ffn)})
     if (cols % block != 0)
       return bad_value("type", type_info(type)->name,
                        cat("f32, f16 or bf16 when a row of ", cols, " is no multiple of ", block));

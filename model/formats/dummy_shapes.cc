@@ -26,6 +26,10 @@ constexpr DummyShape kShapes[] = {
     {"olmo-2-7b", "olmo2", 32, 4096, 11008, 32, 32, 128, 100352, 4096, 500000},
     {"granite-3.3-8b", "granite", 40, 4096, 12800, 32, 8, 128, 49159, 131072, 1e7},
     {"seed-oss-36b", "seed_oss", 64, 5120, 27648, 80, 8, 128, 155136, 524288, 1e7},
+    {"mixtral-8x7b", "mixtral", 32, 4096, 14336, 32, 8, 128, 32000, 32768, 1e6, 0, 8, 2, 14336},
+    {"qwen1.5-moe-a2.7b", "qwen2_moe", 24, 2048, 5632, 16, 16, 128, 151936, 8192, 1e6, 0, 60, 4, 1408, 5632},
+    {"qwen3-30b-a3b", "qwen3_moe", 48, 2048, 6144, 32, 4, 128, 151936, 40960, 1e6, 0, 128, 8, 768},
+    {"qwen3-235b-a22b", "qwen3_moe", 94, 4096, 12288, 64, 4, 128, 151936, 40960, 1e6, 0, 128, 8, 1536},
 };
 
 }  // namespace
@@ -35,6 +39,9 @@ void DummyShape::apply(ModelConfig& c) const {
   c.layers = layers, c.hidden = hidden, c.ffn = ffn, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = head_dim;
   c.vocab = vocab, c.context = context, c.window = window;
   c.rope.base = rope_base;
+  if (experts == 0) return;
+  c.experts.routing.experts = experts, c.experts.routing.used = experts_used;
+  c.experts.ffn = expert_ffn, c.experts.shared_ffn = shared_ffn;
 }
 
 std::span<const DummyShape> dummy_shapes() { return kShapes; }

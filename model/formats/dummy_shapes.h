@@ -14,6 +14,7 @@ struct DummyShape {
   int32_t layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context;
   double rope_base = 10000;
   int32_t window = 0;
+  int32_t experts = 0, experts_used = 0, expert_ffn = 0, shared_ffn = 0;
 
   void apply(ModelConfig& c) const;
 };

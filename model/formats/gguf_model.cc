@@ -18,7 +18,8 @@ class GgufWeights final : public Weights {
     if (!t) return invalid_argument(cat(gguf_->name(), ": the tensor ", names_.gguf(ours).front(), " is missing"));
     const std::string name(t->name);
     read_.insert(t->name);
-    if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1)
+    // Experts' matrices in one tensor are the rows of them all.
+    if (t->dims[0] != cols || rows % t->dims[1] != 0 || t->dims[2] != rows / t->dims[1] || t->dims[3] != 1)
       return invalid_argument(cat(gguf_->name(), ": tensor ", name, " at byte ", t->offset, " is ", t->dims[0], " x ",
                                   t->dims[1], " x ", t->dims[2], " x ", t->dims[3],
                                   "; the model's configuration wants ", cols, " x ", rows));
@@ -26,7 +27,11 @@ class GgufWeights final : public Weights {
   }
 
   void release(const HostTensor& tensor) override {
-    if (const GgufTensor* t = gguf_->tensor(tensor.name)) gguf_->release(*t);
+    const GgufTensor* t = gguf_->tensor(tensor.name);
+    if (!t) return;
+    GgufTensor part = *t;  // perhaps one expert's
+    part.data = tensor.data, part.bytes = tensor.bytes;
+    gguf_->release(part);
   }
 
   std::vector<std::string> unread() const override {

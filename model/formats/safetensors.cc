@@ -67,6 +67,14 @@ Result<SafeTensor> parse_tensor(const std::string& where, const json& entry, std
   return t;
 }
 
+// A vector may be a matrix of one row, and a stack of matrices is the rows of them all.
+bool is_shape(const std::vector<int64_t>& shape, int64_t rows, int64_t cols) {
+  if (shape.empty()) return rows * cols == 1;
+  int64_t before = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) before *= shape[i];
+  return shape.back() == cols && before == rows && (rows > 1 || shape.size() < 3);
+}
+
 class FolderWeights final : public Weights {
  public:
   explicit FolderWeights(TensorNames names) : names_(names) {}
@@ -91,8 +99,7 @@ class FolderWeights final : public Weights {
     if (it == tensors_.end()) return invalid_argument(cat(folder_, ": the tensor ", missing(name), " is missing"));
     const SafeTensor& t = it->second;
     read_.insert(it->first);
-    std::vector<int64_t> want = rows == 1 ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
-    if (t.shape != want && !(rows * cols == 1 && t.shape.empty())) {
+    if (!is_shape(t.shape, rows, cols)) {
       std::string shape;
       for (int64_t n : t.shape) shape += cat(shape.empty() ? "" : " x ", n);
       return invalid_argument(
@@ -105,7 +112,10 @@ class FolderWeights final : public Weights {
   void leave_bytes() override { leave_bytes_ = true; }
   void release(const HostTensor& tensor) override {
     auto it = find(tensor.name);
-    if (it != tensors_.end()) files_[size_t(it->second.file)]->release(it->second.data, size_t(it->second.bytes));
+    if (it == tensors_.end()) return;
+    const SafeTensor& t = it->second;
+    const bool own = tensor.owned || !tensor.data;  // else perhaps one expert's part
+    files_[size_t(t.file)]->release(own ? t.data : tensor.data, size_t(own ? t.bytes : tensor.bytes));
   }
   std::vector<std::string> unread() const override {
     std::vector<std::string> out;

@@ -31,27 +31,43 @@ constexpr TensorName kLlama[] = {
     {"blk.#.ffn_up", "model.layers.#.mlp.up_proj"},
     {"blk.#.ffn_gate_up", "model.layers.#.mlp.gate_up_proj"},
     {"blk.#.ffn_down", "model.layers.#.mlp.down_proj"},
+    {"blk.#.ffn_gate_inp", "model.layers.#.mlp.gate"},
+    {"blk.#.ffn_gate.%", "model.layers.#.mlp.experts.%.gate_proj"},
+    {"blk.#.ffn_up.%", "model.layers.#.mlp.experts.%.up_proj"},
+    {"blk.#.ffn_down.%", "model.layers.#.mlp.experts.%.down_proj"},
+    {"blk.#.ffn_gate_up_exps", "model.layers.#.mlp.experts.gate_up_proj$"},
+    {"blk.#.ffn_down_exps", "model.layers.#.mlp.experts.down_proj$"},
+    {"blk.#.ffn_gate_shexp", "model.layers.#.mlp.shared_expert.gate_proj"},
+    {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_expert.up_proj"},
+    {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_expert.down_proj"},
+    {"blk.#.ffn_gate_inp_shexp", "model.layers.#.mlp.shared_expert_gate"},
 };
 
-// A name in parts: "blk.3.attn_q.weight" is "blk.#.attn_q", "3" and ".weight".
+// A name in parts: "blk.3.ffn_up.17.weight" is "blk.#.ffn_up.%", "3", "17" and ".weight".
 struct Parts {
   std::string stem;
-  std::string_view layer, ending;
+  std::string_view layer, expert, ending;
   explicit Parts(std::string_view name) {
     const size_t dot = name.rfind('.');
     if (dot != std::string_view::npos) ending = name.substr(dot), name = name.substr(0, dot);
     if (name.starts_with("blk.")) {
       layer = name.substr(4, name.find('.', 4) - 4);
       name.remove_prefix(std::min(name.size(), 4 + layer.size()));
-      stem = cat("blk.#", name);
+      if (const size_t last = name.rfind('.'); last + 1 < name.size() && name[last + 1] >= '0' && name[last + 1] <= '9')
+        expert = name.substr(last + 1), name.remove_suffix(expert.size());
+      stem = cat("blk.#", name, expert.empty() ? "" : "%");
     } else {
       stem = name;
     }
   }
   std::string fill(std::string_view pattern) const {
-    const size_t at = pattern.find('#');
-    std::string out =
-        at == std::string_view::npos ? std::string(pattern) : cat(pattern.substr(0, at), layer, pattern.substr(at + 1));
+    std::string out;
+    for (char c : pattern) {
+      if (c == '#' || c == '%')
+        out += c == '#' ? layer : expert;
+      else
+        out += c;
+    }
     if (!out.ends_with('$')) return out += ending;
     out.pop_back();
     return out;

@@ -9,7 +9,8 @@
 
 namespace kvasir::model {
 
-// Without ".weight" or ".bias", which follow in both; '#' is the layer. A name that ends in '$' is the whole name.
+// Without ".weight" or ".bias", which follow in both; '#' is the layer, '%' an expert
+// ("blk.3.ffn_up.17.weight"). A name that ends in '$' is the whole name.
 // Where `ours` stands in several lines the first that a file has counts.
 struct TensorName {
   std::string_view ours, hugging_face, gguf = {};  // empty: as everywhere

@@ -197,6 +197,24 @@ TEST(Inspect, ShowsOnlyPagesThatAServerCanHave) {
   EXPECT_THAT(odd.out, HasSubstr("page_size is 24; it must be a power of two"));
 }
 
+TEST(Inspect, SaysWhatATokenUsesOfExperts) {
+  if (!built("inspect")) GTEST_SKIP() << "this build has no model";
+  const Ran text = shell("inspect dummy:qwen3-30b-a3b --batch 1 --context 1024");
+  EXPECT_EQ(text.code, 0) << text.out;
+  EXPECT_THAT(text.out, HasSubstr("experts       128 of 768, 8 of them and "));
+  const std::string spec =
+      "dummy:qwen3_moe,layers=2,hidden=64,heads=2,kv_heads=1,head_dim=32,vocab=260,experts=4,expert_ffn=32";
+  const Ran object = shell("inspect --json " + spec + ",experts_used=1");
+  EXPECT_THAT(object.out, HasSubstr("\"experts\": 4,"));
+  EXPECT_THAT(object.out, HasSubstr("\"experts_used\": 1,"));
+  // The embedding; each layer's heads, router, and 4 experts of 3 matrices, 1 of which counts.
+  const int64_t all = 260 * 64 + 2 * (2 * 3 * 32 * 64 + 4 * 64 + 4 * 3 * 32 * 64);
+  EXPECT_THAT(object.out, HasSubstr("\"parameters\": " + std::to_string(all)));
+  EXPECT_THAT(object.out, HasSubstr("\"active_parameters\": " + std::to_string(all - 2 * 3 * 3 * 32 * 64)));
+  EXPECT_THAT(shell("inspect dummy:llama --json").out, HasSubstr("\"experts\": 0,"));
+  EXPECT_THAT(shell("inspect dummy:llama,experts=4").out, HasSubstr("experts is 4; it must be left out"));
+}
+
 TEST(Perplexity, AWindowPastTheContextIsRefusedBeforeAnyMemoryIsAskedFor) {
   if (!built("perplexity")) GTEST_SKIP() << "this build has no model";
   const ScratchFolder folder;

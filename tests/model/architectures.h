@@ -100,6 +100,14 @@ class StoredNetwork {
   std::vector<float> made(const nlohmann::json& t) const {
     const std::string how = t[2];
     if (how == "values") return t[3];
+    if (how == "experts") {
+      std::vector<float> all;
+      for (const auto& name : t[3]) {
+        const std::vector<float>& w = tensors_.at(name).values;
+        all.insert(all.end(), w.begin(), w.end());
+      }
+      return all;
+    }
     const Tensor& from = tensors_.at(t[3]);
     std::vector<float> w = from.values;
     if (how == "same") return w;

@@ -156,6 +156,11 @@ TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
                {"phi3 long", "rope_parameters", {{"rope_type", "longrope"}, {"long_factor", {1, 2}}}, "long_factor"},
                {"smollm3", "no_rope_layers", json::array({1}), "no_rope_layers"},
                {"bloom", "apply_residual_connection_post_layernorm", true, "apply_residual_connection_post_layernorm"},
+               {"qwen3_moe", "num_experts_per_tok", 9, "experts a token is 9"},
+               {"qwen3_moe", "decoder_sparse_step", 0, "decoder_sparse_step must be at least 1"},
+               {"qwen3_moe", "mlp_only_layers", {"x"}, "mlp_only_layers must be a list of layers"},
+               {"qwen3_moe", "moe_intermediate_size", 40, "feed-forward size is 40; it must be a multiple of 16"},
+               {"mixtral", "num_local_experts", 0, "num_experts must be at least 1"},
                {"mpt", "no_bias", false, "no_bias is false"},
                {"mpt", "attn_config", {{"clip_qkv", 6.0}}, "clip_qkv is 6"},
                {"mpt", "attn_config", {{"alibi", false}}, "alibi is false"},
@@ -164,6 +169,21 @@ TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
     json config = config_of(w.network);
     config[w.key] = w.value;
     EXPECT_THAT(refusal(w.network, config), testing::HasSubstr(w.says)) << w.network << " " << w.key << " " << w.value;
+  }
+}
+
+TEST(Architectures, AnExpertThatIsMissingIsNamed) {
+  const std::string missing = "model.layers.2.mlp.experts.5.up_proj.weight";
+  for (json one : all()["cases"]) {
+    if (one["name"] != "qwen3_moe") continue;
+    auto& tensors = one["tensors"];
+    for (auto it = tensors.begin(); it != tensors.end(); ++it)
+      if ((*it)[0] == missing) it = tensors.erase(it) - 1;
+    Folder folder("refused");
+    StoredNetwork(one).write_folder(folder);
+    RunnerOptions options;
+    options.model = folder.path.string();
+    EXPECT_THAT(load_runner(options).status().message(), testing::HasSubstr(missing));
   }
 }
 
@@ -183,6 +203,7 @@ TEST(Architectures, AMetadataKeyThatChangesNumbersIsReadOrRefusedByName) {
     const char* network;
     json kv;
   } wrong[] = {{"qwen3", {"expert_count", 4, 8, 4}},
+               {"qwen3_moe", {"expert_gating_func", 4, 9, 4}},
                {"qwen3", {"attention.clamp_kqv", 6, 8.0, 6}},
                {"qwen3", {"rope.scaling.type", 8, "unheard of", 8}},
                {"qwen3", {"attn_logit_softcapping", 6, 30.0, 6}},

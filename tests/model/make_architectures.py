@@ -74,6 +74,7 @@ def cases():
     bloom = dict(vocab_size=VOCAB, hidden_size=64, n_layer=4, n_head=4)
     falcon = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
     mpt = dict(vocab_size=VOCAB, d_model=64, n_heads=4, n_layers=4, max_seq_len=128)
+    experts = dict(base, moe_intermediate_size=48, num_experts=6, num_experts_per_tok=2)
     gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=16)
     return {
         "llama": ("llama", dict(base, attention_bias=True, mlp_bias=True), old(rope_theta=10000.0)),
@@ -113,6 +114,12 @@ def cases():
         "bloom": ("bloom", bloom, []),
         "bloom of 6 heads": ("bloom", dict(bloom, hidden_size=96, n_head=6), []),
         "mpt": ("mpt", mpt, []),
+        "qwen2_moe": ("qwen2_moe", dict(experts, shared_expert_intermediate_size=80), []),
+        "qwen2_moe of some layers": ("qwen2_moe", dict(experts, shared_expert_intermediate_size=32, decoder_sparse_step=2,
+                                                       mlp_only_layers=[3], norm_topk_prob=True), []),
+        "qwen3_moe": ("qwen3_moe", dict(experts, head_dim=16, norm_topk_prob=True, num_experts=8, num_experts_per_tok=3), []),
+        "qwen3_moe as it is": ("qwen3_moe", dict(experts, head_dim=16, mlp_only_layers=[0]), []),
+        "mixtral": ("mixtral", dict(base, head_dim=16, num_local_experts=4, num_experts_per_tok=2), []),
     }
 
 
@@ -178,6 +185,17 @@ def straight(w, heads, kv):
     return np.concatenate([g[:, :-2].reshape(-1, *w.shape[1:]), g[:, -2].reshape(-1, *w.shape[1:]), g[:, -1].reshape(-1, *w.shape[1:])])
 
 
+def of_experts(name, shape, data, tensors):
+    """A tensor that is all experts' of one."""
+    for source in tensors:
+        names = [source.replace(".experts.0.", f".experts.{e}.") for e in range(shape[0])]
+        if ".experts.0." not in source or not all(n in tensors for n in names):
+            continue
+        w = [tensors[n] for n in names]
+        if w[0].size * len(w) == data.size and np.allclose(np.stack(w).ravel(), data.ravel(), atol=1e-7):
+            return [name, shape, "experts", names]
+
+
 def recipe(name, shape, data, tensors, heads, kv):
     """How a tensor of the GGUF file comes of the folder's."""
     same = lambda a: a.shape == data.shape and np.allclose(a, data, atol=1e-7)
@@ -193,6 +211,8 @@ def recipe(name, shape, data, tensors, heads, kv):
                 return [name, shape, "neighbours", source, n]
         if w.shape[0] % (heads + 2 * kv) == 0 and same(straight(w, heads, kv)):
             return [name, shape, "straight", source, heads, kv]
+    if len(shape) == 3 and (made := of_experts(name, shape, data, tensors)):
+        return made
     if data.size <= 64:
         return [name, shape, "values", [float(v) for v in data.ravel()]]
     raise SystemExit(f"{name} {shape} comes of no tensor of the folder")
@@ -217,9 +237,10 @@ def make(case, model_type, kw, also):
         return one
 
 
-# What GGUF files do not say: ALiBi in Falcon, windows of Mistral and Qwen, Gemma's scale and pattern.
+# What GGUF files do not say: ALiBi in Falcon, windows of Mistral and Qwen, Gemma's scale and pattern, which of Qwen's
+# layers have experts and how these are weighed.
 NO_GGUF = {"falcon rw", "mistral with windows", "qwen2 with windows", "gemma2 of another scale",
-           "gemma3 in threes"}
+           "gemma3 in threes", "qwen2_moe of some layers", "qwen3_moe as it is"}
 # What the converter reads and transformers no longer writes.
 OLD_NAMES = {"gpt_neox": {"rotary_pct": .25}, "gpt_neox in turn": {"rotary_pct": .25}, "falcon": {"num_kv_heads": 1},
              "mpt": {"architectures": ["MPTForCausalLM"]}}

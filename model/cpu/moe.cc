@@ -1,0 +1,219 @@
+// Mixtures of experts on the host. The rows of a step are brought together by expert: the weights of a chosen expert
+// are read once, by the products that all matrices have, and those of the others not at all. A row's result is what
+// it would be alone, since products keep rows apart and its experts are added in the order of their scores.
+#include <cmath>
+#include <cstring>
+
+#include "core/check.h"
+#include "model/cpu/ops.h"
+
+namespace kvasir::model::cpu {
+namespace {
+constexpr int64_t kManyRows = 16;  // of one expert: weights are unpacked for them
+constexpr int64_t kTall = 16;      // kernels may write so many rows of integers together
+constexpr int64_t kLeastGroups = 8;
+constexpr int64_t kRowBytes = 5 << 18;  // of a piece, as in ops.cc
+}  // namespace
+
+// A slot is one of the experts of a row; those of an expert lie together, by row.
+struct CpuOps::ExpertRows {
+  struct Group {
+    int32_t expert;
+    int64_t first, count;  // slots
+    int64_t tall;          // where its rows of integers begin
+  };
+  struct Piece {
+    size_t input;
+    int64_t first, count, group, groups;
+  };
+  std::vector<int32_t> chosen, slots;  // [rows, used]
+  std::vector<float> weights;          // likewise
+  std::vector<int32_t> rows;           // of each slot
+  std::vector<int64_t> ends;           // by expert
+  std::vector<Group> groups;
+  std::vector<std::pair<size_t, int64_t>> pairs;  // of a group, from its row on
+  std::vector<Piece> pieces;
+  std::vector<float> in;       // [slots, hidden], where kernels want it so
+  std::vector<float> gated;    // [slots, ffn]
+  std::vector<float> results;  // [slots, hidden]
+  QuantRoom quants;
+};
+
+Result<int32_t> CpuOps::add_experts(Experts experts) {
+  if (!expert_rows_) expert_rows_ = std::make_shared<ExpertRows>();
+  LayerExperts layer{std::move(experts), {}};
+  KVASIR_CHECK(!layer.of.mlps.empty() && layer.of.mlps[0].down.cols % kGroup == 0, "experts of no whole groups");
+  if (experts_.empty() || experts_[0].of.mlps.size() != layer.of.mlps.size()) {
+    KVASIR_ASSIGN(layer.logits, make_buffer(layer.of.routing.experts, false, Shard::whole));
+  } else {
+    layer.logits = experts_[0].logits;
+  }
+  experts_.push_back(std::move(layer));
+  return int32_t(experts_.size() - 1);
+}
+
+Status CpuOps::choose_experts(const LayerExperts& layer, Buffer in) {
+  ExpertRows& x = *expert_rows_;
+  const Routing& r = layer.of.routing;
+  KVASIR_TRY(linear(in, layer.of.router, layer.logits));
+  const int64_t rows = this->rows(in), slots = rows * r.used;
+  x.chosen.resize(size_t(slots)), x.weights.resize(size_t(slots));
+  x.slots.resize(size_t(slots)), x.rows.resize(size_t(slots));
+  each_row(rows, r.experts * 16, [&](int64_t t) {
+    r.choose(data(layer.logits) + t * r.experts, vector(layer.of.correction), x.chosen.data() + t * r.used,
+             x.weights.data() + t * r.used);
+  });
+  x.ends.assign(size_t(r.experts), 0);
+  for (int32_t e : x.chosen) ++x.ends[size_t(e)];
+  x.groups.clear(), x.pairs.clear();
+  int64_t first = 0, tall = 0;
+  for (int32_t e = 0; e < r.experts; ++e) {
+    const int64_t count = x.ends[size_t(e)];
+    x.ends[size_t(e)] = first;  // and then where its next slot is
+    if (count == 0) continue;
+    for (int64_t t = 0; t < count; t += 2) x.pairs.emplace_back(x.groups.size(), t);
+    x.groups.push_back({e, first, count, tall});
+    first += count, tall += (count + kTall - 1) / kTall * kTall;
+  }
+  for (int64_t i = 0; i < slots; ++i) {
+    const int64_t slot = x.ends[size_t(x.chosen[size_t(i)])]++;
+    x.slots[size_t(i)] = int32_t(slot), x.rows[size_t(slot)] = int32_t(i / r.used);
+  }
+  return {};
+}
+
+// The left sides of the groups' products by their experts' `which`. row_at(slot): a row, which begins the next one
+// of its group where `dense`; then it is as long as the matrices are padded to.
+template <class RowAt>
+std::vector<CpuOps::Input> CpuOps::expert_inputs(const LayerExperts& layer, Matrix Mlp::*which, bool dense,
+                                                 const RowAt& row_at) {
+  ExpertRows& x = *expert_rows_;
+  std::vector<Input> out;
+  const int64_t cols = matrices_[size_t((layer.of.mlps[0].*which).id)].padded_cols();
+  const int64_t lines = (cols + 63) / 64 * 2;  // of a row in QuantRoom
+  const ExpertRows::Group& last = x.groups.back();
+  const QuantRows all = x.quants.rows(last.tall + last.count, cols);
+  for (const ExpertRows::Group& g : x.groups) {
+    const Matrix weight = layer.of.mlps[size_t(g.expert)].*which;
+    const PackedMatrix& m = matrices_[size_t(weight.id)];
+    Input in{m, g.count, nullptr, {}, vector(biases_[size_t(weight.id)])};
+    if (packing_info(m.packing).quantized && !options_.precise)
+      in.quants = {all.q + g.tall * lines * 64,
+                   all.d + g.tall,
+                   all.sums + 2 * g.tall * lines,
+                   all.offsets + 8 * g.tall * lines,
+                   all.planes + 8 * g.tall * lines,
+                   cols,
+                   g.count};
+    out.push_back(in);
+  }
+  const int64_t own = out[0].m.cols;
+  if (!dense && (own != cols || !std::all_of(out.begin(), out.end(), [](const Input& i) { return i.quants.q; })))
+    x.in.resize(std::max(x.in.size(), x.rows.size() * size_t(cols)));
+  each_row(int64_t(x.pairs.size()), 2 * cols, [&](int64_t i) {
+    const auto [group, begin] = x.pairs[size_t(i)];
+    const ExpertRows::Group& g = x.groups[group];
+    const Input& in = out[group];
+    for (int64_t t = begin; t < std::min(g.count, begin + 2); ++t) {
+      const float* row = row_at(g.first + t);
+      if (!dense && (own != cols || !in.quants.q)) {
+        float* to = x.in.data() + (g.first + t) * cols;
+        std::memcpy(to, row, size_t(own) * sizeof(float));
+        std::fill(to + own, to + cols, 0.0f);
+        row = to;
+      }
+      if (in.quants.q) kernels_.quantize(row, in.m.packing, in.quants, t);
+    }
+  });
+  for (size_t i = 0; i < out.size(); ++i)
+    if (!out[i].quants.q) out[i].x = dense ? row_at(x.groups[i].first) : x.in.data() + x.groups[i].first * cols;
+  return out;
+}
+
+// f(input, first row, rows, first group, groups, worker) until every input's rows have met `groups`: of few rows
+// several pieces for each worker, of many pieces whose outputs stay in its cache.
+template <class F>
+void CpuOps::each_expert_piece(const std::vector<Input>& inputs, int64_t groups, int64_t most_groups, const F& f) {
+  std::vector<ExpertRows::Piece>& pieces = expert_rows_->pieces;
+  pieces.clear();
+  const int64_t wanted = (8 * pool_.threads() + int64_t(inputs.size()) - 1) / int64_t(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Input& in = inputs[i];
+    const int64_t most = std::max<int64_t>(32, kRowBytes / (in.m.padded_cols() * (in.quants.q ? 3 : 4)) / 32 * 32);
+    const int64_t parts = in.rows > kManyRows ? (groups + most_groups - 1) / most_groups
+                                              : std::clamp<int64_t>(groups / kLeastGroups, 1, wanted);
+    for (int64_t first = 0; first < in.rows; first += most)
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t group = groups * part / parts, end = groups * (part + 1) / parts;
+        pieces.push_back({i, first, std::min(most, in.rows - first), group, end - group});
+      }
+  }
+  pool_.for_each_near(int64_t(pieces.size()), [&](int64_t i, int worker) {
+    const ExpertRows::Piece& p = pieces[size_t(i)];
+    f(p.input, p.first, p.count, p.group, p.groups, worker);
+  });
+}
+
+void CpuOps::expert_glu(const LayerExperts& layer, Buffer in) {
+  ExpertRows& x = *expert_rows_;
+  const auto inputs =
+      expert_inputs(layer, &Mlp::up, false, [&](int64_t slot) { return data(in) + x.rows[size_t(slot)] * in.cols; });
+  const PackedMatrix& down = matrices_[size_t(layer.of.mlps[0].down.id)];
+  const int64_t ffn = down.cols, stride = down.padded_cols(), half = ffn / kGroup;
+  x.gated.resize(std::max(x.gated.size(), x.rows.size() * size_t(stride)));
+  gates_.resize(size_t(pool_.threads()));
+  each_expert_piece(
+      inputs, half, 4, [&](size_t i, int64_t first, int64_t count, int64_t group, int64_t groups, int worker) {
+        const int64_t cols = groups * kGroup;
+        std::vector<float>& room = gates_[size_t(worker)];
+        room.resize(std::max(room.size(), size_t(count * 2 * cols)));
+        inputs[i].product(kernels_, first, count, group, groups, false, room.data(), 2 * cols);
+        inputs[i].product(kernels_, first, count, half + group, groups, false, room.data() + cols, 2 * cols);
+        for (int64_t t = 0; t < count; ++t) {
+          const float* gate = room.data() + t * 2 * cols;
+          float* to = x.gated.data() + (x.groups[i].first + first + t) * stride;
+          glu_row(layer.of.activation, gate, gate + cols, cols, to + group * kGroup);
+          if (group + groups == half) std::fill(to + ffn, to + stride, 0.0f);
+        }
+      });
+}
+
+Status CpuOps::moe(Buffer in, int32_t experts, Buffer out) {
+  ExpertRows& x = *expert_rows_;
+  const LayerExperts& layer = experts_[size_t(experts)];
+  KVASIR_CHECK(in.id != out.id, "experts cannot add to what they read");
+  if (rows(in) == 0) return {};
+  KVASIR_TRY(choose_experts(layer, in));
+  expert_glu(layer, in);
+  const int64_t used = layer.of.routing.used, stride = matrices_[size_t(layer.of.mlps[0].down.id)].padded_cols();
+  const auto inputs =
+      expert_inputs(layer, &Mlp::down, true, [&](int64_t slot) { return x.gated.data() + slot * stride; });
+  x.results.resize(std::max(x.results.size(), x.rows.size() * size_t(out.cols)));
+  each_expert_piece(inputs, inputs[0].m.groups, 16,
+                    [&](size_t i, int64_t first, int64_t count, int64_t group, int64_t groups, int) {
+                      float* to = x.results.data() + (x.groups[i].first + first) * out.cols + group * kGroup;
+                      inputs[i].product(kernels_, first, count, group, groups, false, to, out.cols);
+                    });
+  each_row(rows(in), used * out.cols, [&](int64_t t) {
+    float* to = data(out) + t * out.cols;
+    for (int64_t k = t * used; k < (t + 1) * used; ++k) {
+      const float weight = x.weights[size_t(k)], *from = x.results.data() + x.slots[size_t(k)] * out.cols;
+      for (int64_t i = 0; i < out.cols; ++i) to[i] += weight * from[i];
+    }
+  });
+  return {};
+}
+
+Status CpuOps::sigmoid_gate(Buffer in, Vector gate, Buffer in_out) {
+  const float* w = vector(gate);
+  each_row(rows(in), in.cols + in_out.cols, [&](int64_t t) {
+    double sum = 0;
+    for (int64_t i = 0; i < in.cols; ++i) sum += double(data(in)[t * in.cols + i]) * double(w[i]);
+    const auto scale = float(1 / (1 + std::exp(-sum)));
+    float* x = data(in_out) + t * in_out.cols;
+    for (int64_t i = 0; i < in_out.cols; ++i) x[i] *= scale;
+  });
+  return {};
+}
+
+}  // namespace kvasir::model::cpu
