@@ -56,8 +56,9 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t
 bool Draws::for_device(int64_t i) const {
   const SampleRow& r = row(i);
   const SamplingParams& p = *r.params;
-  return p.logprobs < 0 && p.repetition_penalty == 1 && p.presence_penalty == 0 && p.frequency_penalty == 0 &&
-         p.logit_bias.empty() && !r.mask && !r.constraint && !r.score_only &&
+  for (const SamplingNumber& n : kSamplingNumbers)
+    if (!n.on_device && n.set(p)) return false;
+  return p.logprobs < 0 && p.logit_bias.empty() && !r.mask && !r.constraint && !r.score_only &&
          (p.temperature == 0 || (p.typical_p >= 1 && (p.top_k <= kMostDeviceTopK || p.top_k >= vocab_)));
 }
 

@@ -22,27 +22,21 @@ uint32_t class_of(float weight) { return (kOne - std::min(kOne, std::bit_cast<ui
 // A token the mask forbids: finite, so that only a broken row has NaN or Inf.
 constexpr float kNever = std::numeric_limits<float>::lowest();
 
-Status range(const char* field, double value, double low, double high, const char* hint) {
-  if (value >= low && value <= high) return {};
-  return invalid_argument(cat(field, " is ", value, "; it must be from ", low, " to ", high, hint)).with_field(field);
-}
-
 }  // namespace
 
+Status SamplingNumber::check(const SamplingParams& p) const {
+  if (good(p)) return {};
+  return invalid_argument(cat(name, " is ", p.*to, "; it must be ", limits())).with_field(name);
+}
+
+std::string SamplingNumber::limits() const {
+  return above_low ? cat("more than ", low, " and at most ", high, "; ", hint)
+                   : cat("a number from ", low, " to ", high, "; ", hint);
+}
+
 Status SamplingParams::validate(int32_t vocab_size) const {
-  KVASIR_TRY(range("temperature", temperature, 0, 100, "; 0 is greedy"));
-  KVASIR_TRY(range("top_k", top_k, 0, INT32_MAX, "; 0 turns it off"));
-  if (!(top_p > 0 && top_p <= 1))
-    return invalid_argument(cat("top_p is ", top_p, "; it must be above 0 and at most 1")).with_field("top_p");
-  KVASIR_TRY(range("min_p", min_p, 0, 1, "; 0 turns it off"));
-  if (!(typical_p > 0 && typical_p <= 1))
-    return invalid_argument(cat("typical_p is ", typical_p, "; it must be above 0 and at most 1"))
-        .with_field("typical_p");
-  if (!(repetition_penalty > 0 && repetition_penalty <= 100))
-    return invalid_argument(cat("repetition_penalty is ", repetition_penalty, "; it must be above 0 and at most 100"))
-        .with_field("repetition_penalty");
-  KVASIR_TRY(range("presence_penalty", presence_penalty, -2, 2, ""));
-  KVASIR_TRY(range("frequency_penalty", frequency_penalty, -2, 2, ""));
+  for (const SamplingNumber& n : kSamplingNumbers) KVASIR_TRY(n.check(*this));
+  if (top_k < 0) return invalid_argument(cat("top_k is ", top_k, "; it must be 0 (off) or more")).with_field("top_k");
   if (logprobs < -1 || logprobs > vocab_size)
     return invalid_argument(cat("logprobs is ", logprobs, "; it must be from 0 to ", vocab_size))
         .with_field("logprobs");
@@ -50,12 +44,25 @@ Status SamplingParams::validate(int32_t vocab_size) const {
     if (token < 0 || token >= vocab_size)
       return invalid_argument(cat("logit_bias names token ", token, "; the vocabulary has ", vocab_size))
           .with_field("logit_bias");
-    KVASIR_TRY(range("logit_bias", bias, -100, 100, ""));
+    if (!(bias >= -100 && bias <= 100))
+      return invalid_argument(cat("logit_bias of token ", token, " is ", bias, "; it must be from -100 to 100"))
+          .with_field("logit_bias");
   }
   return {};
 }
 
 namespace {
+
+// Of the logits of tokens that may be drawn at all.
+double deviation(std::span<const float> logits) {
+  double sum = 0, squares = 0, n = 0;
+  for (const float l : logits) {
+    if (l == kNever) continue;
+    sum += double(l), squares += double(l) * double(l), n += 1;
+  }
+  const double mean = sum / n;
+  return std::sqrt(std::max(0.0, squares / n - mean * mean));
+}
 
 float logprob_of(int32_t token, std::span<const float> logits, float normalizer,
                  const std::vector<std::pair<int32_t, float>>& changed) {
@@ -215,7 +222,8 @@ int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float
   const float scale = std::min(1.0f / p.temperature, 1e8f);  // logits that differ at all differ by more than 1e-8
   const double u = uniform(p.seed, row.choice, row.position, nth);
   const bool some = p.top_k > 0 && p.top_k < vocab_;
-  if (!some && p.top_p >= 1 && p.min_p <= 0 && p.typical_p >= 1) {
+  const float reach = p.top_n_sigma > 0 ? p.top_n_sigma * float(deviation(logits)) : 0;
+  if (!some && p.top_n_sigma <= 0 && p.top_p >= 1 && p.min_p <= 0 && p.typical_p >= 1) {
     if (sum == 0) sum = sum_exponentials(logits, max, scale);
     return draw_of_all(logits, max, scale, u * sum);
   }
@@ -223,6 +231,10 @@ int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float
   double total = 0;
   if (some) {
     select(logits, max, size_t(p.top_k));
+    if (p.top_n_sigma > 0) std::erase_if(found_, [&](int32_t t) { return logits[size_t(t)] < max - reach; });
+    total = weigh(logits, max, scale);
+  } else if (p.top_n_sigma > 0) {
+    find_within(logits, max, reach);
     total = weigh(logits, max, scale);
   } else if (p.typical_p < 1) {
     find_within(logits, max, 88 / scale);

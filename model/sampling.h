@@ -19,6 +19,7 @@ struct SamplingParams {
   float top_p = 1.0f;
   float min_p = 0.0f;
   float typical_p = 1.0f;
+  float top_n_sigma = 0.0f;
   float repetition_penalty = 1.0f;  // over prompt and output
   float presence_penalty = 0.0f;    // over output
   float frequency_penalty = 0.0f;   // over output
@@ -27,6 +28,43 @@ struct SamplingParams {
   int32_t logprobs = -1;  // -1: none; k >= 0: the chosen token's and the top k's
 
   Status validate(int32_t vocab_size) const;
+};
+
+// The numbers among them that a client may send. Every protocol reads, checks and documents them by this table: a new
+// one is a member above, a row here, its use in the sampler, and a field of kvasir.proto.
+struct SamplingNumber {
+  const char* name;
+  float SamplingParams::*to;
+  float low, high;
+  bool above_low;          // `low` itself is too little
+  const char* hint;        // which value does nothing, for refusals
+  const char* what;        // for docs/api.md
+  bool on_device = false;  // what draws on a device knows it, too
+
+  bool good(const SamplingParams& p) const {  // a NaN is not
+    return (above_low ? p.*to > low : p.*to >= low) && p.*to <= high;
+  }
+  Status check(const SamplingParams& p) const;
+  std::string limits() const;  // "a number from 0 to 1; 0 is off"
+  bool set(const SamplingParams& p) const { return p.*to != SamplingParams().*to; }
+};
+// In the order in which they are judged.
+inline constexpr SamplingNumber kSamplingNumbers[] = {
+    {"temperature", &SamplingParams::temperature, 0, 100, false, "0 is greedy", "what logits are divided by", true},
+    {"top_p", &SamplingParams::top_p, 0, 1, true, "1 is off", "the likeliest tokens that together have this share",
+     true},
+    {"min_p", &SamplingParams::min_p, 0, 1, false, "0 is off",
+     "tokens of this share of the likeliest one's probability", true},
+    {"typical_p", &SamplingParams::typical_p, 0, 1, true, "1 is off", "the most typical tokens that have this share",
+     true},
+    {"top_n_sigma", &SamplingParams::top_n_sigma, 0, 100, false, "0 is off",
+     "tokens within so many standard deviations (of all logits) of the greatest logit"},
+    {"repetition_penalty", &SamplingParams::repetition_penalty, 0, 100, true, "1 is off",
+     "divides the logits of tokens of prompt and answer"},
+    {"presence_penalty", &SamplingParams::presence_penalty, -2, 2, false, "0 is off",
+     "taken from the logits of tokens of the answer"},
+    {"frequency_penalty", &SamplingParams::frequency_penalty, -2, 2, false, "0 is off",
+     "the same, as often as each has come"},
 };
 
 struct TokenLogprob {

@@ -1,5 +1,5 @@
-// What every protocol's generation request becomes before it is an engine::Request: the same fields under
-// one set of names, with room for values that are wrong, so that one place judges them.
+// What every protocol's generation request becomes: an engine::Request, its prompt not yet in tokens, and what is
+// said beside it. One place judges it.
 #pragma once
 
 #include <cstdint>
@@ -29,30 +29,29 @@ struct ChatInput {
 };
 using PromptInput = std::variant<TextInput, TokensInput, ChatInput>;
 
+// Who calls its parameters what: server/parameters.h.
+enum class Wire : uint8_t { completions, chat, messages, responses, v1, kserve, vllm, ppl };
+struct Parameter;
+
 struct GenerateInput {
   // What a client says of itself, for the request's line in the log and nothing else.
   struct Said {
     std::string user, metadata, cache_key;
   };
   const char* protocol = "";  // "openai.chat", "kvasir.v1": for the log and the metrics
-  std::string model;          // empty: the one that is served
+  Wire wire = Wire::v1;
+  std::string model;  // empty: the one that is served
   PromptInput prompt;
-  // Everything that is not below is taken from here as it is, and checked.
   engine::Request request;
   Said said;
-  std::optional<uint64_t> seed;  // unset: one is drawn
-  int64_t n = 1;
-  int64_t choices_of_call = 0;  // all the choices of the call this is part of; 0: n
-  std::optional<int64_t> max_tokens;
-  int64_t default_max_tokens = 0;               // where none is set, as far as the context allows; 0: up to the context
-  int64_t logprobs = -1, prompt_logprobs = -1;  // -1: none
-  std::vector<int64_t> stop_tokens;
-  std::vector<std::pair<int64_t, float>> logit_bias;
-  std::optional<std::vector<int64_t>> allowed_tokens;  // unset: all
-  // What this protocol calls the fields whose names differ.
-  const char* max_tokens_field = "max_tokens";
-  const char* stop_tokens_field = "stop_token_ids";
-  const char* logprobs_field = "logprobs";
+  bool draw_seed = true;           // the client gave none
+  int64_t choices_of_call = 0;     // all the choices of the call this is part of; 0: n
+  int64_t default_max_tokens = 0;  // where none is set, as far as the context allows; 0: up to the context
+  // Values of the client's that no member of `request` can hold, so that one place judges them; empty: a list without
+  // entries where that is not the same as none.
+  std::vector<std::pair<const Parameter*, std::optional<int64_t>>> unfit;
+  // Parameters under another of their names than the protocol's usual one.
+  std::vector<std::pair<const Parameter*, const char*>> names;
 };
 
 // Everything that can be said without a tokenizer.

@@ -255,18 +255,9 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   r.tenant = caller.tenant;
   r.weight = caller.weight;
   r.prompt = out.prompt;
-  r.n = int32_t(in.n);
-  r.max_tokens = in.max_tokens;
   if (!r.max_tokens && in.default_max_tokens > 0)
     r.max_tokens = std::min(in.default_max_tokens, info.context_length - int64_t(out.prompt.size()));
-  r.prompt_logprobs = int32_t(in.prompt_logprobs);
-  r.sampling.logprobs = int32_t(in.logprobs);
-  r.stop_tokens.assign(in.stop_tokens.begin(), in.stop_tokens.end());
-  if (in.allowed_tokens) r.allowed_tokens.assign(in.allowed_tokens->begin(), in.allowed_tokens->end());
-  r.sampling.logit_bias.assign(in.logit_bias.begin(), in.logit_bias.end());
-  if (in.seed) {
-    r.sampling.seed = *in.seed;
-  } else {
+  if (in.draw_seed) {
     thread_local std::mt19937_64 draw{std::random_device{}()};
     r.sampling.seed = draw() >> 11;  // fits a double, so JSON clients can send it back
   }

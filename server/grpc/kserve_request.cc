@@ -1,18 +1,19 @@
 #include "server/grpc/kserve_request.h"
 
-#include <climits>
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "core/cat.h"
 #include "server/json_text.h"
+#include "server/parameters.h"
 
 namespace kvasir::server::rpc {
 namespace {
 
 namespace pb = inference;
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 Status bad_tensor(const std::string& name, const std::string& why) {
   return invalid_argument(cat("input ", name, " ", why)).with_field(name);
@@ -83,93 +84,26 @@ json parse_limited(const std::string& text) {
   return json::parse(text, nullptr, false);
 }
 
-// Too large ones stay large.
-int64_t whole(const json& number) {
-  if (!number.is_number_unsigned()) return number.get<int64_t>();
-  return int64_t(std::min<uint64_t>(number.get<uint64_t>(), INT64_MAX));
-}
-
 // What is no text may come as the text of it: perf_analyzer sends everything so, and parameters of the call itself have
 // neither lists nor objects.
 json untexted(const json& v) { return v.is_string() ? parse_limited(v.get_ref<const std::string&>()) : v; }
-
-template <class T>
-Status read_number(const std::string& name, const json& v, T& out) {
-  const json number = untexted(v);
-  bool good = std::is_integral_v<T> ? number.is_number_integer() : number.is_number();
-  if (!good)
-    return invalid_argument(cat(name, " is ", v.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 64),
-                                "; it must be ", std::is_integral_v<T> ? "an integer" : "a number"))
-        .with_field(name);
-  if constexpr (std::is_same_v<T, int32_t>)
-    out = int32_t(std::clamp<int64_t>(whole(number), INT32_MIN, INT32_MAX));
-  else if constexpr (std::is_same_v<T, int64_t>)
-    out = whole(number);
-  else
-    out = number.get<T>();
-  return {};
-}
-
-Status read_flag(const std::string& name, const json& v, bool& out) {
-  const json flag = untexted(v);
-  if (!flag.is_boolean()) return invalid_argument(cat(name, " must be true or false")).with_field(name);
-  out = flag.get<bool>();
-  return {};
-}
 
 bool is_texts(const json& v) {
   return v.is_array() && std::all_of(v.begin(), v.end(), [](const json& s) { return s.is_string(); });
 }
 
-// One text, a list of them, or the text of such a list. Text that is no such list is itself where to stop.
-Status read_stop(const json& v, std::vector<std::string>& out) {
-  const json list = untexted(v);
-  if (!is_texts(list) && !v.is_string())
-    return invalid_argument("stop must be a string or a list of strings").with_field("stop");
-  out = is_texts(list) ? list.get<std::vector<std::string>>() : std::vector{v.get<std::string>()};
-  return {};
-}
-
-Status read_ids(const std::string& name, const json& v, std::vector<int64_t>& out) {
-  const json list = untexted(v);
-  if (!list.is_array() || !std::all_of(list.begin(), list.end(), [](const json& i) { return i.is_number_integer(); }))
-    return invalid_argument(cat(name, " must be a list of token ids")).with_field(name);
-  for (const json& id : list) out.push_back(whole(id));
-  return {};
-}
-
-Status read_parameter(const std::string& name, const json& v, InferInput& in) {
-  GenerateInput& g = in.generate;
-  model::SamplingParams& s = g.request.sampling;
-  if (name == "temperature") return read_number(name, v, s.temperature);
-  if (name == "top_k") {
-    KVASIR_TRY(read_number(name, v, s.top_k));
-    if (s.top_k == -1) s.top_k = 0;  // Triton's way to say off
-    return {};
-  }
-  if (name == "top_p") return read_number(name, v, s.top_p);
-  if (name == "min_p") return read_number(name, v, s.min_p);
-  if (name == "typical_p") return read_number(name, v, s.typical_p);
-  if (name == "repetition_penalty") return read_number(name, v, s.repetition_penalty);
-  if (name == "presence_penalty") return read_number(name, v, s.presence_penalty);
-  if (name == "frequency_penalty") return read_number(name, v, s.frequency_penalty);
-  if (name == "max_tokens") {
-    g.max_tokens = 0;
-    return read_number(name, v, *g.max_tokens);
-  }
-  if (name == "min_tokens") return read_number(name, v, g.request.min_tokens);
-  if (name == "seed") {
-    return read_number(name, v, g.seed.emplace());  // all 64 bits, with a sign or without
-  }
-  if (name == "allowed_token_ids") return read_ids(name, v, g.allowed_tokens.emplace());
-  if (name == "stop") return read_stop(v, g.request.stop_strings);
-  if (name == "stop_token_ids") return read_ids(name, v, g.stop_tokens);
-  if (name == "include_stop_str_in_output") return read_flag(name, v, g.request.include_stop);
-  if (name == "skip_special_tokens") return read_flag(name, v, g.request.skip_special);
-  if (name == "ignore_eos") return read_flag(name, v, g.request.ignore_eos);
-  if (name == "priority") return read_number(name, v, g.request.priority);
+Status read_parameter(const std::string& name, const json& v, GenerateInput& in) {
   if (name == "triton_enable_empty_final_response") return {};  // the last answer always says that it is
-  return invalid_argument(cat("parameter ", name.substr(0, 64), " is not served; leave it unset")).with_field(name);
+  const FoundParameter found = find_parameter(Wire::kserve, name);
+  if (!found.row)
+    return invalid_argument(cat("parameter ", name.substr(0, 64), " is not served; leave it unset")).with_field(name);
+  if (v.is_null()) return {};
+  json value = untexted(v);
+  if (takes_text(*found.row) && !is_texts(value)) value = v;  // text that is no list of texts is itself
+  if (value.is_discarded()) value = v;
+  if (std::string wrong = set_json(*found.row, value, in); !wrong.empty())
+    return invalid_argument(cat(name, ' ', wrong)).with_field(name);
+  return {};
 }
 
 Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
@@ -196,7 +130,7 @@ Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
         return bad_tensor(t.name(), cat("nests ", depth, " deep; the limit is ", kMostJsonDepth));
       json all = parse_limited(text);
       if (!all.is_object()) return bad_tensor(t.name(), "is not a JSON object");
-      for (const auto& [name, value] : all.items()) KVASIR_TRY(read_parameter(name, value, in));
+      for (const auto& [name, value] : all.items()) KVASIR_TRY(read_parameter(name, value, in.generate));
     } else {
       return bad_tensor(t.name().substr(0, 64),
                         "is not served; send text_input, and stream, sampling_parameters or exclude_input_in_output");
@@ -214,6 +148,7 @@ Result<InferInput> read_infer_request(const pb::ModelInferRequest& from, const S
   InferInput in;
   in.generate.request.sampling = limits.sampling;
   in.generate.protocol = "kserve";
+  in.generate.wire = Wire::kserve;
   in.generate.model = from.model_name();
   in.generate.request.id = from.id();
   for (const auto& output : from.outputs()) {
@@ -223,7 +158,7 @@ Result<InferInput> read_infer_request(const pb::ModelInferRequest& from, const S
     KVASIR_TRY(check_no_parameters("output", output));
   }
   KVASIR_TRY(read_inputs(from, in));
-  for (const auto& [name, value] : from.parameters()) KVASIR_TRY(read_parameter(name, to_json(value), in));
+  for (const auto& [name, value] : from.parameters()) KVASIR_TRY(read_parameter(name, to_json(value), in.generate));
   return in;
 }
 

@@ -1,11 +1,11 @@
 #include "server/grpc/kvasir_v1.h"
 
-#include <algorithm>
 #include <climits>
 #include <nlohmann/json.hpp>
 
 #include "core/cat.h"
 #include "kvasir.grpc.pb.h"
+#include "server/grpc/parameters.h"
 #include "server/grpc/stream_call.h"
 #include "server/json_text.h"
 
@@ -76,24 +76,10 @@ Result<text::GrammarSpec> grammar_of(const pb::Grammar& g) {
   return text::GrammarSpec{};
 }
 
-void read_sampling(const pb::Sampling& from, GenerateInput& in) {
-  model::SamplingParams& to = in.request.sampling;
-  if (from.has_temperature()) to.temperature = from.temperature();
-  if (from.has_top_k()) to.top_k = int32_t(std::min<uint32_t>(from.top_k(), INT32_MAX));
-  if (from.has_top_p()) to.top_p = from.top_p();
-  if (from.has_min_p()) to.min_p = from.min_p();
-  if (from.has_typical_p()) to.typical_p = from.typical_p();
-  if (from.has_repetition_penalty()) to.repetition_penalty = from.repetition_penalty();
-  if (from.has_presence_penalty()) to.presence_penalty = from.presence_penalty();
-  if (from.has_frequency_penalty()) to.frequency_penalty = from.frequency_penalty();
-  if (from.has_seed()) in.seed = from.seed();
-  in.logit_bias.assign(from.logit_bias().begin(), from.logit_bias().end());
-  std::sort(in.logit_bias.begin(), in.logit_bias.end());  // a map has no order of its own
-}
-
 Result<GenerateInput> read_request(const pb::GenerateRequest& from, const ServerOptions& limits) {
   GenerateInput in;
   in.protocol = "kvasir.v1";
+  in.wire = Wire::v1;
   in.model = from.model();
   engine::Request& r = in.request;
   r.sampling = limits.sampling;
@@ -111,22 +97,9 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from, const Server
       status = invalid_argument("there is no input; set prompt, tokens or chat").with_field("input");
   }
   KVASIR_TRY(status);
-  read_sampling(from.sampling(), in);
-  if (from.has_max_tokens()) in.max_tokens = from.max_tokens();
-  r.min_tokens = int32_t(std::min<uint32_t>(from.min_tokens(), INT32_MAX));
-  r.stop_strings.assign(from.stop().begin(), from.stop().end());
-  in.stop_tokens.assign(from.stop_token_ids().begin(), from.stop_token_ids().end());
-  if (from.has_allowed_token_ids())
-    in.allowed_tokens.emplace(from.allowed_token_ids().ids().begin(), from.allowed_token_ids().ids().end());
-  r.ignore_eos = from.ignore_eos();
-  r.include_stop = from.include_stop();
-  if (from.has_n()) in.n = from.n();
-  if (from.has_logprobs()) in.logprobs = from.logprobs();
-  if (from.has_prompt_logprobs()) in.prompt_logprobs = from.prompt_logprobs();
-  r.skip_special = !from.has_skip_special_tokens() || from.skip_special_tokens();
+  read_parameters(from.sampling(), in);
+  read_parameters(from, in);
   KVASIR_ASSIGN(r.grammar, grammar_of(from.grammar()));
-  r.priority = from.priority();
-  r.cache_salt = from.cache_salt();
   r.detokenize = !from.omit_text();
   return in;
 }
@@ -143,7 +116,7 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
     Services& services = context_.services;
     KVASIR_ASSIGN(GenerateInput in, services.read(caller, "kvasir.v1", read_request(*request_, services.options())));
     carry(*call_, in.request);
-    logprobs_ = in.logprobs >= 0;
+    logprobs_ = in.request.sampling.logprobs >= 0;
     KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
     prompt_ = std::move(submitted.prompt);
     tokenizer_ = context_.services.engine().tokenizer();

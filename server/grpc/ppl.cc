@@ -1,11 +1,11 @@
 #include "server/grpc/ppl.h"
 
 #include <algorithm>
-#include <climits>
 #include <unordered_set>
 
 #include "core/cat.h"
 #include "ppl_llm.grpc.pb.h"
+#include "server/grpc/parameters.h"
 #include "server/grpc/stream_call.h"
 
 namespace kvasir::server::rpc {
@@ -15,20 +15,13 @@ namespace pb = ppl::llm::proto;
 
 constexpr int kEventsPerMessage = 256;
 
-// What is unset on this wire is zero; zero means off, or the default.
-template <class T>
-T or_default(T value, T fallback) {
-  return value == T(0) ? fallback : value;
-}
-
 Result<GenerateInput> read_request(const pb::Request& from, std::unordered_set<uint64_t>& ids) {
   if (!ids.insert(from.id()).second) return invalid_argument(cat("id ", from.id(), " is used twice in this call"));
   GenerateInput in;
   in.protocol = "ppl";
-  in.max_tokens_field = "max_new_tokens";
-  in.stop_tokens_field = "stop_tokens";
-  in.logprobs = 0;  // every answer carries its token's
+  in.wire = Wire::ppl;
   engine::Request& r = in.request;
+  r.sampling.logprobs = 0;  // every answer carries its token's
   if (from.has_tokens())
     in.prompt = TokensInput(from.tokens().ids().begin(), from.tokens().ids().end());
   else
@@ -38,19 +31,9 @@ Result<GenerateInput> read_request(const pb::Request& from, std::unordered_set<u
   const pb::NextTokenChooserParameters& c = from.choosing_parameters();
   if (c.watermark())
     return invalid_argument("watermark is true; this server adds none: leave it unset").with_field("watermark");
-  r.sampling.temperature = c.do_sample() ? c.temperature() : 0;
-  r.sampling.top_k = int32_t(std::min<uint32_t>(c.top_k(), INT32_MAX));
-  r.sampling.top_p = or_default(c.top_p(), 1.0f);
-  r.sampling.typical_p = or_default(c.typical_p(), 1.0f);
-  r.sampling.repetition_penalty = or_default(c.repetition_penalty(), 1.0f);
-  r.sampling.presence_penalty = c.presence_penalty();
-  r.sampling.frequency_penalty = c.frequency_penalty();
-  if (c.seed() != 0) in.seed = c.seed();
-
-  const pb::StoppingCriteriaParameters& s = from.stopping_parameters();
-  if (s.max_new_tokens() != 0) in.max_tokens = s.max_new_tokens();
-  in.stop_tokens.assign(s.stop_tokens().ids().begin(), s.stop_tokens().ids().end());
-  r.ignore_eos = s.ignore_eos_token();
+  read_parameters(c, in);  // zeros are unset: off, or the default
+  if (!c.do_sample() || c.temperature() == 0) r.sampling.temperature = 0;
+  read_parameters(from.stopping_parameters(), in);
   return in;
 }
 

@@ -40,9 +40,9 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
     if (truncate) {
       KVASIR_TRY(cut_prompt(caller, *truncate, in));
     }
-    logprobs_ = in.logprobs >= 0;
-    choices_.resize(size_t(std::clamp<int64_t>(in.n, 1, services.options().max_choices)));
-    stop_tokens_ = in.stop_tokens;
+    logprobs_ = in.request.sampling.logprobs >= 0;
+    choices_.resize(size_t(std::clamp(in.request.n, 1, services.options().max_choices)));
+    stop_tokens_ = in.request.stop_tokens;
     KVASIR_ASSIGN(Submitted submitted, services.generate(caller, std::move(in)));
     prompt_tokens_ = uint32_t(submitted.prompt.size());
     feed_.add(std::move(submitted.stream));
@@ -140,7 +140,7 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
   }
 
   const pb::GenerateRequest* const request_;
-  std::vector<int64_t> stop_tokens_;
+  std::vector<int32_t> stop_tokens_;
   std::vector<Choice> choices_;
   pb::InputLogProbs prompt_logprobs_;
   uint32_t prompt_tokens_ = 0, cached_ = 0;

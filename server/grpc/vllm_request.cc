@@ -1,9 +1,9 @@
 #include "server/grpc/vllm_request.h"
 
-#include <algorithm>
 #include <climits>
 
 #include "core/cat.h"
+#include "server/grpc/parameters.h"
 
 namespace kvasir::server::rpc {
 namespace {
@@ -43,24 +43,13 @@ Result<text::GrammarSpec> read_constraint(const pb::SamplingParams& s) {
   return text::GrammarSpec{};
 }
 
-// There -1 asks for all of the vocabulary, which no limit here allows.
-Status read_logprobs(bool set, int32_t value, const char* field, int64_t& out) {
-  if (!set) return {};
-  if (value < 0)
-    return invalid_argument(cat(field, " is ", value, "; it must be 0 or more, the whole vocabulary is not sent"))
-        .with_field(field);
-  out = value;
-  return {};
-}
-
-float or_one(float value) { return value == 0 ? 1.0f : value; }
-
 }  // namespace
 
 Result<GenerateInput> read_vllm_request(const pb::GenerateRequest& from, std::optional<int64_t>& truncate) {
   KVASIR_TRY(check_not_served(from));
   GenerateInput in;
   in.protocol = "vllm";
+  in.wire = Wire::vllm;
   engine::Request& r = in.request;
   r.id = from.request_id();
   switch (from.input_case()) {
@@ -72,28 +61,12 @@ Result<GenerateInput> read_vllm_request(const pb::GenerateRequest& from, std::op
       return invalid_argument("there is no input; set tokenized or text").with_field("input");
   }
   const pb::SamplingParams& s = from.sampling_params();
-  r.sampling.temperature = s.has_temperature() ? s.temperature() : 1.0f;
-  r.sampling.top_p = or_one(s.top_p());
-  r.sampling.top_k = s.top_k() > uint32_t(INT32_MAX) ? 0 : int32_t(s.top_k());  // -1 as a uint32 is off too
-  r.sampling.min_p = s.min_p();
-  r.sampling.frequency_penalty = s.frequency_penalty();
-  r.sampling.presence_penalty = s.presence_penalty();
-  r.sampling.repetition_penalty = or_one(s.repetition_penalty());
-  if (s.has_max_tokens()) in.max_tokens = s.max_tokens();
-  r.min_tokens = int32_t(std::min<uint32_t>(s.min_tokens(), INT32_MAX));
-  r.stop_strings.assign(s.stop().begin(), s.stop().end());
-  in.stop_tokens.assign(s.stop_token_ids().begin(), s.stop_token_ids().end());
+  read_parameters(s, in);
+  if (s.top_k() > uint32_t(INT32_MAX)) r.sampling.top_k = 0;  // -1 as a uint32 is off
   r.skip_special = s.skip_special_tokens();
-  r.ignore_eos = s.ignore_eos();
-  in.n = s.n() == 0 ? 1 : s.n();
-  KVASIR_TRY(read_logprobs(s.has_logprobs(), s.logprobs(), "logprobs", in.logprobs));
-  KVASIR_TRY(read_logprobs(s.has_prompt_logprobs(), s.prompt_logprobs(), "prompt_logprobs", in.prompt_logprobs));
-  if (s.has_seed()) in.seed = uint64_t(int64_t(s.seed()));
   // Ids are all that were drawn, as vLLM's are: a stop token too. Whether its text is shown
   // (include_stop_str_in_output) is decided where text is made of them.
   r.include_stop = true;
-  in.logit_bias.assign(s.logit_bias().begin(), s.logit_bias().end());
-  std::sort(in.logit_bias.begin(), in.logit_bias.end());
   if (s.has_truncate_prompt_tokens()) {
     truncate = s.truncate_prompt_tokens();
     if (*truncate < 1 && *truncate != -1)

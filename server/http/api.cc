@@ -20,29 +20,43 @@ struct Api::Route {
   Role role;
   Reply (Api::*handler)(const Request&, const Caller&);
   const char* whose;
+  const char* what;
 };
 
 const std::vector<Api::Route>& Api::routes() {
   constexpr Role user = Role::user, metrics = Role::metrics, admin = Role::admin;
   static const std::vector<Route> routes = {
-      {"GET", "/", true, user, &Api::page, "kvasir"},
-      {"GET", "/health", true, user, &Api::health, "all"},
-      {"GET", "/ready", true, user, &Api::ready, "kvasir"},
-      {"GET", "/metrics", false, metrics, &Api::metrics, "all"},
-      {"GET", "/stats", false, metrics, &Api::stats, "kvasir"},
-      {"GET", "/v1/models", false, user, &Api::models, "OpenAI"},
-      {"GET", "/v1/models/", false, user, &Api::models, "OpenAI"},
-      {"POST", "/v1/chat/completions", false, user, &Api::chat, "OpenAI"},
-      {"POST", "/v1/completions", false, user, &Api::completions, "OpenAI"},
-      {"POST", "/v1/messages", false, user, &Api::messages, "Anthropic"},
-      {"POST", "/v1/messages/count_tokens", false, user, &Api::count_tokens, "Anthropic"},
-      {"POST", "/v1/responses", false, user, &Api::responses, "OpenAI"},
-      {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI"},
-      {"POST", "/tokenize", false, user, &Api::tokenize, "vLLM, llama-server"},
-      {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server"},
-      {"POST", "/drain", false, admin, &Api::drain, "kvasir"},
+      {"GET", "/", true, user, &Api::page, "kvasir", "the web page"},
+      {"GET", "/health", true, user, &Api::health, "all", "200 while steps are made"},
+      {"GET", "/ready", true, user, &Api::ready, "kvasir", "200 while requests are taken"},
+      {"GET", "/metrics", false, metrics, &Api::metrics, "all", "Prometheus"},
+      {"GET", "/stats", false, metrics, &Api::stats, "kvasir", "the page's JSON"},
+      {"GET", "/v1/models", false, user, &Api::models, "OpenAI", "the model that is served"},
+      {"GET", "/v1/models/", false, user, &Api::models, "OpenAI", "the same by its name"},
+      {"POST", "/v1/chat/completions", false, user, &Api::chat, "OpenAI",
+       "messages in, an answer out; streamed or whole"},
+      {"POST", "/v1/completions", false, user, &Api::completions, "OpenAI", "a text goes on"},
+      {"POST", "/v1/messages", false, user, &Api::messages, "Anthropic",
+       "messages in, an answer out; streamed or whole"},
+      {"POST", "/v1/messages/count_tokens", false, user, &Api::count_tokens, "Anthropic",
+       "how long the prompt would be"},
+      {"POST", "/v1/responses", false, user, &Api::responses, "OpenAI", "items in, items out; streamed or whole"},
+      {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI", "501: not offered"},
+      {"POST", "/tokenize", false, user, &Api::tokenize, "vLLM, llama-server",
+       "`prompt` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, `chat_template_kwargs`)"},
+      {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server", "`tokens` to `prompt`"},
+      {"POST", "/drain", false, admin, &Api::drain, "kvasir", "what SIGTERM does"},
   };
   return routes;
+}
+
+std::string routes_markdown() {
+  std::string out = "| endpoint | role | of | |\n| --- | --- | --- | --- |\n";
+  for (const Api::Route& r : Api::routes())
+    out += cat("| `", r.method, ' ', r.path,
+               std::string_view(r.path).size() > 1 && std::string_view(r.path).ends_with('/') ? "NAME" : "", "` | ",
+               r.open ? "anyone" : role_name(r.role), " | ", r.whose, " | ", r.what, " |\n");
+  return out;
 }
 
 namespace {

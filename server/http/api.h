@@ -7,6 +7,8 @@
 
 namespace kvasir::server::http {
 
+std::string routes_markdown();  // docs/api.md's table
+
 int64_t unix_seconds();
 
 class Api {
@@ -15,6 +17,7 @@ class Api {
   Reply handle(const Request& request);  // thread-safe; may parse and tokenize
 
  private:
+  friend std::string routes_markdown();
   struct Route;
   static const std::vector<Route>& routes();
   Reply route(const Request& request);

@@ -69,8 +69,8 @@ Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall cal
   if (Status s = carry(request, caller, call.input); !s.ok()) return error_response(s);
   ReplyShape& shape = call.shape;
   shape.answer = prepare_tools(services_, call.tools, call.input.request.grammar);
-  shape.prompt_logprobs = !call.echo && call.input.prompt_logprobs >= 0;
-  shape.stop_tokens = call.input.stop_tokens;
+  shape.prompt_logprobs = !call.echo && call.input.request.prompt_logprobs >= 0;
+  shape.stop_tokens = call.input.request.stop_tokens;
   const std::string id = call.input.request.id;
   std::vector<std::unique_ptr<engine::Stream>> streams;
   for (PromptInput& prompt : call.prompts) {
@@ -89,7 +89,7 @@ Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall cal
     if (shape.token_ids) shape.prompt_ids.push_back(std::move(submitted->prompt));
     streams.push_back(std::move(submitted->stream));
   }
-  shape.seed_drawn = !call.input.seed;
+  shape.seed_drawn = call.input.draw_seed;
   shape.tokenizer = services_.engine().tokenizer();
   shape.model = services_.model_name();
   shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", streams[0]->id());

@@ -1,12 +1,10 @@
 #include "server/http/fields.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "core/cat.h"
 #include "core/log.h"
-#include "server/json_text.h"
+#include "server/parameters.h"
 
 namespace kvasir::server::http {
 
@@ -17,12 +15,6 @@ std::string text_of(const Json& object, const char* key) {
 
 Status wrong(const std::string& where, const std::string& what) {
   return invalid_argument(where + " " + what).with_field(where);
-}
-
-std::string shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
 }
 
 Result<Json> parse_json(std::string_view text, int max_depth) {
@@ -73,25 +65,10 @@ bool Fields::boolean(std::string_view name, bool* out) {
   return true;
 }
 
-namespace {
-
-// A whole number that fits; 3.0 is one too.
-bool whole(const Json& v, int64_t* out) {
-  constexpr int64_t most = std::numeric_limits<int64_t>::max();
-  if (v.is_number_unsigned()) return *out = static_cast<int64_t>(std::min<uint64_t>(v.get<uint64_t>(), most)), true;
-  if (v.is_number_integer()) return *out = v.get<int64_t>(), true;
-  if (!v.is_number_float()) return false;
-  double d = v.get<double>();
-  if (!(std::fabs(d) < 9e15) || std::nearbyint(d) != d) return false;
-  return *out = static_cast<int64_t>(d), true;
-}
-
-}  // namespace
-
 bool Fields::integer(std::string_view name, int64_t* out) {
   const Json* v = find(name);
   if (!v) return false;
-  if (!whole(*v, out)) return wrong_type(name, *v, "a whole number"), false;
+  if (!whole_number(*v, out)) return wrong_type(name, *v, "a whole number"), false;
   return true;
 }
 
@@ -143,8 +120,18 @@ bool Fields::integers(std::string_view name, std::vector<int64_t>* out) {
   if (!v->is_array()) return wrong_type(name, *v, "a list of whole numbers"), false;
   out->clear();
   for (const Json& e : *v)
-    if (!whole(e, &out->emplace_back())) return wrong_type(name, e, "a list of whole numbers"), false;
+    if (!whole_number(e, &out->emplace_back())) return wrong_type(name, e, "a list of whole numbers"), false;
   return true;
+}
+
+void Fields::parameters(GenerateInput& in) {
+  if (!status_.ok()) return;
+  for (const auto& [name, value] : object_.items()) {
+    const FoundParameter found = find_parameter(in.wire, name);
+    if (!found.row || !has(name)) continue;
+    took_as(found, in);
+    if (std::string wrong = set_json(*found.row, value, in); !wrong.empty()) return fail(name, std::move(wrong));
+  }
 }
 
 void Fields::unserved(std::string_view name, const char* why, const char* usual) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "server/generate.h"
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
@@ -17,9 +18,6 @@ using Json = nlohmann::ordered_json;
 
 // Text to JSON within limits: nesting (so that no visitor overflows a stack), valid UTF-8, one value.
 Result<Json> parse_json(std::string_view text, int max_depth = kMostJsonDepth);
-
-// A value as it may stand in a message: short, on one line.
-std::string shown(const Json& value);
 
 // The string under a key, or none.
 std::string text_of(const Json& object, const char* key);
@@ -42,6 +40,9 @@ class Fields {
   bool enumeration(std::string_view name, std::string* out, const std::vector<std::string_view>& allowed);
   bool strings(std::string_view name, std::vector<std::string>* out, size_t most);  // a string is a list of one
   bool integers(std::string_view name, std::vector<int64_t>* out);
+
+  // Those of the table that the protocol has (server/parameters.h), each to its member.
+  void parameters(GenerateInput& in);
 
   // Fields this server knows and does not serve: refused when they ask for something else than what
   // is so anyway (`usual`, as JSON).

@@ -1,8 +1,5 @@
 #include "server/http/messages_request.h"
 
-#include <algorithm>
-#include <climits>
-
 #include "core/cat.h"
 #include "core/log.h"
 #include "server/http/fields.h"
@@ -190,16 +187,6 @@ void read_format(Fields& f, text::GrammarSpec& grammar) {
   grammar = {text::GrammarSpec::Kind::json_schema, closed_schema((*format)["schema"]).dump(), {}};
 }
 
-void read_parameters(Fields& f, GenerateInput& in) {
-  model::SamplingParams& s = in.request.sampling;
-  f.number("temperature", &s.temperature);
-  f.number("top_p", &s.top_p);
-  int64_t value = 0;
-  if (f.integer("top_k", &value)) s.top_k = static_cast<int32_t>(std::clamp<int64_t>(value, -1, INT32_MAX));
-  if (f.integer("max_tokens", &value)) in.max_tokens = value;
-  f.strings("stop_sequences", &in.request.stop_strings, 1024);
-}
-
 void read_said(Fields& f, GenerateInput& in) {
   const Json* metadata = f.raw("metadata");
   if (!metadata) return;
@@ -215,11 +202,12 @@ Result<MessagesCall> parse_messages(std::string_view body, const ServerOptions& 
   MessagesCall call;
   GenerateInput& in = call.input;
   in.protocol = "anthropic.messages";
+  in.wire = Wire::messages;
   in.request.sampling = limits.sampling;
   f.string("model", &in.model);
-  read_parameters(f, in);
+  f.parameters(in);
   f.boolean("stream", &call.stream);
-  if (!counting && !in.max_tokens) f.fail("max_tokens", "is missing");
+  if (!counting && !in.request.max_tokens) f.fail("max_tokens", "is missing");
   if (!f.ok()) return f.finish();
   ChatInput chat;
   Json messages = Json::array();

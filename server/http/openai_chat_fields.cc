@@ -4,6 +4,7 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/parameters.h"
 
 namespace kvasir::server::http {
 namespace {

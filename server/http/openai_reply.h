@@ -27,7 +27,7 @@ struct ReplyShape {
   std::vector<std::string> echo;  // completions: what stands in front of each prompt's text
   bool token_ids = false;         // return_token_ids
   bool prompt_logprobs = false;
-  std::vector<int64_t> stop_tokens;              // the client's own
+  std::vector<int32_t> stop_tokens;              // the client's own
   std::vector<std::vector<int32_t>> prompt_ids;  // with token_ids
   AnswerShape answer;
   std::string id;  // "chatcmpl-..."

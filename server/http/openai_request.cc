@@ -1,42 +1,15 @@
 #include "server/http/openai_request.h"
 
 #include <algorithm>
-#include <charconv>
-#include <limits>
 
 #include "core/cat.h"
 #include "core/utf8.h"
 #include "server/http/fields.h"
 #include "server/http/openai_chat_fields.h"
+#include "server/parameters.h"
 
 namespace kvasir::server::http {
 namespace {
-
-constexpr size_t kMostStops = 1024;  // before anyone counts them against the limit
-
-void read_logit_bias(Fields& f, GenerateInput& input) {
-  const Json* bias = f.raw("logit_bias");
-  if (!bias) return;
-  if (!bias->is_object()) return f.fail("logit_bias", "must be an object of token ids and numbers");
-  for (const auto& [key, value] : bias->items()) {
-    int64_t id = -1;
-    auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (error != std::errc() || end != key.data() + key.size())
-      return f.fail("logit_bias", cat("has the key '", key.substr(0, 30), "', which is no token id"));
-    if (!value.is_number()) return f.fail("logit_bias", cat("of token ", id, " must be a number"));
-    input.logit_bias.emplace_back(id, value.get<float>());
-  }
-}
-
-// All 64 bits of it, with a sign or without.
-void read_seed(Fields& f, GenerateInput& input) {
-  const Json* seed = f.raw("seed");
-  if (!seed) return;
-  if (seed->is_number_unsigned())
-    input.seed = seed->get<uint64_t>();
-  else if (int64_t value = 0; f.integer("seed", &value))
-    input.seed = static_cast<uint64_t>(value);
-}
 
 void read_stream_options(Fields& f, ReplyShape& shape) {
   f.boolean("stream", &shape.stream);
@@ -76,11 +49,6 @@ void read_said(Fields& f, GenerateInput::Said& said) {
   said.metadata = metadata->dump();
 }
 
-int32_t clamp32(int64_t v) {
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(v, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
-}
-
 // Known elsewhere and not served: refused by name with what to use, unless they ask for nothing or say what is so
 // anyway.
 constexpr struct {
@@ -116,43 +84,15 @@ void read_identity(Fields& f, GenerateInput& in) {
 // What chat and completions have in common.
 void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   GenerateInput& in = call.input;
-  engine::Request& r = in.request;
-  model::SamplingParams& s = r.sampling;
-  s = limits.sampling;
+  in.request.sampling = limits.sampling;
   f.string("model", &in.model);
-  f.number("temperature", &s.temperature);
-  f.number("top_p", &s.top_p);
-  f.number("presence_penalty", &s.presence_penalty);
-  f.number("frequency_penalty", &s.frequency_penalty);
-  read_logit_bias(f, in);
-  int64_t value = 0;
-  read_seed(f, in);
-  f.integer("n", &in.n);
-  if (f.integer("max_tokens", &value)) in.max_tokens = value;
-  f.strings("stop", &r.stop_strings, kMostStops);
+  f.parameters(in);
   read_stream_options(f, call.shape);
-  // Beyond OpenAI, under the names other servers use.
-  if (f.integer("top_k", &value)) s.top_k = value == -1 ? 0 : clamp32(value);
-  f.number("min_p", &s.min_p);
-  f.number("typical_p", &s.typical_p);
-  f.number("repetition_penalty", &s.repetition_penalty);
-  f.integers("stop_token_ids", &in.stop_tokens);
-  if (f.has("allowed_token_ids")) f.integers("allowed_token_ids", &in.allowed_tokens.emplace());
-  f.boolean("ignore_eos", &r.ignore_eos);
-  if (f.integer("min_tokens", &value)) r.min_tokens = clamp32(value);
-  f.boolean("include_stop_str_in_output", &r.include_stop);
-  f.boolean("skip_special_tokens", &r.skip_special);
-  if (f.integer("priority", &value)) r.priority = clamp32(value);
-  f.string("cache_salt", &r.cache_salt);
-  read_grammar(f, r.grammar);
+  read_grammar(f, in.request.grammar);
   read_said(f, in.said);
   for (const auto& [name, why, usual] : kUnserved) f.unserved(name, why, usual);
   read_identity(f, in);
   f.boolean("return_token_ids", &call.shape.token_ids);
-  f.boolean("no_stop_trim", &r.include_stop);  // SGLang's name for it
-  if (f.integer("prompt_logprobs", &in.prompt_logprobs) && in.prompt_logprobs < 0)
-    f.fail("prompt_logprobs",
-           cat("is ", in.prompt_logprobs, "; it must be at least 0, all of the vocabulary is not sent"));
   std::string tier;
   f.enumeration("service_tier", &tier, {"auto", "default"});
 }
@@ -191,26 +131,20 @@ Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits
   KVASIR_ASSIGN(Json json, parse_json(body));
   Fields f(json);
   OpenAiCall call;
-  call.input.protocol = "openai.chat";
+  GenerateInput& in = call.input;
+  in.protocol = "openai.chat";
+  in.wire = Wire::chat;
   call.shape.chat = true;
   read_common(f, limits, call);
-  int64_t value = 0;
-  if (f.integer("max_completion_tokens", &value)) {
-    call.input.max_tokens = value;
-    call.input.max_tokens_field = "max_completion_tokens";
-  }
   bool logprobs = false;
-  int64_t top = 0;
   f.boolean("logprobs", &logprobs);
-  if (f.integer("top_logprobs", &top) && !logprobs) f.fail("top_logprobs", "is only allowed with logprobs: true");
-  if (top < 0) f.fail("top_logprobs", cat("is ", top, "; it must be at least 0, all of the vocabulary is not sent"));
-  if (logprobs) call.input.logprobs = top;
-  call.input.logprobs_field = "top_logprobs";
+  if (!logprobs && f.has("top_logprobs")) f.fail("top_logprobs", "is only allowed with logprobs: true");
+  if (logprobs && !f.has("top_logprobs")) in.request.sampling.logprobs = 0;
   f.unserved("echo", "the prompt is the client's own; completions have it");
   read_chat(f, limits, call);
   KVASIR_TRY(f.finish());
-  call.shape.logprobs = static_cast<int>(call.input.logprobs);
-  call.shape.choices = call.shape.best_of = clamp32(call.input.n);
+  call.shape.logprobs = in.request.sampling.logprobs;
+  call.shape.choices = call.shape.best_of = in.request.n;
   return call;
 }
 
@@ -219,29 +153,28 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   Fields f(json);
   OpenAiCall call;
   GenerateInput& in = call.input;
+  engine::Request& r = in.request;
   in.protocol = "openai.completions";
+  in.wire = Wire::completions;
   read_common(f, limits, call);
   in.default_max_tokens = 16;  // OpenAI's
-  if (f.integer("logprobs", &in.logprobs) && in.logprobs < 0)
-    f.fail("logprobs", cat("is ", in.logprobs, "; it must be at least 0"));
   f.boolean("echo", &call.echo);
-  if (call.echo) in.prompt_logprobs = std::max(in.prompt_logprobs, in.logprobs);
-  call.shape.choices = call.shape.best_of = clamp32(in.n);
-  int64_t best_of = in.n;
-  if (f.integer("best_of", &best_of)) {
-    // Later the engine is asked for best_of, so nobody else looks at n.
-    if (in.n < 1) f.fail("n", cat("is ", in.n, "; it must be at least 1"));
-    if (best_of < in.n) f.fail("best_of", cat("is ", best_of, "; it must be at least n, which is ", in.n));
-    if (call.shape.stream && best_of > in.n) f.fail("best_of", "above n cannot be streamed");
-    call.shape.best_of = clamp32(best_of);
-    in.n = best_of;
+  if (call.echo) r.prompt_logprobs = std::max(r.prompt_logprobs, r.sampling.logprobs);
+  call.shape.choices = call.shape.best_of = r.n;
+  int64_t best_of = r.n;
+  if (f.integer("best_of", &best_of) && r.n >= 1) {  // later the engine is asked for best_of of them
+    if (best_of < r.n) f.fail("best_of", cat("is ", best_of, "; it must be at least n, which is ", r.n));
+    if (call.shape.stream && best_of > r.n) f.fail("best_of", "above n cannot be streamed");
+    set_integer(parameter("n"), best_of, in);
+    call.shape.best_of = r.n;
   }
   read_prompts(f, limits, call);
   KVASIR_TRY(f.finish());
-  call.shape.logprobs = static_cast<int>(in.logprobs);
-  call.shape.special_shown = !in.request.skip_special;
-  if (call.shape.best_of > call.shape.choices && in.logprobs < 0) in.logprobs = 0;  // what best is measured by
-  in.choices_of_call = in.n * static_cast<int64_t>(call.prompts.size());
+  call.shape.logprobs = r.sampling.logprobs;
+  call.shape.special_shown = !r.skip_special;
+  if (call.shape.best_of > call.shape.choices && r.sampling.logprobs < 0)
+    r.sampling.logprobs = 0;  // what best is measured by
+  in.choices_of_call = int64_t(r.n) * static_cast<int64_t>(call.prompts.size());
   return call;
 }
 

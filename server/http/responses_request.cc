@@ -138,13 +138,10 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   ResponsesCall call;
   GenerateInput& in = call.input;
   in.protocol = "openai.responses";
+  in.wire = Wire::responses;
   in.request.sampling = limits.sampling;
   f.string("model", &in.model);
-  f.number("temperature", &in.request.sampling.temperature);
-  f.number("top_p", &in.request.sampling.top_p);
-  int64_t most = 0;
-  if (f.integer("max_output_tokens", &most)) in.max_tokens = most;
-  in.max_tokens_field = "max_output_tokens";
+  f.parameters(in);
   f.boolean("stream", &call.stream);
   std::string instructions;
   if (f.string("instructions", &instructions)) call.instructions = instructions;

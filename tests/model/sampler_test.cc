@@ -342,6 +342,33 @@ TEST(Sampler, ScoreOnlyDrawsNothing) {
   EXPECT_EQ(s.top.size(), 2u);
 }
 
+// Logits within n standard deviations of the greatest, whatever the temperature; other filters are of what is left.
+TEST(Sampler, TopNSigma) {
+  const std::vector<float> logits = row();
+  double mean = 0, squares = 0;
+  for (float l : logits) mean += double(l) / kVocab;
+  for (float l : logits) squares += (double(l) - mean) * (double(l) - mean) / kVocab;
+  const double least = double(*std::max_element(logits.begin(), logits.end())) - std::sqrt(squares);
+  std::vector<double> want(size_t(kVocab), 0.0);
+  double total = 0;
+  for (size_t t = 0; t < want.size(); ++t)
+    if (double(logits[t]) >= least) total += want[t] = std::exp(double(logits[t]) / 2);
+  for (double& w : want) w /= total;
+  SamplingParams p;
+  p.top_n_sigma = 1, p.temperature = 2;
+  expect_distribution(p, logits, want);
+  // Beside top-k of many, the same; beside top-k of one, that one.
+  p.top_k = kVocab - 1;
+  expect_distribution(p, logits, want);
+  p.top_k = 1;
+  EXPECT_EQ(once(p, logits).token, std::max_element(logits.begin(), logits.end()) - logits.begin());
+  // What a mask forbids counts for nothing in the deviation.
+  std::vector<uint32_t> mask((kVocab + 31) / 32, 0);
+  mask[0] = 0b110;
+  p.top_k = 0, p.top_n_sigma = 2;
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(mask[0] >> once(p, logits, i, {.mask = mask.data()}).token & 1);
+}
+
 TEST(Sampler, NotANumberFailsTheRow) {
   for (float bad : {NAN, INFINITY, -INFINITY}) {
     auto l = row();
@@ -359,7 +386,7 @@ TEST(Sampler, EveryCombinationDrawsAnAllowedToken) {
     };
     SamplingParams p;
     p.temperature = pick(0, 0.01, 1, 100), p.top_k = int(pick(0, 1, 5, 1000)), p.top_p = pick(1e-6, 0.5, 1);
-    p.min_p = pick(0, 0.3, 1), p.typical_p = pick(1e-6, 0.5, 1), p.seed = random();
+    p.min_p = pick(0, 0.3, 1), p.top_n_sigma = pick(0, 1, 100), p.typical_p = pick(1e-6, 0.5, 1), p.seed = random();
     p.repetition_penalty = pick(0.5, 1, 2), p.presence_penalty = pick(-2, 0, 2);
     ASSERT_TRUE(p.validate(kVocab).ok());
     std::vector<int32_t> output{1, 2, 3};

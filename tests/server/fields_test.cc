@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "server/parameters.h"
 #include "server/services.h"
 #include "tests/server/fake_engine.h"
 
@@ -53,28 +54,28 @@ TEST_F(FieldsTest, BadValuesAreNamed) {
       {"repetition_penalty", "0", [](auto& in) { in.request.sampling.repetition_penalty = 0; }},
       {"presence_penalty", "3", [](auto& in) { in.request.sampling.presence_penalty = 3; }},
       {"frequency_penalty", "-3", [](auto& in) { in.request.sampling.frequency_penalty = -3; }},
-      {"n", "0", [](auto& in) { in.n = 0; }},
-      {"n", "129", [](auto& in) { in.n = 129; }},
+      {"n", "0", [](auto& in) { in.request.n = 0; }},
+      {"n", "129", [](auto& in) { in.request.n = 129; }},
       {"n", "1000", [](auto& in) { in.choices_of_call = 1000; }},
-      {"logprobs", "21", [](auto& in) { in.logprobs = 21; }},
-      {"prompt_logprobs", "99", [](auto& in) { in.prompt_logprobs = 99; }},
+      {"logprobs", "21", [](auto& in) { in.request.sampling.logprobs = 21; }},
+      {"prompt_logprobs", "99", [](auto& in) { in.request.prompt_logprobs = 99; }},
       {"logit_bias", "257",
        [](auto& in) {
-         in.logit_bias = {{257, 1.0f}};
+         in.request.sampling.logit_bias = {{257, 1.0f}};
        }},
       {"logit_bias", "101",
        [](auto& in) {
-         in.logit_bias = {{1, 101.0f}};
+         in.request.sampling.logit_bias = {{1, 101.0f}};
        }},
-      {"logit_bias", "2000", [](auto& in) { in.logit_bias.resize(2000); }},
+      {"logit_bias", "2000", [](auto& in) { in.request.sampling.logit_bias.resize(2000); }},
       {"stop", "17", [](auto& in) { in.request.stop_strings.assign(17, "x"); }},
       {"stop", "300", [](auto& in) { in.request.stop_strings = {std::string(300, 'x')}; }},
       {"stop", "empty", [](auto& in) { in.request.stop_strings = {""}; }},
       {"stop", "byte 1", [](auto& in) { in.request.stop_strings = {"a\xff"}; }},
-      {"stop_token_ids", "4294967295", [](auto& in) { in.stop_tokens = {4294967295}; }},
-      {"max_tokens", "-1", [](auto& in) { in.max_tokens = -1; }},
-      {"max_tokens", "124", [](auto& in) { in.max_tokens = 124; }},
-      {"min_tokens", "9", [](auto& in) { in.request.min_tokens = 9, in.max_tokens = 8; }},
+      {"stop_token_ids", "4294967295", [](auto& in) { set_ids(parameter("stop_token_ids"), {4294967295}, in); }},
+      {"max_tokens", "-1", [](auto& in) { in.request.max_tokens = -1; }},
+      {"max_tokens", "124", [](auto& in) { in.request.max_tokens = 124; }},
+      {"min_tokens", "9", [](auto& in) { in.request.min_tokens = 9, in.request.max_tokens = 8; }},
       {"request_id", "300", [](auto& in) { in.request.id.assign(300, 'x'); }},
       {"cache_salt", "300", [](auto& in) { in.request.cache_salt.assign(300, 'x'); }},
       {"prompt", "byte 2", [](auto& in) { in.prompt = TextInput{"ok\xc0\x80"}; }},
@@ -105,8 +106,9 @@ TEST_F(FieldsTest, BadValuesAreNamed) {
 
 TEST_F(FieldsTest, LegalEdges) {
   GenerateInput in = good();
-  in.max_tokens = 0;
-  in.seed = 0;
+  in.request.max_tokens = 0;
+  in.request.sampling.seed = 0;
+  in.draw_seed = false;
   in.request.sampling.temperature = 0;
   EXPECT_TRUE(send(in).ok());
   EXPECT_EQ(engine_.last().sampling.seed, 0u);
@@ -114,7 +116,7 @@ TEST_F(FieldsTest, LegalEdges) {
   in.prompt = TextInput{std::string(127, 'x')};
   EXPECT_TRUE(send(in).ok());
   in.prompt = TextInput{std::string(128, 'x')};
-  in.max_tokens = 0;  // scoring may fill the context
+  in.request.max_tokens = 0;  // scoring may fill the context
   EXPECT_TRUE(send(in).ok());
 }
 

@@ -118,7 +118,7 @@ TEST_F(KServeTest, BadTensorsAndParametersAreNamed) {
   refused("beam_width", [](auto& r) { (*r.mutable_parameters())["beam_width"].set_int64_param(4); });
   refused("temperature", [](auto& r) { (*r.mutable_parameters())["temperature"].set_string_param("hot"); });
   refused("max_tokens", [](auto& r) { (*r.mutable_parameters())["max_tokens"].set_double_param(1.5); });
-  refused("stop must be", [](auto& r) { (*r.mutable_parameters())["stop"].set_int64_param(1); });
+  refused("stop is 1; it must be", [](auto& r) { (*r.mutable_parameters())["stop"].set_int64_param(1); });
   refused("ignore_eos", [](auto& r) { (*r.mutable_parameters())["ignore_eos"].set_string_param("yes"); });
   refused("stop_token_ids", [](auto& r) { (*r.mutable_parameters())["stop_token_ids"].set_string_param("3"); });
   refused(

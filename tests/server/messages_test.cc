@@ -165,6 +165,8 @@ TEST_F(Messages, MistakesAreInAnthropicsForm) {
 }
 
 TEST_F(Messages, AFailureOnTheWayIsAnEvent) {
+  const std::string fails = R"({"max_tokens":9,"cache_salt":"fail","messages":[{"role":"user","content":"x"}])";
+  EXPECT_EQ(post("/v1/messages", fails + "}").status, 400);  // a salt is not of this protocol
   engine_.refuse(resource_exhausted("the queue is full"));
   Json error = Json::parse(post("/v1/messages", body("\"x\"", ",\"stream\":true")).body);
   EXPECT_EQ(error["error"]["type"], "rate_limit_error");

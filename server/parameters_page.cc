@@ -1,0 +1,61 @@
+// docs/api.md's table of parameters, from the table itself and from the messages of the gRPC contracts.
+#include <google/protobuf/descriptor.h>
+
+#include "core/cat.h"
+#include "server/parameters.h"
+
+namespace kvasir::server {
+namespace {
+
+bool has_field(std::initializer_list<const char*> messages, const char* name) {
+  for (const char* message : messages)
+    if (const auto* m = google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(message);
+        m && m->FindFieldByName(name))
+      return true;
+  return false;
+}
+
+// What the protocol calls it, if it has it.
+std::string cell(Wire wire, const Parameter& p) {
+  const char* name = name_on(wire, p);
+  bool has = true;
+  switch (wire) {
+    case Wire::kserve:
+    case Wire::messages:
+    case Wire::responses: has = p.of_text; break;
+    case Wire::v1: has = has_field({"kvasir.v1.Sampling", "kvasir.v1.GenerateRequest"}, name); break;
+    case Wire::vllm: has = has_field({"vllm.grpc.engine.SamplingParams"}, name); break;
+    case Wire::ppl:
+      has = has_field({"ppl.llm.proto.NextTokenChooserParameters", "ppl.llm.proto.StoppingCriteriaParameters"}, name);
+      break;
+    default: break;
+  }
+  if (!has) return "-";
+  return name == p.name ? "yes" : cat('`', name, '`');
+}
+
+std::string values(const Parameter& p) {
+  if (p.number) return p.number->limits();
+  if (!p.most_option) return p.limit;
+  const ServerOptions usual;
+  return cat(p.limit, p.least ? " to " : ", at most ", usual.*p.most_option);
+}
+
+}  // namespace
+
+std::string parameters_markdown() {
+  std::string out =
+      "| parameter | chat | completions | messages | responses | kvasir.v1 | KServe | VllmEngine | ppl | values | what "
+      "|\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+  for (const Parameter& p : parameters()) {
+    out += cat("| `", p.name, "` |");
+    for (Wire wire : {Wire::chat, Wire::completions, Wire::messages, Wire::responses, Wire::v1, Wire::kserve,
+                      Wire::vllm, Wire::ppl})
+      out += cat(' ', cell(wire, p), " |");
+    out += cat(' ', values(p), " | ", p.what, " |\n");
+  }
+  return out;
+}
+
+}  // namespace kvasir::server
