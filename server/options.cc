@@ -65,6 +65,10 @@ void ServerOptions::define(Options& o) {
   o.add("max_stop_bytes", &max_stop_bytes, "Length of one stop string").range(1, 65536);
   o.add("max_logit_bias", &max_logit_bias, "Entries of logit_bias").range(0, 1000000);
   o.add("max_tools", &max_tools, "Tools of a chat request").range(0, 4096);
+  o.add("response_store", &response_store,
+        "Memory for answers of /v1/responses that clients ask to keep (store, previous_response_id), each for its own"
+        " tenant; 0 keeps none")
+      .range(0, int64_t(1) << 40);
   o.add("header_timeout", &header_timeout, "Time to send a request's headers, and then its body").at_least(0.1);
   o.add("idle_timeout", &idle_timeout, "How long a connection without a request is kept").at_least(0.1);
   o.add("write_timeout", &write_timeout, "How long a client may take nothing of what is sent to it").at_least(0.1);

@@ -51,6 +51,7 @@ struct ServerOptions {
   int max_stop_bytes = 256;  // of one
   int max_logit_bias = 1024;
   int max_tools = 128;
+  ByteSize response_store{0};    // of /v1/responses that are kept; 0: none
   Millis header_timeout{10000};  // to send a request's headers, and then its body at a fair pace
   Millis idle_timeout{75000};    // keep-alive
   Millis write_timeout{60000};   // one write that makes no progress

@@ -41,6 +41,11 @@ const std::vector<Api::Route>& Api::routes() {
       {"POST", "/v1/messages/count_tokens", false, user, &Api::count_tokens, "Anthropic",
        "how long the prompt would be"},
       {"POST", "/v1/responses", false, user, &Api::responses, "OpenAI", "items in, items out; streamed or whole"},
+      {"GET", "/v1/responses/", false, user, &Api::kept_response, "OpenAI",
+       "one that is kept; `/input_items` behind it are what it answers"},
+      {"DELETE", "/v1/responses/", false, user, &Api::kept_response, "OpenAI", "forget it"},
+      {"POST", "/v1/responses/", false, user, &Api::kept_response, "OpenAI",
+       "`/cancel`: refused, none runs in the background"},
       {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI", "501: not offered"},
       {"POST", "/tokenize", false, user, &Api::tokenize, "vLLM, llama-server",
        "`prompt` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, `chat_template_kwargs`)"},
@@ -75,7 +80,9 @@ std::string_view key_of(const Request& request) {
 }  // namespace
 
 Api::Api(Services& services)
-    : services_(services), guard_({!services.has_keys(), services.options().hosts, services.options().cors}) {}
+    : services_(services),
+      response_store_(size_t(services.options().response_store.bytes)),
+      guard_({!services.has_keys(), services.options().hosts, services.options().cors}) {}
 
 Reply Api::handle(const Request& request) {
   if (Status s = guard_.check(request); !s.ok()) return error_response(s);
@@ -95,7 +102,7 @@ Reply Api::route(const Request& request) {
   for (const Route& r : routes()) {
     if (!leads_to(r.path, request.path)) continue;
     if (request.method != r.method && !(request.method == "HEAD" && std::string_view(r.method) == "GET")) {
-      allowed = r.method;
+      allowed += cat(allowed.empty() ? "" : ", ", r.method);
       continue;
     }
     Caller caller;

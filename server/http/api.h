@@ -1,8 +1,11 @@
 // The routes: which path, method and role leads to which handler.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include "server/http/guard.h"
 #include "server/http/http.h"
+#include "server/http/response_store.h"
 #include "server/services.h"
 
 namespace kvasir::server::http {
@@ -34,6 +37,7 @@ class Api {
   Reply messages(const Request&, const Caller&);
   Reply count_tokens(const Request&, const Caller&);
   Reply responses(const Request&, const Caller&);
+  Reply kept_response(const Request&, const Caller&);
   Reply tokenize(const Request&, const Caller&);
   Reply detokenize(const Request&, const Caller&);
   Reply embeddings(const Request&, const Caller&);
@@ -43,7 +47,10 @@ class Api {
   Status carry(const Request&, const Caller&, GenerateInput& input);
   std::vector<std::pair<std::string, std::string>> headers_of(const Request&, const std::string& id) const;
 
+  Result<nlohmann::ordered_json> conversation(const Caller&, const struct ResponsesCall& call);
+
   Services& services_;
+  ResponseStore response_store_;
   Guard guard_;
 };
 

@@ -1,31 +1,54 @@
-// /v1/responses.
+// /v1/responses, and what is kept of them.
 #include "core/cat.h"
 #include "server/http/api.h"
 #include "server/http/error_body.h"
 #include "server/http/responses_reply.h"
 #include "server/http/responses_request.h"
+#include "server/json_text.h"
 
 namespace kvasir::server::http {
 namespace {
 
 std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-Result<Json> messages_of(const ResponsesCall& call) {
-  Json messages = Json::array();
-  if (!call.instructions.is_null()) messages.push_back({{"role", "system"}, {"content", call.instructions}});
-  KVASIR_TRY(append_items(call.items, messages));
-  return messages;
+Status none_kept(const std::string& id) {
+  return not_found(cat("there is no response '", id.substr(0, 100),
+                       "'; it was never kept (store), was deleted, or made room for others (--response-store)"))
+      .with_field("response_id");
+}
+
+// Items as they are listed: each has an id.
+Json with_ids(const Json& items, const std::string& id) {
+  Json out = items;
+  for (size_t i = 0; i < out.size(); ++i)
+    if (out[i].is_object() && !out[i].contains("id")) out[i]["id"] = cat("item_", id, '_', i);
+  return out;
 }
 
 }  // namespace
+
+// The conversation that the items go on with, as messages.
+Result<Json> Api::conversation(const Caller& caller, const ResponsesCall& call) {
+  Json messages = Json::array();
+  if (!call.previous.empty()) {
+    auto kept = response_store_.find(caller.tenant, call.previous);
+    if (!kept) return none_kept(call.previous).with_field("previous_response_id");
+    messages = Json::parse(kept->messages);
+  }
+  KVASIR_TRY(append_items(call.items, messages));
+  return messages;
+}
 
 Reply Api::responses(const Request& request, const Caller& caller) {
   const char* protocol = "openai.responses";
   auto call = services_.read(caller, protocol, parse_responses(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
-  auto messages = services_.read(caller, protocol, messages_of(*call));
+  auto messages = services_.read(caller, protocol, conversation(caller, *call));
   if (!messages.ok()) return error_response(messages.status());
-  call->chat.messages_json = dumped(*messages);
+  Json prompt = *messages;
+  if (!call->instructions.is_null())
+    prompt.insert(prompt.begin(), Json{{"role", "system"}, {"content", call->instructions}});
+  call->chat.messages_json = dumped(prompt);
   call->input.prompt = std::move(call->chat);
   if (Status s = carry(request, caller, call->input); !s.ok()) return error_response(s);
   ResponsesShape shape;
@@ -39,8 +62,49 @@ Reply Api::responses(const Request& request, const Caller& caller) {
   shape.model = services_.model_name();
   shape.created = unix_seconds();
   for (const auto& [name, value] : call->echoed.items()) shape.echoed += cat(",\"", name, "\":", dumped(value));
+  if (call->store)
+    shape.keep = [this, tenant = caller.tenant, id = shape.id, input = dumped(with_ids(call->items, shape.id)),
+                  messages = *std::move(messages)](const std::string& response, const std::string& output) {
+      Json all = messages;
+      if (!append_items(Json::parse(output), all).ok()) return;
+      response_store_.keep(tenant, id, {response, input, dumped(all)});
+    };
   auto headers = headers_of(request, submitted->stream->id());
   return responses_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
+}
+
+// GET /v1/responses/ID, GET .../ID/input_items, DELETE /v1/responses/ID, POST .../ID/cancel.
+Reply Api::kept_response(const Request& request, const Caller& caller) {
+  std::string id = request.path.substr(std::string_view("/v1/responses/").size());
+  std::string what;
+  if (const size_t slash = id.find('/'); slash != std::string::npos) {
+    what = id.substr(slash + 1);
+    id.resize(slash);
+  }
+  auto kept = response_store_.find(caller.tenant, id);
+  if (!kept) return error_response(none_kept(id));
+  Response r;
+  if (request.method == "DELETE" && what.empty()) {
+    response_store_.erase(caller.tenant, id);
+    r.body = cat("{\"id\":", json_string(id), ",\"object\":\"response\",\"deleted\":true}");
+  } else if (request.method == "POST" && what == "cancel") {
+    return error_response(
+        invalid_argument("only a response with background: true can be cancelled, and this server "
+                         "makes none; close the connection to end one that is being made"));
+  } else if (request.method != "POST" && request.method != "DELETE" && what.empty()) {
+    r.body = std::move(kept->response);
+  } else if (request.method != "POST" && request.method != "DELETE" && what == "input_items") {
+    const Json items = Json::parse(kept->input);
+    auto id_of = [&](size_t i) { return items.empty() ? Json() : items[i]["id"]; };
+    r.body = dumped({{"object", "list"},
+                     {"data", items},
+                     {"first_id", id_of(0)},
+                     {"last_id", id_of(items.size() - (items.empty() ? 0 : 1))},
+                     {"has_more", false}});
+  } else {
+    return error_response(not_found(cat("there is nothing at ", request.path.substr(0, 100))));
+  }
+  return r;
 }
 
 }  // namespace kvasir::server::http

@@ -109,7 +109,7 @@ Response Guard::preflight(const Request& request) const {
   r.content_type.clear();
   allow(request, r);
   if (!r.headers.empty()) {
-    r.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    r.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
     // Whatever it asks to send: clients add headers of their own (OpenAI's a dozen), and those mean nothing here.
     std::string_view asked = request.header("access-control-request-headers");
     if (!is_header_list(asked)) asked = "authorization, content-type, traceparent, x-request-timeout";

@@ -39,6 +39,7 @@ class ResponsesReply final : public AnswerProducer {
             ",\"output_tokens_details\":{\"reasoning_tokens\":", reasoning_tokens(e),
             "},\"total_tokens\":", u.prompt_tokens + u.completion_tokens, "}");
     const std::string made = response(whole ? "completed" : "incomplete", "null");
+    if (shape_.keep) shape_.keep(made, cat('[', items_, ']'));
     if (stream_)
       event(whole ? "response.completed" : "response.incomplete", "\"response\":" + made);
     else

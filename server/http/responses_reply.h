@@ -1,6 +1,7 @@
 // An engine stream as OpenAI's response object, or as its server-sent events.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,8 @@ struct ResponsesShape {
   int64_t prompt_tokens = 0;
   std::string echoed;  // fields of the request, as ,"name":value
   AnswerShape answer;
+  // Told the whole response and its output items when it ended well.
+  std::function<void(const std::string& response, const std::string& output)> keep;
 };
 
 std::unique_ptr<Producer> responses_reply(ResponsesShape shape, std::unique_ptr<engine::Stream> stream,

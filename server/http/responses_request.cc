@@ -120,10 +120,8 @@ void read_said(Fields& f, GenerateInput::Said& said) {
 constexpr struct {
   const char *name, *why, *usual = "false";
 } kUnserved[] = {
-    {"store", "this server keeps nothing; send all items again"},
-    {"previous_response_id", "this server keeps nothing; send all items again"},
     {"background", "keep the call open, or stream it"},
-    {"conversation", "this server keeps nothing; send all items again"},
+    {"conversation", "use previous_response_id, or send the items again"},
     {"prompt", "there are no stored prompts; send instructions"},
     {"max_tool_calls", "this server calls no tools itself"},
     {"top_logprobs", "use /v1/chat/completions", "0"},
@@ -143,6 +141,8 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   f.string("model", &in.model);
   f.parameters(in);
   f.boolean("stream", &call.stream);
+  f.boolean("store", &call.store);
+  f.string("previous_response_id", &call.previous);
   std::string instructions;
   if (f.string("instructions", &instructions)) call.instructions = instructions;
   read_items(f, call);
@@ -167,6 +167,14 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
     if (Status s = inner.finish(); !s.ok()) f.fail("stream_options", "is wrong: " + s.message());
   }
   for (const auto& [name, why, usual] : kUnserved) f.unserved(name, why, usual);
+  if (limits.response_store.bytes == 0) {
+    constexpr const char* kNothingKept =
+        "this server keeps nothing; start it with --response-store, or send all items again";
+    f.unserved("store", kNothingKept);
+    f.unserved("previous_response_id", kNothingKept);
+  } else if (!f.has("store")) {
+    call.store = true;  // OpenAI's default, where it can be
+  }
   KVASIR_TRY(f.finish());
   if (call.tools.choice != ToolChoice::none) call.chat.tools_json = call.tools.tools.dump();
   auto shown = [&](const char* name, Json usual) {
@@ -183,7 +191,7 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   shown("tools", Json::array());
   shown("truncation", "disabled");
   shown("user", nullptr);
-  call.echoed["store"] = false;
+  call.echoed["store"] = call.store;
   call.echoed["background"] = false;
   call.echoed["temperature"] =
       json.value("temperature", Json()).is_null() ? Json(in.request.sampling.temperature) : json["temperature"];

@@ -120,7 +120,7 @@ try:
     client.responses.create(model=model, input="x", store=True)
     raise AssertionError("store was taken")
 except openai.BadRequestError as refused:
-    assert "keeps nothing" in str(refused), refused
+    assert "--response-store" in str(refused), refused
 
 for wrong, error in (({"temperature": -1}, openai.BadRequestError), ({"model": "nobody"}, openai.NotFoundError),
                      ({"n": 100000}, openai.BadRequestError)):

@@ -26,6 +26,7 @@ const std::map<std::string, Needs>& table() {
       {"/v1/messages", {"POST", "user"}},
       {"/v1/messages/count_tokens", {"POST", "user"}},
       {"/v1/responses", {"POST", "user"}},
+      {"/v1/responses/", {"GET", "user"}},
       {"/v1/chat/completions", {"POST", "user"}},
       {"/v1/completions", {"POST", "user"}},
       {"/v1/embeddings", {"POST", "user"}},

@@ -241,7 +241,7 @@ TEST_F(Cors, PagesThatAreNamedMayAskAndReadTheAnswers) {
   RawClient::Answer before = ask(cat("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n",
                                      from("https://app.example"), "Access-Control-Request-Method: POST\r\n\r\n"));
   EXPECT_EQ(before.status, 204);
-  for (const char* line : {kAllowed, "Access-Control-Allow-Methods: GET, POST, OPTIONS\r\n",
+  for (const char* line : {kAllowed, "Access-Control-Allow-Methods: GET, POST, DELETE, OPTIONS\r\n",
                            "Access-Control-Allow-Headers: authorization, content-type"})
     EXPECT_NE(before.head.find(line), std::string::npos) << before.head;
   for (const char* body : {R"({"prompt":"ab"})", R"({"prompt":"ab","stream":true})", R"({"prompt":[-1]})"}) {

@@ -1,4 +1,5 @@
-// OpenAI's responses: items in, items out, whole and as events in their order.
+// OpenAI's responses: items in, items out, whole and as events in their order; what is kept and for whom.
+#include "server/http/response_store.h"
 #include "tests/server/sse_fixture.h"
 
 namespace kvasir::server {
@@ -22,6 +23,11 @@ class Responses : public SseFixture {
   static constexpr const char* kTemplate =
       "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}{% for c in m.tool_calls %}"
       "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}]{% endfor %}{# tools #}";
+};
+
+class KeptResponses : public Responses {
+ protected:
+  void configure(ServerOptions& o) override { o.response_store.bytes = 64 << 10; }
 };
 
 TEST_F(Responses, AnAnswerWholeAndAsEvents) {
@@ -109,8 +115,8 @@ TEST_F(Responses, StructuredOutputAndForcedCalls) {
 
 TEST_F(Responses, WhatIsNotServedIsNamed) {
   for (const auto& [sent, param, says] : std::vector<std::tuple<const char*, const char*, const char*>>{
-           {R"({"input":"x","store":true})", "store", "keeps nothing"},
-           {R"({"input":"x","previous_response_id":"resp_1"})", "previous_response_id", "keeps nothing"},
+           {R"({"input":"x","store":true})", "store", "--response-store"},
+           {R"({"input":"x","previous_response_id":"resp_1"})", "previous_response_id", "--response-store"},
            {R"({"input":"x","background":true})", "background", "stream it"},
            {R"({"input":"x","tools":[{"type":"web_search"}]})", "tools", "no tools of its own"},
            {R"({"input":[{"type":"item_reference","id":"x"}]})", "input[0].type", "item_reference"},
@@ -120,7 +126,45 @@ TEST_F(Responses, WhatIsNotServedIsNamed) {
            {R"({})", "input", "string or a list"},
        })
     expect_error(post("/v1/responses", sent), 400, param, says);
+  EXPECT_EQ(ask(RawClient::get("/v1/responses/resp_1")).status, 404);
   whole("/v1/responses", R"({"input":"x","store":false,"background":false,"include":[],"top_logprobs":0})");
+}
+
+TEST_F(KeptResponses, AConversationGoesOnFromWhatIsKept) {
+  engine_.use_template(kTemplate);
+  Json one = whole("/v1/responses", R"({"input":"q","instructions":"old"})");
+  EXPECT_EQ(one["store"], true);
+  const std::string id = one["id"], said = one["output"][0]["content"][0]["text"];
+  whole("/v1/responses", cat(R"({"input":"more","instructions":"new","previous_response_id":")", id, "\"}"));
+  EXPECT_EQ(prompt(), cat("[system::new][user::q][assistant::", said, "][user::more]"));
+  EXPECT_EQ(Json::parse(ask(RawClient::get("/v1/responses/" + id)).body), one);
+  Json items = Json::parse(ask(RawClient::get(cat("/v1/responses/", id, "/input_items"))).body);
+  EXPECT_EQ(items["data"][0]["content"][0]["text"], "q");
+  expect_error(post(cat("/v1/responses/", id, "/cancel"), "{}"), 400, "", "background");
+  std::string erase = RawClient::get("/v1/responses/" + id);
+  erase.replace(0, 3, "DELETE");
+  EXPECT_EQ(Json::parse(ask(erase).body)["deleted"], true);
+  std::string put = RawClient::get("/v1/responses/" + id);
+  put.replace(0, 3, "PUT");
+  EXPECT_NE(ask(put).head.find("Allow: GET, DELETE, POST\r\n"), std::string::npos);
+  EXPECT_EQ(ask(RawClient::get("/v1/responses/" + id)).status, 404);
+  one = whole("/v1/responses", R"({"input":"q","store":false})");
+  EXPECT_EQ(ask(RawClient::get("/v1/responses/" + one["id"].get<std::string>())).status, 404);
+}
+
+TEST(ResponseStore, IsBoundedAndEachTenantsOwn) {
+  http::ResponseStore store(4096);
+  store.keep("a", "1", {"one", "", ""});
+  EXPECT_FALSE(store.find("b", "1"));
+  EXPECT_FALSE(store.erase("b", "1"));
+  for (int i = 0; i < 20; ++i) store.keep("b", cat("b", i), {std::string(500, 'x'), "", ""});
+  EXPECT_TRUE(store.find("a", "1")) << "who holds little loses nothing";
+  EXPECT_FALSE(store.find("b", "b0"));
+  EXPECT_TRUE(store.find("b", "b19"));
+  store.keep("b", "huge", {std::string(5000, 'x'), "", ""});
+  EXPECT_FALSE(store.find("b", "huge"));
+  EXPECT_TRUE(store.erase("a", "1"));
+  EXPECT_FALSE(store.find("a", "1"));
 }
 
 }  // namespace
