@@ -1,11 +1,14 @@
 #include "cli/model_flags.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "model/load.h"
 
 namespace kvasir::cli {
 namespace {
+
+constexpr int kGpuRunning = 256, kGpuTokens = 4096;
 
 // "acme=2.5": a tenant and its share.
 Result<std::pair<std::string, double>> parse_weight(const std::string& text) {
@@ -89,9 +92,11 @@ void ModelFlags::define(Options& o) {
       &o.add("page_size", &engine.page_size, "Tokens a page of the cache: a power of two").range(1, 256);
   prefix_cache_option_ =
       &o.add("prefix_cache", &engine.prefix_cache, "Keep the pages of finished requests for prompts that begin alike");
-  o.add("max_tokens_per_step", &engine.max_tokens_per_step,
-        "Tokens a step computes at most: decodes first, then prompts")
-      .range(16, 1 << 20);
+  max_tokens_option_ =
+      &o.add("max_tokens_per_step", &engine.max_tokens_per_step,
+             cat("Tokens a step computes at most: decodes first, then prompts; where nothing is said, ", kGpuTokens,
+                 " on a GPU"))
+           .range(16, 1 << 20);
   o.add("max_step_ms", &engine.max_step_ms,
         "Milliseconds a step is to take while somebody waits for the next token: prompts beside it are read in smaller "
         "parts, of a page at least, or as long as the decodes themselves take. What steps take is learned from those "
@@ -100,8 +105,22 @@ void ModelFlags::define(Options& o) {
   o.add("record", &engine.record,
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
-  o.add("max_running", &engine.max_running, "Sequences in a step at most").range(1, 65536);
-  o.check([this] { return check(); });
+  max_running_option_ = &o.add("max_running", &engine.max_running,
+                               cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
+                             .range(1, 65536);
+  o.check([this] {
+    fit_device();
+    return check();
+  });
+}
+
+// A GPU's step costs hardly more for what fits beside its weights.
+void ModelFlags::fit_device() {
+  if (!model::prefers_gpu(model)) return;
+  auto unsaid = [](const Option* o) { return o->source() == "default"; };
+  if (unsaid(max_running_option_) && (unsaid(max_tokens_option_) || engine.max_tokens_per_step > 2 * kGpuRunning))
+    engine.max_running = kGpuRunning;
+  if (unsaid(max_tokens_option_)) engine.max_tokens_per_step = std::max<int64_t>(kGpuTokens, 2 * engine.max_running);
 }
 
 Status ModelFlags::check() const {

@@ -86,24 +86,35 @@ std::string main_type(const Weights& weights) {
 
 TensorNames names(const ModelConfig& config) { return TensorNames(find_architecture(config.architecture)->names); }
 
-// auto is the GPU where there is one that this build can use, and the CPU with a line that says why not.
-Result<bool> wants_gpu(const RunnerOptions& options) {
-  if (options.device == "cpu") return false;
-  if (options.device != "auto" && options.device != "cuda")
-    return invalid_argument(cat("device is ", options.device, "; it must be auto, cpu or cuda")).with_field("device");
+Status gpu_there() {
 #ifdef KVASIR_CUDA
   KVASIR_ASSIGN(const attention::Backend* cuda, attention::find_backend("cuda"));
-  Status there = cuda->available();
-  if (there.ok()) return options.device == "cuda" || (!options.precise && options.attention != "cpu");
+  return cuda->available();
 #else
-  Status there = failed_precondition("this build has no CUDA part (KVASIR_CUDA=ON adds it)");
+  return failed_precondition("this build has no CUDA part (KVASIR_CUDA=ON adds it)");
 #endif
+}
+
+// auto is the GPU where there is one that this build can use, and the CPU with a line that says why not.
+Result<bool> wants_gpu(const RunnerOptions& options) {
+  if (options.device != "auto" && options.device != "cuda" && options.device != "cpu")
+    return invalid_argument(cat("device is ", options.device, "; it must be auto, cpu or cuda")).with_field("device");
+  if (prefers_gpu(options)) return true;
+  if (options.device == "cpu") return false;
+  Status there = gpu_there();
+  if (there.ok()) return false;  // what else was asked for is the CPU's
   if (options.device == "cuda") return there;
   log_info("no GPU in use", {{"reason", there.message()}});
   return false;
 }
 
 }  // namespace
+
+bool prefers_gpu(const RunnerOptions& options) {
+  const bool asked =
+      options.device == "cuda" || (options.device == "auto" && !options.precise && options.attention != "cpu");
+  return asked && gpu_there().ok();
+}
 
 Result<ModelFiles> open_model(const std::string& model) {
   ModelFiles out;

@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "model/config.h"
 #include "model/formats/weights.h"
+#include "model/runner.h"
 #include "model/text/text.h"
 
 namespace kvasir::model {
@@ -19,6 +20,9 @@ struct ModelFiles {
   std::unique_ptr<Weights> weights;
 };
 Result<ModelFiles> open_model(const std::string& model);
+
+// Whether a model is to run on a GPU, as far as that is known before its files are read.
+bool prefers_gpu(const RunnerOptions& options);
 
 // What a params.json says of how its model's cache is indexed; empty and 0 where there is none, or it does not say.
 struct CacheIndexing {

@@ -57,7 +57,7 @@ struct Arrival {
 
 }  // namespace
 
-Result<SimReport> simulate(const Options& options, const Workload& w) {
+Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine) {
   const auto wall = std::chrono::steady_clock::now();
   KVASIR_ASSIGN(auto scheduler, Scheduler::create(options));
   SimReport report;
@@ -120,7 +120,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w) {
     }
     scheduler->next_step(at(now), plan);
     if (!plan.empty()) {
-      now += step_seconds(work_of(plan), options.cost);
+      now += step_seconds(work_of(plan), machine ? *machine : options.cost);
       results.clear();
       sampled.clear();
       sampled.reserve(plan.items.size());

@@ -55,7 +55,8 @@ struct SimReport {
   std::vector<TenantReport> tenants;
 };
 
-Result<SimReport> simulate(const Options& options, const Workload& workload);
+// `machine`: what its steps take, where that is not what options.cost expects.
+Result<SimReport> simulate(const Options& options, const Workload& workload, const StepCost* machine = nullptr);
 
 std::string to_json(const std::vector<SimReport>& reports);
 std::string to_svg(const std::vector<SimReport>& reports);  // policies side by side

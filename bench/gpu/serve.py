@@ -52,6 +52,8 @@ def main():
         process.terminate()
         process.wait(60)
 
+    if failed := {n: f["failed"] for n, f in figures.items() if f["failed"]}:
+        sys.exit(f"requests failed, by clients: {failed}")
     record = {"device": device, "driver": driver(), "commit": a.commit, "model": a.model,
               "command": " ".join(["bench/gpu/serve.py", *sys.argv[1:]]), "clients": {}}
     print(f"{device}: {a.model}, {a.input} tokens in, {a.output} out")

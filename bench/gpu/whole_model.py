@@ -13,6 +13,7 @@ round trip over HTTP.
 import argparse
 import http.client
 import json
+import os
 import random
 import re
 import statistics
@@ -39,7 +40,7 @@ class Server:
         self.trace = tempfile.NamedTemporaryFile(suffix=".json")
         flags = ["--device", "cuda", "--no-access-log", "--max-running", str(a.max_running),
                  "--max-tokens-per-step", str(a.max_tokens_per_step), "--max-step-ms", "0", "--max-waiting", "16384",
-                 "--max-waiting-tokens", "100000000", "--http-threads", "4", "--step-trace", self.trace.name,
+                 "--max-waiting-tokens", "100000000", "--max-wait", "24h", "--http-threads", "4", "--step-trace", self.trace.name,
                  *([] if a.shared else ["--no-prefix-cache"]), *a.serve.split()]
         began = time.perf_counter()
         self.process, log = start(a.kvasir, a.model, *flags)
@@ -62,7 +63,9 @@ class Server:
         answer = connection.getresponse()
         body = json.loads(answer.read())
         if answer.status != 200 or body["usage"]["completion_tokens"] != tokens:
-            sys.exit(f"a request failed: {answer.status} {body}")
+            print(f"a request failed: {answer.status} {body}", file=sys.stderr)
+            self.process.terminate()
+            os._exit(1)  # from whatever thread: figures without it would be of something else
 
     def prompt(self, length):
         return self.random.choices(range(260, self.vocab), k=length)

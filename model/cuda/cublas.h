@@ -21,6 +21,8 @@ struct Scales {
 
 class Cublas {
  public:
+  static constexpr int64_t kTimedRows = 512;
+
   static Result<std::unique_ptr<Cublas>> open(cudaStream_t stream);
   ~Cublas();
 
@@ -42,7 +44,6 @@ class Cublas {
   };
   class Choices;
   static Choices& choices();
-  static constexpr int64_t kTimedRows = 512;
   struct Functions;
   struct Plan;
   Cublas();

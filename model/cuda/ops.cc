@@ -237,13 +237,22 @@ Status CudaOps::softcap(Buffer in_out, float cap) {
   return launched("softcap");
 }
 
+// The library times its ways of multiplying by each number of rows that is new, and steps that take prompts up have all
+// of them: rounded up there are few. What comes of the rows past a buffer's own is read by nobody.
+int64_t CudaOps::product_rows(Buffer b) {
+  const int64_t own = rows(b);
+  if (options_.batch_invariant || own <= kLeastPadded || own > Cublas::kTimedRows) return own;
+  return std::min(padded(own), room(b).logit_rows ? options_.max_logit_rows : options_.max_tokens);
+}
+
 Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool biased) {
   const Loaded& w = *matrices_[size_t(weight.id)];
   const bool gated = form == Form::silu || form == Form::gelu;
   KVASIR_CHECK(in.cols == w.cols && out.cols * (gated ? 2 : 1) == w.rows, "a product of ", in.cols, " by ", w.rows,
                " x ", w.cols, " into ", out.cols);
   KVASIR_CHECK(form != Form::added_f32 || !room(out).half, "what is added to is float32");
-  const bool by_bytes = products_->reads_bytes(w, rows(in)), wide = form == Form::f32 || form == Form::added_f32;
+  const int64_t rows = product_rows(in);
+  const bool by_bytes = products_->reads_bytes(w, rows), wide = form == Form::f32 || form == Form::added_f32;
   const void* half = nullptr;
   Bytes bytes;
   if (by_bytes) {
@@ -251,10 +260,10 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool bi
   } else {
     KVASIR_ASSIGN(half, read_half(in));
   }
-  if (rows(in) > kFewRows) (by_bytes ? room(in).wants_bytes : room(in).wants_half) = true;
+  if (rows > kFewRows) (by_bytes ? room(in).wants_bytes : room(in).wants_half) = true;
   void* to = wide ? write(out) : write_half(out);
-  KVASIR_TRY(products_->run(half, bytes, w, to, rows(in), form));
-  if (biased && w.bias.id >= 0) launch_add_bias(to, !wide, vector(w.bias), rows(in), w.rows, stream_);
+  KVASIR_TRY(products_->run(half, bytes, w, to, rows, form));
+  if (biased && w.bias.id >= 0) launch_add_bias(to, !wide, vector(w.bias), this->rows(in), w.rows, stream_);
   return launched("product");
 }
 
@@ -262,7 +271,7 @@ Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buff
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
   const Loaded& w = *matrices_[size_t(weight.id)];
   const bool fused = w.bias.id < 0 && (activation == Activation::silu || activation == Activation::gelu_tanh);
-  if (fused && products_->joins(w, rows(in), form)) return product(in, weight, form, out);
+  if (fused && products_->joins(w, product_rows(in), form)) return product(in, weight, form, out);
   KVASIR_TRY(product(in, weight, Form::bf16, between));
   return glu(activation, between, out);
 }

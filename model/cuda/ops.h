@@ -102,6 +102,7 @@ class CudaOps final : public Ops {
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
   Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
+  int64_t product_rows(Buffer b);
   const float* read(Buffer b);              // that is float32
   Result<const void*> read_half(Buffer b);  // made bfloat16 where it is not
   Result<Bytes> read_bytes(Buffer b);       // made E4M3 where it is not
@@ -115,6 +116,7 @@ class CudaOps final : public Ops {
   CudaOptions options_;
   cudaStream_t stream_;
   static constexpr int64_t kFewRows = 16;  // these are multiplied as bfloat16 whatever the weights are
+  static constexpr int64_t kLeastPadded = 32;  // fewer are multiplied by kernels that need no timing
   std::unique_ptr<Products> products_;
   bool any_bytes_ = false;  // of the weights
   std::vector<std::unique_ptr<Loaded>> matrices_;

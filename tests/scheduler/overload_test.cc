@@ -52,8 +52,8 @@ Workload arrivals(double time, double rate, const Kind& kind, int seed) {
   return w;
 }
 
-SimReport run(const Options& o, const Workload& w) {
-  auto r = simulate(o, w);
+SimReport run(const Options& o, const Workload& w, const StepCost* machine = nullptr) {
+  auto r = simulate(o, w, machine);
   KVASIR_CHECK(r.ok(), r.status().to_string());
   return std::move(r).value();
 }
@@ -107,6 +107,31 @@ TEST(Overload, WhatIsDoneIsOfUseAtAnyLoad) {
         }
         std::printf("\n");
       }
+  }
+}
+
+// Clients who each ask again when answered are no overload, whatever the machine was thought to be before its first
+// step: an H200 with 8 billion parameters, and two cores with 135 million, at what `kvasir serve` has by itself there.
+TEST(Overload, ClientsWhoAskAgainAreNotRefused) {
+  const StepCost h200 = {4890, 22.9, 0.0007, 14.9, 0.0312}, cores = {1481, 545, 0.019, 795, 2.5};
+  for (auto [cost, clients, prompt, output] :
+       {std::tuple(&h200, 64, 1000, 250), {&h200, 256, 1000, 250}, {&cores, 8, 300, 100}, {&cores, 32, 300, 100}}) {
+    Options o = machine();
+    o.cost = {};
+    o.groups = {{1 << 16, 0}};
+    o.max_running = cost == &h200 ? 256 : 64;
+    o.max_tokens_per_step = cost == &h200 ? 4096 : 512;
+    Workload w;
+    for (int i = 0; i < 4 * clients; ++i) {
+      WorkItem item;
+      item.prompt_tokens = prompt, item.output_tokens = output;
+      if (i >= clients) item.follows = i - clients;
+      w.items.push_back(item);
+    }
+    const SimReport r = run(o, w, cost);
+    std::printf("%3d clients: %lld of %zu refused, %.0f tokens/s, first token %.2f s, between tokens %.1f ms (p99)\n",
+                clients, (long long)r.refused, w.items.size(), r.output_tokens_per_s, r.ttft_s.p99, 1e3 * r.itl_s.p99);
+    EXPECT_EQ(r.refused, 0);
   }
 }
 
