@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "model/formats/weights.h"
 
 namespace kvasir::model::cpu {
 namespace {
@@ -21,7 +22,7 @@ void put_scale(uint8_t* plane, bool wide, int index, float value) {
   if (wide) {
     std::memcpy(plane + 4 * index, &value, 4);
   } else {
-    uint16_t h = f32_to_f16(value);  // exact: it came from a float16
+    uint16_t h = f32_to_f16(value);  // exact where it came from a float16
     std::memcpy(plane + 2 * index, &h, 2);
   }
 }
@@ -91,12 +92,12 @@ void pack_of_rows(const PackedMatrix& m, uint8_t* group, int r, WeightType type,
   }
 }
 
-// Every quantized type but Q8_0 fits 6 bits with free scales for each 16; integers of rows have one form for all.
+// Every type of at most 6 bits fits them with free scales for each 16; integers of rows have one form for all.
 Packing common_packing(std::span<const HostTensor> parts, bool exact) {
   auto all = [&](auto holds) { return std::all_of(parts.begin(), parts.end(), holds); };
   if (all([&](const HostTensor& t) { return packing_info(packing_of(t.type, exact)).of_rows; }))
     return all([&](const HostTensor& t) { return !type_info(t.type)->halves; }) ? Packing::i4_min : Packing::i4_halves;
-  return all([](const HostTensor& t) { return type_info(t.type)->quantized && t.type != WeightType::q8_0; })
+  return all([](const HostTensor& t) { return type_info(t.type)->quantized && type_info(t.type)->bits <= 6; })
              ? Packing::n8_halves
              : Packing::f32;
 }
@@ -115,7 +116,9 @@ Packing packing_of(WeightType type, bool exact) {
   if (!t.quantized) return Packing::f32;
   if (t.bits > 4) {
     if (t.halves) return Packing::n8_halves;
-    return t.zero == 128 && t.f16_scales ? Packing::n8_zero : Packing::n8_wide;
+    if (t.bits <= 6) return Packing::n8_wide;
+    // Kernels multiply 8 bits with scales of float16: IQ4_XS's are rounded to it, unless they are to stay as they are.
+    return t.f16_scales || !exact ? Packing::n8_zero : Packing::f32;
   }
   if (t.halves) return exact ? Packing::n4_halves : Packing::i4_halves;
   if (t.zero == 8 && t.f16_scales) return exact ? Packing::n4_zero : Packing::i4_zero;
@@ -175,7 +178,7 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
         pack_of_rows(m, group, r, t->type, source, dense);
       } else if (info.quantized) {
         pack_blocks(m, group, r, t->type, source);
-      } else if (packing_of(t->type, exact) == m.packing) {
+      } else if (!type_info(t->type)->quantized && packing_of(t->type, exact) == m.packing) {
         pack_dense(m, group, r, source);
       } else {
         dense.resize(size_t(m.cols));

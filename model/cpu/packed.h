@@ -25,7 +25,11 @@
 
 #include "core/status.h"
 #include "core/thread_pool.h"
-#include "model/formats/weights.h"
+
+namespace kvasir::model {
+enum class WeightType : uint32_t;  // formats/weight_type.h: kernels need not know its members
+struct HostTensor;
+}  // namespace kvasir::model
 
 namespace kvasir::model::cpu {
 

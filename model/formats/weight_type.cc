@@ -104,6 +104,29 @@ void unpack_q6k(const uint8_t* b, int c, Unpacked* out) {
   }
 }
 
+// Four bits that stand for one of 16 values, as integers from 0 on.
+template <size_t n>
+void look_up(const uint8_t (&table)[n], uint8_t* q) {
+  for (int j = 0; j < 32; ++j) q[j] = table[q[j]];
+}
+
+// Values of IQ4_NL and IQ4_XS, and of twice E2M1, beside what stands for 0.
+constexpr uint8_t kIq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t kE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+void unpack_iq4_nl(const uint8_t* b, int, Unpacked* out) {
+  nibbles(b + 2, out->q), look_up(kIq4, out->q), whole(out, half_at(b), -128 * half_at(b));
+}
+void unpack_iq4_xs(const uint8_t* b, int c, Unpacked* out) {
+  const int low = b[4 + c / 2] >> (4 * (c % 2)) & 15, high = load16(b + 2) >> (2 * c) & 3;
+  const float d = half_at(b) * float((low | high << 4) - 32);
+  nibbles(b + 8 + 16 * c, out->q), look_up(kIq4, out->q), whole(out, d, -128 * d);
+}
+void unpack_mxfp4(const uint8_t* b, int, Unpacked* out) {
+  const float d = std::ldexp(0.5f, b[0] - 127);
+  nibbles(b + 1, out->q), look_up(kE2m1, out->q), whole(out, d, -12 * d);
+}
+
 // A type is one row: its kernels' packing follows from what the row says of its integers (packing_of in model/cpu).
 struct Row {
   WeightType type;
@@ -114,6 +137,7 @@ constexpr Row kRows[] = {
     {WeightType::f32, {"F32", 1, 4, false, 0, -1, false, false}},
     {WeightType::f16, {"F16", 1, 2, false, 0, -1, false, false}},
     {WeightType::bf16, {"BF16", 1, 2, false, 0, -1, false, false}},
+    {WeightType::u8, {"U8", 1, 1, false, 0, -1, false, false}},
     {WeightType::f8_e4m3, {"F8_E4M3", 1, 1, false, 0, -1, false, false}},
     {WeightType::q4_0, {"Q4_0", 32, 18, true, 4, 8, false, true}, unpack_q4_0},
     {WeightType::q4_1, {"Q4_1", 32, 20, true, 4, -1, false, true}, unpack_q4_1},
@@ -125,6 +149,9 @@ constexpr Row kRows[] = {
     {WeightType::q4_k, {"Q4_K", 256, 144, true, 4, -1, false, false}, unpack_q45k<false>},
     {WeightType::q5_k, {"Q5_K", 256, 176, true, 5, -1, false, false}, unpack_q45k<true>},
     {WeightType::q6_k, {"Q6_K", 256, 210, true, 6, 32, true, false}, unpack_q6k},
+    {WeightType::iq4_nl, {"IQ4_NL", 32, 18, true, 8, 128, false, true}, unpack_iq4_nl},
+    {WeightType::iq4_xs, {"IQ4_XS", 256, 136, true, 8, 128, false, false}, unpack_iq4_xs},
+    {WeightType::mxfp4, {"MXFP4", 32, 17, true, 5, 12, false, false}, unpack_mxfp4},
 };
 
 // By the file's number, since a load looks up every block.

@@ -22,7 +22,11 @@ enum class WeightType : uint32_t {
   q4_k = 12,
   q5_k = 13,
   q6_k = 14,
+  iq4_nl = 20,
+  iq4_xs = 23,
   bf16 = 30,
+  mxfp4 = 39,
+  u8 = 62,       // no GGUF type: of safetensors, parts of others
   f8_e4m3 = 63,  // no GGUF type: of safetensors, with scales beside it
 };
 

@@ -11,14 +11,15 @@
 #include <random>
 
 #include "core/dtype.h"
+#include "model/formats/weights.h"
 
 namespace kvasir::model::cpu {
 namespace {
 
-constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q4_0,
-                                 WeightType::q4_1, WeightType::q5_0, WeightType::q5_1, WeightType::q8_0,
-                                 WeightType::q2_k, WeightType::q3_k, WeightType::q4_k, WeightType::q5_k,
-                                 WeightType::q6_k};
+constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,    WeightType::bf16,   WeightType::q4_0,
+                                 WeightType::q4_1, WeightType::q5_0,   WeightType::q5_1,   WeightType::q8_0,
+                                 WeightType::q2_k, WeightType::q3_k,   WeightType::q4_k,   WeightType::q5_k,
+                                 WeightType::q6_k, WeightType::iq4_nl, WeightType::iq4_xs, WeightType::mxfp4};
 
 // Bytes of a tensor whose scales are ordinary numbers.
 std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt19937& random) {
@@ -31,6 +32,8 @@ std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt199
     if (type == WeightType::f32) {
       float f = scale(random);
       std::memcpy(bytes.data() + at, &f, 4);
+    } else if (type == WeightType::mxfp4) {
+      bytes[at] = uint8_t(118 + random() % 6);
     } else if (type == WeightType::bf16) {
       put16(at, f32_to_bf16(scale(random)));
     } else {
@@ -301,7 +304,7 @@ TEST(Dequantize, EqualsAnOutsideReader) {
     for (size_t i = 0; i < got.size(); ++i)
       ASSERT_NEAR(got[i], want[i], 1e-6 * std::max(1.0, std::fabs(want[i]))) << name << i;
   }
-  EXPECT_EQ(seen, 10);
+  EXPECT_EQ(seen, 13);
 }
 
 }  // namespace

@@ -18,14 +18,16 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 def quants():
     rng = np.random.default_rng(7)
     out = {}
-    for name in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]:
+    for name in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]:
         kind = gguf.GGMLQuantizationType[name]
         weights, size = gguf.GGML_QUANT_SIZES[kind]
         data = rng.integers(0, 256, (2, size), dtype=np.uint8)
         # float16 scales at these places must be ordinary numbers.
         for at in {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2],
-                   "Q6_K": [208]}.get(name, [0]):
+                   "Q6_K": [208], "MXFP4": []}.get(name, [0]):
             data[:, at:at + 2] = rng.uniform(0.001, 0.1, 2).astype(np.float16).view(np.uint8).reshape(2, 2)
+        if name == "MXFP4":
+            data[:, 0] = 100 + data[:, 0] % 40
         values = gguf.quants.dequantize(data, kind)
         out[name] = {"hex": data.tobytes().hex(), "values": [float(v) for v in values.reshape(-1)]}
     return out
