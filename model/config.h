@@ -51,6 +51,7 @@ struct ModelConfig {
   bool qkv_by_group = false;  // the fused tensor has the rows of each key/value head together: its queries, key, value
 
   float embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  bool head_sinks = false;      // each head has a logit that takes part in its softmax without a value
   float query_scale = 0;        // scores are multiplied by it; 0: 1/sqrt(head_dim)
   float attention_softcap = 0;  // of scores; 0: none
   float logit_softcap = 0;      // 0: none
@@ -71,6 +72,7 @@ struct ModelConfig {
 
   double step_ms = 0;  // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
+  std::string dummy_expert_type;  // where experts' weights are of another type than the others
 
   LayerKind kind(int32_t layer) const {
     return layer_kinds.empty() ? LayerKind{.windowed = window > 0} : layer_kinds[size_t(layer)];

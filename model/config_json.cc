@@ -118,7 +118,7 @@ Status read_quantization(const JsonKeys& in, const json& object) {
   if (found == object.end() || found->is_null()) return {};
   const JsonKeys q(*found, in.file());
   const std::string method = found->is_object() ? q.text("quant_method") : "";
-  bool known = method == "fp8" || method == "fbgemm_fp8";
+  bool known = method == "fp8" || method == "fbgemm_fp8" || method == "mxfp4";
   // Nothing of the weights: the cache's scales alone.
   if (method.empty() || method == "compressed-tensors")
     if (found->is_object() && found->contains("kv_cache_scheme"))
@@ -130,9 +130,10 @@ Status read_quantization(const JsonKeys& in, const json& object) {
   if (const json size = found->is_object() ? found->value("weight_block_size", json()) : json(); !size.is_null())
     known &= size == json::array({128, 128});
   if (!known)
-    return invalid_argument(cat(in.file(), ": quantization_config has quant_method '", method.substr(0, 64),
-                                "'; fp8 (also in blocks of 128 x 128) and compressed-tensors' float-quantized are "
-                                "supported: take another checkpoint of the model"));
+    return invalid_argument(
+        cat(in.file(), ": quantization_config has quant_method '", method.substr(0, 64),
+            "'; fp8 (also in blocks of 128 x 128), mxfp4 and compressed-tensors' float-quantized are "
+            "supported: take another checkpoint of the model"));
   in.pass_over({"quantization_config"});
   return {};
 }

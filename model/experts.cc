@@ -49,6 +49,8 @@ Status ExpertsConfig::validate(int32_t layers) const {
   KVASIR_TRY(in_range("number of experts a token", r.used, 1, std::min(r.experts, kMostUsed)));
   KVASIR_TRY(in_range("experts' feed-forward size", ffn, 16, 1 << 17));
   KVASIR_TRY(in_range("shared expert's feed-forward size", shared_ffn, 0, 1 << 19));
+  KVASIR_TRY(in_range("limit of the experts' gates", limit, 0, 1e6));
+  KVASIR_TRY(in_range("slope of the experts' gates", slope, -1e3, 1e3));
   KVASIR_TRY(in_range("scale of the experts' sum", r.scale, 1e-6, 1e6));
   KVASIR_TRY(in_range("groups of experts", r.groups, 1, r.experts));
   KVASIR_TRY(in_range("groups of experts a token", r.used_groups, 1, r.groups));

@@ -81,6 +81,7 @@ std::string main_type(const Weights& weights) {
   std::map<WeightType, int64_t> bytes;
   for (const HostTensor& t : weights.tensors()) bytes[t.type] += t.bytes;
   auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  if (most != bytes.end() && most->first == WeightType::u8) return "MXFP4";  // nothing else is of U8
   return most == bytes.end() ? "" : std::string(type_info(most->first)->name);
 }
 

@@ -50,8 +50,9 @@ struct Mlp {
 struct Experts {
   Routing routing;
   Activation activation = Activation::silu;
-  Matrix router;      // [experts, hidden]
-  Vector correction;  // Routing's; none: id -1
+  float limit = 0, slope = 0;  // ExpertsConfig's
+  Matrix router;               // [experts, hidden]
+  Vector correction;           // Routing's; none: id -1
   std::vector<Mlp> mlps;
 };
 

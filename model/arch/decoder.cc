@@ -83,6 +83,9 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
     KVASIR_ASSIGN(l.q_norm, in.vector(in.of(i, "attn_q_norm.weight"), size * (full ? c_.heads : 1), c_.norm_shift));
     KVASIR_ASSIGN(l.k_norm, in.vector(in.of(i, "attn_k_norm.weight"), size * (full ? c_.kv_heads : 1), c_.norm_shift));
   }
+  if (c_.head_sinks) {
+    KVASIR_ASSIGN(l.sinks, in.vector(in.of(i, "attn_sinks.weight"), c_.heads));
+  }
   KVASIR_ASSIGN(l.attn_out, in.attention_out(i));
   if (c_.output_norms) KVASIR_TRY(norm("post_attention_norm", &l.attn_output_norm));
   if (c_.input_norms && !c_.shared_norm) KVASIR_TRY(norm("ffn_norm", &l.ffn_norm));
@@ -125,7 +128,7 @@ Status Decoder::norm(Buffer in, const Norm& norm, Buffer out) {
 }
 
 Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
-  const Attend how{.kind = l.attention, .layer = i};
+  const Attend how{.kind = l.attention, .layer = i, .sinks = l.sinks};
   if (c_.qk_norm == QkNorm::none && c_.query_position_slope == 0)
     return ops_.linear_attend(in, l.qkv, how, qkv_, attended_);
   KVASIR_TRY(ops_.linear(in, l.qkv, qkv_));

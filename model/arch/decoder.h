@@ -23,8 +23,9 @@ struct DecoderLayer {
   Vector q_norm, k_norm;
   Matrix qkv, attn_out;
   int32_t attention = 0;  // its kind, as Ops knows it
-  Mlp mlp;                // where there are experts: what is shared beside them, if anything is
-  int32_t experts = -1;   // as Ops knows them
+  Vector sinks;
+  Mlp mlp;               // where there are experts: what is shared beside them, if anything is
+  int32_t experts = -1;  // as Ops knows them
   Vector shared_gate;
 };
 

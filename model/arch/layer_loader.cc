@@ -1,6 +1,7 @@
 #include "model/arch/layer_loader.h"
 
 #include <cstring>
+#include <optional>
 
 namespace kvasir::model {
 
@@ -88,52 +89,104 @@ Result<Mlp> LayerLoader::mlp(int32_t layer, int64_t ffn, std::string_view ending
   return out;
 }
 
+// One of the matrices of a layer's experts: a tensor of its own for each (blk.3.ffn_up.17), one that holds them all
+// (ffn_up_exps), or that with inputs and outputs exchanged (ffn_up_exps_t).
+class LayerLoader::OfExperts {
+ public:
+  OfExperts(LayerLoader& in, int32_t layer, std::string_view name, int64_t rows, int64_t cols)
+      : w_(in.w_), count_(in.c_.experts.routing.experts), rows_(rows), cols_(cols), name_(of(layer, name)) {}
+
+  bool together() const { return w_.has(cat(name_, "_exps.weight")) || transposed(); }
+  Result<HostTensor> get(int32_t expert) {
+    if (!together()) return w_.get(cat(name_, ".", expert, ".weight"), rows_, cols_);
+    if (!all_) {
+      KVASIR_ASSIGN(all_, transposed() ? w_.get(cat(name_, "_exps_t.weight"), count_ * cols_, rows_)
+                                       : w_.get(cat(name_, "_exps.weight"), count_ * rows_, cols_));
+    }
+    HostTensor t = part(*all_, expert, rows_);
+    return transposed() ? exchanged(std::move(t)) : t;
+  }
+  // A row an expert.
+  Result<HostTensor> bias(int32_t expert) {
+    if (!biases_) {
+      KVASIR_ASSIGN(biases_, w_.get(cat(name_, "_exps.bias"), count_, rows_));
+    }
+    HostTensor t = part(*biases_, expert, 1);
+    t.cols = rows_;
+    return t;
+  }
+
+ private:
+  bool transposed() const { return w_.has(cat(name_, "_exps_t.weight")); }
+  HostTensor part(HostTensor t, int32_t expert, int64_t rows) const {
+    t.bytes /= count_, t.data += expert * t.bytes, t.rows = rows, t.cols = cols_;
+    return t;
+  }
+  HostTensor exchanged(HostTensor t) const {
+    const int64_t each = t.bytes / (rows_ * cols_);
+    std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.bytes)]);
+    for (int64_t c = 0; c < cols_; ++c)
+      for (int64_t r = 0; r < rows_; ++r)
+        std::memcpy(to.get() + (r * cols_ + c) * each, t.data + (c * rows_ + r) * each, size_t(each));
+    t.data = to.get();
+    t.owned = std::move(to);
+    return t;
+  }
+
+  Weights& w_;
+  int64_t count_, rows_, cols_;
+  std::string name_;
+  std::optional<HostTensor> all_, biases_;
+};
+
+namespace {
+
+// Rows (or numbers, of a vector) that are by turns a gate's and what it opens: all gates first.
+HostTensor gates_first(HostTensor t) {
+  const int64_t count = t.rows > 1 ? t.rows : t.cols, each = t.bytes / count;
+  std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.bytes)]);
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(to.get() + (i % 2 * (count / 2) + i / 2) * each, t.data + i * each, size_t(each));
+  t.data = to.get();
+  t.owned = std::move(to);
+  return t;
+}
+
+}  // namespace
+
 Result<Experts> LayerLoader::experts(int32_t layer) {
   const ExpertsConfig& e = c_.experts;
-  Experts out{.routing = e.routing, .activation = c_.activation};
+  Experts out{.routing = e.routing, .activation = c_.activation, .limit = e.limit, .slope = e.slope};
   KVASIR_ASSIGN(out.router,
                 matrix(of(layer, "ffn_gate_inp"), e.routing.experts, c_.hidden, Shard::whole, e.router_bias));
   if (e.routing.corrected) {
     KVASIR_ASSIGN(out.correction, vector(of(layer, "exp_probs_b.bias"), e.routing.experts));
   }
-  for (int32_t i = 0; i < e.routing.experts; ++i) {
-    KVASIR_ASSIGN(Mlp one, expert(layer, i));
-    out.mlps.push_back(one);
-  }
-  return out;
-}
-
-Result<Mlp> LayerLoader::expert(int32_t layer, int32_t i) {
-  const int64_t ffn = c_.experts.ffn;
-  std::vector<HostTensor> up;
-  auto add = [&](std::string_view name, int64_t rows) -> Status {
-    KVASIR_ASSIGN(HostTensor t, of_expert(layer, name, i, rows, c_.hidden));
-    up.push_back(std::move(t));
+  OfExperts fused(*this, layer, "ffn_gate_up", 2 * e.ffn, c_.hidden), gate(*this, layer, "ffn_gate", e.ffn, c_.hidden),
+      up(*this, layer, "ffn_up", e.ffn, c_.hidden), down(*this, layer, "ffn_down", c_.hidden, e.ffn);
+  const bool whole = fused.together();
+  auto add = [&](OfExperts& from, int32_t i, Result<HostTensor> (OfExperts::*get)(int32_t),
+                 std::vector<HostTensor>* to) -> Status {
+    KVASIR_ASSIGN(HostTensor t, (from.*get)(i));
+    to->push_back(whole && e.by_turns && &from == &fused ? gates_first(std::move(t)) : std::move(t));
     return {};
   };
-  if (w_.has(of(layer, "ffn_gate_up_exps.weight"))) {
-    KVASIR_TRY(add("ffn_gate_up", 2 * ffn));
-  } else {
-    KVASIR_TRY(add("ffn_gate", ffn));
-    KVASIR_TRY(add("ffn_up", ffn));
+  auto load = [&](int32_t i, std::initializer_list<OfExperts*> from, Shard shard) -> Result<Matrix> {
+    std::vector<HostTensor> weights, biases;
+    for (OfExperts* f : from) KVASIR_TRY(add(*f, i, &OfExperts::get, &weights));
+    KVASIR_ASSIGN(Matrix m, ops_.load_matrix(w_, weights, shard));
+    if (!e.bias) return m;
+    for (OfExperts* f : from) KVASIR_TRY(add(*f, i, &OfExperts::bias, &biases));
+    KVASIR_ASSIGN(Vector b, ops_.load_vector(w_, biases, 0, 1));
+    ops_.set_bias(m, b);
+    return m;
+  };
+  for (int32_t i = 0; i < e.routing.experts; ++i) {
+    Mlp& mlp = out.mlps.emplace_back();
+    KVASIR_ASSIGN(mlp.up, whole ? load(i, {&fused}, Shard::rows) : load(i, {&gate, &up}, Shard::rows));
+    KVASIR_ASSIGN(mlp.down, load(i, {&down}, Shard::cols));
   }
-  Mlp out;
-  KVASIR_ASSIGN(out.up, ops_.load_matrix(w_, up, Shard::rows));
-  KVASIR_ASSIGN(HostTensor down, of_expert(layer, "ffn_down", i, c_.hidden, ffn));
-  KVASIR_ASSIGN(out.down, ops_.load_matrix(w_, {&down, 1}, Shard::cols));
   return out;
-}
-
-// Its part of one tensor that holds all experts', or a tensor of its own.
-Result<HostTensor> LayerLoader::of_expert(int32_t layer, std::string_view name, int32_t expert, int64_t rows,
-                                          int64_t cols) {
-  const std::string all = of(layer, cat(name, "_exps.weight"));
-  if (!w_.has(all)) return w_.get(of(layer, cat(name, ".", expert, ".weight")), rows, cols);
-  KVASIR_ASSIGN(HostTensor t, w_.get(all, c_.experts.routing.experts * rows, cols));
-  t.bytes /= c_.experts.routing.experts;
-  t.data += expert * t.bytes;
-  t.rows = rows;
-  return t;
 }
 
 }  // namespace kvasir::model

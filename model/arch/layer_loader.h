@@ -35,8 +35,7 @@ class LayerLoader {
   Result<Matrix> stacked(int32_t layer, const std::string& fused, std::span<const Part> parts, int64_t cols, bool bias,
                          bool by_group);
   Result<Mlp> mlp(int32_t layer, int64_t ffn, std::string_view ending);
-  Result<Mlp> expert(int32_t layer, int32_t expert);
-  Result<HostTensor> of_expert(int32_t layer, std::string_view name, int32_t expert, int64_t rows, int64_t cols);
+  class OfExperts;
   HostTensor straightened(HostTensor t) const;
 
   const ModelConfig& c_;

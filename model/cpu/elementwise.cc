@@ -25,6 +25,13 @@ float activation_of(Activation activation, float x) {
   return x;
 }
 
+void clamped_glu(const float* gate, const float* up, int64_t n, float limit, float slope, float* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = gate[i] > limit ? limit : gate[i], u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+    out[i] = (u + 1) * g / (1 + std::exp(-slope * g));
+  }
+}
+
 void softcap(float* x, int64_t cols, float cap) {
   for (int64_t i = 0; i < cols; ++i) x[i] = cap * std::tanh(x[i] / cap);
 }

@@ -11,6 +11,8 @@ namespace kvasir::model::cpu {
 // `bias` may be null; `in` may be `out`.
 void layer_norm(const float* in, const float* weight, const float* bias, int64_t cols, float eps, float* out);
 float activation_of(Activation activation, float x);
+// ExpertsConfig's, with a limit.
+void clamped_glu(const float* gate, const float* up, int64_t n, float limit, float slope, float* out);
 void softcap(float* x, int64_t cols, float cap);
 void add_to(float* x, const float* bias, int64_t cols);
 // 1 + slope * log(1 + floor(position / unit))

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "model/cpu/elementwise.h"
 #include "model/cpu/ops.h"
 
 namespace kvasir::model::cpu {
@@ -172,7 +173,10 @@ void CpuOps::expert_glu(const LayerExperts& layer, Buffer in) {
         for (int64_t t = 0; t < count; ++t) {
           const float* gate = room.data() + t * 2 * cols;
           float* to = x.gated.data() + (x.groups[i].first + first + t) * stride;
-          glu_row(layer.of.activation, gate, gate + cols, cols, to + group * kGroup);
+          if (layer.of.limit > 0)
+            clamped_glu(gate, gate + cols, cols, layer.of.limit, layer.of.slope, to + group * kGroup);
+          else
+            glu_row(layer.of.activation, gate, gate + cols, cols, to + group * kGroup);
           if (group + groups == half) std::fill(to + ffn, to + stride, 0.0f);
         }
       });

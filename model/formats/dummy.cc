@@ -1,9 +1,11 @@
 #include "model/formats/dummy.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "core/cat.h"
 #include "core/check.h"
@@ -15,8 +17,12 @@
 namespace kvasir::model {
 namespace {
 
-constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16,
-                                 WeightType::q4_0, WeightType::q4_1, WeightType::q8_0};
+constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q4_0,
+                                 WeightType::q4_1, WeightType::q8_0, WeightType::q4_k, WeightType::mxfp4};
+constexpr const char* kTypeNames = "f32, f16, bf16, q4_0, q4_1, q8_0, q4_k or mxfp4";
+
+// A device makes the others itself.
+bool host_only(WeightType type) { return type == WeightType::q4_k || type == WeightType::mxfp4; }
 
 const WeightType* find_type(std::string_view name) {
   for (const WeightType& t : kTypes) {
@@ -33,30 +39,39 @@ void put(uint8_t* p, T value) {
   std::memcpy(p, &value, sizeof value);
 }
 
-int64_t parameters_of(const ModelConfig& c) {
+struct Counts {
+  int64_t experts = 0, others = 0;
+};
+Counts parameters_of(const ModelConfig& c) {
   const int64_t hidden = c.hidden, heads = 2 * (int64_t(c.heads) + c.kv_heads);
-  int64_t out = c.vocab * hidden;
+  Counts out{0, c.vocab * hidden};
   for (int32_t i = 0; i < c.layers; ++i) {
     const bool experts = c.experts.in_layer(i);
-    const int64_t ffn = experts ? int64_t(c.experts.ffn) * c.experts.routing.experts + c.experts.shared_ffn : c.ffn;
-    out += heads * c.head_dim * hidden + (c.gated ? 3 : 2) * ffn * hidden;
-    if (experts) out += c.experts.routing.experts * hidden;
+    out.others += heads * c.head_dim * hidden + (c.gated ? 3 : 2) * (experts ? c.experts.shared_ffn : c.ffn) * hidden;
+    if (!experts) continue;
+    out.others += c.experts.routing.experts * hidden;
+    out.experts += 3 * int64_t(c.experts.ffn) * c.experts.routing.experts * hidden;
   }
   return out;
 }
 
 class DummyWeights final : public Weights {
  public:
-  explicit DummyWeights(const ModelConfig& c) : config_(c), seed_(c.dummy_seed), type_(*find_type(c.quantization)) {}
+  explicit DummyWeights(const ModelConfig& c)
+      : config_(c),
+        seed_(c.dummy_seed),
+        type_(*find_type(c.quantization)),
+        expert_type_(c.dummy_expert_type.empty() ? type_ : *find_type(c.dummy_expert_type)) {}
 
   bool has(std::string_view) const override { return false; }  // nothing fused, and a tied head
 
   Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
     const bool plain = rows == 1 || name.ends_with(".ffn_gate_inp.weight");  // routers, as files have them
-    HostTensor t{std::string(name), plain ? WeightType::f32 : type_, rows, cols, nullptr, 0};
+    const bool expert = std::count(name.begin(), name.end(), '.') == 4;      // blk.3.ffn_up.17.weight
+    HostTensor t{std::string(name), plain ? WeightType::f32 : expert ? expert_type_ : type_, rows, cols, nullptr, 0};
     const TypeInfo& info = *type_info(t.type);
     t.bytes = rows * cols / info.block * info.bytes;
-    if (leave_seeded_ && rows > 1) {
+    if (leave_seeded_ && rows > 1 && !host_only(t.type)) {
       t.seeded = seeded(t);
       if (live_.emplace(t.name, nullptr).second) parameters_ += rows * cols, bytes_ += t.bytes;
       return t;
@@ -74,10 +89,14 @@ class DummyWeights final : public Weights {
   void release(const HostTensor& tensor) override { live_[tensor.name].reset(); }
   void leave_seeded() override { leave_seeded_ = true; }
   // Before anybody has asked for them, of the matrices that will be asked for.
-  int64_t parameters() const override { return parameters_ > 0 ? parameters_ : parameters_of(config_); }
+  int64_t parameters() const override {
+    const Counts all = parameters_of(config_);
+    return parameters_ > 0 ? parameters_ : all.experts + all.others;
+  }
   int64_t bytes() const override {
-    const TypeInfo& info = *type_info(type_);
-    return bytes_ > 0 ? bytes_ : parameters_of(config_) / info.block * info.bytes;
+    const Counts all = parameters_of(config_);
+    auto size = [](int64_t n, const TypeInfo& t) { return n / t.block * t.bytes; };
+    return bytes_ > 0 ? bytes_ : size(all.experts, *type_info(expert_type_)) + size(all.others, *type_info(type_));
   }
   std::vector<HostTensor> tensors() const override { return {}; }  // they are made when asked for
 
@@ -112,6 +131,16 @@ class DummyWeights final : public Weights {
         case WeightType::f32: put(p, value()); break;
         case WeightType::f16: put(p, f32_to_f16(value())); break;
         case WeightType::bf16: put(p, f32_to_bf16(value())); break;
+        case WeightType::mxfp4:
+          *p = uint8_t(125 + std::ilogb(spread));
+          for (int j = 1; j < info.bytes; j += 4) put(p + j, next());
+          break;
+        case WeightType::q4_k: {  // all its scales and minima are 32 of 63
+          put(p, f32_to_f16(spread / 256)), put(p + 2, f32_to_f16(spread / 256 * 7.5f));
+          std::memset(p + 4, 160, 8), std::memset(p + 12, 0, 4);
+          for (int j = 16; j < info.bytes; j += 4) put(p + j, next());
+          break;
+        }
         default: {
           float step = t.type == WeightType::q8_0 ? spread / 127 : spread / 8;
           put(p, f32_to_f16(step));
@@ -125,7 +154,7 @@ class DummyWeights final : public Weights {
 
   ModelConfig config_;
   uint64_t seed_;
-  WeightType type_;
+  WeightType type_, expert_type_;
   bool leave_seeded_ = false;
   std::map<std::string, std::unique_ptr<uint8_t[]>> live_;
   int64_t parameters_ = 0, bytes_ = 0;
@@ -158,6 +187,7 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
   c.name = "dummy";
   c.layers = 2, c.hidden = 256, c.vocab = 512, c.context = 2048;
   WeightType type = WeightType::q8_0;
+  std::optional<WeightType> expert_type;
   struct Field {
     std::string_view name;
     int32_t* value;
@@ -200,15 +230,19 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
       if (!number(&c.step_ms)) return bad_value(key, value, "a number of milliseconds");
     } else if (key == "name") {
       c.name = value;
-    } else if (key == "type") {
+    } else if (key == "type" || (key == "expert_type" && routing.experts > 0)) {
       const WeightType* t = find_type(value);
-      if (!t) return bad_value(key, value, "f32, f16, bf16, q4_0, q4_1 or q8_0");
-      type = *t;
+      if (!t) return bad_value(key, value, kTypeNames);
+      if (key == "type")
+        type = *t;
+      else
+        expert_type = *t;
     } else {
-      return bad_value(key, value,
-                       cat("left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, ",
-                           "window, seed, step_ms, type and name",
-                           routing.experts > 0 ? ", and experts, experts_used, expert_ffn and shared_ffn" : ""));
+      return bad_value(
+          key, value,
+          cat("left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, ",
+              "window, seed, step_ms, type and name",
+              routing.experts > 0 ? ", and experts, experts_used, expert_ffn, shared_ffn and expert_type" : ""));
     }
   }
   if (c.head_dim == 0) c.head_dim = c.heads > 0 ? std::max(2, c.hidden / c.heads) : 64;
@@ -220,12 +254,18 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
   c.rope.rotary_dim = c.head_dim;
   if (a && a->derive) a->derive(c);
   KVASIR_TRY(c.validate());
-  int32_t block = type_info(type)->block;
-  for (int64_t cols : {int64_t(c.hidden), int64_t(c.ffn), int64_t(c.heads) * c.head_dim, int64_t(c.experts.ffn),
-                       int64_t(c.experts.shared_ffn)})
-    if (cols % block != 0)
-      return bad_value("type", type_info(type)->name,
-                       cat("f32, f16 or bf16 when a row of ", cols, " is no multiple of ", block));
+  auto whole = [&](std::string_view key, WeightType t, std::initializer_list<int64_t> widths) -> Status {
+    for (int64_t cols : widths)
+      if (cols % type_info(t)->block != 0)
+        return bad_value(key, type_info(t)->name,
+                         cat("one whose blocks a row of ", cols, " is a multiple of; f32, f16 and bf16 are"));
+    return {};
+  };
+  const bool dense = routing.experts == 0 || std::count(c.experts.dense.begin(), c.experts.dense.end(), true) > 0;
+  KVASIR_TRY(whole("type", type, {c.hidden, dense ? c.ffn : 0, int64_t(c.heads) * c.head_dim, c.experts.shared_ffn}));
+  if (routing.experts > 0)
+    KVASIR_TRY(whole(expert_type ? "expert_type" : "type", expert_type.value_or(type), {c.hidden, c.experts.ffn}));
+  if (expert_type) c.dummy_expert_type = type_info(*expert_type)->name;
   c.quantization = type_info(type)->name;
   return c;
 }

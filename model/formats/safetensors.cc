@@ -45,8 +45,10 @@ Result<SafeTensor> parse_tensor(const std::string& where, const json& entry, std
     t.type = WeightType::bf16;
   else if (dtype == "F8_E4M3")
     t.type = WeightType::f8_e4m3;
+  else if (dtype == "U8")
+    t.type = WeightType::u8;
   else
-    return bad(cat("dtype ", dtype, " is not supported; F32, F16, BF16 and F8_E4M3 are"));
+    return bad(cat("dtype ", dtype, " is not supported; F32, F16, BF16, F8_E4M3 and U8 (of MXFP4) are"));
   int64_t elements = 1;
   for (const json& n : entry["shape"]) {
     if (!n.is_number_unsigned() || n.get<uint64_t>() == 0 || n.get<uint64_t>() > uint64_t(INT64_MAX) ||
@@ -99,6 +101,7 @@ class FolderWeights final : public Weights {
     if (it == tensors_.end()) return invalid_argument(cat(folder_, ": the tensor ", missing(name), " is missing"));
     const SafeTensor& t = it->second;
     read_.insert(it->first);
+    if (t.type == WeightType::u8) return mxfp4(it->first, t, rows, cols);
     if (!is_shape(t.shape, rows, cols)) {
       std::string shape;
       for (int64_t n : t.shape) shape += cat(shape.empty() ? "" : " x ", n);
@@ -129,7 +132,8 @@ class FolderWeights final : public Weights {
   }
   int64_t parameters() const override {
     int64_t n = 0;
-    for (auto& [name, t] : tensors_) n += t.bytes / type_info(t.type)->bytes;
+    for (auto& [name, t] : tensors_)
+      n += t.type != WeightType::u8 ? t.bytes / type_info(t.type)->bytes : name.ends_with("_blocks") ? 2 * t.bytes : 0;
     return n;
   }
   int64_t bytes() const override {
@@ -206,6 +210,36 @@ class FolderWeights final : public Weights {
     t->type = WeightType::bf16, t->bytes *= 2, t->data = half.get();
     t->owned = std::move(half);
     return {};
+  }
+
+  // Blocks of 32 numbers of four bits, two neighbours in a byte, and their scales in a tensor of their own: as GGUF has
+  // them, each scale before its block, whose bytes have numbers 16 apart.
+  Result<HostTensor> mxfp4(const std::string& name, const SafeTensor& blocks, int64_t rows, int64_t cols) {
+    auto bad = [&](const std::string& what) { return invalid_argument(cat(folder_, ": tensor ", name, what)); };
+    if (!name.ends_with("_blocks")) return bad(" is of U8, which only blocks of MXFP4 may be");
+    const std::string other = name.substr(0, name.size() - 6) + "scales";
+    const auto scales = tensors_.find(other);
+    if (scales == tensors_.end()) return bad(cat(" has no scales: ", other, " is missing"));
+    read_.insert(other);
+    const int64_t count = rows * cols / 32;
+    if (cols % 32 != 0 || blocks.shape.empty() || blocks.shape.back() != 16 || blocks.bytes != 16 * count)
+      return bad(cat(" has ", blocks.bytes, " bytes; config.json wants ", rows, " x ", cols, " in blocks of 16"));
+    if (scales->second.type != WeightType::u8 || scales->second.bytes != count)
+      return bad(cat(" has ", count, " blocks, and ", other, " ", scales->second.bytes, " bytes"));
+    std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(17 * count)]);
+    for (int64_t i = 0; i < count; ++i) {
+      const uint8_t* from = blocks.data + 16 * i;
+      uint8_t* block = to.get() + 17 * i;
+      block[0] = scales->second.data[i];
+      for (int j = 0; j < 8; ++j) {
+        const int low = from[j], high = from[8 + j];  // numbers 2j and 2j + 1, and those 16 on
+        block[1 + 2 * j] = uint8_t((low & 15) | (high & 15) << 4);
+        block[2 + 2 * j] = uint8_t(low >> 4 | (high & 0xf0));
+      }
+    }
+    HostTensor out{name, WeightType::mxfp4, rows, cols, to.get(), 17 * count};
+    out.owned = std::move(to);
+    return out;
   }
 
   // The one file, or what the index lists: plain names of files that lie in the folder.

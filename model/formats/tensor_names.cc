@@ -78,10 +78,12 @@ struct Parts {
 
 std::vector<std::string> TensorNames::hugging_face(std::string_view name) const {
   const Parts parts(name);
+  const std::string whole = cat(parts.stem, parts.ending);
   std::vector<std::string> out;
   for (std::span<const TensorName> table : {own_, std::span<const TensorName>(kLlama)}) {
     for (const TensorName& n : table)
-      if (n.ours == parts.stem && !n.hugging_face.empty()) out.push_back(parts.fill(n.hugging_face));
+      if ((n.ours == parts.stem || n.ours == whole) && !n.hugging_face.empty())
+        out.push_back(parts.fill(n.hugging_face));
     if (!out.empty()) break;
   }
   return out;

@@ -10,8 +10,8 @@
 namespace kvasir::model {
 
 // Without ".weight" or ".bias", which follow in both; '#' is the layer, '%' an expert
-// ("blk.3.ffn_up.17.weight"). A name that ends in '$' is the whole name.
-// Where `ours` stands in several lines the first that a file has counts.
+// ("blk.3.ffn_up.17.weight"). A name that ends in '$' is the whole name; one of ours that has its ending is of that
+// alone, and stands before the one without. Where `ours` stands in several lines the first that a file has counts.
 struct TensorName {
   std::string_view ours, hugging_face, gguf = {};  // empty: as everywhere
 };

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -39,9 +40,39 @@ class StoredNetwork {
       data.append(reinterpret_cast<const char*>(t.values.data()), t.values.size() * 4);
       header[name] = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {begin, data.size()}}};
     }
+    for (const auto& [name, t] : bytes_) {
+      const size_t begin = data.size();
+      data += t.second;
+      header[name] = {{"dtype", "U8"}, {"shape", t.first}, {"data_offsets", {begin, data.size()}}};
+    }
     const std::string text = header.dump();
     const uint64_t n = text.size();
     folder.write("model.safetensors", std::string(reinterpret_cast<const char*>(&n), 8) + text + data);
+  }
+
+  // [experts, inputs, outputs] of numbers that MXFP4 has: as they are, or in its blocks.
+  void use_mxfp4(const std::string& name, bool blocks) {
+    constexpr float kE2m1[] = {0, .5, 1, 1.5, 2, 3, 4, 6};
+    Tensor& t = tensors_.at(name);
+    const int64_t inputs = t.shape[1], outputs = t.shape[2];
+    auto& [shape, bytes] = bytes_[name + "_blocks"];
+    auto& [scale_shape, scales] = bytes_[name + "_scales"];
+    shape = {t.shape[0], outputs, inputs / 32, 16}, scale_shape = {t.shape[0], outputs, inputs / 32};
+    const std::vector<float> random = formula(name, int64_t(t.values.size()), 16);
+    for (size_t at = 0, e = 0; e < size_t(t.shape[0]); ++e)
+      for (int64_t o = 0; o < outputs; ++o)
+        for (int64_t i = 0; i < inputs; ++i, ++at) {
+          const int q = int(random[at] + 8) & 15, scale = 122 + int(o + i / 32) % 4;
+          if (i % 32 == 0) scales.push_back(char(scale));
+          if (i % 2 == 0) bytes.push_back(char(q));
+          if (i % 2 == 1) bytes.back() = char(uint8_t(bytes.back()) | q << 4);
+          const float value = std::ldexp(kE2m1[q % 8], scale - 127);
+          t.values[(e * size_t(inputs) + size_t(i)) * size_t(outputs) + size_t(o)] = q < 8 ? value : -value;
+        }
+    if (blocks)
+      tensors_.erase(name);
+    else
+      bytes_.erase(name + "_blocks"), bytes_.erase(name + "_scales");
   }
 
   bool has_gguf() const { return one_.contains("gguf"); }
@@ -109,6 +140,15 @@ class StoredNetwork {
       return all;
     }
     const Tensor& from = tensors_.at(t[3]);
+    if (how == "turned") {  // [experts, inputs, outputs], or biases: some outputs
+      const int64_t experts = from.shape[0], outputs = from.shape.back(),
+                    inputs = from.shape.size() > 2 ? from.shape[1] : 1;
+      std::vector<float> out;
+      for (int64_t e = 0; e < experts; ++e)
+        for (int64_t o = t[5]; o < outputs; o += t[4].get<int64_t>())
+          for (int64_t i = 0; i < inputs; ++i) out.push_back(from.values[size_t((e * inputs + i) * outputs + o)]);
+      return out;
+    }
     std::vector<float> w = from.values;
     if (how == "same") return w;
     if (how == "plus one") {
@@ -140,6 +180,7 @@ class StoredNetwork {
 
   const nlohmann::json& one_;
   std::map<std::string, Tensor> tensors_;
+  std::map<std::string, std::pair<std::vector<int64_t>, std::string>> bytes_;  // of U8
 };
 
 }  // namespace kvasir::model

@@ -172,6 +172,56 @@ TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
   }
 }
 
+TEST(Architectures, ExpertsInMxfp4AreTheNumbersTheyStandFor) {
+  const json& all_cases = all()["cases"];
+  const auto one =
+      std::find_if(all_cases.begin(), all_cases.end(), [](const json& c) { return c["name"] == "gpt_oss"; });
+  ASSERT_NE(one, all_cases.end());
+  std::vector<std::vector<float>> logprobs;
+  for (bool blocks : {false, true}) {
+    StoredNetwork network(*one);
+    for (int layer = 0; layer < 4; ++layer)
+      for (const char* name : {"gate_up_proj", "down_proj"})
+        network.use_mxfp4("model.layers." + std::to_string(layer) + ".mlp.experts." + name, blocks);
+    Folder folder("mxfp4");
+    network.write_folder(folder);
+    json config = (*one)["configs"][0];
+    if (blocks) config["quantization_config"] = {{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"lm_head"}}};
+    folder.write("config.json", config.dump());
+    Drive drive(folder.path.string(), 2, true, 64);
+    SamplingParams params = Drive::greedy();
+    params.logprobs = 256;
+    auto& row = logprobs.emplace_back(256);
+    const auto last = drive.step({{0, 0, all()["tokens"]}}, params);
+    for (const TokenLogprob& t : last[0].top) row[size_t(t.token)] = t.logprob;
+  }
+  for (size_t i = 0; i < 256; ++i) EXPECT_NEAR(logprobs[0][i], logprobs[1][i], 1e-4) << i;
+}
+
+TEST(Architectures, BlocksOfMxfp4ThatDoNotFitAreRefused) {
+  const json& all_cases = all()["cases"];
+  const auto one =
+      std::find_if(all_cases.begin(), all_cases.end(), [](const json& c) { return c["name"] == "gpt_oss"; });
+  ASSERT_NE(one, all_cases.end());
+  for (const auto& [key, value, says] : {std::tuple{"hidden_size", 32, ""},
+                                         {"intermediate_size", 48, "in blocks of 16"},
+                                         {"num_local_experts", 5, ""}}) {
+    StoredNetwork network(*one);
+    for (const char* name : {"gate_up_proj", "down_proj"})
+      network.use_mxfp4(std::string("model.layers.0.mlp.experts.") + name, true);
+    Folder folder("mxfp4");
+    network.write_folder(folder);
+    json config = (*one)["configs"][0];
+    config[key] = value;
+    folder.write("config.json", config.dump());
+    RunnerOptions options;
+    options.model = folder.path.string();
+    const Status status = load_runner(options).status();
+    EXPECT_FALSE(status.ok()) << key;
+    EXPECT_THAT(status.message(), testing::HasSubstr(says));
+  }
+}
+
 TEST(Architectures, AnExpertThatIsMissingIsNamed) {
   const std::string missing = "model.layers.2.mlp.experts.5.up_proj.weight";
   for (json one : all()["cases"]) {

@@ -23,10 +23,18 @@ TEST(Dummy, SameSeedSameTokensAndAnotherSeedOthers) {
 }
 
 TEST(Dummy, EveryTypeRuns) {
-  for (const char* type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"}) {
-    Drive drive(std::string("dummy:llama,layers=1,hidden=128,type=") + type, 1, false, 64);
-    EXPECT_FALSE(drive.step({{0, 0, {1, 2, 3}}})[0].bad_logits) << type;
+  for (const char* type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "mxfp4"}) {
+    Drive drive(std::string("dummy:llama,layers=1,hidden=256,type=") + type, 1, false, 64);
+    const Sampled s = drive.step({{0, 0, {1, 2, 3}}})[0];
+    EXPECT_FALSE(s.bad_logits) << type;
+    EXPECT_LT(s.logprob, -0.01) << type << ": nothing but noise, and no row of zeros";
+    EXPECT_GT(s.logprob, -6.2) << type;
   }
+  Drive mixed("dummy:gpt_oss,layers=2,hidden=256,window=8,type=bf16,expert_type=mxfp4", 1, false, 64);
+  EXPECT_FALSE(mixed.step({{0, 0, {1, 2, 3}}})[0].bad_logits);
+  EXPECT_EQ(mixed.runner->info().quantization, "BF16");
+  EXPECT_FALSE(config_from_dummy("llama,expert_type=q8_0").ok());
+  EXPECT_FALSE(config_from_dummy("gpt_oss,hidden=128,expert_type=q4_k").ok());
 }
 
 TEST(Dummy, EveryArchitectureRuns) {

@@ -75,6 +75,10 @@ def cases():
     falcon = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
     mpt = dict(vocab_size=VOCAB, d_model=64, n_heads=4, n_layers=4, max_seq_len=128)
     experts = dict(base, moe_intermediate_size=48, num_experts=6, num_experts_per_tok=2)
+    oss = dict(plain, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rope_parameters=dict(
+        YARN, beta_fast=32.0, beta_slow=1.0, truncate=False, rope_theta=150000.0))
+    glm = dict(plain, moe_intermediate_size=32, n_routed_experts=6, num_experts_per_tok=3, routed_scaling_factor=1.5,
+               first_k_dense_replace=1, num_nextn_predict_layers=0)
     gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=16)
     return {
         "llama": ("llama", dict(base, attention_bias=True, mlp_bias=True), old(rope_theta=10000.0)),
@@ -119,6 +123,12 @@ def cases():
                                                        mlp_only_layers=[3], norm_topk_prob=True), []),
         "qwen3_moe": ("qwen3_moe", dict(experts, head_dim=16, norm_topk_prob=True, num_experts=8, num_experts_per_tok=3), []),
         "qwen3_moe as it is": ("qwen3_moe", dict(experts, head_dim=16, mlp_only_layers=[0]), []),
+        "gpt_oss": ("gpt_oss", dict(oss), []),
+        "gpt_oss of a lower limit": ("gpt_oss", dict(oss, swiglu_limit=.2, num_experts_per_tok=3), []),
+        "glm4_moe": ("glm4_moe", dict(glm, use_qk_norm=True, attention_bias=True, n_shared_experts=2), []),
+        "glm4_moe in groups": ("glm4_moe", dict(glm, n_group=3, topk_group=2, norm_topk_prob=False), []),
+        "minimax_m2": ("minimax_m2", dict(base, head_dim=32, intermediate_size=48, num_local_experts=6, num_experts_per_tok=2,
+                                          rotary_dim=16), []),
         "mixtral": ("mixtral", dict(base, head_dim=16, num_local_experts=4, num_experts_per_tok=2), []),
     }
 
@@ -211,6 +221,13 @@ def recipe(name, shape, data, tensors, heads, kv):
                 return [name, shape, "neighbours", source, n]
         if w.shape[0] % (heads + 2 * kv) == 0 and same(straight(w, heads, kv)):
             return [name, shape, "straight", source, heads, kv]
+    for source, w in tensors.items():
+        if ".experts." not in source or w.ndim < 2 or w.shape[0] != shape[0]:
+            continue
+        for turned in (w.swapaxes(1, 2) if w.ndim == 3 else w,):
+            for step, first in (1, 0), (2, 0), (2, 1):
+                if same(turned[:, first::step]):
+                    return [name, shape, "turned", source, step, first]
     if len(shape) == 3 and (made := of_experts(name, shape, data, tensors)):
         return made
     if data.size <= 64:
@@ -238,9 +255,9 @@ def make(case, model_type, kw, also):
 
 
 # What GGUF files do not say: ALiBi in Falcon, windows of Mistral and Qwen, Gemma's scale and pattern, which of Qwen's
-# layers have experts and how these are weighed.
+# layers have experts and how these are weighed, gpt-oss' limit.
 NO_GGUF = {"falcon rw", "mistral with windows", "qwen2 with windows", "gemma2 of another scale",
-           "gemma3 in threes", "qwen2_moe of some layers", "qwen3_moe as it is"}
+           "gemma3 in threes", "qwen2_moe of some layers", "qwen3_moe as it is", "gpt_oss of a lower limit"}
 # What the converter reads and transformers no longer writes.
 OLD_NAMES = {"gpt_neox": {"rotary_pct": .25}, "gpt_neox in turn": {"rotary_pct": .25}, "falcon": {"num_kv_heads": 1},
              "mpt": {"architectures": ["MPTForCausalLM"]}}
