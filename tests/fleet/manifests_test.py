@@ -186,6 +186,7 @@ def main():
     for path, documents in plain.items():
         if os.path.basename(path) != "gpu.yaml":  # a patch: judged together with what it changes
             judge(documents, known, os.path.relpath(path, ROOT))
+    judge(load(os.path.join(ROOT, "deploy/gateways/inference-pool.yaml")), known, "deploy/gateways/inference-pool.yaml")
     listed = load(os.path.join(PLAIN, "kustomization.yaml"))[0]["resources"]
     resources = [d for name in listed for d in plain[os.path.join(PLAIN, name)]]
     mounted(resources, "deploy/kubernetes")
