@@ -282,6 +282,8 @@ Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vec
     sum.prompt_tokens += answer.usage.prompt_tokens;
     sum.cached_tokens += answer.usage.cached_tokens;
     sum.completion_tokens += answer.usage.completion_tokens;
+    sum.guessed += answer.usage.guessed;
+    sum.guessed_right += answer.usage.guessed_right;
     if (show && !one) print_answer(c, items[done], answer);
     if (progress) std::fprintf(stderr, "\r%zu of %zu", done + 1, items.size());
   }
@@ -292,6 +294,9 @@ Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vec
   std::fprintf(stderr, "%s%lld prompt and %lld output tokens in %.2f s: %.1f output tokens a second\n",
                progress ? "\n" : "", static_cast<long long>(sum.prompt_tokens),
                static_cast<long long>(sum.completion_tokens), all, double(sum.completion_tokens) / all);
+  if (sum.guessed > 0)
+    std::fprintf(stderr, "  %lld of %lld tokens that were guessed ahead came\n",
+                 static_cast<long long>(sum.guessed_right), static_cast<long long>(sum.guessed));
   if (c.rounds > 1) {
     std::fprintf(stderr, "  %lld of the prompt tokens were cached; the first token came after %.1f ms\n",
                  static_cast<long long>(sum.cached_tokens), first ? seconds(*first) * 1e3 : 0);
@@ -305,6 +310,7 @@ Status generate_with(GenerateConfig& c) {
   KVASIR_TRY(c.model.fetch());
   engine::EngineOptions options = c.model.engine_options();
   options.event_buffer = 1 << 20;  // the reader is this loop: nobody is slow, answers are read in order
+  options.max_wait = std::chrono::hours(24);
   auto engine = engine::Engine::start(c.model.runner_options(), options);
   KVASIR_TRY(engine->wait_ready());
   for (int round = 0; round < c.rounds; ++round) {

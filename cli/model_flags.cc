@@ -105,6 +105,12 @@ void ModelFlags::define(Options& o) {
   o.add("record", &engine.record,
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
+  o.add(
+       "max_draft", &engine.max_draft,
+       "Tokens of an answer that are guessed ahead at most, where it repeats what was read or said, and checked in one "
+       "step: the same answers, sooner. How many pay is learned; on a CPU, and not where output is constrained; 0: "
+       "none")
+      .range(0, 64);
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
                              .range(1, 65536);

@@ -111,20 +111,33 @@ void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, 
     }
   }
   if (!item.samples) return;
+  if (item.phase == scheduler::Phase::verify) return add_verification(item, job, out);
   int64_t position = item.begin + item.count;
   for (int32_t d = 0; d < item.draws; ++d) {
     scheduler::SeqId seq = item.seq + scheduler::SeqId(d);
     out.row_of[seq] = int32_t(out.rows.size());
     out.batch.logit_rows.push_back(first + item.count - 1);
-    out.rows.push_back(draw(*job, item.choice + d, seq, position, out));
+    out.rows.push_back(draw(*job, item.choice + d, seq, position, {}, out));
     if (item.awaits_token && needs_history(job->request.sampling))
       out.rows.back().last = model::previous_sample(before->row_of.at(seq));
     out.owners.push_back({job, seq, item.choice + d});
   }
 }
 
+// A known token and guesses: each row draws what follows its token, as it would if the guesses before were known.
+void BatchBuilder::add_verification(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const {
+  const int32_t first = int32_t(out.batch.seqstarts.back()) - item.count;
+  for (int32_t t = 0; t < item.count; ++t) {
+    out.batch.logit_rows.push_back(first + t);
+    out.rows.push_back(draw(*job, item.choice, item.seq, item.begin + t + 1, item.tokens.subspan(1, size_t(t)), out));
+    RowOwner& owner = out.owners.emplace_back(job, item.seq, item.choice);
+    if (t + 1 < item.count) owner.guessed = item.tokens[size_t(t) + 1];
+    owner.after_guess = t > 0;
+  }
+}
+
 model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position,
-                                    PackedStep& out) const {
+                                    std::span<const int32_t> guesses, PackedStep& out) const {
   const Request& request = job.request;
   model::SampleRow row;
   row.params = job.beams ? &job.beam_params : &request.sampling;
@@ -135,8 +148,9 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
     row.prompt = request.prompt;
     auto tokens = scheduler_.tokens(seq);
     if (tokens.size() > request.prompt.size()) row.output = tokens.subspan(request.prompt.size());
-    if (shape_.depth > 1) {
+    if (shape_.depth > 1 || !guesses.empty()) {
       out.histories.emplace_back(row.output.begin(), row.output.end());
+      out.histories.back().insert(out.histories.back().end(), guesses.begin(), guesses.end());
       row.output = out.histories.back();
     }
   }

@@ -10,6 +10,7 @@
 #include "engine/beam_search.h"
 #include "engine/channel.h"
 #include "engine/choice_grammar.h"
+#include "engine/prompt_lookup.h"
 #include "engine/request.h"
 #include "scheduler/plan.h"
 
@@ -20,10 +21,11 @@ class Mailbox;
 // One of a request's n answers.
 struct Choice {
   std::unique_ptr<ChoiceGrammar> grammar;
-  std::atomic<int64_t> stop_at{-1};  // publisher: the text ended after this many tokens
-  bool stop_told = false;            // step thread: the scheduler knows
-  int32_t stop_token = -1;           // step thread: the token that ended it
-  bool ended = false;                // step thread
+  std::unique_ptr<PromptLookup> lookup;  // step thread
+  std::atomic<int64_t> stop_at{-1};      // publisher: the text ended after this many tokens
+  bool stop_told = false;                // step thread: the scheduler knows
+  int32_t stop_token = -1;               // step thread: the token that ended it
+  bool ended = false;                    // step thread
 };
 
 // The publisher's view of a choice.
@@ -51,6 +53,7 @@ struct Job : std::enable_shared_from_this<Job> {
   // Any thread: raise a flag, then touch(), and the step thread looks.
   std::atomic<bool> cancel_requested{false};
   std::atomic<bool> touched{false};
+  std::atomic<int64_t> guessed{0}, guessed_right{0};  // tokens ahead
   std::atomic<bool> mask_failing{false}, mask_failed{false};
   Status mask_status;  // written between the two
   void touch();

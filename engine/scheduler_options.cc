@@ -46,6 +46,7 @@ Result<scheduler::Options> scheduler_options(const EngineOptions& options, const
   o.max_tokens_per_step = options.max_tokens_per_step;
   o.max_step_ms = options.max_step_ms;
   o.max_running = options.max_running;
+  o.max_draft = options.max_draft;
   o.depth = runner.depth();
   o.prefix_cache = options.prefix_cache;
   o.policy = options.policy;

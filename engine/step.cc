@@ -85,10 +85,12 @@ void StepLoop::finish_oldest() {
   watchdog_.beat();
   draws_.clear();
   results_.clear();
+  drawn_.clear();
   if (!step->failed) take_results(*step, sampled);
   scheduler_->advance(results_, ran);
   publish_draws();
   drain_events();
+  guess_ahead();
 
   Time done = now();
   last_step_ = ran - std::max(step->planned, last_ran_);  // it waited for the step before, if that was in flight
@@ -116,10 +118,14 @@ void StepLoop::finish_oldest() {
 }
 
 void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampled) {
+  bool guesses_hold = false;  // of the verification whose rows these are, so far
   for (size_t i = 0; i < sampled.size(); ++i) {
     RowOwner& owner = step.owners[i];
     Job& job = *owner.job;
     if (job.ended) continue;
+    if (owner.after_guess) ++guessed_, job.guessed.fetch_add(1, std::memory_order_relaxed);
+    if (owner.after_guess && !guesses_hold) continue;
+    guesses_hold = false;
     if (job.mask_failed.load(std::memory_order_acquire)) {
       fail(job, job.mask_status);
       continue;
@@ -144,12 +150,28 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
       continue;
     }
     bool stop = std::binary_search(job.stop_set.begin(), job.stop_set.end(), sampled[i].token);
+    guesses_hold = !stop && sampled[i].token == owner.guessed;
     draws_.push_back({&owner, stop, &sampled[i]});
   }
   // After the loop: a request may have failed by a later row.
   std::erase_if(draws_, [](const Draw& d) { return d.owner->job->ended || !d.owner->job->failure.ok(); });
   advance_searches();
-  for (const Draw& d : draws_) {
+  gather_results();
+}
+
+// One of each sequence, with one token, or of a verification those that were guessed and the one after them.
+void StepLoop::gather_results() {
+  drawn_.reserve(draws_.size());  // results_ point into it
+  for (Draw& d : draws_) {
+    d.result = results_.size();
+    if (d.owner->after_guess) {
+      scheduler::SeqResult& r = results_.back();
+      --d.result, d.place = r.tokens.size();
+      drawn_.push_back(d.sampled->token);
+      r.tokens = {r.tokens.data(), r.tokens.size() + 1};
+      r.stop = d.stop;
+      continue;
+    }
     scheduler::SeqResult r;
     r.seq = d.owner->seq;
     if (const auto& beams = d.owner->job->beams) {
@@ -160,7 +182,8 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
       results_.push_back(r);
       continue;
     }
-    r.tokens = {&d.sampled->token, d.sampled->late ? 0u : 1u};
+    drawn_.push_back(d.sampled->token);
+    r.tokens = {&drawn_.back(), d.sampled->late ? 0u : 1u};
     r.stop = d.stop;
     results_.push_back(r);
   }
@@ -180,20 +203,44 @@ void StepLoop::advance_searches() {
 }
 
 void StepLoop::publish_draws() {
-  for (size_t i = 0; i < draws_.size(); ++i) {
-    if (results_[i].accepted == 0) continue;  // past its end, or without its mask
-    const RowOwner& owner = *draws_[i].owner;
+  for (const Draw& draw : draws_) {
+    if (size_t(results_[draw.result].accepted) <= draw.place) continue;  // past its end, or without its mask
+    const RowOwner& owner = *draw.owner;
     if (owner.job->beams) continue;  // its answers come at the end
-    model::Sampled& sampled = *draws_[i].sampled;
+    model::Sampled& sampled = *draw.sampled;
     Choice& choice = owner.job->choices[size_t(owner.choice)];
-    if (draws_[i].stop) choice.stop_token = sampled.token;
-    Record record{Record::Kind::token, draws_[i].stop, owner.choice, FinishReason::length, owner.job};
+    if (draw.stop) choice.stop_token = sampled.token;
+    if (owner.after_guess) ++guessed_right_, owner.job->guessed_right.fetch_add(1, std::memory_order_relaxed);
+    Record record{Record::Kind::token, draw.stop, owner.choice, FinishReason::length, owner.job};
     record.token = {sampled.token, sampled.logprob, std::move(sampled.top)};
     records_.push_back(std::move(record));
   }
   drain_events();  // a choice that just ended needs no mask
-  for (size_t i = 0; i < draws_.size(); ++i)
-    if (results_[i].accepted > 0 && !draws_[i].owner->job->beams) plan_mask(*draws_[i].owner);
+  for (const Draw& draw : draws_)
+    if (size_t(results_[draw.result].accepted) > draw.place && !draw.owner->job->beams) plan_mask(*draw.owner);
+}
+
+// Tokens that are guessed here are verified in the next step: only where a step knows all that the one before it drew,
+// and where a token more in a step costs less than what it saves, which with many sequences is a step's small part.
+void StepLoop::guess_ahead() {
+  if (options_.max_draft == 0 || runner_.depth() > 1 || results_.empty()) return;
+  const scheduler::StepCost& cost = scheduler_->cost();
+  const double sequences = double(results_.size());
+  for (const Draw& draw : draws_) {
+    Job& job = *draw.owner->job;
+    if (draw.owner->after_guess || job.ended || job.beams || results_[draw.result].accepted == 0) continue;
+    Choice& choice = job.choices[size_t(draw.owner->choice)];
+    if (choice.grammar || choice.ended) continue;
+    const auto tokens = scheduler_->tokens(draw.owner->seq);
+    const size_t prompt = job.request.prompt.size();
+    if (tokens.size() <= prompt) continue;
+    if (!choice.lookup) choice.lookup = std::make_unique<PromptLookup>(job.request.prediction, job.request.prompt);
+    choice.lookup->add(tokens.subspan(prompt + choice.lookup->answer_tokens()));
+    const double context = double(tokens.size());
+    const double gain = cost.fixed_us / sequences + cost.decode_token_us + cost.decode_context_us * context;
+    const int count = choice.lookup->worth(options_.max_draft, gain, cost.token_us + cost.context_us * context);
+    if (count > 0) (void)scheduler_->propose(draw.owner->seq, choice.lookup->guess(count));
+  }
 }
 
 // The next draw is tried without a mask, and most often right. Only where a mask takes longer than a step it is
@@ -231,6 +278,8 @@ void StepLoop::publish_stats() {
   out.moved = s.swaps;
   out.steps = s.steps;
   out.steps_cut = s.steps_cut;
+  out.guessed = guessed_;
+  out.guessed_right = guessed_right_;
   out.tokens_per_second = s.tokens_per_second;
   out.outputs_per_second = s.running > 0 ? s.outputs_per_second : 0;
   out.step_time = step_time_;

@@ -41,7 +41,9 @@ class StepLoop {
   void finish_oldest();
   void take_results(PackedStep& step, std::vector<model::Sampled>& sampled);
   void advance_searches();
+  void gather_results();
   void publish_draws();
+  void guess_ahead();
   void plan_mask(const RowOwner& owner);
   void fail_step(const PackedStep& step, const Status& why);
   void publish_stats();
@@ -78,11 +80,15 @@ class StepLoop {
     const RowOwner* owner;
     bool stop;
     model::Sampled* sampled;
+    size_t result = 0;  // of results_, and which of its tokens
+    size_t place = 0;
   };
   std::vector<Draw> draws_;
   std::vector<scheduler::SeqResult> results_;
+  std::vector<int32_t> drawn_;  // the tokens of results_
   std::vector<scheduler::Event> events_;
   std::vector<Record> records_;
+  int64_t guessed_ = 0, guessed_right_ = 0;
   Duration last_step_{};
   Time last_ran_{};
   Histogram step_time_ = time_histogram(), queued_ = time_histogram();

@@ -12,11 +12,19 @@ constexpr int32_t kMostDisplaced = 2;
 
 }  // namespace
 
+// Slots that those who run will take when their prompts are in and their choices part.
+int64_t Scheduler::PlanMaker::forks_to_come() const {
+  int64_t forks = 0;
+  for (const Sequence* s : running)
+    if (!s->request->forked) forks += s->request->n - 1;
+  return forks;
+}
+
 void Scheduler::PlanMaker::make_room() {
   for (int tries = 0; tries < 4; ++tries) {
     Sequence* cand = policy->best(now);
     if (cand == nullptr || cand->in_flight > 0 || state.leaving > 0 || running.empty()) return;
-    const int64_t slots = options.max_running - static_cast<int64_t>(running.size());
+    const int64_t slots = options.max_running - static_cast<int64_t>(running.size()) - forks_to_come();
     const int64_t need = kv.pages_for(static_cast<int64_t>(cand->tokens.size()) + 1);
     if (slots >= (cand->request->forked ? 1 : cand->request->n) &&
         kv.available(0, cand->request->tenant) >= need + state.growth_pages)
@@ -40,7 +48,8 @@ bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
   state.compact();  // it may have been preempted in this very plan
   Request& r = *s->request;
   const int32_t sequences_wanted = r.forked ? 1 : r.n;
-  if (static_cast<int64_t>(running.size()) + sequences_wanted > options.max_running) return false;
+  const int64_t left = options.max_running - static_cast<int64_t>(running.size()) - sequences_wanted;
+  if (left < 0 || left < forks_to_come()) return false;
   const int64_t size = static_cast<int64_t>(s->tokens.size());
   if (auto* swapped = std::get_if<Swapped>(&s->state)) {
     const int64_t need = urgent ? kv.pages_for(s->planned) : kv.pages_for(size + 1) + state.growth_pages;

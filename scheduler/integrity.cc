@@ -54,6 +54,8 @@ void Scheduler::check_integrity() const {
     for (const Sequence* s : r->sequences) alive += !s->over();
     KVASIR_CHECK(alive == r->alive, "request ", id, " has ", alive, " choices alive, counted ", r->alive);
   }
+  KVASIR_CHECK(static_cast<int64_t>(running) <= st.options.max_running, running, " sequences run, at most ",
+               st.options.max_running, " may");
   KVASIR_CHECK(in_requests == static_cast<int64_t>(st.sequences.size()), "sequences without a request");
   KVASIR_CHECK(queued == st.policy->size(), "queued ", queued, ", the policy has ", st.policy->size());
   KVASIR_CHECK(waiting == st.waiting && waiting_tokens == st.stats.waiting_tokens, "waiting ", waiting, " with ",

@@ -30,6 +30,7 @@ class Scheduler::PlanMaker {
   void put(Sequence* s, Phase phase, int64_t count, bool samples);
 
   // admission.cc
+  int64_t forks_to_come() const;
   void make_room();  // for one the policy puts before somebody running
   void plan_admissions(const Sequence* before);
   bool admit(Sequence* s, bool urgent);

@@ -42,6 +42,7 @@ struct GenerateInput {
   Wire wire = Wire::v1;
   std::string model;  // empty: the one that is served
   PromptInput prompt;
+  std::string prediction;  // of the answer's text; empty: none
   engine::Request request;
   Said said;
   bool draw_seed = true;           // the client gave none

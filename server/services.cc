@@ -252,6 +252,11 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   KVASIR_TRY(check_length(in, out.prompt.size(), info));
 
   engine::Request& r = in.request;
+  if (!in.prediction.empty()) {
+    auto guessed = encode_prompt(TextInput{std::move(in.prediction), false, false}, engine_, max_prompt_bytes());
+    if (!guessed.ok()) return Status(guessed.status()).with_field("prediction");
+    r.prediction = std::move(*guessed);
+  }
   r.tenant = caller.tenant;
   r.weight = caller.weight;
   r.prompt = out.prompt;

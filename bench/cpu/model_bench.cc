@@ -17,6 +17,8 @@
 #include "core/host.h"
 #include "core/thread_pool.h"
 #include "model/cpu/kernels.h"
+#include "model/formats/weight_type.h"
+#include "model/formats/weights.h"
 #include "model/runner.h"
 
 namespace kvasir::model {

@@ -16,6 +16,8 @@
 #include "core/cpu.h"
 #include "core/dtype.h"
 #include "model/cpu/kernels.h"
+#include "model/formats/weight_type.h"
+#include "model/formats/weights.h"
 
 namespace kvasir::model::cpu {
 namespace {

@@ -113,6 +113,7 @@ class LayerLoader::OfExperts {
     }
     HostTensor t = part(*biases_, expert, 1);
     t.cols = rows_;
+    t.name.clear();  // the others are read yet, and there is little to release
     return t;
   }
 

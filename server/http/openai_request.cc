@@ -58,7 +58,6 @@ constexpr struct {
     {"functions", "use tools"},
     {"function_call", "use tool_choice", "\"none\""},
     {"audio", "this model writes text only"},
-    {"prediction", "predicted outputs are not offered"},
     {"web_search_options", "this server searches nothing"},
     {"verbosity", "the model has no such switch; say it in a message", "\"medium\""},
     {"suffix", "this model fills no gaps"},
@@ -158,6 +157,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   in.wire = Wire::completions;
   read_common(f, limits, call);
   in.default_max_tokens = 16;  // OpenAI's
+  f.unserved("prediction", "chat completions take it");
   f.boolean("echo", &call.echo);
   if (call.echo) r.prompt_logprobs = std::max(r.prompt_logprobs, r.sampling.logprobs);
   call.shape.choices = call.shape.best_of = r.n;

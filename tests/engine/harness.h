@@ -61,6 +61,7 @@ inline std::vector<int32_t> expected(const Request& r, int32_t choice = 0) {
 struct Answer {
   std::optional<Started> started;
   std::vector<std::vector<int32_t>> tokens;  // by choice
+  std::vector<std::vector<float>> logprobs;  // of the tokens
   std::vector<Finished> finished;
   Status failed;
   bool complete() const { return failed.ok() && !finished.empty() && finished.back().last; }
@@ -69,8 +70,9 @@ struct Answer {
 inline void take(Answer& a, Event event) {
   if (auto* started = std::get_if<Started>(&event)) a.started = std::move(*started);
   if (auto* tokens = std::get_if<Tokens>(&event)) {
-    if (a.tokens.size() <= size_t(tokens->choice)) a.tokens.resize(size_t(tokens->choice) + 1);
-    for (const TokenOut& t : tokens->tokens) a.tokens[size_t(tokens->choice)].push_back(t.id);
+    const auto c = size_t(tokens->choice);
+    if (a.tokens.size() <= c) a.tokens.resize(c + 1), a.logprobs.resize(c + 1);
+    for (const TokenOut& t : tokens->tokens) a.tokens[c].push_back(t.id), a.logprobs[c].push_back(t.logprob);
   }
   if (auto* finished = std::get_if<Finished>(&event)) a.finished.push_back(std::move(*finished));
   if (auto* failed = std::get_if<Failed>(&event)) a.failed = failed->status;

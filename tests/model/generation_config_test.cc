@@ -50,7 +50,7 @@ TEST(GenerationConfig, BadValuesAreRefusedByName) {
       {"", "g.json is not a JSON object"},
       {"[1]", "g.json is not a JSON object"},
       {R"({"temperature":"hot"})", R"(g.json: temperature is "hot"; it must be a number)"},
-      {R"({"temperature":-1})", "g.json: temperature is -1; it must be from 0 to 100"},
+      {R"({"temperature":-1})", "g.json: temperature is -1; it must be a number from 0 to 100"},
       {R"({"top_p":0})", "g.json: top_p is 0"},
       {R"({"top_k":2.5})", "g.json: top_k is 2.5"},
       {R"({"top_k":4294967296})", "g.json: top_k is 4294967296"},

@@ -21,10 +21,13 @@ class Desk {
     now += step_;
     results_.clear();
     for (const PlanItem& item : plan_.items)
-      if (item.samples) results_.push_back({.seq = item.seq, .tokens = {&kToken, 1}});
+      for (int32_t d = 0; item.samples && d < item.draws; ++d)
+        results_.push_back({.seq = item.seq + SeqId(d), .tokens = {&kToken, 1}});
     if (!plan_.empty()) scheduler->advance(results_, now);
     scheduler->take_events(events);
   }
+
+  const StepPlan& plan() const { return plan_; }
 
   std::unique_ptr<Scheduler> scheduler;
   Time now{};

@@ -101,6 +101,31 @@ double advised_against_real(Options o, int shortest, int longest) {
   return std::chrono::duration<double>(advised) / std::chrono::duration<double>(real);
 }
 
+// Choices that are still to part have their places: nobody else is let in there.
+TEST(Limits, NoMoreRunThanMayWhenChoicesPart) {
+  Options o;
+  o.groups = {{4096, 0}};
+  o.max_context = 1024;
+  o.max_running = 8;
+  o.max_tokens_per_step = 64;
+  Desk desk(o);
+  for (RequestId id = 0; id < 12; ++id) {
+    Submission s;
+    s.id = id;
+    s.prompt.assign(id % 3 == 0 ? 100 : 5, 1);
+    s.n = id % 3 == 0 ? 3 : 1;
+    s.max_new = 10 + 7 * int64_t(id);
+    ASSERT_TRUE(desk.scheduler->submit(std::move(s), desk.now).ok());
+  }
+  size_t most = 0;
+  while (!desk.scheduler->idle()) {
+    desk.step();
+    most = std::max(most, desk.plan().items.size());
+    desk.scheduler->check_integrity();
+  }
+  EXPECT_EQ(most, 8u);
+}
+
 TEST(Limits, ARefusalSaysWhenToComeBackFromTheMeasuredRate) {
   Options o = small();
   o.page_size = 16;

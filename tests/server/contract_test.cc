@@ -339,7 +339,7 @@ TEST_F(Contract, FieldsThatAreNotServedAreNamed) {
              "not served");
   expect_bad(complete(R"("suffix":"z")"), "suffix", "not served");
   expect_bad(complete(R"("tempratur":1)"), "tempratur", "not a field");
-  for (const char* field : {"functions", "function_call", "audio", "prediction", "web_search_options", "store"})
+  for (const char* field : {"functions", "function_call", "audio", "web_search_options", "store"})
     expect_bad(chat(cat('"', field, R"(":{"a":1})")), field, "not served");
 }
 

@@ -25,6 +25,26 @@ TEST_F(OpenAi, ACompletionIsWholeOrStreamedAlike) {
   EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "stop");
 }
 
+// What an answer is expected to be is given to the engine as guesses, and usage says what became of them.
+TEST_F(OpenAi, APredictionIsADraft) {
+  const std::string chat = R"({"messages":[{"role":"user","content":"hi"}],"prediction":)";
+  Json one = whole("/v1/chat/completions", chat + R"({"type":"content","content":"ab"}})");
+  EXPECT_EQ(engine_.last().prediction, (std::vector<int32_t>{'a', 'b'}));
+  EXPECT_EQ(one["usage"]["completion_tokens_details"]["accepted_prediction_tokens"], 0);
+  EXPECT_EQ(one["usage"]["completion_tokens_details"]["rejected_prediction_tokens"], 0);
+  whole("/v1/chat/completions",
+        chat + R"({"type":"content","content":[{"type":"text","text":"c"},{"type":"text","text":"d"}]}})");
+  EXPECT_EQ(engine_.last().prediction, (std::vector<int32_t>{'c', 'd'}));
+  whole("/v1/chat/completions", chat + "null}");
+  EXPECT_TRUE(engine_.last().prediction.empty());
+  for (const char* bad : {"1", R"({"type":"x","content":"a"})", R"({"type":"content"})",
+                          R"({"type":"content","content":[{"type":"text"}]})"}) {
+    RawClient::Answer a = post("/v1/chat/completions", cat(chat, bad, "}"));
+    EXPECT_EQ(a.status, 400) << bad;
+    EXPECT_NE(a.body.find("prediction"), std::string::npos) << a.body;
+  }
+}
+
 TEST_F(OpenAi, UsageGrowsWithEachChunkWhenAsked) {
   auto events = streamed("/v1/completions", R"({"prompt":["hello","hi"],"max_tokens":2,"ignore_eos":true,"stream":true,
       "stream_options":{"include_usage":true,"continuous_usage_stats":true,"include_obfuscation":false}})");

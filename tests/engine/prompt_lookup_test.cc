@@ -1,0 +1,179 @@
+// Guesses change when an answer comes, and nothing of what it says.
+#include "engine/prompt_lookup.h"
+
+#include <random>
+
+#include "tests/engine/real_case.h"
+
+namespace kvasir::engine::testing {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+Ids run_of(int32_t first, int32_t count) {
+  Ids out;
+  for (int32_t i = 0; i < count; ++i) out.push_back(first + i);
+  return out;
+}
+
+TEST(PromptLookup, WhatStoodBehindTheSameThree) {
+  PromptLookup lookup({}, run_of(100, 50));
+  EXPECT_EQ(lookup.worth(8, 10, 1), 0) << "the prompt's end is like nothing before it";
+  lookup.add(Ids{7, 120, 121});
+  EXPECT_TRUE(lookup.guess(4).empty()) << "two tokens are no likeness";
+  lookup.add(Ids{122});
+  EXPECT_EQ(lookup.guess(4), (Ids{123, 124, 125, 126}));
+  lookup.add(Ids{123, 124});
+  EXPECT_EQ(lookup.guess(2), (Ids{125, 126}));
+  lookup.add(Ids{9});
+  EXPECT_TRUE(lookup.guess(4).empty());
+  EXPECT_EQ(lookup.answer_tokens(), 7u);
+}
+
+TEST(PromptLookup, ATextThatRepeatsItself) {
+  PromptLookup lookup({}, Ids{1, 2, 3, 4, 1, 2, 3});
+  EXPECT_EQ(lookup.guess(9), (Ids{4, 1, 2, 3, 4, 1, 2, 3, 4}));
+}
+
+TEST(PromptLookup, ThePredictionComesFirst) {
+  PromptLookup lookup(run_of(500, 20), run_of(100, 30));
+  EXPECT_EQ(lookup.guess(3), (Ids{500, 501, 502}));
+  EXPECT_GE(lookup.worth(8, 10, 1), 8);
+  lookup.add(Ids{500, 501, 3});  // changed here
+  EXPECT_TRUE(lookup.guess(3).empty());
+  lookup.add(Ids{503, 504, 505});
+  EXPECT_EQ(lookup.guess(3), (Ids{506, 507, 508}));
+}
+
+TEST(PromptLookup, HowFarItPays) {
+  PromptLookup lookup({}, run_of(100, 2000));
+  lookup.add(Ids{110, 111, 112});
+  EXPECT_EQ(lookup.worth(8, 1, 1), 0) << "a guess costs what it saves";
+  const int first = lookup.worth(8, 10, 1);
+  EXPECT_GT(first, 0);
+  for (int32_t t = 113; t < 150; ++t) lookup.add(Ids{t});
+  EXPECT_EQ(lookup.worth(8, 10, 1), 8) << "all of them have been right";
+  for (int round = 0; round < 20; ++round) lookup.add(Ids{110 + round, 111 + round, 112 + round, 5});
+  EXPECT_LT(lookup.worth(8, 10, 1), first) << "most of them have been wrong";
+}
+
+TEST(PromptLookup, GuessesAreAlwaysOfTheText) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    Ids prompt(random() % 40), answer;
+    for (int32_t& t : prompt) t = int32_t(random() % 3);
+    PromptLookup lookup({}, prompt);
+    Ids text = prompt;
+    for (int i = 0; i < 200; ++i) {
+      const Ids guess = lookup.guess(6);
+      ASSERT_TRUE(guess.empty() || guess.size() == 6u);
+      if (!guess.empty()) {  // its three last tokens stood before what is guessed
+        Ids three(text.end() - 3, text.end());
+        three.push_back(guess[0]);
+        ASSERT_NE(std::search(text.begin(), text.end(), three.begin(), three.end()), text.end());
+      }
+      const auto next = int32_t(random() % 3);
+      lookup.add(Ids{next}), text.push_back(next);
+    }
+  }
+}
+
+constexpr const char* kModel =
+    "dummy:llama,layers=2,hidden=64,heads=4,kv_heads=2,head_dim=16,ffn=128,vocab=260,type=f32";
+
+struct Said {
+  std::vector<Answer> answers;
+  Stats stats;
+};
+
+Said said(int32_t max_draft, const std::vector<Request>& requests, EngineOptions options = {}) {
+  model::RunnerOptions m;
+  m.model = kModel, m.threads = 1;
+  options.page_size = 8, options.max_running = 8, options.kv_memory = options.kv_memory ? options.kv_memory : 16 << 20;
+  options.max_tokens_per_step = 128;
+  options.max_draft = max_draft;
+  auto engine = Engine::start(m, options);
+  const Status ready = engine->wait_ready();
+  EXPECT_TRUE(ready.ok()) << ready.message();
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (const Request& r : requests) {
+    auto s = engine->submit(r);
+    EXPECT_TRUE(s.ok()) << s.status().message();
+    if (s.ok()) streams.push_back(std::move(*s));
+  }
+  Said out;
+  for (auto& s : streams) out.answers.push_back(read(*s));
+  expect_all_pages_back(*engine);
+  out.stats = engine->stats();
+  return out;
+}
+
+void expect_same(const Said& a, const Said& b) {
+  ASSERT_EQ(a.answers.size(), b.answers.size());
+  for (size_t i = 0; i < a.answers.size(); ++i) {
+    EXPECT_TRUE(a.answers[i].complete() && b.answers[i].complete());
+    EXPECT_EQ(a.answers[i].tokens, b.answers[i].tokens) << "request " << i;
+    EXPECT_EQ(a.answers[i].logprobs, b.answers[i].logprobs) << "request " << i;
+  }
+}
+
+Request repeating(int32_t seed) {
+  Request r = ask(1, 60, seed);
+  r.prompt.clear();
+  for (int32_t i = 0; i < 40; ++i) r.prompt.push_back(3 + (i % 9 + seed) % 60);
+  r.sampling.temperature = 0;
+  r.sampling.seed = uint64_t(seed) + 1;
+  return r;
+}
+
+TEST(Speculation, TheSameAnswersForEveryWayOfSampling) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 14; ++i) requests.push_back(repeating(i));
+  requests[1].sampling.temperature = 0.8f;
+  requests[2].sampling.temperature = 0.3f, requests[2].sampling.top_p = 0.9f;
+  requests[3].sampling.temperature = 1.5f, requests[3].sampling.top_k = 3;
+  requests[4].sampling.repetition_penalty = 1.3f;
+  requests[5].sampling.frequency_penalty = 0.7f, requests[5].sampling.presence_penalty = 0.2f;
+  requests[6].sampling.logprobs = 3;
+  requests[7].n = 3, requests[7].sampling.temperature = 0.7f;
+  requests[8].min_tokens = 30, requests[8].stop_tokens = {5, 6, 7, 8, 9, 10};
+  requests[9].stop_tokens = run_of(3, 6);
+  requests[10].allowed_tokens = run_of(3, 12);
+  requests[11].sampling.logit_bias = {{4, 2.0f}, {5, -100.0f}};
+  requests[12].max_tokens = 7;
+  requests[13].prediction = run_of(3, 30);
+  const Said plain = said(0, requests), ahead = said(8, requests);
+  EXPECT_EQ(plain.stats.guessed, 0);
+  EXPECT_GT(ahead.stats.guessed_right, 0);
+  EXPECT_GE(ahead.stats.guessed, ahead.stats.guessed_right);
+  EXPECT_LT(ahead.stats.steps, plain.stats.steps);
+  expect_same(plain, ahead);
+  int64_t guessed = 0, right = 0;
+  for (const Answer& a : ahead.answers)
+    guessed += a.finished.back().usage.guessed, right += a.finished.back().usage.guessed_right;
+  EXPECT_EQ(guessed, ahead.stats.guessed);
+  EXPECT_EQ(right, ahead.stats.guessed_right);
+}
+
+TEST(Speculation, TheSameAnswersWhenPagesAreTakenAway) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 8; ++i) requests.push_back(repeating(i)), requests.back().max_tokens = 180;
+  const Said plain = said(0, requests);
+  EngineOptions few;
+  few.kv_memory = plain.stats.kv_bytes_per_token * 8 * 70;  // 70 pages, of which each takes 28 in the end
+  const Said ahead = said(8, requests, few);
+  EXPECT_GT(ahead.stats.preemptions, 0);
+  EXPECT_GT(ahead.stats.guessed_right, 0);
+  expect_same(plain, ahead);
+}
+
+TEST(Speculation, GrammarsAndBeamsAreLeftAlone) {
+  Request beams = repeating(1);
+  beams.beams = BeamOptions{.width = 3}, beams.max_tokens = 20;
+  const Said plain = said(0, {beams}), ahead = said(8, {beams});
+  EXPECT_EQ(ahead.stats.guessed, 0);
+  expect_same(plain, ahead);
+}
+
+}  // namespace
+}  // namespace kvasir::engine::testing
