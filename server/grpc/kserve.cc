@@ -290,10 +290,22 @@ class StreamInferCall final
   int open_ = 0;
 };
 
+struct Tensor {
+  const char* name;
+  pb::DataType type;
+  bool optional;
+};
+constexpr Tensor kInputs[] = {{"text_input", pb::TYPE_STRING, false},
+                              {"stream", pb::TYPE_BOOL, true},
+                              {"sampling_parameters", pb::TYPE_STRING, true},
+                              {"exclude_input_in_output", pb::TYPE_BOOL, true}};
+constexpr Tensor kOutput{"text_output", pb::TYPE_STRING, false};
+
 using S = pb::GRPCInferenceService;
-using UnaryMethods = S::WithCallbackMethod_ServerLive<
-    S::WithCallbackMethod_ServerReady<S::WithCallbackMethod_ModelReady<S::WithCallbackMethod_ServerMetadata<
-        S::WithCallbackMethod_ModelMetadata<S::WithCallbackMethod_ModelInfer<S::Service>>>>>>;
+using UnaryMethods =
+    S::WithCallbackMethod_ServerLive<S::WithCallbackMethod_ServerReady<S::WithCallbackMethod_ModelReady<
+        S::WithCallbackMethod_ServerMetadata<S::WithCallbackMethod_ModelMetadata<S::WithCallbackMethod_ModelInfer<
+            S::WithCallbackMethod_ModelConfig<S::WithCallbackMethod_ModelStatistics<S::Service>>>>>>>>;
 using Methods = S::WithRawCallbackMethod_ModelStreamInfer<UnaryMethods>;
 
 class KServe final : public Methods {
@@ -330,16 +342,61 @@ class KServe final : public Methods {
       out->set_name(c_.services.model_name());
       out->add_versions("1");
       out->set_platform("kvasir");
-      auto tensor = [](auto& t, const char* name, const char* type) {
-        t.set_name(name);
-        t.set_datatype(type);
+      auto tensor = [](auto& t, const Tensor& from) {
+        t.set_name(from.name);
+        t.set_datatype(from.type == pb::TYPE_BOOL ? "BOOL" : "BYTES");
         t.add_shape(1);
       };
-      tensor(*out->add_inputs(), "text_input", "BYTES");
-      tensor(*out->add_inputs(), "stream", "BOOL");
-      tensor(*out->add_inputs(), "sampling_parameters", "BYTES");
-      tensor(*out->add_inputs(), "exclude_input_in_output", "BOOL");
-      tensor(*out->add_outputs(), "text_output", "BYTES");
+      for (const Tensor& input : kInputs) tensor(*out->add_inputs(), input);
+      tensor(*out->add_outputs(), kOutput);
+      return {};
+    });
+  }
+  grpc::ServerUnaryReactor* ModelConfig(grpc::CallbackServerContext* call, const pb::ModelConfigRequest* in,
+                                        pb::ModelConfigResponse* out) override {
+    return unary(c_, call, Role::user, "ModelConfig", [this, in, out](const Caller&) -> Status {
+      KVASIR_TRY(c_.services.check_model(in->name()));
+      KVASIR_TRY(check_version(in->version()));
+      pb::ModelConfig& config = *out->mutable_config();
+      config.set_name(c_.services.model_name());
+      config.set_platform("kvasir");
+      config.set_backend("kvasir");
+      config.mutable_model_transaction_policy()->set_decoupled(true);  // an answer may be many
+      for (const Tensor& tensor : kInputs) {
+        pb::ModelInput& input = *config.add_input();
+        input.set_name(tensor.name);
+        input.set_data_type(tensor.type);
+        input.add_dims(1);
+        input.set_optional(tensor.optional);
+      }
+      pb::ModelOutput& output = *config.add_output();
+      output.set_name(kOutput.name);
+      output.set_data_type(kOutput.type);
+      output.add_dims(1);
+      return {};
+    });
+  }
+  grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* call, const pb::ModelStatisticsRequest* in,
+                                            pb::ModelStatisticsResponse* out) override {
+    return unary(c_, call, Role::metrics, "ModelStatistics", [this, in, out](const Caller&) -> Status {
+      KVASIR_TRY(c_.services.check_model(in->name()));
+      KVASIR_TRY(check_version(in->version()));
+      const engine::Stats stats = c_.services.engine().stats();
+      pb::ModelStatistics& to = *out->add_model_stats();
+      to.set_name(c_.services.model_name());
+      to.set_version("1");
+      to.set_inference_count(uint64_t(stats.finished));
+      to.set_execution_count(uint64_t(stats.steps));
+      auto duration = [](pb::StatisticDuration& d, int64_t count, double seconds) {
+        d.set_count(uint64_t(count));
+        d.set_ns(uint64_t(seconds * 1e9));
+      };
+      pb::InferStatistics& all = *to.mutable_inference_stats();
+      duration(*all.mutable_success(), stats.finished, stats.whole.sum);
+      duration(*all.mutable_fail(), stats.failed, 0);
+      duration(*all.mutable_queue(), stats.queued.count, stats.queued.sum);
+      duration(*all.mutable_compute_input(), stats.prefill.count, stats.prefill.sum);
+      duration(*all.mutable_compute_infer(), stats.decode.count, stats.decode.sum);
       return {};
     });
   }

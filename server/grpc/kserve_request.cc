@@ -112,7 +112,8 @@ Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
     return invalid_argument(cat("raw_input_contents has ", from.raw_input_contents_size(), " tensors, inputs has ",
                                 from.inputs_size(), "; they must match"))
         .with_field("raw_input_contents");
-  bool has_text = false, exclude_input = true;
+  bool has_text = false;
+  std::optional<bool> exclude_input;
   for (int i = 0; i < from.inputs_size(); ++i) {
     const auto& t = from.inputs(i);
     const std::string* raw = in.raw ? &from.raw_input_contents(i) : nullptr;
@@ -131,13 +132,20 @@ Status read_inputs(const pb::ModelInferRequest& from, InferInput& in) {
       json all = parse_limited(text);
       if (!all.is_object()) return bad_tensor(t.name(), "is not a JSON object");
       for (const auto& [name, value] : all.items()) KVASIR_TRY(read_parameter(name, value, in.generate));
+    } else if (t.name().starts_with("return_")) {  // Triton's vLLM back end: more outputs, each where it is asked
+      KVASIR_ASSIGN(const bool asked, read_bool(t, raw));
+      if (asked)
+        return bad_tensor(
+            t.name().substr(0, 64),
+            "is true; this server makes text_output alone: the last answer's parameters have finish_reason, "
+            "prompt_tokens and completion_tokens");
     } else {
       return bad_tensor(t.name().substr(0, 64),
                         "is not served; send text_input, and stream, sampling_parameters or exclude_input_in_output");
     }
   }
   if (!has_text) return invalid_argument("there is no input text_input").with_field("inputs");
-  in.echo = !exclude_input;
+  in.echo = !exclude_input.value_or(in.stream);  // as Triton's back end has it
   in.generate.prompt = TextInput{in.text_input};
   return {};
 }

@@ -53,6 +53,7 @@ def kserve(temperature):
     request = kserve_pb2.ModelInferRequest(model_name=model)
     text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
     text.contents.bytes_contents.append(PROMPT.encode())
+    request.inputs.add(name="exclude_input_in_output", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
     request.parameters["temperature"].double_param = temperature
     request.parameters["max_tokens"].int64_param = TOKENS
     request.parameters["seed"].int64_param = SEED

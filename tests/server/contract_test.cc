@@ -87,7 +87,7 @@ TEST_F(Contract, BytesThatAreNoMessageAmongMessages) {
     }
     ASSERT_EQ(errors.size(), 2u);
     EXPECT_THAT(errors[0], testing::HasSubstr("no inference.ModelInferRequest"));
-    EXPECT_EQ(texts, std::vector<std::string>{"ab"});
+    EXPECT_EQ(texts, std::vector<std::string>{"abab"});
     ++reached_;
   }
 }

@@ -48,7 +48,7 @@ TEST_F(KServeTest, TextInTextOut) {
   ASSERT_TRUE(infer(in, out).ok());
   EXPECT_EQ(out.id(), "r7");
   EXPECT_EQ(out.outputs(0).name(), "text_output");
-  EXPECT_EQ(out.outputs(0).contents().bytes_contents(0), "hel");
+  EXPECT_EQ(out.outputs(0).contents().bytes_contents(0), "hellohel");
   EXPECT_EQ(out.parameters().at("finish_reason").string_param(), "length");
   EXPECT_FLOAT_EQ(engine_.last().sampling.temperature, 0.5f);
   EXPECT_EQ(engine_.last().sampling.seed, 9u);
@@ -71,7 +71,7 @@ TEST_F(KServeTest, RawTensorsGoBackRaw) {
   pb::ModelInferResponse out;
   auto status = infer(in, out);
   ASSERT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(out.raw_output_contents(0).substr(4), "ab");
+  EXPECT_EQ(out.raw_output_contents(0).substr(4), "abab");
 }
 
 // What has no kind of its own among a call's parameters comes as text, here and among the sampling parameters.
@@ -188,7 +188,8 @@ TEST_F(KServeTest, ManyOnOneStream) {
   EXPECT_THAT(error, HasSubstr("5 NOT_FOUND: model 'wrong'"));
   EXPECT_EQ(text.size(), 19u);
   for (auto& [id, t] : text) {
-    EXPECT_EQ(t, "number " + id);
+    const std::string said = "number " + id;
+    EXPECT_EQ(t, std::stoi(id) % 2 == 0 ? said : said + said);  // unless streamed, the prompt is in front
     EXPECT_EQ(finals[id], 1);
   }
   EXPECT_EQ(messages["7"], 1);
@@ -253,7 +254,8 @@ TEST_F(KServeTest, OneStreamMayAskForEver) {
       pb::ModelStreamInferResponse m;
       ASSERT_TRUE(stream->Read(&m));
       EXPECT_EQ(m.error_message(), "");
-      EXPECT_EQ(m.infer_response().outputs(0).contents().bytes_contents(0), "text " + m.infer_response().id());
+      EXPECT_EQ(m.infer_response().outputs(0).contents().bytes_contents(0),
+                cat("text ", m.infer_response().id(), "text ", m.infer_response().id()));
     }
   }
   stream->WritesDone();
@@ -304,6 +306,49 @@ TEST_F(KServeTest, LiveReadyMetadata) {
   pb::ServerReadyResponse out;
   ASSERT_TRUE(stub_->ServerReady(&c, {}, &out).ok());
   EXPECT_FALSE(out.ready());
+}
+
+// As Triton's vLLM back end: the text goes on from the prompt, which a stream leaves out.
+TEST_F(KServeTest, ThePromptIsInFrontUnlessStreamed) {
+  pb::ModelInferRequest in;
+  auto add = [&](const char* name, const char* type) -> pb::ModelInferRequest::InferInputTensor& {
+    auto& t = *in.add_inputs();
+    t.set_name(name);
+    t.set_datatype(type);
+    t.add_shape(1);
+    return t;
+  };
+  add("text_input", "BYTES").mutable_contents()->add_bytes_contents("hey");
+  add("return_logprobs", "BOOL").mutable_contents()->add_bool_contents(false);
+  pb::ModelInferResponse out;
+  ASSERT_TRUE(infer(in, out).ok());
+  EXPECT_EQ(out.outputs(0).contents().bytes_contents(0), "heyhey");
+  in.mutable_inputs(1)->mutable_contents()->set_bool_contents(0, true);
+  const grpc::Status refused = infer(in, out);
+  EXPECT_EQ(refused.error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_NE(refused.error_message().find("finish_reason"), std::string::npos);
+}
+
+TEST_F(KServeTest, ConfigAndStatistics) {
+  {
+    grpc::ClientContext c;
+    pb::ModelConfigResponse out;
+    ASSERT_TRUE(stub_->ModelConfig(&c, {}, &out).ok());
+    EXPECT_EQ(out.config().name(), "fake");
+    EXPECT_EQ(out.config().input(0).name(), "text_input");
+    EXPECT_EQ(out.config().input(0).data_type(), pb::TYPE_STRING);
+    EXPECT_TRUE(out.config().input(1).optional());
+    EXPECT_TRUE(out.config().model_transaction_policy().decoupled());
+  }
+  grpc::ClientContext c;
+  pb::ModelStatisticsRequest in;
+  in.set_name("fake");
+  pb::ModelStatisticsResponse out;
+  ASSERT_TRUE(stub_->ModelStatistics(&c, in, &out).ok());
+  EXPECT_EQ(out.model_stats(0).name(), "fake");
+  grpc::ClientContext other;
+  in.set_name("none");
+  EXPECT_EQ(stub_->ModelStatistics(&other, in, &out).error_code(), grpc::NOT_FOUND);
 }
 
 }  // namespace

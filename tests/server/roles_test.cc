@@ -45,6 +45,8 @@ const std::map<std::string, Needs>& table() {
       {"/inference.GRPCInferenceService/ModelReady", Needs::nothing},
       {"/inference.GRPCInferenceService/ServerMetadata", Needs::nothing},
       {"/inference.GRPCInferenceService/ModelMetadata", Needs::user},
+      {"/inference.GRPCInferenceService/ModelConfig", Needs::user},
+      {"/inference.GRPCInferenceService/ModelStatistics", Needs::metrics},
       {"/inference.GRPCInferenceService/ModelInfer", Needs::user},
       {"/inference.GRPCInferenceService/ModelStreamInfer", Needs::user},
   };
