@@ -21,6 +21,7 @@ struct ServerOptions {
   int http_port = 8000;
 
   std::string served_model_name;  // empty: the model's own
+  bool any_model_name = false;    // a request may call it what it likes
   std::string model_path;         // what GetModelInfo reports; not opened
   int32_t page_size = 16;         // what GetServerInfo and SubscribeKvEvents report
   int32_t max_running = 64;

@@ -194,7 +194,7 @@ Status Services::check_model(const std::string& model) const {
   if (h.state == engine::State::stopped || h.state == engine::State::draining)
     return unavailable("this server is shutting down; send the request to another")
         .with_retry_after(std::chrono::seconds(5));
-  if (model.empty() || model == model_name() || model == engine_.info().name) return {};
+  if (model.empty() || options_.any_model_name || model == model_name() || model == engine_.info().name) return {};
   return not_found(cat("model '", model.substr(0, 128), "' is not served here; this server has '", model_name(), "'"))
       .with_field("model");
 }

@@ -51,6 +51,19 @@ const std::vector<Api::Route>& Api::routes() {
        "`prompt` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, `chat_template_kwargs`)"},
       {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server", "`tokens` to `prompt`"},
       {"POST", "/drain", false, admin, &Api::drain, "kvasir", "what SIGTERM does"},
+      {"GET", "/version", true, user, &Api::version, "vLLM", "of this server"},
+      {"GET", "/load", false, metrics, &Api::load, "vLLM", "requests that run or wait"},
+      {"GET", "/ping", true, user, &Api::health, "vLLM", "`/health`"},
+      {"GET", "/v1/health", true, user, &Api::health, "llama-server", "`/health`"},
+      {"GET", "/models", false, user, &Api::models, "llama-server", "`/v1/models`"},
+      {"POST", "/chat/completions", false, user, &Api::chat, "llama-server", "`/v1/chat/completions`"},
+      {"POST", "/completions", false, user, &Api::completions, "llama-server", "`/v1/completions`"},
+      {"GET", "/get_model_info", false, user, &Api::model_info, "SGLang", "the model's name"},
+      {"POST", "/flush_cache", false, admin, &Api::flush_cache, "SGLang", "forget every prefix"},
+      {"GET", "/health_generate", true, user, &Api::health, "SGLang", "`/health`"},
+      {"POST", "/abort_request", false, user, &Api::abort, "SGLang", "`rid`: end one of one's own requests"},
+      {"GET", "/api/version", true, user, &Api::version, "Ollama", "of this server"},
+      {"GET", "/api/tags", false, user, &Api::tags, "Ollama", "the model that is served"},
   };
   return routes;
 }

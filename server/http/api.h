@@ -42,6 +42,12 @@ class Api {
   Reply detokenize(const Request&, const Caller&);
   Reply embeddings(const Request&, const Caller&);
   Reply drain(const Request&, const Caller&);
+  Reply version(const Request&, const Caller&);
+  Reply load(const Request&, const Caller&);
+  Reply model_info(const Request&, const Caller&);
+  Reply abort(const Request&, const Caller&);
+  Reply flush_cache(const Request&, const Caller&);
+  Reply tags(const Request&, const Caller&);
   Reply generate(const Request&, const Caller&, struct OpenAiCall call);
   // What headers say of a request, and what an answer's say.
   Status carry(const Request&, const Caller&, GenerateInput& input);

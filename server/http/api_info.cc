@@ -42,10 +42,12 @@ Reply Api::models(const Request& request, const Caller&) {
           ",\"quantization\":", json_string(info.quantization), ",\"n_params\":", info.parameters,
           ",\"n_vocab\":", info.vocab_size, "}}");
   Response r;
-  const std::string asked = request.path == "/v1/models" ? "" : percent_decoded(request.path.substr(11));
+  constexpr std::string_view kByName = "/v1/models/";
+  const std::string asked =
+      request.path.starts_with(kByName) ? percent_decoded(request.path.substr(kByName.size())) : "";
   if (asked.empty()) {
     r.body = cat("{\"object\":\"list\",\"data\":[", model, "]}");
-  } else if (asked == name) {
+  } else if (asked == name || services_.options().any_model_name) {
     r.body = model;
   } else {
     return error_response(not_found(cat("there is no model '", asked.substr(0, 100), "'; this server has '", name, "'"))

@@ -33,6 +33,19 @@ const std::map<std::string, Needs>& table() {
       {"/tokenize", {"POST", "user"}},
       {"/detokenize", {"POST", "user"}},
       {"/drain", {"POST", "admin"}},
+      {"/version", {"GET", ""}},
+      {"/load", {"GET", "metrics"}},
+      {"/ping", {"GET", ""}},
+      {"/v1/health", {"GET", ""}},
+      {"/models", {"GET", "user"}},
+      {"/chat/completions", {"POST", "user"}},
+      {"/completions", {"POST", "user"}},
+      {"/get_model_info", {"GET", "user"}},
+      {"/flush_cache", {"POST", "admin"}},
+      {"/health_generate", {"GET", ""}},
+      {"/abort_request", {"POST", "user"}},
+      {"/api/version", {"GET", ""}},
+      {"/api/tags", {"GET", "user"}},
   };
   return endpoints;
 }

@@ -415,6 +415,19 @@ TEST_F(OpenAi, ModelsAreListed) {
   EXPECT_EQ(list["data"][0]["id"], "fake");
   EXPECT_EQ(ask(RawClient::get("/v1/models/fake")).status, 200);
   EXPECT_EQ(ask(RawClient::get("/v1/models/other")).status, 404);
+  EXPECT_EQ(Json::parse(ask(RawClient::get("/models")).body), list);
+  EXPECT_EQ(Json::parse(ask(RawClient::get("/api/tags")).body)["models"][0]["name"], "fake");
+  EXPECT_EQ(Json::parse(ask(RawClient::get("/get_model_info")).body)["model_path"], "fake");
+}
+
+TEST_F(OpenAi, RoutesOfOtherServersAnswerAsTheirs) {
+  EXPECT_FALSE(Json::parse(ask(RawClient::get("/version")).body)["version"].get<std::string>().empty());
+  EXPECT_EQ(Json::parse(ask(RawClient::get("/load")).body)["server_load"], 0);
+  EXPECT_EQ(whole("/completions", R"({"prompt":"hi"})")["choices"][0]["text"], "hi");
+  EXPECT_EQ(whole("/flush_cache", "{}")["success"], true);
+  EXPECT_EQ(engine_.flushes, 1);
+  EXPECT_EQ(whole("/abort_request", R"({"rid":"no such"})")["success"], true);
+  expect_error(post("/abort_request", "{}"), 400, "rid", "which request");
 }
 
 }  // namespace
