@@ -6,9 +6,15 @@ namespace kvasir::server::http {
 
 constexpr size_t kOverhead = 256;  // of an entry, beside its texts
 
+std::list<ResponseStore::Entry>::iterator ResponseStore::entry_of(Tenant& owner, const std::string& id) {
+  return std::find_if(owner.entries.begin(), owner.entries.end(), [&](const Entry& e) { return e.id == id; });
+}
+
 void ResponseStore::keep(const std::string& tenant, const std::string& id, Kept kept) {
   std::lock_guard lock(mutex_);
   const size_t bytes = kept.response.size() + kept.input.size() + kept.messages.size() + id.size() + kOverhead;
+  if (auto owner = tenants_.find(tenant); owner != tenants_.end())  // a client may give its requests one id
+    if (auto before = entry_of(owner->second, id); before != owner->second.entries.end()) drop(owner, before);
   if (bytes > most_) return;
   while (bytes_ + bytes > most_) {
     auto most = std::max_element(tenants_.begin(), tenants_.end(),
@@ -25,18 +31,17 @@ std::optional<ResponseStore::Kept> ResponseStore::find(const std::string& tenant
   std::lock_guard lock(mutex_);
   auto owner = tenants_.find(tenant);
   if (owner == tenants_.end()) return std::nullopt;
-  for (const Entry& e : owner->second.entries)
-    if (e.id == id) return e.kept;
-  return std::nullopt;
+  auto it = entry_of(owner->second, id);
+  if (it == owner->second.entries.end()) return std::nullopt;
+  return it->kept;
 }
 
 bool ResponseStore::erase(const std::string& tenant, const std::string& id) {
   std::lock_guard lock(mutex_);
   auto owner = tenants_.find(tenant);
   if (owner == tenants_.end()) return false;
-  auto& entries = owner->second.entries;
-  auto it = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.id == id; });
-  if (it == entries.end()) return false;
+  auto it = entry_of(owner->second, id);
+  if (it == owner->second.entries.end()) return false;
   drop(owner, it);
   return true;
 }

@@ -33,6 +33,7 @@ class ResponseStore {
     std::list<Entry> entries;  // oldest first
     size_t bytes = 0;
   };
+  static std::list<Entry>::iterator entry_of(Tenant& owner, const std::string& id);
   void drop(std::map<std::string, Tenant>::iterator tenant, std::list<Entry>::iterator entry);
 
   const size_t most_;

@@ -163,6 +163,8 @@ TEST(ResponseStore, IsBoundedAndEachTenantsOwn) {
   EXPECT_TRUE(store.find("b", "b19"));
   store.keep("b", "huge", {std::string(5000, 'x'), "", ""});
   EXPECT_FALSE(store.find("b", "huge"));
+  store.keep("a", "1", {"two", "", ""});
+  EXPECT_EQ(store.find("a", "1")->response, "two");
   EXPECT_TRUE(store.erase("a", "1"));
   EXPECT_FALSE(store.find("a", "1"));
 }
