@@ -20,10 +20,12 @@ struct ServerOptions {
   int grpc_port = 50051;
   int http_port = 8000;
 
-  std::string served_model_name;  // empty: the model's own
-  bool any_model_name = false;    // a request may call it what it likes
-  std::string model_path;         // what GetModelInfo reports; not opened
-  int32_t page_size = 16;         // what GetServerInfo and SubscribeKvEvents report
+  std::string served_model_name;          // empty: the model's own
+  bool any_model_name = false;            // a request may call it what it likes
+  std::string tool_parser = "auto";       // how the model writes calls; auto: as its chat template has it
+  std::string reasoning_parser = "auto";  // and thoughts
+  std::string model_path;                 // what GetModelInfo reports; not opened
+  int32_t page_size = 16;                 // what GetServerInfo and SubscribeKvEvents report
   int32_t max_running = 64;
 
   // Of what a request leaves unset; `sampling_json` says the same to clients who fill it in themselves.

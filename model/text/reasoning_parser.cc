@@ -5,7 +5,13 @@
 namespace kvasir::text {
 namespace {
 
-constexpr std::string_view kOpen = "<think>", kClose = "</think>", kBlanks = " \n\r\t";
+constexpr std::string_view kBlanks = " \n\r\t";
+
+// In the order of ReasoningFormat.
+constexpr ReasoningTags kTags[] = {{"none", "", ""},
+                                   {"think", "<think>", "</think>"},
+                                   {"seed", "<seed:think>", "</seed:think>"},
+                                   {"mistral", "[THINK]", "[/THINK]", true}};
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
@@ -17,11 +23,22 @@ size_t tail_of(std::string_view text, std::string_view tag) {
 }  // namespace
 
 ReasoningFormat reasoning_format_of(std::string_view chat_template) {
-  return chat_template.find(kClose) != std::string_view::npos ? ReasoningFormat::think : ReasoningFormat::none;
+  for (size_t i = 1; i < std::size(kTags); ++i)
+    if (chat_template.find(kTags[i].close) != std::string_view::npos) return ReasoningFormat(i);
+  return ReasoningFormat::none;
+}
+
+const ReasoningTags& reasoning_tags(ReasoningFormat format) { return kTags[size_t(format)]; }
+
+std::optional<ReasoningFormat> reasoning_format_named(std::string_view name) {
+  for (size_t i = 0; i < std::size(kTags); ++i)
+    if (kTags[i].name == name) return ReasoningFormat(i);
+  return std::nullopt;
 }
 
 ReasoningParser::ReasoningParser(ReasoningFormat format, bool begun)
-    : at_(format == ReasoningFormat::none ? At::content
+    : tags_(reasoning_tags(format)),
+      at_(format == ReasoningFormat::none ? At::content
           : begun                         ? At::thoughts
                                           : At::start) {}
 
@@ -42,24 +59,24 @@ void ReasoningParser::step(Out& out, bool last) {
   if (at_ == At::start) {
     const size_t from = pending_.find_first_not_of(kBlanks);
     const std::string_view rest = from == std::string::npos ? "" : std::string_view(pending_).substr(from);
-    if (!last && kOpen.starts_with(rest)) return;
-    if (rest.starts_with(kOpen)) {
-      pending_.erase(0, from + kOpen.size());
+    if (!last && tags_.open.starts_with(rest)) return;
+    if (rest.starts_with(tags_.open)) {
+      pending_.erase(0, from + tags_.open.size());
       at_ = At::thoughts;
     } else {
       at_ = At::content;
     }
   }
   if (at_ == At::thoughts) {
-    const size_t end = pending_.find(kClose);
+    const size_t end = pending_.find(tags_.close);
     if (end == std::string::npos) {
-      const size_t keep = last ? 0 : tail_of(pending_, kClose);
+      const size_t keep = last ? 0 : tail_of(pending_, tags_.close);
       out.reasoning += pending_.substr(0, pending_.size() - keep);
       pending_.erase(0, pending_.size() - keep);
       return;
     }
     out.reasoning += pending_.substr(0, end);
-    pending_.erase(0, end + kClose.size());
+    pending_.erase(0, end + tags_.close.size());
     at_ = At::after;
   }
   if (at_ == At::after) {  // the blank line between thoughts and answer is neither's

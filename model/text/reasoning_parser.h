@@ -1,12 +1,23 @@
-// Splits what a model thinks from what it says, a piece at a time: "<think>...</think>" before the answer.
+// Splits what a model thinks from what it says, a piece at a time: "<think>...</think>" before the answer, or in a
+// family's own tags.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace kvasir::text {
 
-enum class ReasoningFormat : uint8_t { none, think };
+enum class ReasoningFormat : uint8_t { none, think, seed, mistral };
+
+struct ReasoningTags {
+  std::string_view name, open, close;
+  bool special = false;  // they are special tokens, which an answer must then show
+};
+const ReasoningTags& reasoning_tags(ReasoningFormat format);
+// By its name; nothing: there is none such.
+std::optional<ReasoningFormat> reasoning_format_named(std::string_view name);
 
 // What a chat template's models write: found from the tags that the template names.
 ReasoningFormat reasoning_format_of(std::string_view chat_template);
@@ -26,6 +37,7 @@ class ReasoningParser {
   enum class At { start, thoughts, after, content };
   void step(Out& out, bool last);
 
+  ReasoningTags tags_;
   At at_;
   std::string pending_;
 };

@@ -5,12 +5,16 @@
 #include <optional>
 #include <utility>
 
+#include "model/text/block_calls.h"
 #include "model/text/call_reader.h"
 
 namespace kvasir::text {
 namespace {
 
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kPythonTag = "<|python_tag|>";
+constexpr std::string_view kMistral = "[TOOL_CALLS]", kDeepseekOpen = "<｜tool▁calls▁begin｜>",
+                           kDeepseekClose = "<｜tool▁calls▁end｜>", kSeedOpen = "<seed:tool_call>",
+                           kSeedClose = "</seed:tool_call>", kList = "<|tool_call|>";
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
@@ -20,13 +24,47 @@ size_t tail_of(std::string_view text, std::string_view tag) {
   return 0;
 }
 
+constexpr std::pair<std::string_view, ToolFormat> kNames[] = {
+    {"hermes", ToolFormat::hermes},     {"llama3", ToolFormat::llama3},   {"xml", ToolFormat::xml},
+    {"glm", ToolFormat::glm},           {"mistral", ToolFormat::mistral}, {"deepseek", ToolFormat::deepseek},
+    {"pythonic", ToolFormat::pythonic}, {"seed", ToolFormat::seed},       {"list", ToolFormat::list}};
+
+// Of those that are blocks.
+std::optional<BlockForm> block_form(ToolFormat format) {
+  switch (format) {
+    case ToolFormat::xml: return BlockForm{kOpen, kClose, false, read_xml_calls};
+    case ToolFormat::seed: return BlockForm{kSeedOpen, kSeedClose, false, read_xml_calls};
+    case ToolFormat::list: return BlockForm{kList, "", false, read_list_calls};
+    case ToolFormat::glm: return BlockForm{kOpen, kClose, false, read_glm_calls};
+    case ToolFormat::mistral: return BlockForm{kMistral, "", false, read_mistral_calls};
+    case ToolFormat::deepseek: return BlockForm{kDeepseekOpen, kDeepseekClose, false, read_deepseek_calls};
+    case ToolFormat::pythonic: return BlockForm{"[", "", true, read_pythonic_calls};
+    default: return std::nullopt;
+  }
+}
+
 }  // namespace
 
+std::optional<ToolFormat> tool_format_named(std::string_view name) {
+  for (const auto& [known, format] : kNames)
+    if (known == name) return format;
+  return std::nullopt;
+}
+
+bool tags_are_special(ToolFormat format) { return format == ToolFormat::mistral || format == ToolFormat::list; }
+bool has_grammar(ToolFormat format) { return format == ToolFormat::hermes || format == ToolFormat::llama3; }
+
 ToolFormat tool_format_of(std::string_view chat_template) {
-  if (chat_template.find(kOpen) != std::string_view::npos) return ToolFormat::hermes;
-  const bool llama = chat_template.find("<|start_header_id|>") != std::string_view::npos &&
-                     chat_template.find("\"parameters\"") != std::string_view::npos;
-  if (llama || chat_template.find(kPythonTag) != std::string_view::npos) return ToolFormat::llama3;
+  auto has = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };
+  if (has("<function=") && has(kOpen)) return ToolFormat::xml;
+  if (has(kSeedOpen)) return ToolFormat::seed;
+  if (has("<arg_key>")) return ToolFormat::glm;
+  if (has(kDeepseekOpen)) return ToolFormat::deepseek;
+  if (has(kMistral)) return ToolFormat::mistral;
+  if (has(kOpen)) return ToolFormat::hermes;
+  if (has(kList)) return ToolFormat::list;
+  if (has("[func_name1(")) return ToolFormat::pythonic;
+  if ((has("<|start_header_id|>") && has("\"parameters\"")) || has(kPythonTag)) return ToolFormat::llama3;
   return ToolFormat::none;
 }
 
@@ -54,12 +92,21 @@ struct ToolParser::Impl {
   };
 
   ToolFormat format;
+  std::optional<BlockParser> blocks;
   At at = At::lead;
   std::string pending;  // not yet decided on
   std::string before;   // blanks and tags in front of a call, in case it is none
   std::optional<CallReader> reader;
   bool announced = false;
   int count = 0;
+
+  Out of_blocks(BlockParser::Out read) {
+    Out out;
+    out.content = std::move(read.content);
+    for (WrittenCall& call : read.calls)
+      out.calls.push_back({count++, std::move(call.name), std::move(call.arguments)});
+    return out;
+  }
 
   void begin_call() {
     reader.emplace();
@@ -202,7 +249,10 @@ struct ToolParser::Impl {
   }
 };
 
-ToolParser::ToolParser(ToolFormat format) : impl_(std::make_unique<Impl>()) { impl_->format = format; }
+ToolParser::ToolParser(ToolFormat format, TextParameters texts) : impl_(std::make_unique<Impl>()) {
+  impl_->format = format;
+  if (auto form = block_form(format)) impl_->blocks.emplace(*form, std::move(texts));
+}
 ToolParser::~ToolParser() = default;
 ToolParser::ToolParser(ToolParser&&) noexcept = default;
 ToolParser& ToolParser::operator=(ToolParser&&) noexcept = default;
@@ -213,6 +263,7 @@ ToolParser::Out ToolParser::push(std::string_view text) {
     out.content = text;
     return out;
   }
+  if (impl_->blocks) return impl_->of_blocks(impl_->blocks->push(text));
   impl_->pending += text;
   while (impl_->step(out, false)) {
   }
@@ -222,6 +273,7 @@ ToolParser::Out ToolParser::push(std::string_view text) {
 ToolParser::Out ToolParser::finish() {
   Out out;
   Impl& p = *impl_;
+  if (p.blocks) return p.of_blocks(p.blocks->finish());
   while (p.step(out, true)) {
   }
   if (p.at == Impl::At::call) p.give_up(out);

@@ -1,20 +1,37 @@
-// Tool calls in a model's text, found while it streams. Two ways of writing them are known:
-//   hermes  <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number, text around them
-//   llama3  the whole answer is {"name": ..., "parameters": {...}}, several with ';' between
+// Tool calls in a model's text, found while it streams. These ways of writing them are known:
+//   hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number, text around them (Qwen, Hermes)
+//   llama3    the whole answer is {"name": ..., "parameters": {...}}, several with ';' between
+//   xml       <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> (Qwen3-Coder)
+//   seed      the same between <seed:tool_call> tags (Seed-OSS)
+//   glm       <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>
+//   mistral   [TOOL_CALLS] and a list of objects, or NAME[ARGS]{...}
+//   list      <|tool_call|> and a list of objects, or one object (Granite 3, Phi 4 mini)
+//   deepseek  calls between its tags, with JSON in a fence or bare
+//   pythonic  the whole answer is [NAME(KEY=VALUE), ...] (Llama 3.2 and 4)
+// Arguments of the first two are sent on as they come; the others' come with the end of their block (block_calls.h).
 // What only looks like a call (no name, no end, other JSON) comes out as content, unchanged.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "model/text/block_calls.h"
 #include "model/text/text.h"
 
 namespace kvasir::text {
 
-enum class ToolFormat { none, hermes, llama3 };
+enum class ToolFormat { none, hermes, llama3, xml, seed, glm, mistral, list, deepseek, pythonic };
+
+// By the names above; nothing: there is none such.
+std::optional<ToolFormat> tool_format_named(std::string_view name);
+// Its tags are special tokens, which an answer must then show.
+bool tags_are_special(ToolFormat format);
+// Calls can be held to their schemas by a grammar.
+bool has_grammar(ToolFormat format);
 
 // Which one a chat template teaches its model.
 ToolFormat tool_format_of(std::string_view chat_template);
@@ -32,7 +49,7 @@ GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools
 
 class ToolParser {
  public:
-  explicit ToolParser(ToolFormat format);
+  explicit ToolParser(ToolFormat format, TextParameters texts = {});
   ~ToolParser();
   ToolParser(ToolParser&&) noexcept;
   ToolParser& operator=(ToolParser&&) noexcept;

@@ -5,7 +5,7 @@
 namespace kvasir::server::http {
 
 AnswerReader::AnswerReader(const AnswerShape& shape)
-    : shape_(shape), reasoning_(shape.reasoning, shape.thinks_at_once), tools_(shape.tools) {
+    : shape_(shape), reasoning_(shape.reasoning, shape.thinks_at_once), tools_(shape.tools, shape.texts) {
   if (!shape_.before.empty()) tools_.push(shape_.before);
 }
 

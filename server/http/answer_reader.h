@@ -16,6 +16,7 @@ namespace kvasir::server::http {
 // and an answer may be cut anywhere.
 struct AnswerShape {
   text::ToolFormat tools = text::ToolFormat::none;
+  text::TextParameters texts;  // of the tools
   std::string before;
   bool one = false;         // parallel tool calls are off
   bool only_calls = false;  // a call was asked for: what is left of one that was cut is no text

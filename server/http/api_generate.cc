@@ -68,7 +68,8 @@ std::vector<std::pair<std::string, std::string>> Api::headers_of(const Request& 
 Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
   if (Status s = carry(request, caller, call.input); !s.ok()) return error_response(s);
   ReplyShape& shape = call.shape;
-  shape.answer = prepare_tools(services_, call.tools, call.input.request.grammar);
+  shape.answer = prepare_tools(services_, call.tools, call.input.request);
+  if (shape.chat) show_reasoning(services_, call.input.request);
   shape.prompt_logprobs = !call.echo && call.input.request.prompt_logprobs >= 0;
   shape.stop_tokens = call.input.request.stop_tokens;
   const std::string id = call.input.request.id;

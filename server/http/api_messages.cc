@@ -12,7 +12,8 @@ Reply Api::messages(const Request& request, const Caller& caller) {
   if (Status s = carry(request, caller, call->input); !s.ok()) return messages_error(s);
   MessagesShape shape;
   shape.stream = call->stream;
-  shape.answer = prepare_tools(services_, call->tools, call->input.request.grammar);
+  shape.answer = prepare_tools(services_, call->tools, call->input.request);
+  show_reasoning(services_, call->input.request);
   const text::GrammarSpec grammar = call->input.request.grammar;
   auto submitted = services_.generate(caller, std::move(call->input));
   if (!submitted.ok()) return messages_error(submitted.status());

@@ -52,7 +52,8 @@ Reply Api::responses(const Request& request, const Caller& caller) {
   call->input.prompt = std::move(call->chat);
   if (Status s = carry(request, caller, call->input); !s.ok()) return error_response(s);
   ResponsesShape shape;
-  shape.answer = prepare_tools(services_, call->tools, call->input.request.grammar);
+  shape.answer = prepare_tools(services_, call->tools, call->input.request);
+  show_reasoning(services_, call->input.request);
   const text::GrammarSpec grammar = call->input.request.grammar;
   auto submitted = services_.generate(caller, std::move(call->input));
   if (!submitted.ok()) return error_response(submitted.status());

@@ -58,6 +58,28 @@ std::vector<text::CallableTool> held_tools(const ToolUse& use) {
   return held;
 }
 
+// As the operator says, or as the template has it.
+text::ReasoningFormat reasoning_format(const Services& services) {
+  const auto chat_template = services.engine().chat_template();
+  if (!chat_template) return text::ReasoningFormat::none;
+  return text::reasoning_format_named(services.options().reasoning_parser)
+      .value_or(text::reasoning_format_of(chat_template->source()));
+}
+
+// Those whose schema says that they are strings.
+text::TextParameters text_parameters(const ToolUse& use) {
+  text::TextParameters out;
+  for (const Json& tool : use.tools) {
+    const Json schema = tool["function"].value("parameters", Json());
+    const Json properties = schema.is_object() ? schema.value("properties", Json()) : Json();
+    if (!properties.is_object()) continue;
+    for (const auto& [key, of] : properties.items())
+      if (of.is_object() && of.value("type", Json()) == "string")
+        out.emplace(tool["function"]["name"].get<std::string>(), key);
+  }
+  return out;
+}
+
 }  // namespace
 
 void check_tool_choice(Fields& fields, const ToolUse& use) {
@@ -74,13 +96,18 @@ Json closed_schema(Json schema) {
   return schema;
 }
 
-AnswerShape prepare_tools(const Services& services, const ToolUse& use, text::GrammarSpec& grammar) {
+AnswerShape prepare_tools(const Services& services, const ToolUse& use, engine::Request& request) {
+  text::GrammarSpec& grammar = request.grammar;
   AnswerShape shape;
   const auto chat_template = services.engine().chat_template();
   if (!chat_template || use.choice == ToolChoice::none || !use.tools.is_array() || use.tools.empty()) return shape;
-  shape.tools = text::tool_format_of(chat_template->source());
-  if (shape.tools == text::ToolFormat::none) shape.tools = text::ToolFormat::hermes;
+  const std::string& named = services.options().tool_parser;
+  if (named == "none" && use.choice == ToolChoice::automatic) return shape;
+  shape.tools = text::tool_format_named(named).value_or(text::tool_format_of(chat_template->source()));
+  if (shape.tools == text::ToolFormat::none) shape.tools = text::ToolFormat::hermes;  // as they are described to it
+  if (use.choice == ToolChoice::required && !has_grammar(shape.tools)) shape.tools = text::ToolFormat::hermes;
   shape.one = use.one;
+  shape.texts = text_parameters(use);
   const std::vector<text::CallableTool> held = held_tools(use);
   if (use.choice == ToolChoice::named) {
     shape.tools = text::ToolFormat::hermes;
@@ -91,7 +118,7 @@ AnswerShape prepare_tools(const Services& services, const ToolUse& use, text::Gr
   } else if (use.choice == ToolChoice::required) {
     shape.only_calls = true;
     grammar = calls_grammar(shape.tools, held, {}, use.one ? text::HowMany::one : text::HowMany::some);
-  } else if (!held.empty()) {
+  } else if (!held.empty() && has_grammar(shape.tools)) {
     if (grammar.kind == Kind::none)
       grammar = calls_grammar(shape.tools, held);
     else if (grammar.kind == Kind::json_object)
@@ -99,7 +126,12 @@ AnswerShape prepare_tools(const Services& services, const ToolUse& use, text::Gr
     else if (grammar.kind == Kind::json_schema)
       grammar = calls_grammar(shape.tools, held, grammar.text);
   }
+  if (tags_are_special(shape.tools)) request.skip_special = false;
   return shape;
+}
+
+void show_reasoning(const Services& services, engine::Request& request) {
+  if (text::reasoning_tags(reasoning_format(services)).special) request.skip_special = false;
 }
 
 void prepare_reasoning(const Services& services, const std::vector<int32_t>& prompt, const text::GrammarSpec& grammar,
@@ -107,14 +139,16 @@ void prepare_reasoning(const Services& services, const std::vector<int32_t>& pro
   const auto chat_template = services.engine().chat_template();
   const bool free = grammar.kind == Kind::none || (grammar.kind == Kind::tool_calls && !shape.only_calls);
   if (!chat_template || !free) return;  // a grammar's text has no thoughts
-  shape.reasoning = text::reasoning_format_of(chat_template->source());
+  shape.reasoning = reasoning_format(services);
   if (shape.reasoning == text::ReasoningFormat::none) return;
   constexpr size_t kTail = 16;  // tokens: the tag and a line break
   const size_t n = std::min(kTail, prompt.size());
   const auto tail = services.engine().tokenizer()->decode(std::span(prompt).last(n), false);
   if (!tail.ok()) return;
   const size_t end = tail->find_last_not_of(" \n\r\t");
-  shape.thinks_at_once = end != std::string::npos && std::string_view(*tail).substr(0, end + 1).ends_with("<think>");
+  shape.thinks_at_once =
+      end != std::string::npos &&
+      std::string_view(*tail).substr(0, end + 1).ends_with(text::reasoning_tags(shape.reasoning).open);
 }
 
 }  // namespace kvasir::server::http

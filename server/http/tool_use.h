@@ -28,9 +28,12 @@ void check_tool_choice(Fields& fields, const ToolUse& use);
 // A schema in which what is not listed is not there: an object that says nothing of `additionalProperties` has none.
 nlohmann::ordered_json closed_schema(nlohmann::ordered_json schema);
 
-// How the answer is to be read. `grammar` is the request's: with a call that was asked for it becomes the call's, and
-// with a strict tool the model may call it becomes a call's or what it was.
-AnswerShape prepare_tools(const Services& services, const ToolUse& use, text::GrammarSpec& grammar);
+// How the answer is to be read. The request's grammar becomes the call's where one was asked for, and with a strict
+// tool that the model may call, a call's or what it was; calls whose tags are special tokens show these.
+AnswerShape prepare_tools(const Services& services, const ToolUse& use, engine::Request& request);
+
+// Before a request is submitted: thoughts between special tokens are found only where these are shown.
+void show_reasoning(const Services& services, engine::Request& request);
 
 // Adds what the model's template says of thoughts; `prompt` and `grammar` as they were submitted.
 void prepare_reasoning(const Services& services, const std::vector<int32_t>& prompt, const text::GrammarSpec& grammar,

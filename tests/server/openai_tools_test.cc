@@ -215,5 +215,46 @@ TEST_F(OpenAi, OneStrictToolHoldsTheCallsTheModelMayMake) {
                400, "tools", "strict must be true or false");
 }
 
+// What the operator says of a model whose template does not show it.
+class Operators : public OpenAi {
+ protected:
+  void configure(ServerOptions& o) override {
+    o.tool_parser = "glm", o.reasoning_parser = "think";
+    o.any_model_name = true;
+  }
+};
+
+TEST_F(Operators, NameTheSyntaxOfCallsAndThoughts) {
+  const std::string said = "<think>hm</think>Now. <tool_call>f<arg_key>z</arg_key><arg_value>1</arg_value></tool_call>";
+  auto body = [&](std::string_view more) {
+    return cat(R"({"model":"whatever","messages":[{"role":"user","content":)", Json(said).dump(),
+               R"(}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",
+               "properties":{"z":{"type":"string"}}}}}])",
+               more, "}");
+  };
+  Json message = whole("/v1/chat/completions", body(""))["choices"][0]["message"];
+  EXPECT_EQ(message["reasoning_content"], "hm");
+  EXPECT_EQ(message["content"], "Now. ");
+  EXPECT_EQ(message["tool_calls"][0]["function"]["name"], "f");
+  EXPECT_EQ(message["tool_calls"][0]["function"]["arguments"], R"({"z":"1"})");
+  std::string finish;
+  int calls = 0;
+  for (const Json& e : streamed("/v1/chat/completions", body(R"(,"stream":true)"))) {
+    const Json& choice = e["choices"][0];
+    calls += choice["delta"].contains("tool_calls");
+    if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
+  }
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(finish, "tool_calls");
+  // A call that is required is held to a syntax that a grammar knows.
+  whole("/v1/chat/completions", body(R"(,"tool_choice":"required","max_tokens":1)"));
+  EXPECT_EQ(Json::parse(engine_.last().grammar.text)["form"], "hermes");
+}
+
+TEST_F(Operators, TakeAnyNameOfTheModel) {
+  EXPECT_EQ(whole("/v1/completions", R"({"model":"gpt-9","prompt":"hi"})")["model"], "fake");
+  EXPECT_EQ(ask(RawClient::get("/v1/models/gpt-9")).status, 200);
+}
+
 }  // namespace
 }  // namespace kvasir::server

@@ -6,8 +6,10 @@
 namespace kvasir::text {
 namespace {
 
+ReasoningFormat format = ReasoningFormat::think;
+
 ReasoningParser::Out read(bool begun, std::string_view text, size_t cut, size_t again) {
-  ReasoningParser p(ReasoningFormat::think, begun);
+  ReasoningParser p(format, begun);
   ReasoningParser::Out all;
   auto add = [&](ReasoningParser::Out out) { all.reasoning += out.reasoning, all.content += out.content; };
   add(p.push(text.substr(0, cut)));
@@ -34,6 +36,15 @@ TEST(ReasoningParser, WhereverItIsCut) {
   expect(false, " <thin", "", " <thin");
 }
 
+TEST(ReasoningParser, InAFamilysOwnTags) {
+  format = ReasoningFormat::mistral;
+  expect(false, "[THINK]why[/THINK]so", "why", "so");
+  expect(false, "[THIN", "", "[THIN");
+  format = ReasoningFormat::seed;
+  expect(false, "<seed:think>why</think></seed:think>so", "why</think>", "so");
+  format = ReasoningFormat::think;
+}
+
 TEST(ReasoningParser, WhatEndsTooSoon) {
   expect(false, "<think>why</thi", "why</thi", "");
   expect(true, "why", "why", "");
@@ -43,6 +54,10 @@ TEST(ReasoningParser, WhatEndsTooSoon) {
 
 TEST(ReasoningParser, FoundByTheTemplate) {
   EXPECT_EQ(reasoning_format_of("{{ '<think>' }}...</think>"), ReasoningFormat::think);
+  EXPECT_EQ(reasoning_format_of("<seed:think></seed:think>"), ReasoningFormat::seed);
+  EXPECT_EQ(reasoning_format_of("[THINK]{{ t }}[/THINK]"), ReasoningFormat::mistral);
+  EXPECT_EQ(reasoning_format_named("seed"), ReasoningFormat::seed);
+  EXPECT_FALSE(reasoning_format_named("auto"));
   EXPECT_EQ(reasoning_format_of("<|im_start|>"), ReasoningFormat::none);
   ReasoningParser none(ReasoningFormat::none, false);
   EXPECT_EQ(none.push("<think>a</think>b").content, "<think>a</think>b");

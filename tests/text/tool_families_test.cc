@@ -1,0 +1,202 @@
+// How families write their calls, cut at every byte, and what only looks like one.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "model/text/tool_parser.h"
+
+namespace kvasir::text {
+namespace {
+
+struct Read {
+  std::string content;
+  std::vector<std::pair<std::string, std::string>> calls;
+  bool operator==(const Read&) const = default;
+};
+
+Read read(ToolFormat format, std::initializer_list<std::string_view> pieces) {
+  ToolParser parser(format, {{"find", "zip"}});
+  Read all;
+  auto add = [&](const ToolParser::Out& out) {
+    all.content += out.content;
+    for (const auto& call : out.calls) {
+      if (size_t(call.index) >= all.calls.size()) all.calls.emplace_back(call.name, "");
+      all.calls[size_t(call.index)].second += call.arguments;
+    }
+  };
+  for (std::string_view piece : pieces) add(parser.push(piece));
+  add(parser.finish());
+  return all;
+}
+
+void expect(ToolFormat format, std::string_view text, const Read& want) {
+  for (size_t cut = 0; cut <= text.size(); ++cut) {
+    const Read got = read(format, {text.substr(0, cut), text.substr(cut)});
+    ASSERT_EQ(got.content, want.content) << text << " cut at " << cut;
+    ASSERT_EQ(got.calls, want.calls) << text << " cut at " << cut;
+  }
+}
+void expect_once(ToolFormat format, std::string_view text, const Read& want) {
+  const Read got = read(format, {text});
+  EXPECT_TRUE(got == want) << got.content.substr(0, 100);
+}
+// Not a call: the text as it is.
+void expect_text(ToolFormat format, std::string_view text) { expect(format, text, {std::string(text), {}}); }
+
+TEST(ToolFamilies, Xml) {
+  const auto f = ToolFormat::xml;
+  expect(f,
+         "Sure.\n<tool_call>\n<function=weather>\n<parameter=city>\nNew York\n</parameter>\n<parameter=days>\n3\n"
+         "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+         {"Sure.\n", {{"weather", R"({"city":"New York","days":3})"}, {"now", "{}"}}});
+  expect(f, "<tool_call><function=f><parameter=a>{\"b\": [1]}</parameter></function></tool_call>",
+         {"", {{"f", R"({"a":{"b":[1]}})"}}});
+  expect(f,
+         "<tool_call><function=find><parameter=zip>123</parameter><parameter=n>123</parameter></function></tool_call>",
+         {"", {{"find", R"({"zip":"123","n":123})"}}});
+  expect_text(f, "a < b, <tool_call> and <tool_cal");
+  expect_text(f, "\n <tool_call> \n</tool_call>\n");
+  const std::string deep = std::string(100000, '[');
+  expect_once(f, "<tool_call><function=f><parameter=a>" + deep + "</parameter></function></tool_call>",
+              {"", {{"f", "{\"a\":\"" + deep + "\"}"}}});
+  expect_text(f, "<tool_call>\n<function=weather>\n<parameter=city>\nNew");
+  expect_text(f, "<tool_call>\nnothing\n</tool_call>");
+}
+
+TEST(ToolFamilies, Seed) {
+  expect(ToolFormat::seed,
+         "So: <seed:tool_call>\n<function=f>\n<parameter=a>True</parameter>\n</function>\n</seed:tool_call>",
+         {"So: ", {{"f", R"({"a":true})"}}});
+  expect_text(ToolFormat::seed, "<tool_call><function=f></function></tool_call>");
+}
+
+TEST(ToolFamilies, List) {
+  const auto f = ToolFormat::list;
+  expect(f, R"(<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>)", {"", {{"f", R"({"a":1})"}}});
+  expect(f, R"(<|tool_call|> [{"name": "f", "arguments": {}}, {"name": "g", "parameters": {}}])",
+         {"", {{"f", "{}"}, {"g", "{}"}}});
+  expect(f, R"(<|tool_call|>{"name": "f", "arguments": {}}<|/tool_call|><|tool_call|>{"name": "g"}<|/tool_call|>)",
+         {"", {{"f", "{}"}, {"g", "{}"}}});
+  expect_text(f, "<|tool_call|>f{}");
+  expect_text(f, "<|tool_call|>[]<|/tool_call|>");
+}
+
+TEST(ToolFamilies, Glm) {
+  const auto f = ToolFormat::glm;
+  expect(f,
+         "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
+         "<arg_value>2</arg_value>\n</tool_call>",
+         {"", {{"weather", R"({"city":"Oslo","days":2})"}}});
+  expect(f, "<tool_call>find<arg_key>zip</arg_key><arg_value>123</arg_value></tool_call>",
+         {"", {{"find", R"({"zip":"123"})"}}});
+  expect(f, "ok <tool_call>now\n</tool_call>", {"ok ", {{"now", "{}"}}});
+  expect_text(f, "<tool_call>{\"name\": \"f\"}</tool_call>");
+  expect_text(f, "<tool_call>f<arg_key>a</arg_key></tool_call>");
+}
+
+TEST(ToolFamilies, Mistral) {
+  const auto f = ToolFormat::mistral;
+  expect(f, R"([TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}])",
+         {"", {{"f", R"({"a":1})"}, {"g", "{}"}}});
+  expect(f, R"(Well.[TOOL_CALLS]f[ARGS]{"a": "x"}[TOOL_CALLS]g[CALL_ID]123[ARGS]{})",
+         {"Well.", {{"f", R"({"a":"x"})"}, {"g", "{}"}}});
+  expect_text(f, "[TOOL_CALLS] [{\"name\": \"f\"");
+  expect_text(f, "[TOOL_CALL] is no tag");
+}
+
+TEST(ToolFamilies, Deepseek) {
+  const auto f = ToolFormat::deepseek;
+  expect(f,
+         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Oslo\"}\n```"
+         "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"
+         "<｜tool▁calls▁end｜>",
+         {"", {{"weather", R"({"city":"Oslo"})"}, {"now", "{}"}}});
+  expect(f,
+         "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Oslo\"}<｜tool▁call▁end｜>"
+         "<｜tool▁calls▁end｜>",
+         {"Hm.", {{"weather", R"({"city":"Oslo"})"}}});
+  expect_text(f, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function");
+  expect_text(f, "<｜tool▁calls▁begin｜>no call<｜tool▁calls▁end｜>");
+}
+
+TEST(ToolFamilies, Pythonic) {
+  const auto f = ToolFormat::pythonic;
+  expect(
+      f, R"([weather(city="New \"York\"", days=3, on=True, at=[1.5, None], more={'a': -2}), now()])",
+      {"",
+       {{"weather", R"({"city":"New \"York\"","days":3,"on":true,"at":[1.5,null],"more":{"a":-2}})"}, {"now", "{}"}}});
+  expect(f, R"([f(a='it\'s \d+ \\ \n')])", {"", {{"f", R"({"a":"it's \\d+ \\ \n"})"}}});
+  expect_text(f, "\n[1]");
+  expect(f, "\n[f()]\n", {"", {{"f", "{}"}}});
+  for (const char* text : {"[1, 2]", "[f(]", "[f(a)]", "[f(a=b)]", "[f()] and more", "no [f()]", "[", "[f(a='x)]",
+                           "[f()", "[]", "[f(a=[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["})
+    expect_text(f, text);
+}
+
+// Pieces of every syntax in any order: nothing is lost where there is no call, and no cut changes what is read.
+TEST(ToolFamilies, WhateverComes) {
+  constexpr std::string_view kPieces[] = {"<tool_call>",
+                                          "</tool_call>",
+                                          "<function=f>",
+                                          "</function>",
+                                          "<parameter=a>",
+                                          "</parameter>",
+                                          "f",
+                                          "<arg_key>",
+                                          "</arg_key>",
+                                          "<arg_value>",
+                                          "</arg_value>",
+                                          "[TOOL_CALLS]",
+                                          "[",
+                                          "]",
+                                          "{\"name\":\"f\"",
+                                          "}",
+                                          "[ARGS]",
+                                          "{}",
+                                          " ",
+                                          "\n",
+                                          "(",
+                                          ")",
+                                          "a=1",
+                                          ",",
+                                          "'",
+                                          "<|tool_call|>",
+                                          "<|/tool_call|>",
+                                          "<｜tool▁calls▁begin｜>",
+                                          "<｜tool▁call▁begin｜>",
+                                          "<｜tool▁sep｜>",
+                                          "<｜tool▁call▁end｜>",
+                                          "<｜tool▁calls▁end｜>",
+                                          "<seed:tool_call>",
+                                          "</seed:tool_call>",
+                                          "<",
+                                          "text"};
+  std::mt19937 random(7);
+  for (int i = 0; i < 20000; ++i) {
+    std::string text;
+    for (size_t n = random() % 12; n > 0; --n) text += kPieces[random() % std::size(kPieces)];
+    const auto format = ToolFormat(random() % (int(ToolFormat::pythonic) + 1));
+    const Read all = read(format, {text});
+    if (all.calls.empty()) ASSERT_EQ(all.content, text) << int(format);
+    const size_t cut = random() % (text.size() + 1), again = cut + random() % (text.size() - cut + 1);
+    const std::string_view t = text;
+    ASSERT_TRUE(read(format, {t.substr(0, cut), t.substr(cut, again - cut), t.substr(again)}) == all)
+        << text << " of " << int(format) << " cut at " << cut << ", " << again;
+  }
+}
+
+TEST(ToolFamilies, FoundByTheTemplateAndByName) {
+  EXPECT_EQ(tool_format_of("<tool_call>\n<function=..."), ToolFormat::xml);
+  EXPECT_EQ(tool_format_of("<tool_call>{name}<arg_key>"), ToolFormat::glm);
+  EXPECT_EQ(tool_format_of("[AVAILABLE_TOOLS][TOOL_CALLS]"), ToolFormat::mistral);
+  EXPECT_EQ(tool_format_of("<｜tool▁calls▁begin｜>"), ToolFormat::deepseek);
+  EXPECT_EQ(tool_format_of("[func_name1(params_name1=params_value1)]"), ToolFormat::pythonic);
+  EXPECT_EQ(tool_format_of("<tool_call>"), ToolFormat::hermes);
+  EXPECT_EQ(tool_format_of("<seed:tool_call>\n<function="), ToolFormat::seed);
+  EXPECT_EQ(tool_format_of("write <|tool_call|> followed by a list"), ToolFormat::list);
+  EXPECT_EQ(tool_format_named("glm"), ToolFormat::glm);
+  EXPECT_FALSE(tool_format_named("auto"));
+}
+
+}  // namespace
+}  // namespace kvasir::text
