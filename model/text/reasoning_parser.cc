@@ -11,7 +11,8 @@ constexpr std::string_view kBlanks = " \n\r\t";
 constexpr ReasoningTags kTags[] = {{"none", "", ""},
                                    {"think", "<think>", "</think>"},
                                    {"seed", "<seed:think>", "</seed:think>"},
-                                   {"mistral", "[THINK]", "[/THINK]", true}};
+                                   {"mistral", "[THINK]", "[/THINK]", true},
+                                   {"harmony", "<|channel|>analysis<|message|>", "<|end|>", true}};
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
@@ -23,7 +24,10 @@ size_t tail_of(std::string_view text, std::string_view tag) {
 }  // namespace
 
 ReasoningFormat reasoning_format_of(std::string_view chat_template) {
-  for (size_t i = 1; i < std::size(kTags); ++i)
+  if (chat_template.find("<|channel|>") != std::string_view::npos &&
+      chat_template.find("<|message|>") != std::string_view::npos)
+    return ReasoningFormat::harmony;
+  for (size_t i = 1; i < size_t(ReasoningFormat::harmony); ++i)
     if (chat_template.find(kTags[i].close) != std::string_view::npos) return ReasoningFormat(i);
   return ReasoningFormat::none;
 }
@@ -40,7 +44,9 @@ ReasoningParser::ReasoningParser(ReasoningFormat format, bool begun)
     : tags_(reasoning_tags(format)),
       at_(format == ReasoningFormat::none ? At::content
           : begun                         ? At::thoughts
-                                          : At::start) {}
+                                          : At::start) {
+  if (format == ReasoningFormat::harmony) harmony_.emplace(begun);
+}
 
 ReasoningParser::Out ReasoningParser::push(std::string_view text) {
   Out out;
@@ -56,6 +62,11 @@ ReasoningParser::Out ReasoningParser::finish() {
 }
 
 void ReasoningParser::step(Out& out, bool last) {
+  if (harmony_) {
+    harmony_->push(pending_, last, out.reasoning, out.content);
+    pending_.clear();
+    return;
+  }
   if (at_ == At::start) {
     const size_t from = pending_.find_first_not_of(kBlanks);
     const std::string_view rest = from == std::string::npos ? "" : std::string_view(pending_).substr(from);

@@ -1,5 +1,5 @@
 // Splits what a model thinks from what it says, a piece at a time: "<think>...</think>" before the answer, or in a
-// family's own tags.
+// family's own tags, or all that gpt-oss writes (harmony.h).
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,11 @@
 #include <string>
 #include <string_view>
 
+#include "model/text/harmony.h"
+
 namespace kvasir::text {
 
-enum class ReasoningFormat : uint8_t { none, think, seed, mistral };
+enum class ReasoningFormat : uint8_t { none, think, seed, mistral, harmony };
 
 struct ReasoningTags {
   std::string_view name, open, close;
@@ -38,6 +40,7 @@ class ReasoningParser {
   void step(Out& out, bool last);
 
   ReasoningTags tags_;
+  std::optional<HarmonyParser> harmony_;
   At at_;
   std::string pending_;
 };

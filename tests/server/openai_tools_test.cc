@@ -215,6 +215,21 @@ TEST_F(OpenAi, OneStrictToolHoldsTheCallsTheModelMayMake) {
                400, "tools", "strict must be true or false");
 }
 
+// gpt-oss says everything in messages of its own: thoughts, what is said, calls.
+TEST_F(OpenAi, HarmonyIsFoundByTheTemplate) {
+  engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# tools <|channel|><|message|> #}");
+  const std::string said =
+      "<|channel|>analysis<|message|>hm<|end|><|start|>assistant "
+      "to=functions.f<|channel|>commentary<|message|>{}<|call|>";
+  Json message = whole("/v1/chat/completions",
+                       cat(R"({"messages":[{"role":"user","content":)", Json(said).dump(),
+                           R"(}],"tools":[{"type":"function","function":{"name":"f"}}]})"))["choices"][0]["message"];
+  EXPECT_EQ(message["reasoning_content"], "hm");
+  EXPECT_EQ(message["tool_calls"][0]["function"]["name"], "f");
+  EXPECT_EQ(message["tool_calls"][0]["function"]["arguments"], "{}");
+  EXPECT_FALSE(engine_.last().skip_special);
+}
+
 // What the operator says of a model whose template does not show it.
 class Operators : public OpenAi {
  protected:

@@ -45,6 +45,26 @@ TEST(ReasoningParser, InAFamilysOwnTags) {
   format = ReasoningFormat::think;
 }
 
+// gpt-oss: messages one after the other, calls in the form that the parser of calls reads.
+TEST(ReasoningParser, Harmony) {
+  format = ReasoningFormat::harmony;
+  expect(false, "<|channel|>analysis<|message|>why <|x<|end|><|start|>assistant<|channel|>final<|message|>so < that",
+         "why <|x", "so < that");
+  expect(false,
+         "<|channel|>analysis<|message|>w<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+         "<|constrain|>json<|message|>{\"a\":1}<|call|>",
+         "w", "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>");
+  expect(false, " to=functions.f<|channel|>commentary json<|message|>{}", "",
+         "<tool_call>{\"name\":\"f\",\"arguments\":{}");
+  expect(false, "<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>final<|message|>x<|return|>",
+         "", "First.x");
+  expect(false, "plain text", "", "plain text");
+  expect(false, "<|channel|>anal", "", "");
+  expect(true, "w<|end|>", "w", "");
+  EXPECT_EQ(reasoning_format_of("<|start|>assistant<|channel|>final<|message|>{{ m }}<|end|>"), format);
+  format = ReasoningFormat::think;
+}
+
 TEST(ReasoningParser, WhatEndsTooSoon) {
   expect(false, "<think>why</thi", "why</thi", "");
   expect(true, "why", "why", "");
