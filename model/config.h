@@ -72,6 +72,7 @@ struct ModelConfig {
 
   double step_ms = 0;  // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
+  int32_t int4_zero_shift = 0;    // of the zeros that a folder of 4 bits stores (Int4)
   std::string dummy_expert_type;  // where experts' weights are of another type than the others
 
   LayerKind kind(int32_t layer) const {

@@ -112,8 +112,22 @@ void read_kv_scheme(const JsonKeys& in, const json& object, ModelConfig* c) {
         {{"file", in.file()}});
 }
 
-// A checkpoint of E4M3 says how its weights are scaled; which scales there are, the tensors themselves say.
-Status read_quantization(const JsonKeys& in, const json& object) {
+// Weights of 4 bits: what their makers' tools write without saying it in the tensors.
+Status read_int4(const JsonKeys& q, const std::string& method, ModelConfig* c) {
+  int32_t bits = 4;
+  KVASIR_TRY(q.get({"bits", "w_bit"}, &bits));
+  if (bits != 4)
+    return invalid_argument(cat(q.file(), ": quantization_config has bits ", bits, "; of ", method, " 4 is supported"));
+  const std::string version = q.text("version"), format = q.text("checkpoint_format");
+  if (method == "awq" && !version.empty() && version != "gemm" && version != "GEMM")
+    return invalid_argument(
+        cat(q.file(), ": quantization_config has version '", version.substr(0, 64), "'; of awq gemm is supported"));
+  if (method == "gptq" && format != "gptq_v2") c->int4_zero_shift = 1;
+  return {};
+}
+
+// A checkpoint says how its weights are scaled; which scales there are, the tensors themselves say.
+Status read_quantization(const JsonKeys& in, const json& object, ModelConfig* c) {
   const auto found = object.find("quantization_config");
   if (found == object.end() || found->is_null()) return {};
   const JsonKeys q(*found, in.file());
@@ -125,15 +139,19 @@ Status read_quantization(const JsonKeys& in, const json& object) {
       if (const json groups = found->value("config_groups", json()); groups.is_null() || groups.empty()) return {};
   if (method == "compressed-tensors") {
     const std::string format = q.text("format");
-    known = format == "float-quantized" || format == "naive-quantized";
+    known = format == "float-quantized" || format == "naive-quantized" || format == "pack-quantized";
+  }
+  if (method == "awq" || method == "gptq") {
+    KVASIR_TRY(read_int4(q, method, c));
+    known = true;
   }
   if (const json size = found->is_object() ? found->value("weight_block_size", json()) : json(); !size.is_null())
     known &= size == json::array({128, 128});
   if (!known)
     return invalid_argument(
         cat(in.file(), ": quantization_config has quant_method '", method.substr(0, 64),
-            "'; fp8 (also in blocks of 128 x 128), mxfp4 and compressed-tensors' float-quantized are "
-            "supported: take another checkpoint of the model"));
+            "'; fp8 (also in blocks of 128 x 128), mxfp4, awq, gptq and compressed-tensors' float-quantized and "
+            "pack-quantized are supported: take another checkpoint of the model"));
   in.pass_over({"quantization_config"});
   return {};
 }
@@ -212,7 +230,7 @@ Result<ModelConfig> config_from_json(std::string_view text, const std::string& n
   c.name = in.text("_name_or_path").empty() ? type : in.text("_name_or_path");
   c.norm_eps = 1e-6f;
   if (a->family) a->family(c);
-  KVASIR_TRY(read_quantization(in, object));
+  KVASIR_TRY(read_quantization(in, object, &c));
   KVASIR_TRY(read_decoder(in, &c));
   if (a->json) KVASIR_TRY(a->json(in, c));
   read_kv_scheme(in, object, &c);

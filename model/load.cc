@@ -82,6 +82,7 @@ std::string main_type(const Weights& weights) {
   for (const HostTensor& t : weights.tensors()) bytes[t.type] += t.bytes;
   auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });
   if (most != bytes.end() && most->first == WeightType::u8) return "MXFP4";  // nothing else is of U8
+  if (most != bytes.end() && most->first == WeightType::i32) return "INT4";
   return most == bytes.end() ? "" : std::string(type_info(most->first)->name);
 }
 
@@ -132,7 +133,8 @@ Result<ModelFiles> open_model(const std::string& model) {
     } else {
       KVASIR_ASSIGN(out.config, config_from_json(json, (fs::path(model) / "config.json").string()));
     }
-    KVASIR_ASSIGN(out.weights, open_safetensors(model, out.config.tied_head, names(out.config)));
+    KVASIR_ASSIGN(out.weights,
+                  open_safetensors(model, out.config.tied_head, names(out.config), out.config.int4_zero_shift));
     out.config.quantization = main_type(*out.weights);
     return out;
   }

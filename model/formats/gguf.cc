@@ -162,7 +162,7 @@ Status Gguf::read(const std::string& name, std::span<const uint8_t> bytes, int f
     KVASIR_TRY(in.read(&offset, "a tensor's offset"));
     t.type = WeightType(type);
     const TypeInfo* info = type_info(t.type);
-    if (info == nullptr || t.type == WeightType::f8_e4m3)
+    if (info == nullptr || !of_gguf(t.type))
       return in.error(cat("tensor ", t.name, " has type number ", type,
                           "; F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K are supported"));
     if (t.dims[0] % info->block != 0)

@@ -10,6 +10,7 @@
 
 #include "core/cat.h"
 #include "core/dtype.h"
+#include "model/formats/int4.h"
 
 namespace kvasir::model {
 namespace {
@@ -47,8 +48,13 @@ Result<SafeTensor> parse_tensor(const std::string& where, const json& entry, std
     t.type = WeightType::f8_e4m3;
   else if (dtype == "U8")
     t.type = WeightType::u8;
+  else if (dtype == "I32")
+    t.type = WeightType::i32;
+  else if (dtype == "I64")
+    t.type = WeightType::i64;
   else
-    return bad(cat("dtype ", dtype, " is not supported; F32, F16, BF16, F8_E4M3 and U8 (of MXFP4) are"));
+    return bad(
+        cat("dtype ", dtype, " is not supported; F32, F16, BF16, F8_E4M3, U8 (of MXFP4), I32 and I64 (of 4 bits) are"));
   int64_t elements = 1;
   for (const json& n : entry["shape"]) {
     if (!n.is_number_unsigned() || n.get<uint64_t>() == 0 || n.get<uint64_t>() > uint64_t(INT64_MAX) ||
@@ -79,7 +85,7 @@ bool is_shape(const std::vector<int64_t>& shape, int64_t rows, int64_t cols) {
 
 class FolderWeights final : public Weights {
  public:
-  explicit FolderWeights(TensorNames names) : names_(names) {}
+  FolderWeights(TensorNames names, int32_t int4_zero_shift) : int4_zero_shift_(int4_zero_shift), names_(names) {}
 
   Status open(const std::string& folder, bool tied) {
     folder_ = folder, tied_ = tied;
@@ -102,6 +108,7 @@ class FolderWeights final : public Weights {
     const SafeTensor& t = it->second;
     read_.insert(it->first);
     if (t.type == WeightType::u8) return mxfp4(it->first, t, rows, cols);
+    if (part_of_others(t.type)) return int4(it->first, t, rows, cols);
     if (!is_shape(t.shape, rows, cols)) {
       std::string shape;
       for (int64_t n : t.shape) shape += cat(shape.empty() ? "" : " x ", n);
@@ -132,8 +139,11 @@ class FolderWeights final : public Weights {
   }
   int64_t parameters() const override {
     int64_t n = 0;
+    auto of_4_bits = [](std::string_view name) {
+      return name.ends_with("_blocks") || name.ends_with(".qweight") || name.ends_with(".weight_packed");
+    };
     for (auto& [name, t] : tensors_)
-      n += t.type != WeightType::u8 ? t.bytes / type_info(t.type)->bytes : name.ends_with("_blocks") ? 2 * t.bytes : 0;
+      n += !part_of_others(t.type) ? t.bytes / type_info(t.type)->bytes : of_4_bits(name) ? 2 * t.bytes : 0;
     return n;
   }
   int64_t bytes() const override {
@@ -162,8 +172,13 @@ class FolderWeights final : public Weights {
     for (const std::string& name : names_.hugging_face(ours)) {
       const size_t dot = name.find('.');
       const std::string rest = dot == std::string::npos ? name : name.substr(dot + 1);
-      for (const std::string& candidate : {name, "language_model." + name, "model.language_model." + rest, rest})
+      for (const std::string& candidate : {name, "language_model." + name, "model.language_model." + rest, rest}) {
         if (auto it = tensors_.find(candidate); it != tensors_.end()) return it;
+        if (!candidate.ends_with(".weight")) continue;
+        const std::string stem = candidate.substr(0, candidate.size() - 6);
+        for (const char* of_4_bits : {"qweight", "weight_packed"})
+          if (auto it = tensors_.find(stem + of_4_bits); it != tensors_.end()) return it;
+      }
     }
     return tensors_.end();
   }
@@ -210,6 +225,54 @@ class FolderWeights final : public Weights {
     t->type = WeightType::bf16, t->bytes *= 2, t->data = half.get();
     t->owned = std::move(half);
     return {};
+  }
+
+  // Words of 4 bits with what lies beside them, by the names that each maker gives these.
+  Result<HostTensor> int4(const std::string& name, const SafeTensor& words, int64_t rows, int64_t cols) {
+    const bool packed = name.ends_with(".weight_packed");
+    const std::string stem = name.substr(0, name.rfind('.') + 1);
+    using Shape = std::vector<int64_t>;
+    if (words.type != WeightType::i32 || (!packed && !name.ends_with(".qweight")) || rows % 8 != 0 || cols % 8 != 0)
+      return invalid_argument(
+          cat(folder_, ": tensor ", name, " is of integers, which only packed weights of 4 bits may be"));
+    const Shape awq{cols, rows / 8}, gptq{cols / 8, rows};
+    if (words.shape != (packed ? Shape{rows, cols / 8} : words.shape == awq ? awq : gptq))
+      return invalid_argument(
+          cat(folder_, ": tensor ", name, " does not hold ", rows, " x ", cols, " weights of 4 bits"));
+    Int4 in{.form = packed               ? Int4::Form::packed
+                    : words.shape == awq ? Int4::Form::awq
+                                         : Int4::Form::gptq,
+            .rows = rows,
+            .cols = cols,
+            .words = words.data};
+    auto beside = [&](const char* what, bool integers, const Shape& shape, const uint8_t** data) -> Status {
+      const auto it = tensors_.find(stem + what);
+      if (it == tensors_.end()) return {};
+      read_.insert(it->first);
+      const bool right = integers ? it->second.type == WeightType::i32
+                                  : it->second.type == WeightType::f16 || it->second.type == WeightType::bf16 ||
+                                        it->second.type == WeightType::f32;
+      if (!right || it->second.shape != shape)
+        return invalid_argument(cat(folder_, ": tensor ", it->first, " is of another type or shape than ", name));
+      *data = it->second.data;
+      return {};
+    };
+    const std::string scales = packed ? "weight_scale" : "scales";
+    const auto scale = tensors_.find(stem + scales);
+    if (scale == tensors_.end() || scale->second.shape.size() != 2)
+      return invalid_argument(cat(folder_, ": tensor ", stem, scales, " is missing or no matrix"));
+    in.groups = scale->second.shape[packed ? 1 : 0], in.scale_type = scale->second.type;
+    if (in.groups > cols || cols % in.groups != 0)
+      return invalid_argument(
+          cat(folder_, ": tensor ", scale->first, " has ", in.groups, " groups of ", cols, " inputs"));
+    const int64_t g = in.groups;
+    KVASIR_TRY(beside(scales.c_str(), false, packed ? Shape{rows, g} : Shape{g, rows}, &in.scales));
+    KVASIR_TRY(beside(packed ? "weight_zero_point" : "qzeros", true, packed ? Shape{rows / 8, g} : Shape{g, rows / 8},
+                      &in.zeros));
+    if (in.form != Int4::Form::awq) KVASIR_TRY(beside(packed ? "weight_g_idx" : "g_idx", true, {cols}, &in.group_of));
+    if (packed) read_.insert(stem + "weight_shape");
+    if (in.form == Int4::Form::gptq) in.zero_shift = int4_zero_shift_;
+    return int4_tensor(name, in);
   }
 
   // Blocks of 32 numbers of four bits, two neighbours in a byte, and their scales in a tensor of their own: as GGUF has
@@ -271,6 +334,7 @@ class FolderWeights final : public Weights {
   std::string folder_;
   bool tied_ = false;
   bool leave_bytes_ = false;
+  int32_t int4_zero_shift_ = 0;
   TensorNames names_;
   std::set<std::string> read_;
   std::vector<std::shared_ptr<MappedFile>> files_;
@@ -303,8 +367,9 @@ Status parse_safetensors(const std::string& name, std::span<const uint8_t> bytes
   return {};
 }
 
-Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names) {
-  auto w = std::make_unique<FolderWeights>(names);
+Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names,
+                                                  int32_t int4_zero_shift) {
+  auto w = std::make_unique<FolderWeights>(names, int4_zero_shift);
   KVASIR_TRY(w->open(folder, tied));
   return std::unique_ptr<Weights>(std::move(w));
 }

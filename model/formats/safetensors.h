@@ -29,6 +29,7 @@ using SafeTensors = std::unordered_map<std::string, SafeTensor>;
 Status parse_safetensors(const std::string& name, std::span<const uint8_t> bytes, int file, SafeTensors* out);
 
 // `tied`: the head is the embedding, whatever else the files hold.
-Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names = {});
+Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names = {},
+                                                  int32_t int4_zero_shift = 0);
 
 }  // namespace kvasir::model

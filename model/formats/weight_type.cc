@@ -127,6 +127,13 @@ void unpack_mxfp4(const uint8_t* b, int, Unpacked* out) {
   nibbles(b + 1, out->q), look_up(kE2m1, out->q), whole(out, d, -12 * d);
 }
 
+void unpack_int4(const uint8_t* b, int, Unpacked* out) {
+  float d, m;
+  std::memcpy(&d, b, 4);
+  std::memcpy(&m, b + 4, 4);
+  nibbles(b + 8, out->q), whole(out, d, m);
+}
+
 // A type is one row: its kernels' packing follows from what the row says of its integers (packing_of in model/cpu).
 struct Row {
   WeightType type;
@@ -137,6 +144,9 @@ constexpr Row kRows[] = {
     {WeightType::f32, {"F32", 1, 4, false, 0, -1, false, false}},
     {WeightType::f16, {"F16", 1, 2, false, 0, -1, false, false}},
     {WeightType::bf16, {"BF16", 1, 2, false, 0, -1, false, false}},
+    {WeightType::int4, {"INT4", 32, 24, true, 4, -1, false, false}, unpack_int4},
+    {WeightType::i64, {"I64", 1, 8, false, 0, -1, false, false}},
+    {WeightType::i32, {"I32", 1, 4, false, 0, -1, false, false}},
     {WeightType::u8, {"U8", 1, 1, false, 0, -1, false, false}},
     {WeightType::f8_e4m3, {"F8_E4M3", 1, 1, false, 0, -1, false, false}},
     {WeightType::q4_0, {"Q4_0", 32, 18, true, 4, 8, false, true}, unpack_q4_0},

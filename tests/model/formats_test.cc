@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 
 #include "core/cat.h"
+#include "core/dtype.h"
 #include "model/formats/gguf_model.h"
 #include "model/formats/safetensors.h"
 #include "model/load.h"
@@ -82,6 +84,11 @@ TEST(GgufFile, EachLieIsRefused) {
       {"zero or too large", {.cols = uint64_t(1) << 63}},
       {"zero or too large", {.cols = uint64_t(1) << 62, .rows = 8}},
       {"type number", {.type = 77}},
+      {"type number", {.type = 59}},  // those of safetensors alone
+      {"type number", {.type = 60}},
+      {"type number", {.type = 61}},
+      {"type number", {.type = 62}},
+      {"type number", {.type = 63}},
       {"dimensions", {.dims = 9}},
       {"whole blocks", {.type = 2}},
       {"multiple of 32", {.offset = 7}},
@@ -131,7 +138,7 @@ TEST(Safetensors, EachLieIsRefused) {
   refused(with("[1]"), "JSON");
   refused(with("{"), "JSON");
   refused(with(std::string(100000, '[')), "JSON");
-  refused(with(tensor("I64", "[4]", "[0,32]")), "I64");
+  refused(with(tensor("I16", "[4]", "[0,8]")), "I16");
   refused(with(tensor("F32", "[0]", "[0,0]")), "zero");
   refused(with(tensor("F32", "[-4]", "[0,16]")), "negative");
   refused(with(tensor("F32", "[9223372036854775807,2]", "[0,16]")), "too large");
@@ -215,6 +222,118 @@ TEST(Safetensors, BytesWithScales) {
   refused("", "", 0, "weight_scale is missing");
   refused("_scale", "[2,3]", 6, "1 or 130");
   refused("_scale_inv", "[130]", 130, "6 for blocks");
+}
+
+struct UpProjection {  // model.layers.0.mlp.up_proj.*
+  std::string header = "{", data;
+  void add(const std::string& name, const char* dtype, std::vector<int64_t> shape, const void* bytes, size_t size) {
+    header += cat(header.size() > 1 ? "," : "", "\"model.layers.0.mlp.up_proj.", name, "\":{\"dtype\":\"", dtype,
+                  "\",\"shape\":[", shape[0]);
+    for (size_t i = 1; i < shape.size(); ++i) header += cat(",", shape[i]);
+    header += cat("],\"data_offsets\":[", data.size(), ",", data.size() + size, "]}");
+    data.append(static_cast<const char*>(bytes), size);
+  }
+  // value(row, col) of 4 bits, eight along the rows or the columns in a word, in this order.
+  template <class Value>
+  void add_words(const std::string& name, int64_t rows, int64_t cols, bool along_cols, const Value& value,
+                 const std::array<int, 8>& order = {0, 1, 2, 3, 4, 5, 6, 7}) {
+    const int64_t high = along_cols ? rows : rows / 8, wide = along_cols ? cols / 8 : cols;
+    std::vector<uint32_t> words(size_t(high * wide));
+    for (int64_t r = 0; r < high; ++r)
+      for (int64_t c = 0; c < wide; ++c)
+        for (int i = 0; i < 8; ++i)
+          words[size_t(r * wide + c)] |=
+              (along_cols ? value(r, 8 * c + order[size_t(i)]) : value(8 * r + order[size_t(i)], c)) << 4 * i;
+    add(name, "I32", {high, wide}, words.data(), words.size() * 4);
+  }
+  void write(const Folder& folder) const {
+    const uint64_t n = header.size() + 1;
+    folder.write("model.safetensors", std::string(reinterpret_cast<const char*>(&n), 8) + header + "}" + data);
+  }
+};
+
+// Weights of 4 bits as each maker lays them out, by these definitions: (q - zero) * scale of the input's group.
+TEST(Safetensors, FourBits) {
+  constexpr int64_t kRows = 48, kCols = 96;
+  auto q = [](int64_t r, int64_t c) { return uint32_t(r * 7 + c * 5 + r * c) & 15; };
+  auto zero = [](int64_t r, int64_t g) { return uint32_t(1 + (r + 3 * g) % 15); };
+  auto scale = [](int64_t r, int64_t g) { return std::ldexp(1.0, -int(5 + (r + g) % 4)); };
+  for (const std::string form : {"awq", "gptq", "gptq_v2", "gptq of mixed groups", "packed", "packed with zeros"}) {
+    SCOPED_TRACE(form);
+    const bool mixed = form == "gptq of mixed groups", packed = form.starts_with("packed"),
+               gptq = form.starts_with("gptq");
+    const int64_t groups = 3;
+    auto group = [&](int64_t c) { return mixed ? c * 7 % groups : c / (kCols / groups); };
+    auto zero_of = [&](int64_t r, int64_t g) { return form == "packed" ? 8 : zero(r, g); };
+    const uint32_t less = gptq && form != "gptq_v2" ? 1 : 0;
+    UpProjection t;
+    std::vector<uint16_t> scales;
+    if (packed) {
+      for (int64_t r = 0; r < kRows; ++r)
+        for (int64_t g = 0; g < groups; ++g) scales.push_back(f32_to_f16(float(scale(r, g))));
+      t.add_words("weight_packed", kRows, kCols, true, q);
+      t.add("weight_scale", "F16", {kRows, groups}, scales.data(), scales.size() * 2);
+      const int64_t shape[] = {kRows, kCols};
+      t.add("weight_shape", "I64", {2}, shape, sizeof shape);
+      if (form != "packed") t.add_words("weight_zero_point", kRows, groups, false, zero);
+    } else {
+      for (int64_t g = 0; g < groups; ++g)
+        for (int64_t r = 0; r < kRows; ++r) scales.push_back(f32_to_f16(float(scale(r, g))));
+      const std::array<int, 8> awq{0, 2, 4, 6, 1, 3, 5, 7}, plain{0, 1, 2, 3, 4, 5, 6, 7};
+      t.add_words(
+          "qweight", kCols, kRows, !gptq, [&](int64_t c, int64_t r) { return q(r, c); }, gptq ? plain : awq);
+      t.add_words(
+          "qzeros", groups, kRows, true, [&](int64_t g, int64_t r) { return zero(r, g) - less; }, gptq ? plain : awq);
+      t.add("scales", "F16", {groups, kRows}, scales.data(), scales.size() * 2);
+      std::vector<int32_t> of;
+      for (int64_t c = 0; c < kCols; ++c) of.push_back(int32_t(group(c)));
+      if (gptq) t.add("g_idx", "I32", {kCols}, of.data(), of.size() * 4);
+    }
+    Folder folder("four");
+    t.write(folder);
+    auto weights = open_safetensors(folder.path.string(), false, {}, int32_t(less));
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    EXPECT_EQ((*weights)->has("blk.0.ffn_up.weight"), true);
+    auto w = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
+    ASSERT_TRUE(w.ok()) << w.status().message();
+    EXPECT_TRUE((*weights)->unread().empty());
+    EXPECT_EQ(w->type, mixed ? WeightType::f16 : WeightType::int4);
+    EXPECT_EQ((*weights)->parameters(), kRows * kCols + int64_t(scales.size()));
+    std::vector<float> row(static_cast<size_t>(kCols));
+    for (int64_t r = 0; r < kRows; ++r) {
+      dequantize(w->type, w->data + r * w->row_bytes(), kCols, row.data());
+      for (int64_t c = 0; c < kCols; ++c)
+        ASSERT_EQ(double(row[size_t(c)]), (double(q(r, c)) - zero_of(r, group(c))) * scale(r, group(c)))
+            << r << " " << c;
+    }
+    (*weights)->release(*w);
+    EXPECT_FALSE((*weights)->get("blk.0.ffn_up.weight", kRows, 2 * kCols).ok());
+    EXPECT_FALSE((*weights)->get("blk.0.ffn_up.weight", kRows - 4, kCols).ok());
+    EXPECT_FALSE((*weights)->get("blk.0.ffn_up.weight", 1, kCols).ok());
+  }
+  auto refused = [](const UpProjection& t, const char* word) {
+    Folder folder("four");
+    t.write(folder);
+    auto weights = open_safetensors(folder.path.string(), false);
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    auto w = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
+    ASSERT_FALSE(w.ok()) << word;
+    EXPECT_NE(w.status().message().find(word), std::string::npos) << w.status().message();
+  };
+  const std::vector<uint16_t> ones(3 * 48, f32_to_f16(1));
+  const std::vector<int32_t> wrong(kCols, 3);
+  UpProjection bare;
+  bare.add_words("qweight", kCols, kRows, false, [&](int64_t c, int64_t r) { return q(r, c); });
+  refused(bare, "up_proj.scales is missing");
+  UpProjection uneven = bare, strange = bare, integers;
+  uneven.add("scales", "F16", {5, 28}, ones.data(), 5 * 28 * 2);
+  refused(uneven, "5 groups of 96 inputs");
+  strange.add("scales", "F16", {3, 48}, ones.data(), ones.size() * 2);
+  strange.add("g_idx", "I32", {kCols}, wrong.data(), wrong.size() * 4);
+  refused(strange, "input 0 is of group 3 of 3");
+  const std::vector<int64_t> numbers(size_t(kRows * kCols));
+  integers.add("weight", "I64", {kRows, kCols}, numbers.data(), numbers.size() * 8);
+  refused(integers, "of integers, which only packed weights of 4 bits may be");
 }
 
 TEST(Safetensors, ShardsStayInTheFolder) {

@@ -16,10 +16,10 @@
 namespace kvasir::model::cpu {
 namespace {
 
-constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,    WeightType::bf16,   WeightType::q4_0,
-                                 WeightType::q4_1, WeightType::q5_0,   WeightType::q5_1,   WeightType::q8_0,
-                                 WeightType::q2_k, WeightType::q3_k,   WeightType::q4_k,   WeightType::q5_k,
-                                 WeightType::q6_k, WeightType::iq4_nl, WeightType::iq4_xs, WeightType::mxfp4};
+constexpr WeightType kTypes[] = {
+    WeightType::f32,  WeightType::f16,    WeightType::bf16,   WeightType::q4_0,  WeightType::q4_1, WeightType::q5_0,
+    WeightType::q5_1, WeightType::q8_0,   WeightType::q2_k,   WeightType::q3_k,  WeightType::q4_k, WeightType::q5_k,
+    WeightType::q6_k, WeightType::iq4_nl, WeightType::iq4_xs, WeightType::mxfp4, WeightType::int4};
 
 // Bytes of a tensor whose scales are ordinary numbers.
 std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt19937& random) {
@@ -32,6 +32,10 @@ std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt199
     if (type == WeightType::f32) {
       float f = scale(random);
       std::memcpy(bytes.data() + at, &f, 4);
+    } else if (type == WeightType::int4) {
+      const float d = scale(random), m = -d * float(random() % 16);
+      std::memcpy(bytes.data() + at, &d, 4);
+      std::memcpy(bytes.data() + at + 4, &m, 4);
     } else if (type == WeightType::mxfp4) {
       bytes[at] = uint8_t(118 + random() % 6);
     } else if (type == WeightType::bf16) {
