@@ -92,6 +92,11 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engi
   KVASIR_TRY(check_depth("messages", chat.messages_json));
   KVASIR_TRY(check_depth("tools", chat.tools_json));
   KVASIR_TRY(check_depth("template variables", chat.variables_json));
+  // Each message is a token at least: rendering more than the context holds would be for nothing.
+  if (size_t n = json_entries(chat.messages_json); n > size_t(engine.info().context_length))
+    return invalid_argument(
+               cat("messages has ", n, " entries; ", kContextHolds, engine.info().context_length, " tokens"))
+        .with_field("messages");
   auto chat_template = engine.chat_template();
   if (!chat_template)
     return failed_precondition("this model has no chat template; send a prompt to the completions method instead");

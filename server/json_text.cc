@@ -6,25 +6,51 @@
 
 namespace kvasir::server {
 
-int json_depth(std::string_view text) {
-  int depth = 0, deepest = 0;
+namespace {
+
+// Calls see(c) for what stands outside strings.
+template <class See>
+void outside_strings(std::string_view text, See see) {
   bool quoted = false;
   for (size_t i = 0; i < text.size(); ++i) {
-    char c = text[i];
+    const char c = text[i];
     if (quoted) {
       if (c == '\\')
         ++i;
       else if (c == '"')
         quoted = false;
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '{' || c == '[') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == '}' || c == ']') {
-      --depth;
+    } else {
+      quoted = c == '"';
+      see(c);
     }
   }
+}
+
+bool opens(char c) { return c == '{' || c == '['; }
+bool closes(char c) { return c == '}' || c == ']'; }
+
+}  // namespace
+
+int json_depth(std::string_view text) {
+  int depth = 0, deepest = 0;
+  outside_strings(text, [&](char c) {
+    if (opens(c)) deepest = std::max(deepest, ++depth);
+    if (closes(c)) --depth;
+  });
   return deepest;
+}
+
+size_t json_entries(std::string_view text) {
+  int depth = 0;
+  size_t commas = 0;
+  bool some = false;
+  outside_strings(text, [&](char c) {
+    if (depth == 1 && c == ',') ++commas;
+    if (depth >= 1 && !closes(c) && c != ' ' && c != '\n' && c != '\r' && c != '\t') some = true;
+    if (opens(c)) ++depth;
+    if (closes(c)) --depth;
+  });
+  return some ? commas + 1 : 0;
 }
 
 void append_json_string(std::string& out, std::string_view text) {

@@ -18,6 +18,7 @@ inline std::string json_string(std::string_view text) {
 // a stack.
 int json_depth(std::string_view text);
 constexpr int kMostJsonDepth = 64;
+size_t json_entries(std::string_view text);  // of a list: how many it has, told the same way
 
 // The parser takes a zero byte, which no JSON has, for the end of its input, and would never see what follows.
 inline bool has_zero_byte(std::string_view text) { return text.find('\0') != std::string_view::npos; }

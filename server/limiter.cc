@@ -33,10 +33,8 @@ Limiter::Tenant& Limiter::refilled(const Caller& caller) {
   return t;
 }
 
-Status Limiter::admit(const Caller& caller, int64_t prompt_tokens) {
+Status Limiter::may_ask(const Caller& caller, const Tenant& t) {
   const TenantLimits& limits = caller.limits;
-  std::lock_guard lock(mutex_);
-  Tenant& t = refilled(caller);
   if (limits.concurrent > 0 && t.open >= limits.concurrent)
     return resource_exhausted(cat("tenant ", caller.tenant, " has ", t.open, " requests open; its limit is ",
                                   limits.concurrent, "; wait for one to end"))
@@ -45,6 +43,27 @@ Status Limiter::admit(const Caller& caller, int64_t prompt_tokens) {
     return resource_exhausted(
                cat("tenant ", caller.tenant, " is over its ", limits.requests_per_minute, " requests a minute"))
         .with_retry_after(wait);
+  return {};
+}
+
+Status Limiter::room(const Caller& caller) {
+  std::lock_guard lock(mutex_);
+  return may_ask(caller, refilled(caller));
+}
+
+Status Limiter::ask(const Caller& caller) {
+  std::lock_guard lock(mutex_);
+  Tenant& t = refilled(caller);
+  KVASIR_TRY(may_ask(caller, t));
+  t.requests -= cost(1, caller.limits.requests_per_minute);
+  return {};
+}
+
+Status Limiter::admit(const Caller& caller, int64_t prompt_tokens) {
+  const TenantLimits& limits = caller.limits;
+  std::lock_guard lock(mutex_);
+  Tenant& t = refilled(caller);
+  if (limits.concurrent > 0 && t.open >= limits.concurrent) return may_ask(caller, t);  // another came first
   if (limits.tokens_per_minute > 0 && prompt_tokens > limits.tokens_per_minute)
     return invalid_argument(cat("the prompt has ", prompt_tokens, " tokens; tenant ", caller.tenant, " may use ",
                                 limits.tokens_per_minute, " a minute, so it can never run"));
@@ -52,7 +71,6 @@ Status Limiter::admit(const Caller& caller, int64_t prompt_tokens) {
     return resource_exhausted(
                cat("tenant ", caller.tenant, " is over its ", limits.tokens_per_minute, " tokens a minute"))
         .with_retry_after(wait);
-  t.requests -= cost(1, limits.requests_per_minute);
   t.tokens -= cost(prompt_tokens, limits.tokens_per_minute);
   ++t.open;
   return {};

@@ -18,10 +18,12 @@ class Limiter {
  public:
   explicit Limiter(const Clock& clock) : clock_(clock) {}
 
-  // One request of `prompt_tokens`. Refused: RESOURCE_EXHAUSTED with the time after which it would pass.
-  Status admit(const Caller& caller, int64_t prompt_tokens);
-  void spend(const Caller& caller, int64_t output_tokens);  // output counts as it comes
-  void release(const Caller& caller);                       // an admitted request is over
+  // A refusal is RESOURCE_EXHAUSTED with the time after which it would pass.
+  Status room(const Caller& caller);  // whether it may ask now; costs nothing
+  Status ask(const Caller& caller);   // one request, whatever becomes of it: what is looked at costs
+  Status admit(const Caller& caller, int64_t prompt_tokens);  // one that asked is taken: it is open until release()
+  void spend(const Caller& caller, int64_t output_tokens);    // output counts as it comes
+  void release(const Caller& caller);                         // an admitted request is over
 
  private:
   struct Tenant {
@@ -30,6 +32,7 @@ class Limiter {
     Time filled{};
   };
   Tenant& refilled(const Caller& caller);
+  static Status may_ask(const Caller& caller, const Tenant& t);
 
   const Clock& clock_;
   std::mutex mutex_;

@@ -54,12 +54,17 @@ void ServerOptions::define(Options& o) {
       return invalid_argument("tls_cert and tls_key go together: set both or neither");
     if (!tls_client_ca.empty() && tls_cert.empty()) return invalid_argument("tls_client_ca needs tls_cert and tls_key");
     if (!otlp_endpoint.empty()) KVASIR_TRY(parse_collector(otlp_endpoint).status());
+    if (max_held.bytes < max_body.bytes)
+      return invalid_argument(
+          cat("max_held is ", max_held.bytes, " bytes; it must hold one body, max_body, which is ", max_body.bytes));
     if (grpc_port < 0 && http_port < 0) return invalid_argument("grpc_port and http_port are both off");
     return check_open();
   });
 
   o.section("Limits on clients");
   o.add("max_body", &max_body, "Largest request body or message").range(1024, 1 << 30);
+  o.add("max_held", &max_held, "Bytes that all requests together hold of what was sent and what is sent whole")
+      .range(1 << 20, int64_t(1) << 40);
   o.add("max_connections", &max_connections, "Connections open at once, on each port; more are closed")
       .range(1, 1000000);
   o.add("max_streams_per_connection", &max_streams_per_connection,

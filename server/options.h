@@ -46,6 +46,7 @@ struct ServerOptions {
 
   // Limits of what one client may send or hold.
   ByteSize max_body{8 << 20};
+  ByteSize max_held{256 << 20};           // all bodies, messages and whole answers together
   int max_connections = 4096;             // of each port
   int max_streams_per_connection = 1024;  // gRPC
   int max_choices = 128;                  // n x best_of x prompts

@@ -211,6 +211,18 @@ size_t Services::max_prompt_bytes() {
   return longest * size_t(engine_.info().context_length);
 }
 
+Status Services::refuse(const Caller& caller, const char* protocol, Status why) {
+  (void)limiter_.ask(caller);
+  refused(caller, {.protocol = protocol}, why, clock_.now());
+  return why;
+}
+
+Status Services::may_ask(const Caller& caller, const char* protocol) {
+  Status status = limiter_.room(caller);
+  if (!status.ok()) refused(caller, {.protocol = protocol}, status, clock_.now());
+  return status;
+}
+
 Result<Submitted> Services::generate(const Caller& caller, GenerateInput input) {
   Time began = clock_.now();
   Result<Submitted> result = submit(caller, input);
@@ -241,6 +253,7 @@ void Services::refused(const Caller& caller, const GenerateInput& input, const S
 Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   KVASIR_TRY(caller.require(Role::user, "generating"));
   KVASIR_TRY(check_model(in.model));
+  KVASIR_TRY(limiter_.ask(caller));
   const model::ModelInfo& info = engine_.info();
   KVASIR_TRY(check_fields(in, options_, info));
   if (in.request.priority > caller.priority_ceiling)
@@ -284,13 +297,18 @@ Result<std::vector<int32_t>> Services::tokenize(const Caller& caller, const std:
                                                 const PromptInput& prompt) {
   KVASIR_TRY(caller.require(Role::user, "tokenizing"));
   KVASIR_TRY(check_model(model));
-  return encode_prompt(prompt, engine_, size_t(options_.max_body.bytes));
+  KVASIR_TRY(limiter_.ask(caller));
+  KVASIR_ASSIGN(auto ids, encode_prompt(prompt, engine_, size_t(options_.max_body.bytes)));
+  limiter_.spend(caller, int64_t(ids.size()));
+  return ids;
 }
 
 Result<std::string> Services::detokenize(const Caller& caller, const std::string& model,
                                          const std::vector<int64_t>& ids, bool skip_special) {
   KVASIR_TRY(caller.require(Role::user, "detokenizing"));
   KVASIR_TRY(check_model(model));
+  KVASIR_TRY(limiter_.ask(caller));
+  limiter_.spend(caller, int64_t(ids.size()));
   text::TokenizerPtr tokenizer = engine_.tokenizer();
   if (!tokenizer) return failed_precondition("this model came without a tokenizer");
   for (size_t i = 0; i < ids.size(); ++i)

@@ -15,6 +15,7 @@
 #include "server/generate.h"
 #include "server/keys.h"
 #include "server/limiter.h"
+#include "server/memory.h"
 #include "server/metrics.h"
 #include "server/options.h"
 #include "server/span_exporter.h"
@@ -47,13 +48,17 @@ class Services {
   Result<Caller> authenticate(std::string_view authorization);
   bool has_keys() const { return keys_ != nullptr; }
 
+  // Whether this caller may ask for what costs; before anything of it is read. Tenants over their limits cost nothing.
+  Status may_ask(const Caller& caller, const char* protocol);
   // All of it: fields, limits, prompt, length, submission. Call it on a worker: it may tokenize.
   Result<Submitted> generate(const Caller& caller, GenerateInput input);
+  // What an adapter refuses itself: it was looked at, so it costs as any other. The refusal.
+  Status refuse(const Caller& caller, const char* protocol, Status why);
   // What an adapter reads of a request, as it is. What it refuses itself is counted and logged as generate()'s refusals
   // are.
   template <class T>
   Result<T> read(const Caller& caller, const char* protocol, Result<T> request) {
-    if (!request.ok()) refused(caller, {.protocol = protocol}, request.status(), clock_.now());
+    if (!request.ok()) (void)refuse(caller, protocol, request.status());
     return request;
   }
   // The model is the served one (or unnamed), and there is one to serve.
@@ -71,6 +76,7 @@ class Services {
   const ServerOptions& options() const { return options_; }
   engine::Engine& engine() { return engine_; }
   const engine::Engine& engine() const { return engine_; }
+  ByteBudget& budget() { return budget_; }
   Metrics& metrics() { return metrics_; }
   const Metrics& metrics() const { return metrics_; }
   Time started() const { return started_; }
@@ -87,6 +93,7 @@ class Services {
   engine::Engine& engine_;
   SystemClock clock_;
   Limiter limiter_{clock_};
+  ByteBudget budget_{size_t(options_.max_held.bytes)};
   Metrics metrics_;
   std::unique_ptr<KeyStore> keys_;
   std::unique_ptr<SpanExporter> spans_;  // null: nobody collects them

@@ -1,38 +1,72 @@
 #include "server/workers.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "server/memory.h"
+
 namespace kvasir::server {
+namespace {
+
+constexpr int kLargeNice = 5;  // the steps of the model come before somebody's megabytes
+
+}  // namespace
 
 Workers::Workers(int threads, size_t max_queued) : max_queued_(max_queued) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(small_, false); });
+  for (int i = 0; i < std::max(1, threads / 2); ++i) threads_.emplace_back([this] { run(large_, true); });
 }
 
-bool Workers::post(std::function<void()> task) {
+bool Workers::post(Task task, const std::string& owner, size_t bytes) {
+  Lane& lane = bytes > kLarge ? large_ : small_;
   {
     std::lock_guard lock(mutex_);
-    if (stopped_ || tasks_.size() >= max_queued_) return false;
-    tasks_.push_back(std::move(task));
-    if (waking_ >= sleeping_) return true;  // all are up, or on their way
-    ++waking_;
+    if (stopped_ || lane.queued >= max_queued_) return false;
+    auto& tasks = lane.tasks[owner];
+    if (tasks.empty()) lane.turns.push_back(owner);
+    tasks.push_back(std::move(task));
+    ++lane.queued;
+    if (lane.waking >= lane.sleeping) return true;  // all are up, or on their way
+    ++lane.waking;
   }
-  wake_.notify_one();
+  lane.wake.notify_one();
   return true;
 }
 
-void Workers::run() {
+// The first task of the owner whose turn it is, who then stands last.
+Workers::Task Workers::take(Lane& lane) {
+  std::string owner = std::move(lane.turns.front());
+  lane.turns.pop_front();
+  auto at = lane.tasks.find(owner);
+  Task task = std::move(at->second.front());
+  at->second.pop_front();
+  --lane.queued;
+  if (at->second.empty())
+    lane.tasks.erase(at);
+  else
+    lane.turns.push_back(std::move(owner));
+  return task;
+}
+
+void Workers::run(Lane& lane, bool large) {
+  if (large) ::setpriority(PRIO_PROCESS, id_t(::syscall(SYS_gettid)), kLargeNice);
   std::unique_lock lock(mutex_);
   while (true) {
-    while (tasks_.empty() && !stopped_) {
-      ++sleeping_;
-      wake_.wait(lock);
-      --sleeping_;
-      if (waking_ > 0) --waking_;
+    while (lane.queued == 0 && !stopped_) {
+      ++lane.sleeping;
+      lane.wake.wait(lock);
+      --lane.sleeping;
+      if (lane.waking > 0) --lane.waking;
     }
-    if (tasks_.empty()) return;
-    std::function<void()> task = std::move(tasks_.front());
-    tasks_.pop_front();
+    if (lane.queued == 0) return;
+    Task task = take(lane);
     lock.unlock();
     task();
     task = nullptr;  // what it holds goes before the lock comes back
+    if (large) give_memory_back();
     lock.lock();
   }
 }
@@ -42,7 +76,8 @@ void Workers::stop() {
     std::lock_guard lock(mutex_);
     stopped_ = true;
   }
-  wake_.notify_all();
+  small_.wake.notify_all();
+  large_.wake.notify_all();
   for (std::thread& t : threads_) t.join();
   threads_.clear();
 }

@@ -12,7 +12,8 @@
 
 namespace kvasir::server::http {
 
-// Who may call a path (nobody is asked for a key where `open`), and whose it is: clients made for that server find it.
+// Who may call a path (nobody is asked for a key where `open`, and nothing that is open waits for the workers), and
+// whose it is: clients made for that server find it.
 struct Api::Route {
   const char* method;
   const char* path;  // one that ends with '/' has a name after it
@@ -21,6 +22,7 @@ struct Api::Route {
   Reply (Api::*handler)(const Request&, const Caller&);
   const char* whose;
   const char* what;
+  const char* costs = nullptr;  // for the log: what the key's limits are asked for before the body is read
 };
 
 const std::vector<Api::Route>& Api::routes() {
@@ -34,13 +36,14 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/v1/models", false, user, &Api::models, "OpenAI", "the model that is served"},
       {"GET", "/v1/models/", false, user, &Api::models, "OpenAI", "the same by its name"},
       {"POST", "/v1/chat/completions", false, user, &Api::chat, "OpenAI",
-       "messages in, an answer out; streamed or whole"},
-      {"POST", "/v1/completions", false, user, &Api::completions, "OpenAI", "a text goes on"},
+       "messages in, an answer out; streamed or whole", "openai.chat"},
+      {"POST", "/v1/completions", false, user, &Api::completions, "OpenAI", "a text goes on", "openai.completions"},
       {"POST", "/v1/messages", false, user, &Api::messages, "Anthropic",
-       "messages in, an answer out; streamed or whole"},
+       "messages in, an answer out; streamed or whole", "anthropic.messages"},
       {"POST", "/v1/messages/count_tokens", false, user, &Api::count_tokens, "Anthropic",
-       "how long the prompt would be"},
-      {"POST", "/v1/responses", false, user, &Api::responses, "OpenAI", "items in, items out; streamed or whole"},
+       "how long the prompt would be", "anthropic.messages"},
+      {"POST", "/v1/responses", false, user, &Api::responses, "OpenAI", "items in, items out; streamed or whole",
+       "openai.responses"},
       {"GET", "/v1/responses/", false, user, &Api::kept_response, "OpenAI",
        "one that is kept; `/input_items` behind it are what it answers"},
       {"DELETE", "/v1/responses/", false, user, &Api::kept_response, "OpenAI", "forget it"},
@@ -48,8 +51,10 @@ const std::vector<Api::Route>& Api::routes() {
        "`/cancel`: refused, none runs in the background"},
       {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI", "501: not offered"},
       {"POST", "/tokenize", false, user, &Api::tokenize, "vLLM, llama-server",
-       "`prompt` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, `chat_template_kwargs`)"},
-      {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server", "`tokens` to `prompt`"},
+       "`prompt` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, `chat_template_kwargs`)",
+       "tokenize"},
+      {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server", "`tokens` to `prompt`",
+       "detokenize"},
       {"POST", "/drain", false, admin, &Api::drain, "kvasir", "what SIGTERM does"},
       {"GET", "/version", true, user, &Api::version, "vLLM", "of this server"},
       {"GET", "/load", false, metrics, &Api::load, "vLLM", "requests that run or wait"},
@@ -97,12 +102,12 @@ Api::Api(Services& services)
       response_store_(size_t(services.options().response_store.bytes)),
       guard_({!services.has_keys(), services.options().hosts, services.options().cors}) {}
 
-Reply Api::handle(const Request& request) {
-  if (Status s = guard_.check(request); !s.ok()) return error_response(s);
-  if (request.method == "OPTIONS") return guard_.preflight(request);
-  Reply reply = route(request);
-  if (auto* whole = std::get_if<Response>(&reply)) guard_.allow(request, *whole);
-  return reply;
+Admission Api::admit(const Request& head) {
+  if (Status s = guard_.check(head); !s.ok()) return {.refusal = error_response(s)};
+  if (head.method == "OPTIONS") return {.refusal = guard_.preflight(head)};
+  Admission admission = route(head);
+  if (admission.refusal) guard_.allow(head, *admission.refusal);
+  return admission;
 }
 
 // In the form that clients of the route's protocol read.
@@ -110,33 +115,19 @@ Response Api::refusal(const Route& route, const Status& status) {
   return std::string_view(route.whose) == "Anthropic" ? messages_error(status) : error_response(status);
 }
 
-Reply Api::route(const Request& request) {
+Admission Api::route(const Request& head) {
   std::string allowed;
   for (const Route& r : routes()) {
-    if (!leads_to(r.path, request.path)) continue;
-    if (request.method != r.method && !(request.method == "HEAD" && std::string_view(r.method) == "GET")) {
-      allowed += cat(allowed.empty() ? "" : ", ", r.method);
-      continue;
-    }
-    Caller caller;
-    if (!r.open) {
-      auto found = services_.authenticate(key_of(request));
-      if (!found.ok()) return refusal(r, found.status());
-      if (Status s = found->require(r.role, r.path); !s.ok()) return refusal(r, s);
-      caller = *std::move(found);
-    }
-    try {
-      return (this->*r.handler)(request, caller);
-    } catch (const std::bad_alloc&) {  // memory that cannot be had ends a request, not the server
-      return error_response(
-          resource_exhausted("there is no memory left for this request; send less, or try again later"));
-    }
+    if (!leads_to(r.path, head.path)) continue;
+    if (head.method == r.method || (head.method == "HEAD" && std::string_view(r.method) == "GET"))
+      return enter(r, head);
+    allowed += cat(allowed.empty() ? "" : ", ", r.method);
   }
   if (!allowed.empty()) {
     Response refused = error_response(405, "invalid_request_error",
-                                      cat(request.path, " takes ", allowed, ", not ", request.method.substr(0, 20)));
+                                      cat(head.path, " takes ", allowed, ", not ", head.method.substr(0, 20)));
     refused.headers.emplace_back("Allow", allowed);
-    return refused;
+    return {.refusal = std::move(refused)};
   }
   std::string known;
   std::string_view before;  // one path may have several methods
@@ -144,8 +135,36 @@ Reply Api::route(const Request& request) {
     if (before != r.path) known += cat(known.empty() ? "" : ", ", r.path);
     before = r.path;
   }
-  return error_response(404, "not_found_error",
-                        cat("there is nothing at ", request.path.substr(0, 100), "; this server has ", known));
+  return {.refusal =
+              error_response(404, "not_found_error",
+                             cat("there is nothing at ", head.path.substr(0, 100), "; this server has ", known))};
+}
+
+Admission Api::enter(const Route& r, const Request& head) {
+  Caller caller;
+  if (!r.open) {
+    auto found = services_.authenticate(key_of(head));
+    if (!found.ok()) return {.refusal = refusal(r, found.status())};
+    if (Status s = found->require(r.role, r.path); !s.ok()) return {.refusal = refusal(r, s)};
+    caller = *std::move(found);
+  }
+  if (r.costs)
+    if (Status s = services_.may_ask(caller, r.costs); !s.ok()) return {.refusal = refusal(r, s)};
+  Admission admission{.at_once = r.open, .owner = caller.tenant};
+  admission.answer = [this, &r, caller = std::move(caller)](const Request& request) {
+    Reply reply = answer(r, request, caller);
+    if (auto* whole = std::get_if<Response>(&reply)) guard_.allow(request, *whole);
+    return reply;
+  };
+  return admission;
+}
+
+Reply Api::answer(const Route& r, const Request& request, const Caller& caller) {
+  try {
+    return (this->*r.handler)(request, caller);
+  } catch (const std::bad_alloc&) {  // memory that cannot be had ends a request, not the server
+    return refusal(r, resource_exhausted("there is no memory left for this request; send less, or try again later"));
+  }
 }
 
 Reply Api::page(const Request&, const Caller&) {

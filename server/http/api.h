@@ -17,14 +17,17 @@ int64_t unix_seconds();
 class Api {
  public:
   explicit Api(Services& services);
-  Reply handle(const Request& request);  // thread-safe; may parse and tokenize
+  // By the header alone: where it leads, and whether this caller may. Neither waits nor works.
+  Admission admit(const Request& head);
 
  private:
   friend std::string routes_markdown();
   struct Route;
   static const std::vector<Route>& routes();
-  Reply route(const Request& request);
   static Response refusal(const Route& route, const Status& status);
+  Admission route(const Request& head);
+  Admission enter(const Route& route, const Request& head);
+  Reply answer(const Route& route, const Request& request, const Caller& caller);
 
   Reply page(const Request&, const Caller&);
   Reply health(const Request&, const Caller&);

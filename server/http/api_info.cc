@@ -58,7 +58,7 @@ Reply Api::models(const Request& request, const Caller&) {
 
 Reply Api::tokenize(const Request& request, const Caller& caller) {
   auto json = parse_json(request.body);
-  if (!json.ok()) return error_response(json.status());
+  if (!json.ok()) return error_response(services_.refuse(caller, "tokenize", json.status()));
   Fields f(*json);
   std::string model;
   TextInput text;
@@ -75,7 +75,7 @@ Reply Api::tokenize(const Request& request, const Caller& caller) {
   if (messages) chat.messages_json = messages->dump();
   if (const Json* tools = f.raw("tools")) chat.tools_json = tools->dump();
   if (f.ok() && has_text == (messages != nullptr)) f.fail("prompt", "or messages must be given, and not both");
-  if (Status s = f.finish(); !s.ok()) return error_response(s);
+  if (Status s = f.finish(); !s.ok()) return error_response(services_.refuse(caller, "tokenize", s));
   auto ids = services_.tokenize(caller, model, messages ? PromptInput(chat) : PromptInput(text));
   if (!ids.ok()) return error_response(ids.status());
   Response r;
@@ -88,7 +88,7 @@ Reply Api::tokenize(const Request& request, const Caller& caller) {
 
 Reply Api::detokenize(const Request& request, const Caller& caller) {
   auto json = parse_json(request.body);
-  if (!json.ok()) return error_response(json.status());
+  if (!json.ok()) return error_response(services_.refuse(caller, "detokenize", json.status()));
   Fields f(*json);
   std::string model;
   std::vector<int64_t> ids;
@@ -96,7 +96,7 @@ Reply Api::detokenize(const Request& request, const Caller& caller) {
   f.string("model", &model);
   f.boolean("skip_special_tokens", &skip_special);
   if (!f.integers("tokens", &ids)) f.fail("tokens", "is missing; give a list of token ids");
-  if (Status s = f.finish(); !s.ok()) return error_response(s);
+  if (Status s = f.finish(); !s.ok()) return error_response(services_.refuse(caller, "detokenize", s));
   auto text = services_.detokenize(caller, model, ids, skip_special);
   if (!text.ok()) return error_response(text.status());
   Response r;

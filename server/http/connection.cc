@@ -1,6 +1,7 @@
 #include "server/http/connection.h"
 
-#include <boost/asio/post.hpp>
+#include <atomic>
+#include <boost/asio/buffer.hpp>
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -20,6 +21,17 @@ using boost::system::error_code;
 const char* reason(int status) {
   return wire::obsolete_reason(static_cast<wire::status>(status)).data();  // a literal
 }
+
+constexpr size_t kMostUnread = 16 << 10;  // of a body of which nothing is made: refused by its header, or open to all
+
+// A request that is being answered. The worker has a share of it: the connection may end meanwhile.
+struct Job {
+  Request request;
+  Admission admission;
+  ByteBudget::Share share;
+  std::optional<Reply> reply;
+  std::atomic<bool> ready{false}, gone{false};
+};
 
 class Connection {
  public:
@@ -48,42 +60,65 @@ class Connection {
     Parser parser;
     parser.header_limit(static_cast<uint32_t>(limits().max_header_bytes));
     parser.body_limit(limits().max_body_bytes);
+    auto job = std::make_shared<Job>();
     bool here = co_await await_request();
     if (!here) co_return false;
-    bool read = co_await read_part(parser, Part::header);
+    bool read = co_await read_part(parser, Part::header, *job);
     if (read) read = check_head(parser.get());
-    // From here on the header is closed: fields that come after the body are none of it.
-    Request request;
-    if (read) request = plain(parser.get());
+    if (read) read = admit(parser, *job);
     if (read && wants_continue(parser)) {
       bool sent = co_await transport_->write(kContinue, limits().write_time);
       if (!sent) co_return false;
     }
     parser.eager(true);
-    if (read) read = co_await read_part(parser, Part::body);
+    if (read) read = co_await read_part(parser, Part::body, *job);
     if (!read) {
       if (refusal_) co_await write_whole(*refusal_, refusal_->body);
       co_return false;
     }
 
     keep_ = parser.keep_alive() && !context_.draining() && !context_.spare;
-    chunks_ = parser.get().version() >= 11;
-    request.body = std::move(parser.get().body());
-    head_only_ = request.method == "HEAD";
+    job->request.body = std::move(parser.get().body());
     Reply reply = Response();
-    if (context_.at_once && context_.at_once(request))
-      reply = context_.handler(request);
-    else if (context_.spare)
-      reply = no_room();
-    else
-      reply = co_await on_worker(request);
+    if (job->admission.refusal) {
+      reply = *std::move(job->admission.refusal);
+    } else if (job->admission.at_once) {
+      reply = job->admission.answer(job->request);
+    } else {
+      bool answered = co_await on_worker(job);
+      if (!answered) co_return false;
+      reply = *std::move(job->reply);
+    }
+    ByteBudget::Share share = std::move(job->share);
+    job.reset();
+    share.drop();
     if (context_.draining()) keep_ = false;
     bool more = false;
     if (auto* whole = std::get_if<Response>(&reply))
-      more = co_await write_whole(*whole, whole->body);
+      more = co_await write_held(share, *whole, whole->body);
     else
-      more = co_await write_produced(*std::get<std::unique_ptr<Producer>>(reply));
+      more = co_await write_produced(*std::get<std::unique_ptr<Producer>>(reply), share);
     co_return more;
+  }
+
+  // Who asks, and for what, decides whether the body is read at all: nobody unknown has the server hold megabytes.
+  // From here on the header is closed: fields that come after the body are none of it.
+  bool admit(const Parser& parser, Job& job) {
+    chunks_ = parser.get().version() >= 11;
+    job.request = plain(parser.get());
+    head_only_ = job.request.method == "HEAD";
+    job.admission = context_.handler(job.request);
+    if (context_.spare && !job.admission.at_once)
+      job.admission.refusal = error_response(
+          unavailable("the server has as many connections as it may (max_connections); this one is kept for /health")
+              .with_retry_after(std::chrono::seconds(1)));
+    job.share = ByteBudget::Share(context_.budget, job.admission.owner);
+    if (!job.admission.refusal) return true;
+    auto length = parser.content_length();
+    if (parser.is_done() || (length && *length <= kMostUnread)) return true;  // the connection can go on
+    keep_ = false;
+    refusal_ = std::move(job.admission.refusal);
+    return false;
   }
 
   // Waits for the first bytes of a request, unless some are here already.
@@ -106,7 +141,7 @@ class Connection {
   }
 
   // Feeds the parser until the part is done; false with a refusal, or without one when nobody is left to read it.
-  Task<bool> read_part(Parser& parser, Part part) {
+  Task<bool> read_part(Parser& parser, Part part, Job& job) {
     auto until = std::chrono::steady_clock::now() + limits().header_time;
     while (!done(parser, part)) {
       error_code error;
@@ -117,15 +152,10 @@ class Connection {
           refuse_malformed(error);
           co_return false;
         }
+        bool fits = within_bounds(parser, part, job, used == 0);
+        if (!fits) co_return false;
         if (done(parser, part)) break;
         if (!error && used > 0) continue;
-        // The parser takes a chunk's size with its extensions, and the trailers, only when it has all of them: what
-        // waits for the rest may be as long as a header, and no longer.
-        if (part == Part::body && input_.size() > limits().max_header_bytes) {
-          refuse(431, cat("a chunk's extensions, or the trailers, are larger than the limit of ",
-                          limits().max_header_bytes, " bytes"));
-          co_return false;
-        }
       }
       auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
       if (left.count() <= 0) co_return false;  // too slow
@@ -136,6 +166,23 @@ class Connection {
   }
   static bool done(const Parser& parser, Part part) {
     return part == Part::header ? parser.is_header_done() : parser.is_done();
+  }
+
+  // The parser takes a chunk's size with its extensions, and the trailers, only when it has all of them: what waits for
+  // the rest may be as long as a header, and no longer.
+  bool within_bounds(const Parser& parser, Part part, Job& job, bool waits) {
+    if (part == Part::header) return true;
+    if (waits && input_.size() > limits().max_header_bytes)
+      return refuse(431, cat("a chunk's extensions, or the trailers, are larger than the limit of ",
+                             limits().max_header_bytes, " bytes"));
+    const size_t body = parser.get().body().size();
+    if (job.admission.at_once && body > kMostUnread)  // nobody was asked for a key, and nothing is made of it
+      return refuse(413, cat("nothing is made of a body here; this one is larger than ", kMostUnread, " bytes"));
+    Status room = job.share.hold(body);
+    if (room.ok()) return true;
+    keep_ = false;
+    refusal_ = error_response(room);
+    return false;
   }
 
   // Two ways of saying where a message ends, or whom it is for, is how requests are smuggled. A coding that is not
@@ -182,24 +229,28 @@ class Connection {
     return r;
   }
 
-  static Response no_room() {
-    return error_response(
-        unavailable("the server has as many connections as it may (max_connections); this one is kept for /health")
-            .with_retry_after(std::chrono::seconds(1)));
-  }
-
-  Task<Reply> on_worker(const Request& request) {
+  // False: the client left meanwhile, and its request with it.
+  Task<bool> on_worker(std::shared_ptr<Job> job) {
     auto doorbell = std::make_shared<Doorbell>(executor_);
-    auto result = std::make_shared<std::optional<Reply>>();
-    auto ready = std::make_shared<std::atomic<bool>>(false);
-    // The connection waits here, so `request` outlives the work.
-    asio::post(*context_.workers, [&handler = context_.handler, &request, doorbell, result, ready] {
-      result->emplace(handler(request));
-      ready->store(true, std::memory_order_release);
+    auto work = [job, doorbell] {
+      if (job->gone.load(std::memory_order_acquire)) return;
+      job->reply.emplace(job->admission.answer(job->request));
+      job->ready.store(true, std::memory_order_release);
+      doorbell->ring();
+    };
+    if (!context_.workers->post(std::move(work), job->admission.owner, job->request.body.size())) {
+      job->reply = error_response(resource_exhausted("the server has too many requests to look at; try again")
+                                      .with_retry_after(std::chrono::seconds(1)));
+      co_return true;
+    }
+    transport_->watch([job, doorbell] {
+      job->gone.store(true, std::memory_order_release);
       doorbell->ring();
     });
-    while (!ready->load(std::memory_order_acquire)) co_await doorbell->wait();
-    co_return std::move(**result);
+    while (!job->ready.load(std::memory_order_acquire) && !job->gone.load(std::memory_order_acquire))
+      co_await doorbell->wait();
+    transport_->unwatch();
+    co_return job->ready.load(std::memory_order_acquire);
   }
 
   std::string head(const Response& response, std::optional<size_t> length) const {
@@ -221,6 +272,18 @@ class Connection {
     co_return sent&& keep_;
   }
 
+  // A large answer counts for as long as its reader takes.
+  Task<bool> write_held(ByteBudget::Share& share, const Response& response, const std::string& body) {
+    Status room = share.hold(body.size());
+    if (!room.ok()) {
+      Response refused = error_response(room);
+      bool more = co_await write_whole(refused, refused.body);
+      co_return more;
+    }
+    bool more = co_await write_whole(response, body);
+    co_return more;
+  }
+
   // What an event stream sends, as one chunk.
   std::string chunk(std::string bytes) const {
     if (!chunks_ || bytes.empty()) return bytes;
@@ -229,7 +292,7 @@ class Connection {
     return std::string(size, n) + bytes + "\r\n";
   }
 
-  Task<bool> write_produced(Producer& producer) {
+  Task<bool> write_produced(Producer& producer, ByteBudget::Share& share) {
     auto doorbell = std::make_shared<Doorbell>(executor_);
     auto gone = std::make_shared<std::atomic<bool>>(false);
     producer.on_ready([doorbell] { doorbell->ring(); });
@@ -254,7 +317,7 @@ class Connection {
       if (!producer.streams()) {
         if (!done) continue;
         std::string body = producer.take();
-        bool more = co_await write_whole(producer.head(), body);
+        bool more = co_await write_held(share, producer.head(), body);
         co_return more;
       }
       std::string bytes;

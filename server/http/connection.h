@@ -1,8 +1,7 @@
-// One client connection: reads requests within limits and time, hands each to the handler on a worker,
+// One client connection: reads requests within limits of bytes and time, has each answered on a worker,
 // writes the reply at the pace the client reads it, and notices when the client has gone.
 #pragma once
 
-#include <boost/asio/thread_pool.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -10,6 +9,8 @@
 
 #include "server/http/http.h"
 #include "server/http/transport.h"
+#include "server/memory.h"
+#include "server/workers.h"
 
 namespace kvasir::server::http {
 
@@ -21,15 +22,13 @@ struct ConnectionLimits {
   std::chrono::milliseconds write_time{60'000};   // a reader that takes nothing for so long is dropped
 };
 
-using Handler = std::function<Reply(const Request&)>;
-
 struct ConnectionContext {
   ConnectionLimits limits;
-  Handler handler;  // runs on `workers`: it may parse and tokenize
-  boost::asio::thread_pool* workers = nullptr;
-  std::function<bool(const Request&)> at_once;  // what waits for no worker; may be empty
-  std::function<bool()> draining;               // then replies say Connection: close
-  bool spare = false;                           // kept for that: of all else it is said that there is no room
+  Handler handler;  // its answers run on `workers`: they may parse and tokenize
+  Workers* workers = nullptr;
+  ByteBudget* budget = nullptr;    // of bodies and of whole answers
+  std::function<bool()> draining;  // then replies say Connection: close
+  bool spare = false;              // kept for health: of all else it is said that there is no room
 };
 
 // Connections of one loop that wait for a request, so that a drain can end them.

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -54,5 +55,14 @@ class Producer {
 };
 
 using Reply = std::variant<Response, std::unique_ptr<Producer>>;
+
+// What is decided by a request's header alone, before any of its body is read.
+struct Admission {
+  std::optional<Response> refusal;              // said at once
+  std::function<Reply(const Request&)> answer;  // else: of the whole request
+  bool at_once = false;  // neither works nor waits: answered where the bytes are read, whatever the workers do
+  std::string owner;     // who it is done for: owners take turns on the workers, and share the memory
+};
+using Handler = std::function<Admission(const Request& head)>;
 
 }  // namespace kvasir::server::http

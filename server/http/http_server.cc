@@ -10,9 +10,9 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <list>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -27,19 +27,20 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 constexpr asio::use_awaitable_t<Executor> kAwait;
+constexpr size_t kMostQueued = 4096;                   // requests that wait for a worker
 constexpr std::chrono::milliseconds kSpareTime{1000};  // for a spare connection to say what it wants
 
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(const HttpServerOptions& options, Handler handler)
-      : options_(options), workers_(static_cast<size_t>(options.workers)), loops_(make_loops(options.threads)) {
+      : options_(options), workers_(options.workers, kMostQueued), loops_(make_loops(options.threads)) {
     context_.limits.max_body_bytes = options.max_body;
     context_.limits.header_time = options.header_timeout;
     context_.limits.idle_time = options.idle_timeout;
     context_.limits.write_time = options.write_timeout;
     context_.handler = std::move(handler);
     context_.workers = &workers_;
-    context_.at_once = options.at_once;
+    context_.budget = options.budget;
     context_.draining = [this] { return draining_.load(std::memory_order_relaxed); };
     spare_context_ = context_;
     spare_context_.spare = true;
@@ -79,7 +80,7 @@ class HttpServerImpl final : public HttpServer {
     if (stopped_.exchange(true)) return;
     for (auto& loop : loops_) loop->io.stop();
     for (std::thread& t : threads_) t.join();
-    workers_.join();  // a handler may still hold a request of a connection: those go after it
+    workers_.stop();  // what they make wakes connections: those go after it
     guards_.clear();
     acceptors_.clear();
     loops_.clear();  // destroys the connections' coroutines, and with them their producers
@@ -122,8 +123,23 @@ class HttpServerImpl final : public HttpServer {
       std::atomic<int>& count = spare ? spare_ : connections_;
       ++count;
       asio::co_spawn(loop.io.get_executor(), serve(std::move(socket), loop, spare ? spare_context_ : context_),
-                     [&count](std::exception_ptr) { --count; });
+                     [this, spare](std::exception_ptr) { ended(spare); });
     }
+  }
+
+  void ended(bool spare) {
+    if (spare) {
+      --spare_;
+      return;
+    }
+    const int before = connections_--;
+    bool ebb = false;
+    {
+      std::lock_guard lock(tide_mutex_);
+      tide_.rises(size_t(before));
+      ebb = tide_.fell(size_t(before - 1));
+    }
+    if (ebb) give_memory_back();
   }
 
   Task<void> serve(Socket socket, Loop& loop, const ConnectionContext& context) {
@@ -139,8 +155,10 @@ class HttpServerImpl final : public HttpServer {
   ConnectionContext context_, spare_context_;
   std::atomic<bool> draining_{false}, stopped_{false};
   std::atomic<int> connections_{0}, spare_{0};
+  std::mutex tide_mutex_;
+  Tide tide_;  // of connections
   int port_ = -1;
-  asio::thread_pool workers_;
+  Workers workers_;
   std::vector<std::unique_ptr<Loop>> loops_;
   std::list<Acceptor> acceptors_;
   size_t turn_ = 0;  // of the loops; the first loop's thread counts

@@ -8,6 +8,7 @@
 
 #include "core/status.h"
 #include "server/http/http.h"
+#include "server/memory.h"
 
 namespace boost::asio::ssl {
 class context;
@@ -19,11 +20,10 @@ struct HttpServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0 takes a free one
   int threads = 2;
-  int workers = 2;  // threads the handler runs on
+  int workers = 2;  // threads that answers are made on
   int max_connections = 4096;
   size_t max_body = 8 << 20;
-  // Requests that neither work nor wait: answered where the bytes are read, whatever the workers do.
-  std::function<bool(const Request&)> at_once;
+  ByteBudget* budget = nullptr;  // outlives the server
   std::chrono::milliseconds header_timeout{10'000}, idle_timeout{75'000}, write_timeout{60'000};
   // The TLS settings of the moment, asked for at each new connection; none: plain HTTP.
   std::function<std::shared_ptr<boost::asio::ssl::context>()> tls;
@@ -31,8 +31,6 @@ struct HttpServerOptions {
 
 class HttpServer {
  public:
-  using Handler = std::function<Reply(const Request&)>;  // runs on a worker thread
-
   // Connections that are taken over max_connections, for health alone and for a moment.
   static constexpr int kSpare = 16;
 

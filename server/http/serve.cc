@@ -13,13 +13,13 @@ Result<std::unique_ptr<HttpServer>> serve_http(Services& services, std::shared_p
   h.workers = o.workers;
   h.max_connections = o.max_connections;
   h.max_body = static_cast<size_t>(o.max_body.bytes);
+  h.budget = &services.budget();
   h.header_timeout = o.header_timeout;
   h.idle_timeout = o.idle_timeout;
   h.write_timeout = o.write_timeout;
   if (tls) h.tls = [tls] { return tls->current()->context; };
-  h.at_once = [](const Request& r) { return r.path == "/health" || r.path == "/ready"; };
   auto api = std::make_shared<Api>(services);
-  return HttpServer::start(h, [api](const Request& request) { return api->handle(request); });
+  return HttpServer::start(h, [api](const Request& head) { return api->admit(head); });
 }
 
 }  // namespace kvasir::server::http

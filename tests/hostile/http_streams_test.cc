@@ -1,7 +1,12 @@
-// Bytes on the HTTP port that go on and on, or say two things at once: what the server holds of them is bounded,
-// and health is heard meanwhile.
+// Bytes on the HTTP port that go on and on, or say two things at once: what the server holds of them is bounded in
+// total, whoever sends them.
 #include <gmock/gmock.h>
+#include <netinet/tcp.h>
 
+#include <future>
+
+#include "server/memory.h"
+#include "server/workers.h"
 #include "tests/hostile/hostile.h"
 #include "tests/server/http_fixture.h"
 
@@ -48,11 +53,108 @@ TEST_F(HttpStreams, ChunkExtensionsAndTrailersThatNeverEnd) {
   health.expect_prompt();
 }
 
-class BodiesOfStrangers : public HttpStreams {
+// Nobody is asked for a key there: bytes that nobody wants are not taken either.
+TEST_F(HttpStreams, NothingIsReadWhereNothingIsMadeOfIt) {
+  const std::string piece(1 << 10, ' ');
+  for (const char* path : {"/health", "/ready", "/"}) {
+    RawClient whole(server_->http_port()), chunked(server_->http_port());
+    whole.send(cat("GET ", path, " HTTP/1.1\r\nHost: localhost\r\nContent-Length: ", 1 << 20, "\r\n\r\n"));
+    chunked.send(cat("GET ", path, " HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"));
+    for (int i = 0; i < 20; ++i) {
+      whole.send(piece);
+      chunked.send(cat("400\r\n", piece, "\r\n"));
+    }
+    EXPECT_EQ(whole.read().status, 413) << path;
+    EXPECT_EQ(chunked.read().status, 413) << path;
+  }
+}
+
+class BodiesInTotal : public HttpStreams {
  protected:
-  void configure(ServerOptions& o) override { o.keys_file = keys_.path(); }
+  void configure(ServerOptions& o) override {
+    o.max_body = ByteSize{8 * kMiB};
+    o.max_held = ByteSize{20 * kMiB};
+    o.header_timeout = Millis(60'000);
+  }
+  // Has sent so much of a body, and waits.
+  std::unique_ptr<RawClient> holds(int64_t bytes, const std::string& headers = "") {
+    auto client = std::make_unique<RawClient>(server_->http_port());
+    client->give_up_sending_after(5s);
+    client->send(cat("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: ",
+                     bytes + 1, "\r\n", headers, "\r\n"));
+    client->send(std::string(size_t(bytes), ' '));
+    return client;
+  }
+  // How many were told that there is no room, once they are so many.
+  static int refused(const std::vector<std::unique_ptr<RawClient>>& clients, int wanted) {
+    int told = 0;
+    std::vector<bool> heard(clients.size());
+    for (int i = 0; i < 600 && told < wanted; ++i) {
+      for (size_t c = 0; c < clients.size(); ++c)
+        if (!heard[c] && clients[c]->hears_within(0ms)) {
+          heard[c] = true;
+          told += clients[c]->read().status == 429;
+        }
+      if (told < wanted) std::this_thread::sleep_for(100ms);
+    }
+    return told;
+  }
+};
+
+// Over the total a large body is refused, a small one never is, and all of it comes back.
+TEST_F(BodiesInTotal, AllOfThemTogetherHoldNoMoreThanIsAllowed) {
+  HealthWatch health(server_->http_port());
+  const int64_t before = resident_bytes();
+  std::vector<std::unique_ptr<RawClient>> slow;
+  for (int i = 0; i < 20; ++i) slow.push_back(holds(7 * kMiB));
+  EXPECT_GE(refused(slow, 18), 18);  // there is room for two
+  EXPECT_LT(resident_bytes() - before, 96 * kMiB);
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})").status, 200);
+  slow.clear();
+  int status = 0;
+  for (int i = 0; i < 200 && status != 200; ++i) {
+    status = post("/tokenize", cat(R"({"prompt":"ab"})", std::string(7 * kMiB, ' '))).status;
+    if (status != 200) std::this_thread::sleep_for(50ms);
+  }
+  EXPECT_EQ(status, 200);
+  health.expect_prompt();
+}
+
+class BodiesOfStrangers : public BodiesInTotal {
+ protected:
+  void configure(ServerOptions& o) override {
+    BodiesInTotal::configure(o);
+    o.keys_file = keys_.path();
+  }
   OneKey keys_;
 };
+
+// Nobody unknown has a body read, nor one whose key may not ask now: they are told by what their header says.
+TEST_F(BodiesOfStrangers, AreNotRead) {
+  for (const std::string& headers : {std::string(), OneKey::header("kvasir-wrong")}) {
+    RawClient client(server_->http_port());
+    client.send(cat("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n", headers,
+                    "Content-Length: ", 8 * kMiB, "\r\n\r\n"));
+    EXPECT_EQ(client.read().status, 401);
+    EXPECT_TRUE(client.closed_within(20s));
+  }
+  const int64_t before = resident_bytes();
+  std::vector<std::unique_ptr<RawClient>> many;
+  for (int i = 0; i < 100; ++i) many.push_back(holds(2 * kMiB));
+  EXPECT_LT(resident_bytes() - before, 32 * kMiB);
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})", keys_.header()).status, 200);
+}
+
+// One tenant leaves the others a quarter.
+TEST_F(BodiesOfStrangers, OneTenantLeavesRoomForOthers) {
+  const std::string bob = keys_.add({}, "bob");
+  std::this_thread::sleep_for(1100ms);  // longer than the keys go unlooked at
+  std::vector<std::unique_ptr<RawClient>> ann;
+  for (int i = 0; i < 3; ++i) ann.push_back(holds(7 * kMiB, keys_.header()));
+  ASSERT_GE(refused(ann, 1), 1);  // or two, where all three come at the same pace
+  const std::string body = cat(R"({"prompt":"ab"})", std::string(4 * kMiB, ' '));
+  EXPECT_EQ(post("/tokenize", body, OneKey::header(bob)).status, 200);
+}
 
 // What stands behind the body is no header: a proxy that filters headers never saw it.
 TEST_F(BodiesOfStrangers, TrailersAreNoHeaders) {
@@ -60,6 +162,38 @@ TEST_F(BodiesOfStrangers, TrailersAreNoHeaders) {
   EXPECT_EQ(ask(cat(kChunked, "\r\n", body, keys_.header(), "\r\n")).status, 401);
   EXPECT_EQ(ask(cat(kChunked, keys_.header(), "\r\n", body, "X-Request-Timeout: none\r\nHost: evil\r\n\r\n")).status,
             200);
+}
+
+// Whoever is over its limit is told so before its megabytes are looked at, at every endpoint that costs.
+TEST(LimitsOfKeys, HoldAtEveryEndpointThatCosts) {
+  for (const char* path : {"/tokenize", "/detokenize", "/v1/completions", "/v1/chat/completions", "/v1/messages",
+                           "/v1/messages/count_tokens", "/v1/responses"}) {
+    OneKey keys({.requests_per_minute = 1});
+    FakeEngine engine;
+    ServerOptions options;
+    options.grpc_port = -1;
+    options.http_port = 0;
+    options.access_log = false;
+    options.keys_file = keys.path();
+    auto server = Server::start(options, engine);
+    ASSERT_TRUE(server.ok()) << server.status().message();
+    auto ask = [&](std::string_view body, size_t length) {
+      RawClient client((*server)->http_port());
+      client.send(cat("POST ", path, " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n",
+                      keys.header(), "Content-Length: ", length, "\r\n\r\n", body));
+      return client.read().status;
+    };
+    const std::string junk(1000, '[');
+    EXPECT_NE(ask(junk, junk.size()), 200) << path;
+    if (std::string_view(path).starts_with("/v1/")) {
+      EXPECT_EQ(ask("", 8 * kMiB), 429) << path;  // what it was told cost it its request
+      continue;
+    }
+    const std::string good = std::string_view(path) == "/tokenize" ? R"({"prompt":"ab"})" : R"({"tokens":[97]})";
+    EXPECT_EQ(ask(junk, junk.size()), 429) << path;
+    EXPECT_EQ(ask(good, good.size()), 429) << path;
+    EXPECT_EQ(ask("", 8 * kMiB), 429) << path;
+  }
 }
 
 TEST_F(HttpStreams, HostsThatAreNone) {
@@ -107,6 +241,47 @@ TEST_F(HttpStreams, WhatWasSentAheadIsAnswered) {
   EXPECT_NE(client.read().body.find("serving"), std::string::npos);
 }
 
+TEST(WorkersTest, OwnersTakeTurnsAndSmallInputsDoNotWaitForLargeOnes) {
+  Workers workers(1, 100);
+  std::promise<void> gate;
+  std::shared_future<void> open = gate.get_future().share();
+  std::promise<void> large_began;
+  ASSERT_TRUE(workers.post(
+      [&] {
+        large_began.set_value();
+        open.wait();
+      },
+      "ann", Workers::kLarge + 1));
+  large_began.get_future().wait();
+  std::promise<void> small_done;  // while the large one is under way
+  ASSERT_TRUE(workers.post([&] { small_done.set_value(); }, "ann", Workers::kLarge));
+  small_done.get_future().wait();
+
+  std::promise<void> held;
+  ASSERT_TRUE(workers.post(
+      [&] {
+        held.set_value();
+        open.wait();
+      },
+      "ann"));
+  held.get_future().wait();
+  std::string order;
+  std::mutex mutex;
+  auto note = [&](char c) {
+    return [&, c] {
+      std::lock_guard lock(mutex);
+      order += c;
+    };
+  };
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(workers.post(note('a'), "ann"));
+  ASSERT_TRUE(workers.post(note('b'), "bob"));
+  ASSERT_TRUE(workers.post(note('c'), "cyd"));
+  gate.set_value();
+  workers.stop();
+  EXPECT_EQ(order, "abcaa");
+  EXPECT_FALSE(workers.post([] {}));
+}
+
 // Large inputs of others, over and over.
 class UnderLoad : public HttpFixture {
   void configure(ServerOptions& o) override { o.workers = 1; }
@@ -123,8 +298,16 @@ TEST_F(UnderLoad, HealthDoesNotWaitForWork) {
   HealthWatch health(server_->http_port());
   std::this_thread::sleep_for(2s);
   health.expect_prompt();
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})").status, 200);  // small: it has its own threads
   over = true;
   for (auto& c : clients) c.join();
+}
+
+TEST_F(UnderLoad, MoreMessagesThanTheContextHoldsTokensAreNotRendered) {
+  std::string messages;
+  for (int i = 0; i < 50'000; ++i) messages += R"({"role":"user","content":""},)";
+  messages.pop_back();
+  expect_error(post("/v1/chat/completions", cat(R"({"messages":[)", messages, "]}")), 400, "messages", "50000 entries");
 }
 
 // Over the limit of connections only health is answered, and those who say nothing are not waited for.

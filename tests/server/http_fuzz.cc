@@ -18,7 +18,8 @@ using http::Task;
 
 class FuzzTransport final : public http::Transport {
  public:
-  FuzzTransport(std::string_view input, std::string& output) : input_(input), output_(output) {}
+  FuzzTransport(std::string_view input, std::string& output, const FakeEngine& engine)
+      : input_(input), output_(output), engine_(engine) {}
 
   Task<size_t> read(char* to, size_t capacity, std::chrono::milliseconds) override {
     size_t n = std::min({capacity, input_.size(), piece_});
@@ -34,12 +35,15 @@ class FuzzTransport final : public http::Transport {
   Task<void> close() override { co_return; }
   void interrupt() override {}
   std::string peer() const override { return "127.0.0.1"; }
-  void watch(std::function<void()> gone) override { gone(); }  // nothing will come: a stream that hangs is given up
+  void watch(std::function<void()> gone) override {
+    if (engine_.open() > 0) gone();  // nothing will come: a stream that hangs is given up
+  }
   void unwatch() override {}
 
  private:
   std::string_view input_;
   std::string& output_;
+  const FakeEngine& engine_;
   size_t piece_ = 7;
 };
 
@@ -52,14 +56,15 @@ struct World {
     services = *Services::create(options, engine);
     api = std::make_unique<http::Api>(*services);
     context.limits.max_body_bytes = 64 << 10;
-    context.handler = [this](const http::Request& request) { return api->handle(request); };
+    context.handler = [this](const http::Request& head) { return api->admit(head); };
+    context.budget = &services->budget();
     context.workers = &workers;
     context.draining = [] { return false; };
   }
   FakeEngine engine;
   std::unique_ptr<Services> services;
   std::unique_ptr<http::Api> api;
-  boost::asio::thread_pool workers{1};
+  Workers workers{1, 16};
   http::ConnectionContext context;
 };
 
@@ -95,14 +100,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     boost::asio::io_context io(1);
     http::IdleSet idle;
     auto transport =
-        std::make_unique<FuzzTransport>(std::string_view(reinterpret_cast<const char*>(data), size), output);
+        std::make_unique<FuzzTransport>(std::string_view(reinterpret_cast<const char*>(data), size), output, w.engine);
     boost::asio::co_spawn(io.get_executor(),
                           http::serve_connection(std::move(transport), w.context, idle, io.get_executor()),
                           boost::asio::detached);
     io.run();
     // The worker may still be on its way out of its last task, and wants `io` for it.
     std::promise<void> idle_worker;
-    boost::asio::post(w.workers, [&] { idle_worker.set_value(); });
+    if (!w.workers.post([&] { idle_worker.set_value(); })) abort();
     idle_worker.get_future().wait();
   }
   if (!output.empty() && !output.starts_with("HTTP/1.1 ")) abort();

@@ -143,29 +143,47 @@ Caller tenant(TenantLimits limits) {
   return c;
 }
 
+// As a request comes: it asks, and is taken.
+Status take(Limiter& limiter, const Caller& c, int64_t tokens) {
+  KVASIR_TRY(limiter.ask(c));
+  return limiter.admit(c, tokens);
+}
+
+// What was looked at costs, also when nothing came of it; looking whether there is room does not.
+TEST(LimiterTest, AskingCostsAndLookingDoesNot) {
+  ManualClock clock;
+  Limiter limiter(clock);
+  Caller c = tenant({.requests_per_minute = 2, .concurrent = 1});
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(limiter.room(c).ok());
+  EXPECT_TRUE(limiter.ask(c).ok());
+  EXPECT_TRUE(limiter.ask(c).ok());
+  EXPECT_EQ(*limiter.room(c).retry_after(), std::chrono::seconds(30));
+  EXPECT_EQ(*limiter.ask(c).retry_after(), std::chrono::seconds(30));
+}
+
 TEST(LimiterTest, RequestsAMinuteRefill) {
   ManualClock clock;
   Limiter limiter(clock);
   Caller c = tenant({.requests_per_minute = 2});
-  EXPECT_TRUE(limiter.admit(c, 10).ok());
-  EXPECT_TRUE(limiter.admit(c, 10).ok());
-  Status refused = limiter.admit(c, 10);
+  EXPECT_TRUE(take(limiter, c, 10).ok());
+  EXPECT_TRUE(take(limiter, c, 10).ok());
+  Status refused = take(limiter, c, 10);
   EXPECT_EQ(refused.code(), Code::resource_exhausted);
   EXPECT_EQ(*refused.retry_after(), std::chrono::seconds(30));
   clock.advance(std::chrono::seconds(30));
-  EXPECT_TRUE(limiter.admit(c, 10).ok());
+  EXPECT_TRUE(take(limiter, c, 10).ok());
 }
 
 TEST(LimiterTest, OutputCountsAndAHopelessPromptIsSaidToBe) {
   ManualClock clock;
   Limiter limiter(clock);
   Caller c = tenant({.tokens_per_minute = 100});
-  EXPECT_TRUE(limiter.admit(c, 60).ok());
+  EXPECT_TRUE(take(limiter, c, 60).ok());
   limiter.spend(c, 100);
-  EXPECT_EQ(limiter.admit(c, 1).code(), Code::resource_exhausted);
+  EXPECT_EQ(take(limiter, c, 1).code(), Code::resource_exhausted);
   clock.advance(std::chrono::seconds(60));
-  EXPECT_TRUE(limiter.admit(c, 40).ok());
-  EXPECT_EQ(limiter.admit(c, 101).code(), Code::invalid_argument);
+  EXPECT_TRUE(take(limiter, c, 40).ok());
+  EXPECT_EQ(take(limiter, c, 101).code(), Code::invalid_argument);
 }
 
 // A key without limits, or one from before its limits were set, leaves the tenant's account as it is.
@@ -174,31 +192,31 @@ TEST(LimiterTest, OneKeyWithoutLimitsDoesNotUseUpAnothers) {
   Limiter limiter(clock);
   Caller free = tenant({}), bound = tenant({.requests_per_minute = 3, .tokens_per_minute = 300});
   for (int i = 0; i < 1000; ++i) {
-    EXPECT_TRUE(limiter.admit(free, 100).ok());
+    EXPECT_TRUE(take(limiter, free, 100).ok());
     limiter.release(free);
   }
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(limiter.admit(bound, 100).ok()) << i;
-  EXPECT_EQ(*limiter.admit(bound, 1).retry_after(), std::chrono::seconds(20));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(take(limiter, bound, 100).ok()) << i;
+  EXPECT_EQ(*take(limiter, bound, 1).retry_after(), std::chrono::seconds(20));
 }
 
 TEST(LimiterTest, KeysOfDifferentLimitsShareAnAccount) {
   ManualClock clock;
   Limiter limiter(clock);
   Caller small = tenant({.requests_per_minute = 2}), large = tenant({.requests_per_minute = 600});
-  EXPECT_TRUE(limiter.admit(small, 1).ok());
-  for (int i = 0; i < 300; ++i) EXPECT_TRUE(limiter.admit(large, 1).ok()) << i;  // the other half
-  EXPECT_FALSE(limiter.admit(large, 1).ok());
-  EXPECT_FALSE(limiter.admit(small, 1).ok());
+  EXPECT_TRUE(take(limiter, small, 1).ok());
+  for (int i = 0; i < 300; ++i) EXPECT_TRUE(take(limiter, large, 1).ok()) << i;  // the other half
+  EXPECT_FALSE(take(limiter, large, 1).ok());
+  EXPECT_FALSE(take(limiter, small, 1).ok());
 }
 
 TEST(LimiterTest, OpenRequestsAreCounted) {
   ManualClock clock;
   Limiter limiter(clock);
   Caller c = tenant({.concurrent = 1});
-  EXPECT_TRUE(limiter.admit(c, 1).ok());
-  EXPECT_EQ(limiter.admit(c, 1).code(), Code::resource_exhausted);
+  EXPECT_TRUE(take(limiter, c, 1).ok());
+  EXPECT_EQ(take(limiter, c, 1).code(), Code::resource_exhausted);
   limiter.release(c);
-  EXPECT_TRUE(limiter.admit(c, 1).ok());
+  EXPECT_TRUE(take(limiter, c, 1).ok());
 }
 
 }  // namespace

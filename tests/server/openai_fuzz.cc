@@ -88,7 +88,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   request.headers = {{"host", "localhost"}, {"content-type", "application/json"}};
   request.body.assign(reinterpret_cast<const char*>(data) + 1, size - 1);
   {
-    http::Reply reply = world->api->handle(request);
+    http::Admission admission = world->api->admit(request);
+    http::Reply reply = admission.refusal ? *std::move(admission.refusal) : admission.answer(request);
     if (auto* whole = std::get_if<http::Response>(&reply)) {
       must_be_json(whole->body);
       if (whole->status == 500) abort();
