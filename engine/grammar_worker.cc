@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "core/cat.h"
 #include "core/host.h"
@@ -32,11 +33,17 @@ GrammarWorker::Lane::~Lane() {
   for (std::thread& t : threads_) t.join();
 }
 
-void GrammarWorker::Lane::post(const std::string& tenant, Task task) {
+Status GrammarWorker::Lane::post(const std::string& tenant, Task task) {
   std::lock_guard lock(mutex_);
+  try {
+    while (int(threads_.size()) < kind_.threads) threads_.emplace_back([this] { run(); });
+  } catch (const std::system_error& e) {  // fewer do it, and the next post tries again
+    if (threads_.empty())
+      return resource_exhausted(cat("no thread can be had for the grammar: ", e.what(), "; try again"));
+  }
   tenants_[tenant].tasks.push_back(std::move(task));
-  while (int(threads_.size()) < kind_.threads) threads_.emplace_back([this] { run(); });
   more_.notify_one();
+  return {};
 }
 
 GrammarWorker::Lane::Tenants::iterator GrammarWorker::Lane::next() {
@@ -80,12 +87,13 @@ GrammarWorker::~GrammarWorker() = default;
 
 void GrammarWorker::compile(JobPtr job, std::function<void(JobPtr, Status)> ready) {
   const std::string& tenant = job->request.tenant;
-  compiling_.post(tenant, [this, job, ready = std::move(ready)]() mutable {
+  Status posted = compiling_.post(tenant, [this, job, ready]() mutable {
     const auto over = [this, &job = *job] { return ended_ || job.cancel_requested || now_past(job.request.deadline); };
     Status status = over() ? Status() : first_masks(*job, over);
     if (status.code() == Code::cancelled) status = {};  // the engine says what ended it
     ready(std::move(job), std::move(status));
   });
+  if (!posted.ok()) ready(std::move(job), std::move(posted));
 }
 
 Result<std::shared_ptr<text::GrammarCompiler>> GrammarWorker::compiler() {
@@ -131,13 +139,15 @@ void GrammarWorker::compute(JobPtr job, ChoiceGrammar& grammar, bool slow) {
     ++left_;
   }
   const std::string& tenant = job->request.tenant;
-  (slow ? slowly_ : masking_).post(tenant, [this, job, &grammar, step] {
-    if (Status status = grammar.compute(); !status.ok()) job->fail_mask(std::move(status));
+  const auto done = [this, job, &grammar, step](Status status) {
+    if (!status.ok()) job->fail_mask(std::move(status));
     grammar.computed();
     job->touch();
     std::lock_guard lock(step_mutex_);
     if (step == step_ && --left_ == 0) step_complete_.notify_one();
-  });
+  };
+  Status posted = (slow ? slowly_ : masking_).post(tenant, [done, &grammar] { done(grammar.compute()); });
+  if (!posted.ok()) done(std::move(posted));
 }
 
 }  // namespace kvasir::engine

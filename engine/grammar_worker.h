@@ -47,7 +47,7 @@ class GrammarWorker {
     };
     explicit Lane(Kind kind) : kind_(kind) {}
     ~Lane();
-    void post(const std::string& tenant, Task task);
+    Status post(const std::string& tenant, Task task);  // not taken: there is not one thread to run it
 
    private:
     struct Tenant {

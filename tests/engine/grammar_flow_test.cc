@@ -1,4 +1,6 @@
 // Grammars in the flow of steps, with one made up here whose masks come when the test says so.
+#include <pthread.h>
+
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -232,6 +234,39 @@ TEST_P(GrammarFlow, OneThatCannotBeCopiedFailsAlone) {
   two.n = 2;
   EXPECT_EQ(run(e, two).failed.code(), Code::resource_exhausted);  // a copy fails where memory does
   EXPECT_TRUE(run(e, under("no copies", 5, 3)).complete());
+  expect_all_pages_back(e);
+}
+
+// While this lives no thread can be had: no address space holds such a stack.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&usual_);
+    pthread_attr_t none;
+    pthread_attr_init(&none);
+    pthread_attr_setstacksize(&none, size_t(1) << 48);
+    pthread_setattr_default_np(&none);
+    pthread_attr_destroy(&none);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&usual_);
+    pthread_attr_destroy(&usual_);
+  }
+
+ private:
+  pthread_attr_t usual_;
+};
+
+TEST_P(GrammarFlow, OneWithoutAThreadFailsAloneAndTheNextDoesNot) {
+  Engine& e = h.start();
+  {
+    NoThreads none;
+    Answer a = run(e, under("quick", 5, 8));
+    EXPECT_EQ(a.failed.code(), Code::resource_exhausted);
+    EXPECT_THAT(a.failed.message(), ::testing::HasSubstr("no thread"));
+    EXPECT_TRUE(run(e, ask(5, 8)).complete());
+  }
+  EXPECT_TRUE(run(e, under("quick", 5, 8)).complete());
   expect_all_pages_back(e);
 }
 

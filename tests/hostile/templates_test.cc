@@ -114,5 +114,14 @@ TEST_F(HostileTemplates, ThatTakeTheirTime) {
   EXPECT_EQ(render(turns + "{{ ns.t|length }}"), "16890");
 }
 
+// Which form of a call a template writes is found by trying; one that never ends is tried once.
+TEST_F(HostileTemplates, ThatTakeTheirTimeWhenTheyAreRead) {
+  const std::string source =
+      "{% set n = messages|length * 2000000 %}{% set a = 'a' * n %}{% set b = 'a' * n %}{% for m in messages %}{% if "
+      "m.tool_calls %}"
+      "{% for i in range(90000) %}{% if a == b %}{% endif %}{% endfor %}{% endif %}{% endfor %}";
+  expect_bounded(source, [&] { EXPECT_TRUE(ChatTemplate::compile(source, *tokenizer).ok()); });
+}
+
 }  // namespace
 }  // namespace kvasir::text
