@@ -150,6 +150,15 @@ int serve_with(ServeConfig& config) {
     pthread_kill(here, kDone);
   });
   engine = engine::Engine::start(config.model.runner_options(), config.model.engine_options());
+  std::unique_ptr<server::KvPublisher> published;
+  if (!config.kv_events.address.empty()) {
+    auto publisher = server::KvPublisher::start(config.kv_events, *engine, config.model.engine.page_size);
+    if (!publisher.ok()) {
+      std::fprintf(stderr, "kvasir serve: %s\n", publisher.status().message().c_str());
+      return kFailed;
+    }
+    published = std::move(*publisher);
+  }
   auto started = server::Server::start(config.server, *engine);
   if (!started.ok()) {
     std::fprintf(stderr, "kvasir serve: %s\n", started.status().message().c_str());

@@ -9,6 +9,7 @@ void ServeConfig::define(Options& o) {
   model.define(o);
   model.define_queue(o);
   server.define(o);
+  kv_events.define(o);
   o.section("Answers");
   o.add("generation_config", &generation_config,
         "Sampling where a request says nothing: auto is what generation_config.json beside the weights says, none is "

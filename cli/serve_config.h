@@ -5,6 +5,7 @@
 #include "cli/model_flags.h"
 #include "cli/ppl_names.h"
 #include "core/log.h"
+#include "server/kv_zmq/kv_publisher.h"
 #include "server/options.h"
 
 namespace kvasir::cli {
@@ -13,6 +14,7 @@ struct ServeConfig {
   LogConfig log;
   ModelFlags model;
   server::ServerOptions server;
+  server::KvPublisherOptions kv_events;
   PplNames ppl;
   std::string generation_config = "auto";
   std::chrono::milliseconds drain{30000};

@@ -41,6 +41,7 @@ set(CPACK_PACKAGE_FILE_NAME "kvasir-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROC
 # Everything else is inside the binary. The C library is the one of Debian 12, which built it.
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6 (>= 2.36), systemd | passwd")
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)  # for hf:...
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS libzmq5)  # for kv_events
 set(CPACK_DEBIAN_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)

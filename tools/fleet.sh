@@ -61,6 +61,9 @@ prometheus() {
   as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -q --no-install-recommends prometheus
 }
 
+# What kvasir itself opens for --kv-events.
+zeromq() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends libzmq5; }
+
 # optional 'Title' command...: what we do without where it cannot be had.
 optional() { phase "$@" || say "  going on without: $1"; }
 
@@ -70,4 +73,7 @@ cmp -s "$ROOT/tools/fleet-packages.txt" "$fleet/python/installed" || optional 'K
 if command -v go >/dev/null && [ "$(cat "$fleet/crds/installed" 2>/dev/null)" != "$(printf '%s\n' "$modules" "$crds")" ]; then
   optional 'Definitions of KEDA, Prometheus, gateways' definitions
 fi
-if ! command -v prometheus >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then optional 'Prometheus' prometheus; fi
+if [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; then
+  command -v prometheus >/dev/null || optional 'Prometheus' prometheus
+  ldconfig -p | grep -q 'libzmq\.so\.5' || optional 'ZeroMQ' zeromq
+fi
