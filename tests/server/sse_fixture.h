@@ -1,12 +1,23 @@
 // Server-sent events with names, as Anthropic's and OpenAI's newer protocols have them.
 #pragma once
 
+#include <chrono>
+#include <thread>
+
 #include "tests/server/http_fixture.h"
 
 namespace kvasir::server {
 
 class SseFixture : public HttpFixture {
  protected:
+  // A line of /metrics. It may come a moment after the answer that it counts.
+  bool counted(std::string_view line) {
+    for (int tries = 0; tries < 500; ++tries) {
+      if (ask(RawClient::get("/metrics")).body.find(line) != std::string::npos) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
   // Each event's data, whose type is the event's name.
   std::vector<Json> events(std::string_view path, const std::string& body) {
     RawClient::Answer a = post(path, body);
