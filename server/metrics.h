@@ -15,8 +15,8 @@ namespace kvasir::server {
 class Metrics {
  public:
   static constexpr std::array<std::string_view, 10> kProtocols{
-      "kvasir.v1",          "ppl",              "vllm",               "kserve",       "openai.chat",
-      "openai.completions", "openai.responses", "anthropic.messages", "openai.other", "other"};
+      "kvasir.v1",          "ppl",          "vllm", "kserve", "openai.chat", "openai.completions", "openai.responses",
+      "anthropic.messages", "openai.other", "other"};
   // A generation request ended (or was refused) so.
   void count(std::string_view protocol, Code code);
   // A request that ended well did so by "stop", "length" or "abort".

@@ -115,7 +115,7 @@ class CudaOps final : public Ops {
 
   CudaOptions options_;
   cudaStream_t stream_;
-  static constexpr int64_t kFewRows = 16;  // these are multiplied as bfloat16 whatever the weights are
+  static constexpr int64_t kFewRows = 16;      // these are multiplied as bfloat16 whatever the weights are
   static constexpr int64_t kLeastPadded = 32;  // fewer are multiplied by kernels that need no timing
   std::unique_ptr<Products> products_;
   bool any_bytes_ = false;  // of the weights
