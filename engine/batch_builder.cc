@@ -130,7 +130,8 @@ void BatchBuilder::add_verification(const scheduler::PlanItem& item, const JobPt
   for (int32_t t = 0; t < item.count; ++t) {
     out.batch.logit_rows.push_back(first + t);
     out.rows.push_back(draw(*job, item.choice, item.seq, item.begin + t + 1, item.tokens.subspan(1, size_t(t)), out));
-    RowOwner& owner = out.owners.emplace_back(job, item.seq, item.choice);
+    out.owners.push_back({job, item.seq, item.choice});
+    RowOwner& owner = out.owners.back();
     if (t + 1 < item.count) owner.guessed = item.tokens[size_t(t) + 1];
     owner.after_guess = t > 0;
   }
