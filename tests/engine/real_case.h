@@ -66,21 +66,16 @@ inline std::string smollm2() {
   return std::filesystem::exists(path) ? path : "";
 }
 
-#ifdef __SANITIZE_THREAD__
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
 
-// Under TSan the arithmetic of a real model takes ten minutes, and its threads are those of the models above.
+// Under a sanitizer the arithmetic of a real model takes ten minutes; its threads and its memory are those of the
+// dummies.
 inline const char* smollm2_missing() {
-  if (kThreadSanitizer) return "its bits are checked without TSan";
+  if (kSanitized) return "its bits are checked without a sanitizer";
   return smollm2().empty() ? "no SmolLM2 on this machine" : nullptr;
 }
 
