@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 
-from served import RESULTS, driver, start
+from served import RESULTS, command, driver, start
 from whole_model import LLAMA_8B
 
 # By clients: output tokens a second, and p99 between tokens (with small chunks), ms.
@@ -55,7 +55,7 @@ def main():
     if failed := {n: f["failed"] for n, f in figures.items() if f["failed"]}:
         sys.exit(f"requests failed, by clients: {failed}")
     record = {"device": device, "driver": driver(), "commit": a.commit, "model": a.model,
-              "command": " ".join(["bench/gpu/serve.py", *sys.argv[1:]]), "clients": {}}
+              "command": command("bench/gpu/serve.py"), "clients": {}}
     print(f"{device}: {a.model}, {a.input} tokens in, {a.output} out")
     print("clients | tokens/s | vLLM | first token p50, p99 ms | between tokens p50, p99 ms | vLLM's p99, small chunks")
     for n, f in figures.items():

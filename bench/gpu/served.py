@@ -24,6 +24,11 @@ def start(kvasir, model, *flags):
     sys.exit(f"the server did not start: {log}")
 
 
+def command(script):
+    """What was run, for a record: files by their names, wherever they lie."""
+    return " ".join([script, *(pathlib.Path(a).name if a.startswith("/") else a for a in sys.argv[1:])])
+
+
 def driver():
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

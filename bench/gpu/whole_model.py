@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 
-from served import RESULTS, driver, start
+from served import RESULTS, command, driver, start
 
 LLAMA_8B = ("dummy:llama,name=llama-3.1-8b,layers=32,hidden=4096,heads=32,kv_heads=8,head_dim=128,ffn=14336,"
             "vocab=128256,context=16384,type=bf16")
@@ -191,7 +191,7 @@ def main():
     if a.out:
         record = {
             "device": server.device, "driver": driver(), "commit": a.commit,
-            "command": " ".join(["bench/gpu/whole_model.py", *sys.argv[1:]]),
+            "command": command("bench/gpu/whole_model.py"),
             "model": a.model, "ready_seconds": round(server.start_seconds, 2), "decode": decodes,
             "first_token_ms": {n: round(ms, 2) for n, ms in first.items()},
             "offline": {f"{n}x{m}": round(rate) for (n, m), rate in rates.items()},
