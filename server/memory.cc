@@ -63,11 +63,6 @@ bool ByteBudget::change(const std::string& tenant, size_t from, size_t to) {
   return true;
 }
 
-size_t ByteBudget::held() {
-  std::lock_guard lock(mutex_);
-  return held_;
-}
-
 void give_memory_back() {
   static std::atomic<int64_t> last{0};
   const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();

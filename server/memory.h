@@ -39,8 +39,6 @@ class ByteBudget {
     size_t held_ = 0;
   };
 
-  size_t held();
-
  private:
   bool change(const std::string& tenant, size_t from, size_t to);
 
@@ -50,19 +48,19 @@ class ByteBudget {
   std::unordered_map<std::string, size_t> by_tenant_;  // of those that hold some
 };
 
-// Says when many things have become few: what they held is worth giving back then. Not for two threads at once.
-class Tide {
+// Says when a count has fallen to an eighth of its peak: memory is worth giving back then. Not for two threads at once.
+class PeakWatch {
  public:
-  void rises(size_t now) { highest_ = std::max(highest_, now); }
+  void grew(size_t now) { peak_ = std::max(peak_, now); }
   bool fell(size_t now) {
-    if (highest_ < kMany || now > highest_ / 8) return false;
-    highest_ = now;
+    if (peak_ < kMany || now > peak_ / 8) return false;
+    peak_ = now;
     return true;
   }
 
  private:
   static constexpr size_t kMany = 1000;
-  size_t highest_ = 0;
+  size_t peak_ = 0;
 };
 
 // The allocator keeps what was freed for later. When that is much, the system gets it back; cheap to call often.

@@ -133,13 +133,13 @@ class HttpServerImpl final : public HttpServer {
       return;
     }
     const int before = connections_--;
-    bool ebb = false;
+    bool few_left = false;
     {
-      std::lock_guard lock(tide_mutex_);
-      tide_.rises(size_t(before));
-      ebb = tide_.fell(size_t(before - 1));
+      std::lock_guard lock(peak_mutex_);
+      peak_.grew(size_t(before));
+      few_left = peak_.fell(size_t(before - 1));
     }
-    if (ebb) give_memory_back();
+    if (few_left) give_memory_back();
   }
 
   Task<void> serve(Socket socket, Loop& loop, const ConnectionContext& context) {
@@ -155,8 +155,8 @@ class HttpServerImpl final : public HttpServer {
   ConnectionContext context_, spare_context_;
   std::atomic<bool> draining_{false}, stopped_{false};
   std::atomic<int> connections_{0}, spare_{0};
-  std::mutex tide_mutex_;
-  Tide tide_;  // of connections
+  std::mutex peak_mutex_;
+  PeakWatch peak_;  // of connections
   int port_ = -1;
   Workers workers_;
   std::vector<std::unique_ptr<Loop>> loops_;
