@@ -15,7 +15,7 @@ namespace kvasir::cli {
 namespace {
 
 struct SimulateConfig {
-  std::string workload, policy = "auto", out, fit;
+  std::string workload, policy = "auto", out, fit, machine;
   std::vector<std::string> configs;
 };
 
@@ -66,11 +66,16 @@ Status simulate_with(const SimulateConfig& c, scheduler::Options options, const 
     KVASIR_ASSIGN(std::string json, read_file(file));
     KVASIR_TRY(scheduler::apply_json(json, &options, file));
   }
+  scheduler::Options machine;  // of which only the cost counts
+  if (!c.machine.empty()) {
+    KVASIR_ASSIGN(std::string json, read_file(c.machine));
+    KVASIR_TRY(scheduler::apply_json(json, &machine, c.machine));
+  }
   std::vector<scheduler::SimReport> reports;
   const bool all = c.policy == "auto" || c.policy == "all";
   for (const std::string& p : all ? scheduler::policy_names() : std::vector{c.policy}) {
     options.policy = p;
-    KVASIR_ASSIGN(auto report, scheduler::simulate(options, workload));
+    KVASIR_ASSIGN(auto report, scheduler::simulate(options, workload, c.machine.empty() ? nullptr : &machine.cost));
     reports.push_back(std::move(report));
   }
   const std::string json = scheduler::to_json(reports);
@@ -88,9 +93,10 @@ Status run(const SimulateConfig& c) {
   in.clear();
   in.seekg(0);
   if (scheduler::is_recording(first_line)) {
-    if (c.policy == "auto" && c.configs.empty()) return replay(c, in);
+    if (c.policy == "auto" && c.configs.empty() && c.machine.empty()) return replay(c, in);
     if (!c.fit.empty())
-      return invalid_argument("--fit takes the times of a recording as it was: leave out --policy and --config");
+      return invalid_argument(
+          "--fit takes the times of a recording as it was: leave out --policy and --config, and --machine");
     auto recorded = scheduler::read_workload(in);
     if (!recorded.ok()) return in_file(c.workload, recorded.status());
     return simulate_with(c, recorded->options, recorded->workload);
@@ -116,6 +122,11 @@ int simulate(int argc, char** argv) {
   o.add("config", &c.configs,
         "JSON with pages, page_size, max_running ... and cost; more than one may be given. A recording is then "
         "simulated, not replayed")
+      .value_name("FILE")
+      .only_flag();
+  o.add("machine", &c.machine,
+        "JSON with the cost of the machine that is simulated, where the scheduler is to expect another one (that of "
+        "--config) and learn")
       .value_name("FILE")
       .only_flag();
   std::vector<std::string> policies = scheduler::policy_names();

@@ -126,6 +126,15 @@ TEST_F(Simulate, SaysWhatIsWrong) {
   EXPECT_EQ(nlohmann::json::parse(good.out)[0]["finished"], 1);
 }
 
+// Its steps take what --machine says, whatever the scheduler expects of them.
+TEST_F(Simulate, TheMachineMayDifferFromWhatIsExpected) {
+  const Ran r =
+      shell("simulate --policy fcfs --machine " + write("m.json", "{\"cost\":{\"fixed_us\":100000}}") + " --workload " +
+            write("w.jsonl", "{\"arrival_s\":0,\"prompt_tokens\":10,\"output_tokens\":5}\n"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  EXPECT_NEAR(nlohmann::json::parse(r.out)[0]["simulated_s"].get<double>(), 0.5014, 0.0001);  // five steps
+}
+
 TEST_F(Simulate, TheCostModelsThatComeWithItAreTaken) {
   int models = 0;
   for (const auto& entry : std::filesystem::directory_iterator("configs/cost")) {
