@@ -63,7 +63,7 @@ struct GenerateConfig {
         .one_of({"no", "yes", "never"});
     o.add("ignore_eos", &ignore_eos, "Go on to --max-tokens whatever the model says");
     o.add("json", &as_json, "Answers as JSON lines, in the order of the prompts");
-    model.engine.max_step_ms = 0;  // nobody waits for each token
+    model.engine.max_step_ms = 60000;  // nobody waits for each token; but what steps take is learned
     model.define(o);
     log.define(o);
     o.example("kvasir generate --model m.gguf 'Once upon a time'", "one prompt");
@@ -282,8 +282,8 @@ Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vec
     sum.prompt_tokens += answer.usage.prompt_tokens;
     sum.cached_tokens += answer.usage.cached_tokens;
     sum.completion_tokens += answer.usage.completion_tokens;
-    sum.guessed += answer.usage.guessed;
-    sum.guessed_right += answer.usage.guessed_right;
+    sum.drafted += answer.usage.drafted;
+    sum.accepted += answer.usage.accepted;
     if (show && !one) print_answer(c, items[done], answer);
     if (progress) std::fprintf(stderr, "\r%zu of %zu", done + 1, items.size());
   }
@@ -294,9 +294,9 @@ Status one_round(const GenerateConfig& c, engine::Engine& engine, const std::vec
   std::fprintf(stderr, "%s%lld prompt and %lld output tokens in %.2f s: %.1f output tokens a second\n",
                progress ? "\n" : "", static_cast<long long>(sum.prompt_tokens),
                static_cast<long long>(sum.completion_tokens), all, double(sum.completion_tokens) / all);
-  if (sum.guessed > 0)
-    std::fprintf(stderr, "  %lld of %lld tokens that were guessed ahead came\n",
-                 static_cast<long long>(sum.guessed_right), static_cast<long long>(sum.guessed));
+  if (sum.drafted > 0)
+    std::fprintf(stderr, "  %lld of %lld draft tokens were accepted\n", static_cast<long long>(sum.accepted),
+                 static_cast<long long>(sum.drafted));
   if (c.rounds > 1) {
     std::fprintf(stderr, "  %lld of the prompt tokens were cached; the first token came after %.1f ms\n",
                  static_cast<long long>(sum.cached_tokens), first ? seconds(*first) * 1e3 : 0);

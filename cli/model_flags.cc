@@ -105,12 +105,14 @@ void ModelFlags::define(Options& o) {
   o.add("record", &engine.record,
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
-  o.add(
-       "max_draft", &engine.max_draft,
-       "Tokens of an answer that are guessed ahead at most, where it repeats what was read or said, and checked in one "
-       "step: the same answers, sooner. How many pay is learned; on a CPU, and not where output is constrained; 0: "
-       "none")
-      .range(0, 64);
+  max_draft_option_ =
+      &o.add(
+            "max_draft", &engine.max_draft,
+            "Speculative decoding by prompt lookup: where an answer repeats the prompt or itself, so many of its next "
+            "tokens "
+            "are drafted from there at most and verified in one step. The answers are the same; how many tokens pay is "
+            "learned. On a CPU, not under a grammar, with max_step_ms; 0: none")
+           .range(0, 64);
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
                              .range(1, 65536);
@@ -147,6 +149,14 @@ Status ModelFlags::check() const {
     return invalid_argument(cat("attention_window is ", model.attention_window,
                                 "; what it leaves behind is given back page by page: it needs kv_index page_table or "
                                 "token_table and no host_kv_memory"));
+  if (engine.max_draft > 0 && max_draft_option_->source() != "default") {
+    if (engine.max_step_ms == 0)
+      return invalid_argument(
+          cat("max_draft is ", engine.max_draft, "; it needs max_step_ms, with which is learned what steps take"));
+    if (model::prefers_gpu(model))
+      return invalid_argument(
+          cat("max_draft is ", engine.max_draft, "; drafts are verified on a CPU only: leave it out, or --device cpu"));
+  }
   if (engine.max_step_ms > 0 && engine.max_step_ms < 1)
     return invalid_argument(
         cat("max_step_ms is ", engine.max_step_ms, "; it must be 0 (no bound), or from 1 to 60000"));

@@ -124,7 +124,7 @@ void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, 
   }
 }
 
-// A known token and guesses: each row draws what follows its token, as it would if the guesses before were known.
+// A known token and a draft: each row draws what follows its token, as if the draft up to there were known.
 void BatchBuilder::add_verification(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const {
   const int32_t first = int32_t(out.batch.seqstarts.back()) - item.count;
   for (int32_t t = 0; t < item.count; ++t) {
@@ -132,13 +132,13 @@ void BatchBuilder::add_verification(const scheduler::PlanItem& item, const JobPt
     out.rows.push_back(draw(*job, item.choice, item.seq, item.begin + t + 1, item.tokens.subspan(1, size_t(t)), out));
     out.owners.push_back({job, item.seq, item.choice});
     RowOwner& owner = out.owners.back();
-    if (t + 1 < item.count) owner.guessed = item.tokens[size_t(t) + 1];
-    owner.after_guess = t > 0;
+    if (t + 1 < item.count) owner.draft = item.tokens[size_t(t) + 1];
+    owner.after_draft = t > 0;
   }
 }
 
 model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position,
-                                    std::span<const int32_t> guesses, PackedStep& out) const {
+                                    std::span<const int32_t> draft, PackedStep& out) const {
   const Request& request = job.request;
   model::SampleRow row;
   row.params = job.beams ? &job.beam_params : &request.sampling;
@@ -149,9 +149,9 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
     row.prompt = request.prompt;
     auto tokens = scheduler_.tokens(seq);
     if (tokens.size() > request.prompt.size()) row.output = tokens.subspan(request.prompt.size());
-    if (shape_.depth > 1 || !guesses.empty()) {
+    if (shape_.depth > 1 || !draft.empty()) {
       out.histories.emplace_back(row.output.begin(), row.output.end());
-      out.histories.back().insert(out.histories.back().end(), guesses.begin(), guesses.end());
+      out.histories.back().insert(out.histories.back().end(), draft.begin(), draft.end());
       row.output = out.histories.back();
     }
   }

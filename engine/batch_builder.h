@@ -19,9 +19,9 @@ struct RowOwner {
   scheduler::SeqId seq = 0;
   int32_t choice = 0;
   int32_t prompt_position = -1;  // >= 0: the score of the prompt token there
-  // Of a verification: the guess that the next row was computed after, and whether this one was computed after one.
-  int32_t guessed = -1;
-  bool after_guess = false;
+  // Of a verification: the draft token that the next row is computed after, and whether this row is computed after one.
+  int32_t draft = -1;
+  bool after_draft = false;
 };
 
 struct PackedStep {
@@ -61,9 +61,9 @@ class BatchBuilder {
   void add_tables(const scheduler::StepPlan& plan, PackedStep& out) const;
   void add_rows(const scheduler::PlanItem& item, const JobPtr& job, const PackedStep* before, PackedStep& out) const;
   void add_verification(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const;
-  // `guesses`: what stands between the tokens that are known and `position`.
+  // `draft`: its tokens between those that are known and `position`.
   model::SampleRow draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position,
-                        std::span<const int32_t> guesses, PackedStep& out) const;
+                        std::span<const int32_t> draft, PackedStep& out) const;
 
   const scheduler::Scheduler& scheduler_;
   const Shape shape_;

@@ -28,7 +28,7 @@ struct EngineOptions {
   int64_t max_tokens_per_step = 512;
   double max_step_ms = 40;  // of a step with decodes: prompts beside them are cut; 0: no bound
   int32_t max_running = 64;
-  int32_t max_draft = 8;       // tokens guessed ahead of a sequence, from what it has read and said; 0: none
+  int32_t max_draft = 8;       // tokens of a sequence verified at once, drafted by prompt lookup; 0: none
   int64_t max_waiting = 1024;  // requests
   int64_t max_waiting_tokens = 1 << 20;
   std::string policy = "fcfs";
@@ -80,10 +80,10 @@ struct Stats {
   int64_t kv_bytes_per_token = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
-  int64_t steps_cut = 0;                   // that took up fewer prompt tokens, for max_step_ms
-  int64_t guessed = 0, guessed_right = 0;  // tokens tried ahead, and those of them that came
-  int64_t moved = 0;                       // preemptions that moved their pages to the second tier
-  std::map<std::string, int64_t> errors;   // by cause (code name)
+  int64_t steps_cut = 0;                  // that took up fewer prompt tokens, for max_step_ms
+  int64_t drafted = 0, accepted = 0;      // tokens of drafts that were verified, and those that were right
+  int64_t moved = 0;                      // preemptions that moved their pages to the second tier
+  std::map<std::string, int64_t> errors;  // by cause (code name)
   double step_seconds_p50 = 0, step_seconds_p99 = 0;
   double tokens_per_second = 0;   // computed, prompts included, lately
   double outputs_per_second = 0;  // of those that run

@@ -53,7 +53,7 @@ struct Job : std::enable_shared_from_this<Job> {
   // Any thread: raise a flag, then touch(), and the step thread looks.
   std::atomic<bool> cancel_requested{false};
   std::atomic<bool> touched{false};
-  std::atomic<int64_t> guessed{0}, guessed_right{0};  // tokens ahead
+  std::atomic<int64_t> drafted{0}, accepted{0};  // tokens of drafts
   std::atomic<bool> mask_failing{false}, mask_failed{false};
   Status mask_status;  // written between the two
   void touch();

@@ -6,8 +6,8 @@
 namespace kvasir::engine {
 namespace {
 
-constexpr size_t kAlike = 3;       // tokens that must be the same
-constexpr double kNewest = 0.125;  // weight of the newest guess
+constexpr size_t kAlike = 3;       // tokens that must be the same: one less finds chance
+constexpr double kNewest = 0.125;  // weight of the newest token in the average
 
 }  // namespace
 
@@ -35,7 +35,8 @@ void PromptLookup::take(int32_t token) {
   look();
 }
 
-// Where nothing is expected: what the last tokens are like. And the next ones like them will find these.
+// Where nothing is being copied: whether the last three tokens stood somewhere before. Then they are what the next look
+// finds.
 void PromptLookup::look() {
   if (text_.size() < kAlike) return;
   int32_t& after = after_[slot(text_.size())];
@@ -60,17 +61,17 @@ size_t PromptLookup::slot(size_t end) const {
   return at;
 }
 
-int PromptLookup::worth(int most, double gain, double price) const {
+int PromptLookup::draft_length(int most, double gain, double price) const {
   if (source_ < 0) return 0;
   int count = 0;
   for (double likely = right_; count < most && likely * gain > price; likely *= right_) ++count;
   return count;
 }
 
-std::vector<int32_t> PromptLookup::guess(int count) const {
+std::vector<int32_t> PromptLookup::draft(int count) const {
   std::vector<int32_t> out;
   if (source_ < 0) return out;
-  for (size_t i = size_t(source_); int(out.size()) < count; ++i)  // past the end a text repeats itself
+  for (size_t i = size_t(source_); int(out.size()) < count; ++i)  // past the end the draft continues its own copy
     out.push_back(i < text_.size() ? text_[i] : out[i - text_.size()]);
   return out;
 }

@@ -12,8 +12,8 @@ constexpr size_t kMostBatches = 8;
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 Usage usage_of(const Job& job) {
-  return {int64_t(job.request.prompt.size()), job.completion_tokens, job.cached_tokens, job.guessed.load(),
-          job.guessed_right.load()};
+  return {int64_t(job.request.prompt.size()), job.completion_tokens, job.cached_tokens, job.drafted.load(),
+          job.accepted.load()};
 }
 
 }  // namespace

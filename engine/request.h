@@ -36,7 +36,7 @@ struct Request {
   std::string tenant;           // from the key, never from the client alone
   std::vector<int32_t> prompt;  // token ids
   model::SamplingParams sampling;
-  std::vector<int32_t> prediction;  // what the client expects the answer to be: guesses, no more
+  std::vector<int32_t> prediction;  // of the answer, by the client: the first draft
   int32_t n = 1;
   std::optional<BeamOptions> beams;   // of `sampling` then only logprobs counts
   std::optional<int64_t> max_tokens;  // unset: up to the context; 0: prompt only
@@ -61,7 +61,7 @@ enum class FinishReason : uint8_t { stop_token, stop_string, length, cancelled }
 
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-  int64_t guessed = 0, guessed_right = 0;  // tokens that were tried ahead, and those of them that came
+  int64_t drafted = 0, accepted = 0;  // tokens of drafts that were verified, and those that were right
 };
 
 struct TokenOut {

@@ -90,7 +90,7 @@ void StepLoop::finish_oldest() {
   scheduler_->advance(results_, ran);
   publish_draws();
   drain_events();
-  guess_ahead();
+  propose_drafts();
 
   Time done = now();
   last_step_ = ran - std::max(step->planned, last_ran_);  // it waited for the step before, if that was in flight
@@ -118,14 +118,14 @@ void StepLoop::finish_oldest() {
 }
 
 void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampled) {
-  bool guesses_hold = false;  // of the verification whose rows these are, so far
+  bool draft_holds = false;  // of the verification whose rows these are, so far
   for (size_t i = 0; i < sampled.size(); ++i) {
     RowOwner& owner = step.owners[i];
     Job& job = *owner.job;
     if (job.ended) continue;
-    if (owner.after_guess) ++guessed_, job.guessed.fetch_add(1, std::memory_order_relaxed);
-    if (owner.after_guess && !guesses_hold) continue;
-    guesses_hold = false;
+    if (owner.after_draft) ++drafted_, job.drafted.fetch_add(1, std::memory_order_relaxed);
+    if (owner.after_draft && !draft_holds) continue;
+    draft_holds = false;
     if (job.mask_failed.load(std::memory_order_acquire)) {
       fail(job, job.mask_status);
       continue;
@@ -150,7 +150,7 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
       continue;
     }
     bool stop = std::binary_search(job.stop_set.begin(), job.stop_set.end(), sampled[i].token);
-    guesses_hold = !stop && sampled[i].token == owner.guessed;
+    draft_holds = !stop && sampled[i].token == owner.draft;
     draws_.push_back({&owner, stop, &sampled[i]});
   }
   // After the loop: a request may have failed by a later row.
@@ -159,12 +159,12 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
   gather_results();
 }
 
-// One of each sequence, with one token, or of a verification those that were guessed and the one after them.
+// One of each sequence: its token, or of a verification the accepted ones and the one after them.
 void StepLoop::gather_results() {
   drawn_.reserve(draws_.size());  // results_ point into it
   for (Draw& d : draws_) {
     d.result = results_.size();
-    if (d.owner->after_guess) {
+    if (d.owner->after_draft) {
       scheduler::SeqResult& r = results_.back();
       --d.result, d.place = r.tokens.size();
       drawn_.push_back(d.sampled->token);
@@ -210,7 +210,7 @@ void StepLoop::publish_draws() {
     model::Sampled& sampled = *draw.sampled;
     Choice& choice = owner.job->choices[size_t(owner.choice)];
     if (draw.stop) choice.stop_token = sampled.token;
-    if (owner.after_guess) ++guessed_right_, owner.job->guessed_right.fetch_add(1, std::memory_order_relaxed);
+    if (owner.after_draft) ++accepted_, owner.job->accepted.fetch_add(1, std::memory_order_relaxed);
     Record record{Record::Kind::token, draw.stop, owner.choice, FinishReason::length, owner.job};
     record.token = {sampled.token, sampled.logprob, std::move(sampled.top)};
     records_.push_back(std::move(record));
@@ -220,15 +220,15 @@ void StepLoop::publish_draws() {
     if (size_t(results_[draw.result].accepted) > draw.place && !draw.owner->job->beams) plan_mask(*draw.owner);
 }
 
-// Tokens that are guessed here are verified in the next step: only where a step knows all that the one before it drew,
-// and where a token more in a step costs less than what it saves, which with many sequences is a step's small part.
-void StepLoop::guess_ahead() {
-  if (options_.max_draft == 0 || runner_.depth() > 1 || results_.empty()) return;
+// Drafts for the next step to verify. A draft continues the last token, so with two steps in flight (a GPU) there are
+// none. A right token saves its sequence's share of a step: the more sequences, the less, until no draft pays.
+void StepLoop::propose_drafts() {
+  if (options_.max_draft == 0 || options_.max_step_ms == 0 || runner_.depth() > 1 || results_.empty()) return;
   const scheduler::StepCost& cost = scheduler_->cost();
   const double sequences = double(results_.size());
   for (const Draw& draw : draws_) {
     Job& job = *draw.owner->job;
-    if (draw.owner->after_guess || job.ended || job.beams || results_[draw.result].accepted == 0) continue;
+    if (draw.owner->after_draft || job.ended || job.beams || results_[draw.result].accepted == 0) continue;
     Choice& choice = job.choices[size_t(draw.owner->choice)];
     if (choice.grammar || choice.ended) continue;
     const auto tokens = scheduler_->tokens(draw.owner->seq);
@@ -237,9 +237,9 @@ void StepLoop::guess_ahead() {
     if (!choice.lookup) choice.lookup = std::make_unique<PromptLookup>(job.request.prediction, job.request.prompt);
     choice.lookup->add(tokens.subspan(prompt + choice.lookup->answer_tokens()));
     const double context = double(tokens.size());
-    const double gain = cost.fixed_us / sequences + cost.decode_token_us + cost.decode_context_us * context;
-    const int count = choice.lookup->worth(options_.max_draft, gain, cost.token_us + cost.context_us * context);
-    if (count > 0) (void)scheduler_->propose(draw.owner->seq, choice.lookup->guess(count));
+    const double token = cost.decode_token_us + cost.decode_context_us * context;
+    const int count = choice.lookup->draft_length(options_.max_draft, cost.fixed_us / sequences + token, token);
+    if (count > 0) (void)scheduler_->propose(draw.owner->seq, choice.lookup->draft(count));
   }
 }
 
@@ -278,8 +278,8 @@ void StepLoop::publish_stats() {
   out.moved = s.swaps;
   out.steps = s.steps;
   out.steps_cut = s.steps_cut;
-  out.guessed = guessed_;
-  out.guessed_right = guessed_right_;
+  out.drafted = drafted_;
+  out.accepted = accepted_;
   out.tokens_per_second = s.tokens_per_second;
   out.outputs_per_second = s.running > 0 ? s.outputs_per_second : 0;
   out.step_time = step_time_;

@@ -43,7 +43,7 @@ class StepLoop {
   void advance_searches();
   void gather_results();
   void publish_draws();
-  void guess_ahead();
+  void propose_drafts();
   void plan_mask(const RowOwner& owner);
   void fail_step(const PackedStep& step, const Status& why);
   void publish_stats();
@@ -88,7 +88,7 @@ class StepLoop {
   std::vector<int32_t> drawn_;  // the tokens of results_
   std::vector<scheduler::Event> events_;
   std::vector<Record> records_;
-  int64_t guessed_ = 0, guessed_right_ = 0;
+  int64_t drafted_ = 0, accepted_ = 0;
   Duration last_step_{};
   Time last_ran_{};
   Histogram step_time_ = time_histogram(), queued_ = time_histogram();

@@ -104,7 +104,7 @@ Result<bool> wants_gpu(const RunnerOptions& options) {
   if (prefers_gpu(options)) return true;
   if (options.device == "cpu") return false;
   Status there = gpu_there();
-  if (there.ok()) return false;  // what else was asked for is the CPU's
+  if (there.ok()) return false;  // attention cpu, or precise: only the CPU has them
   if (options.device == "cuda") return there;
   log_info("no GPU in use", {{"reason", there.message()}});
   return false;

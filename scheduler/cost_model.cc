@@ -39,11 +39,12 @@ Row solve(const std::array<Row, kFactors>& ata, const Row& atb) {
 
 }  // namespace
 
+// A verified token costs what a decode does: its logits are wanted, which of a prompt only the last token's are.
 void add_work(StepTime& work, Phase phase, int64_t begin, int64_t count) {
   const auto n = static_cast<double>(count);
   const double context = n * (static_cast<double>(begin) + 0.5 * n);
-  (phase == Phase::decode ? work.decodes : work.prefill_tokens) += n;
-  (phase == Phase::decode ? work.decode_context : work.prefill_context) += context;
+  (phase == Phase::prefill ? work.prefill_tokens : work.decodes) += n;
+  (phase == Phase::prefill ? work.prefill_context : work.decode_context) += context;
 }
 
 StepTime work_of(const StepPlan& plan) {

@@ -266,9 +266,9 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
 
   engine::Request& r = in.request;
   if (!in.prediction.empty()) {
-    auto guessed = encode_prompt(TextInput{std::move(in.prediction), false, false}, engine_, max_prompt_bytes());
-    if (!guessed.ok()) return Status(guessed.status()).with_field("prediction");
-    r.prediction = std::move(*guessed);
+    auto predicted = encode_prompt(TextInput{std::move(in.prediction), false, false}, engine_, max_prompt_bytes());
+    if (!predicted.ok()) return Status(predicted.status()).with_field("prediction");
+    r.prediction = std::move(*predicted);
   }
   r.tenant = caller.tenant;
   r.weight = caller.weight;

@@ -112,10 +112,10 @@ std::string metrics_text(const Services& services) {
   t.alias("counter", "vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache",
           static_cast<double>(s.prompt_tokens));
   t.counter("kvasir_output_tokens_total", "vllm:generation_tokens_total", "Tokens generated", s.output_tokens);
-  t.counter("kvasir_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total",
-            "Tokens of answers that were guessed ahead", s.guessed);
+  t.counter("kvasir_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total", "Draft tokens that were verified",
+            s.drafted);
   t.counter("kvasir_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
-            "Those of them that came", s.guessed_right);
+            "Draft tokens that were right", s.accepted);
   t.counter("kvasir_requests_total", nullptr, "Requests submitted to the engine", s.requests);
   t.counter("kvasir_requests_finished_total", nullptr, "Requests that ended well", s.finished);
   t.counter("kvasir_requests_failed_total", nullptr, "Requests that ended with an error", s.failed);

@@ -20,8 +20,8 @@ std::string usage_json(const engine::Usage& u) {
   return cat("{\"prompt_tokens\":", u.prompt_tokens, ",\"completion_tokens\":", u.completion_tokens,
              ",\"total_tokens\":", u.prompt_tokens + u.completion_tokens,
              ",\"prompt_tokens_details\":{\"cached_tokens\":", u.cached_tokens,
-             "},\"completion_tokens_details\":{\"accepted_prediction_tokens\":", u.guessed_right,
-             ",\"rejected_prediction_tokens\":", u.guessed - u.guessed_right, "}}");
+             "},\"completion_tokens_details\":{\"accepted_prediction_tokens\":", u.accepted,
+             ",\"rejected_prediction_tokens\":", u.drafted - u.accepted, "}}");
 }
 
 constexpr const char* kFingerprint = ",\"system_fingerprint\":\"kvasir-" KVASIR_VERSION "\"";
@@ -287,8 +287,8 @@ class OpenAiReply final : public Producer {
       sum.prompt_tokens += u.prompt_tokens;
       sum.completion_tokens += u.completion_tokens;
       sum.cached_tokens += u.cached_tokens;
-      sum.guessed += u.guessed;
-      sum.guessed_right += u.guessed_right;
+      sum.drafted += u.drafted;
+      sum.accepted += u.accepted;
     }
     return sum;
   }

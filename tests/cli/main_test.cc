@@ -72,6 +72,7 @@ TEST(Serve, ACheckKnowsWhatTheStartWouldRefuse) {
   refused("--max-running 512", "max_tokens_per_step is 512; it must be at least 528");
   refused("--max-tokens-per-step 64", "at least 80");
   refused("--tenant-cache-share 0", "tenant-cache-share");
+  refused("--max-draft 4 --max-step-ms 0", "max_draft is 4; it needs max_step_ms");
   EXPECT_EQ(shell("serve --model x --host 0.0.0.0 --keys k.json --check-config").code, 0);
   EXPECT_EQ(shell("serve --model x --host 127.1.2.3 --check-config").code, 0);
 }

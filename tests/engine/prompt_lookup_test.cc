@@ -1,4 +1,4 @@
-// Guesses change when an answer comes, and nothing of what it says.
+// Drafts change when an answer comes, and nothing of what it says.
 #include "engine/prompt_lookup.h"
 
 #include <random>
@@ -18,46 +18,46 @@ Ids run_of(int32_t first, int32_t count) {
 
 TEST(PromptLookup, WhatStoodBehindTheSameThree) {
   PromptLookup lookup({}, run_of(100, 50));
-  EXPECT_EQ(lookup.worth(8, 10, 1), 0) << "the prompt's end is like nothing before it";
+  EXPECT_EQ(lookup.draft_length(8, 10, 1), 0) << "the prompt's end is like nothing before it";
   lookup.add(Ids{7, 120, 121});
-  EXPECT_TRUE(lookup.guess(4).empty()) << "two tokens are no likeness";
+  EXPECT_TRUE(lookup.draft(4).empty()) << "two tokens are no likeness";
   lookup.add(Ids{122});
-  EXPECT_EQ(lookup.guess(4), (Ids{123, 124, 125, 126}));
+  EXPECT_EQ(lookup.draft(4), (Ids{123, 124, 125, 126}));
   lookup.add(Ids{123, 124});
-  EXPECT_EQ(lookup.guess(2), (Ids{125, 126}));
+  EXPECT_EQ(lookup.draft(2), (Ids{125, 126}));
   lookup.add(Ids{9});
-  EXPECT_TRUE(lookup.guess(4).empty());
+  EXPECT_TRUE(lookup.draft(4).empty());
   EXPECT_EQ(lookup.answer_tokens(), 7u);
 }
 
 TEST(PromptLookup, ATextThatRepeatsItself) {
   PromptLookup lookup({}, Ids{1, 2, 3, 4, 1, 2, 3});
-  EXPECT_EQ(lookup.guess(9), (Ids{4, 1, 2, 3, 4, 1, 2, 3, 4}));
+  EXPECT_EQ(lookup.draft(9), (Ids{4, 1, 2, 3, 4, 1, 2, 3, 4}));
 }
 
 TEST(PromptLookup, ThePredictionComesFirst) {
   PromptLookup lookup(run_of(500, 20), run_of(100, 30));
-  EXPECT_EQ(lookup.guess(3), (Ids{500, 501, 502}));
-  EXPECT_GE(lookup.worth(8, 10, 1), 8);
+  EXPECT_EQ(lookup.draft(3), (Ids{500, 501, 502}));
+  EXPECT_GE(lookup.draft_length(8, 10, 1), 8);
   lookup.add(Ids{500, 501, 3});  // changed here
-  EXPECT_TRUE(lookup.guess(3).empty());
+  EXPECT_TRUE(lookup.draft(3).empty());
   lookup.add(Ids{503, 504, 505});
-  EXPECT_EQ(lookup.guess(3), (Ids{506, 507, 508}));
+  EXPECT_EQ(lookup.draft(3), (Ids{506, 507, 508}));
 }
 
 TEST(PromptLookup, HowFarItPays) {
   PromptLookup lookup({}, run_of(100, 2000));
   lookup.add(Ids{110, 111, 112});
-  EXPECT_EQ(lookup.worth(8, 1, 1), 0) << "a guess costs what it saves";
-  const int first = lookup.worth(8, 10, 1);
+  EXPECT_EQ(lookup.draft_length(8, 1, 1), 0) << "verifying costs what is saved";
+  const int first = lookup.draft_length(8, 10, 1);
   EXPECT_GT(first, 0);
   for (int32_t t = 113; t < 150; ++t) lookup.add(Ids{t});
-  EXPECT_EQ(lookup.worth(8, 10, 1), 8) << "all of them have been right";
+  EXPECT_EQ(lookup.draft_length(8, 10, 1), 8) << "all of them have been right";
   for (int round = 0; round < 20; ++round) lookup.add(Ids{110 + round, 111 + round, 112 + round, 5});
-  EXPECT_LT(lookup.worth(8, 10, 1), first) << "most of them have been wrong";
+  EXPECT_LT(lookup.draft_length(8, 10, 1), first) << "most of them have been wrong";
 }
 
-TEST(PromptLookup, GuessesAreAlwaysOfTheText) {
+TEST(PromptLookup, DraftsAreAlwaysOfTheText) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
     Ids prompt(random() % 40), answer;
@@ -65,11 +65,11 @@ TEST(PromptLookup, GuessesAreAlwaysOfTheText) {
     PromptLookup lookup({}, prompt);
     Ids text = prompt;
     for (int i = 0; i < 200; ++i) {
-      const Ids guess = lookup.guess(6);
-      ASSERT_TRUE(guess.empty() || guess.size() == 6u);
-      if (!guess.empty()) {  // its three last tokens stood before what is guessed
+      const Ids draft = lookup.draft(6);
+      ASSERT_TRUE(draft.empty() || draft.size() == 6u);
+      if (!draft.empty()) {  // the last three tokens stood before it somewhere
         Ids three(text.end() - 3, text.end());
-        three.push_back(guess[0]);
+        three.push_back(draft[0]);
         ASSERT_NE(std::search(text.begin(), text.end(), three.begin(), three.end()), text.end());
       }
       const auto next = int32_t(random() % 3);
@@ -143,16 +143,16 @@ TEST(Speculation, TheSameAnswersForEveryWayOfSampling) {
   requests[12].max_tokens = 7;
   requests[13].prediction = run_of(3, 30);
   const Said plain = said(0, requests), ahead = said(8, requests);
-  EXPECT_EQ(plain.stats.guessed, 0);
-  EXPECT_GT(ahead.stats.guessed_right, 0);
-  EXPECT_GE(ahead.stats.guessed, ahead.stats.guessed_right);
+  EXPECT_EQ(plain.stats.drafted, 0);
+  EXPECT_GT(ahead.stats.accepted, 0);
+  EXPECT_GE(ahead.stats.drafted, ahead.stats.accepted);
   EXPECT_LT(ahead.stats.steps, plain.stats.steps);
   expect_same(plain, ahead);
-  int64_t guessed = 0, right = 0;
+  int64_t drafted = 0, accepted = 0;
   for (const Answer& a : ahead.answers)
-    guessed += a.finished.back().usage.guessed, right += a.finished.back().usage.guessed_right;
-  EXPECT_EQ(guessed, ahead.stats.guessed);
-  EXPECT_EQ(right, ahead.stats.guessed_right);
+    drafted += a.finished.back().usage.drafted, accepted += a.finished.back().usage.accepted;
+  EXPECT_EQ(drafted, ahead.stats.drafted);
+  EXPECT_EQ(accepted, ahead.stats.accepted);
 }
 
 TEST(Speculation, TheSameAnswersWhenPagesAreTakenAway) {
@@ -163,7 +163,7 @@ TEST(Speculation, TheSameAnswersWhenPagesAreTakenAway) {
   few.kv_memory = plain.stats.kv_bytes_per_token * 8 * 70;  // 70 pages, of which each takes 28 in the end
   const Said ahead = said(8, requests, few);
   EXPECT_GT(ahead.stats.preemptions, 0);
-  EXPECT_GT(ahead.stats.guessed_right, 0);
+  EXPECT_GT(ahead.stats.accepted, 0);
   expect_same(plain, ahead);
 }
 
@@ -171,7 +171,7 @@ TEST(Speculation, GrammarsAndBeamsAreLeftAlone) {
   Request beams = repeating(1);
   beams.beams = BeamOptions{.width = 3}, beams.max_tokens = 20;
   const Said plain = said(0, {beams}), ahead = said(8, {beams});
-  EXPECT_EQ(ahead.stats.guessed, 0);
+  EXPECT_EQ(ahead.stats.drafted, 0);
   expect_same(plain, ahead);
 }
 

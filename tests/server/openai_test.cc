@@ -25,7 +25,7 @@ TEST_F(OpenAi, ACompletionIsWholeOrStreamedAlike) {
   EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "stop");
 }
 
-// What an answer is expected to be is given to the engine as guesses, and usage says what became of them.
+// A prediction reaches the engine as tokens, and usage says how many draft tokens were right.
 TEST_F(OpenAi, APredictionIsADraft) {
   const std::string chat = R"({"messages":[{"role":"user","content":"hi"}],"prediction":)";
   Json one = whole("/v1/chat/completions", chat + R"({"type":"content","content":"ab"}})");

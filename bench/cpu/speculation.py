@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""What guessing ahead (`--max-draft`) saves and costs on the CPU, against the same server without it, by turns.
+"""What speculation by prompt lookup (`--max-draft`) saves and costs on the CPU, with and without it by turns.
 
 Workloads, made of texts of this repository: "summary" asks to say again what a page says, "edit" to write a function
-again with a name changed, "random" draws at
-temperature 1.5, where nothing repeats. Answers must be the same bytes.
+again with a name changed, "random" draws at temperature 1.5, where nothing repeats. Answers must be the same bytes.
 """
 import argparse
 import json
@@ -40,9 +39,9 @@ def run(kvasir, model, file, batch, draft, tokens, threads, temperature):
                           "--max-running", str(batch), "--max-draft", str(draft), "--threads", str(threads),
                           "--temperature", str(temperature), "--max-tokens-per-step", "1024"], capture_output=True, text=True, check=True)
     rate = float(re.search(r"([\d.]+) output tokens a second", out.stderr).group(1))
-    guesses = re.search(r"(\d+) of (\d+) tokens that were guessed", out.stderr)
+    drafts = re.search(r"(\d+) of (\d+) draft tokens", out.stderr)
     texts = [json.loads(line).get("text") for line in out.stdout.splitlines()]
-    return rate, texts, [int(n) for n in guesses.groups()] if guesses else [0, 0]
+    return rate, texts, [int(n) for n in drafts.groups()] if drafts else [0, 0]
 
 
 def main():
@@ -56,33 +55,30 @@ def main():
     p.add_argument("--out", default="")
     a = p.parse_args()
     figures = {}
-    print("workload, batch | tokens/s without | with | ratio | guesses that came")
+    print("workload, batch | tokens/s without | with | ratio | draft tokens accepted")
     for kind in ("summary", "edit", "random"):
         for batch in map(int, a.batches.split(",")):
             with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
                 for text in prompts(kind, 6 if batch == 1 else 2 * batch):
                     f.write(json.dumps({"prompt": text}) + "\n")
                 f.flush()
-                rates, guesses = {0: [], 8: []}, [0, 0]
+                rates, drafts = {0: [], 8: []}, [0, 0]
                 for _ in range(a.rounds):
                     said = {}
                     for draft in rates:
                         rate, said[draft], came = run(a.kvasir, a.model, f.name, batch, draft, a.tokens, a.threads,
                                                        1.5 if kind == "random" else 0)
                         rates[draft].append(rate)
-                        guesses = came if draft else guesses
+                        drafts = came if draft else drafts
                     if said[0] != said[8]:
                         sys.exit(f"{kind}, batch {batch}: the answers differ")
             ratio = statistics.median(w / o for o, w in zip(rates[0], rates[8]))
             figures[f"{kind}, {batch}"] = {"without": rates[0], "with": rates[8], "ratio": round(ratio, 3),
-                                           "came": guesses[0], "guessed": guesses[1]}
+                                           "accepted": drafts[0], "drafted": drafts[1]}
             print(f"{kind}, {batch} | {statistics.median(rates[0]):.1f} | {statistics.median(rates[8]):.1f} | {ratio:.2f} | "
-                  f"{guesses[0]} of {guesses[1]}", flush=True)
+                  f"{drafts[0]} of {drafts[1]}", flush=True)
     if a.out:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-        with open(a.out, "w") as f:
-            json.dump({"command": " ".join(["bench/cpu/guesses.py", *sys.argv[1:]]), "commit": commit, "threads": a.threads,
-                       "figures": figures}, f, indent=1)
+        pathlib.Path(a.out).write_text(json.dumps({"threads": a.threads, "figures": figures}, indent=1))
 
 
 if __name__ == "__main__":
