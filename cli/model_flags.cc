@@ -105,14 +105,11 @@ void ModelFlags::define(Options& o) {
   o.add("record", &engine.record,
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
-  max_draft_option_ =
-      &o.add(
-            "max_draft", &engine.max_draft,
-            "Speculative decoding by prompt lookup: where an answer repeats the prompt or itself, so many of its next "
-            "tokens "
-            "are drafted from there at most and verified in one step. The answers are the same; how many tokens pay is "
-            "learned. On a CPU, not under a grammar, with max_step_ms; 0: none")
-           .range(0, 64);
+  o.add("max_draft", &engine.max_draft,
+        "Speculative decoding by prompt lookup: where an answer repeats the prompt or itself, so many of its next "
+        "tokens are drafted from there at most and verified in one step. The answers are the same; how many tokens pay "
+        "is learned. On a CPU, not under a grammar, with max_step_ms; 0: none")
+      .range(0, 64);
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
                              .range(1, 65536);
@@ -149,7 +146,7 @@ Status ModelFlags::check() const {
     return invalid_argument(cat("attention_window is ", model.attention_window,
                                 "; what it leaves behind is given back page by page: it needs kv_index page_table or "
                                 "token_table and no host_kv_memory"));
-  if (engine.max_draft > 0 && max_draft_option_->source() != "default") {
+  if (engine.max_draft > 0 && engine.max_draft != engine::EngineOptions().max_draft) {  // the default gives way
     if (engine.max_step_ms == 0)
       return invalid_argument(
           cat("max_draft is ", engine.max_draft, "; it needs max_step_ms, with which is learned what steps take"));
