@@ -1,4 +1,4 @@
-# kvasir_grpc: gRPC, its reflection service and protobuf, linked statically so that the binary runs
+# kvasir_grpc: gRPC and protobuf, linked statically so that the binary runs
 # where no gRPC is installed. Where the archives are missing (some distributions ship only shared
 # libraries) the shared ones are used, and the configure step says so.
 # kvasir_openssl: the TLS library, the same way.
@@ -38,11 +38,9 @@ function(kvasir_archives OUT)
   set(${OUT} "${archives}" PARENT_SCOPE)
 endfunction()
 
-set(reflection "")
 set(grpc_archives "")
 set(openssl_archives "")
 if(KVASIR_STATIC)
-  kvasir_archives(reflection grpc++_reflection)
   kvasir_archives(grpc_archives ${GRPC_STATIC_LIBRARIES} atomic)
   kvasir_archives(openssl_archives ssl crypto)
 endif()
@@ -57,13 +55,11 @@ endif()
 
 add_library(kvasir_grpc INTERFACE)
 target_include_directories(kvasir_grpc SYSTEM INTERFACE ${GRPC_INCLUDE_DIRS})
-if(reflection AND grpc_archives)
+if(grpc_archives)
   string(REPLACE ";" "," group "${grpc_archives}")
-  # Reflection registers itself from a static initializer, so all of it has to be taken.
-  target_link_libraries(kvasir_grpc INTERFACE "$<LINK_LIBRARY:WHOLE_ARCHIVE,${reflection}>"
+  target_link_libraries(kvasir_grpc INTERFACE
                         "$<LINK_GROUP:RESCAN,${group}>" kvasir_openssl Threads::Threads ${CMAKE_DL_LIBS} rt)
 else()
-  find_library(KVASIR_GRPC_REFLECTION grpc++_reflection REQUIRED)
-  target_link_libraries(kvasir_grpc INTERFACE ${KVASIR_GRPC_REFLECTION} ${GRPC_LINK_LIBRARIES}
+  target_link_libraries(kvasir_grpc INTERFACE ${GRPC_LINK_LIBRARIES}
                         kvasir_openssl Threads::Threads)
 endif()

@@ -49,6 +49,7 @@ struct ServerOptions {
   ByteSize max_held{256 << 20};           // all bodies, messages and whole answers together
   int max_connections = 4096;             // of each port
   int max_streams_per_connection = 1024;  // gRPC
+  int max_calls = 8192;                   // gRPC, of all connections together
   int max_choices = 128;                  // n x best_of x prompts
   int max_logprobs = 20;
   int max_stop = 16;         // stop strings, and stop token ids

@@ -41,24 +41,4 @@ void carry(const grpc::ServerContextBase& call, engine::Request& request) {
   if (request.trace_parent.size() > 64) request.trace_parent.clear();  // not a W3C traceparent
 }
 
-grpc::ServerUnaryReactor* unary(const Context& context, grpc::CallbackServerContext* call, std::optional<Role> role,
-                                const char* method, std::function<Status(const Caller&)> work) {
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  auto run = [&services = context.services, call, role, method, reactor, work = std::move(work)] {
-    Status status;
-    if (auto caller = role ? caller_of(services, *call) : Result<Caller>(everyone()); !caller.ok())
-      status = caller.status();
-    else if (Status allowed = role ? caller->require(*role, method) : Status(); !allowed.ok())
-      status = allowed;
-    else
-      status = work(*caller);
-    reactor->Finish(to_grpc(status, call));
-  };
-  if (!context.workers.post(run))
-    reactor->Finish(to_grpc(resource_exhausted("the server has too many calls to look at; try again")
-                                .with_retry_after(std::chrono::seconds(1)),
-                            call));
-  return reactor;
-}
-
 }  // namespace kvasir::server::rpc

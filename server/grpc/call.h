@@ -5,7 +5,6 @@
 #include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -16,9 +15,12 @@
 
 namespace kvasir::server::rpc {
 
+class Calls;
+
 // What the adapters share: one set for the gRPC port.
 struct Context {
   Services& services;
+  Calls& calls;
   Workers& workers;   // parse, render, tokenize, submit
   Workers& delivery;  // events to messages
 };
@@ -32,9 +34,5 @@ std::optional<Time> deadline_of(const grpc::ServerContextBase& call);
 
 // Deadline and trace id into the request.
 void carry(const grpc::ServerContextBase& call, engine::Request& request);
-
-// A unary method: authenticate, require the role, run `work` on a worker, finish with what it returns.
-grpc::ServerUnaryReactor* unary(const Context& context, grpc::CallbackServerContext* call, std::optional<Role> role,
-                                const char* method, std::function<Status(const Caller&)> work);
 
 }  // namespace kvasir::server::rpc

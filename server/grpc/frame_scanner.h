@@ -24,18 +24,26 @@ class FrameScanner {
 
   // False once too much has come.
   bool take(const unsigned char* bytes, size_t n) {
+    const size_t all = n;
+    opened_ = 0;
     while (n > 0 && !over_ && !foreign_) {
       size_t used = preface_ < kPreface ? take_preface(bytes, n) : payload_ > 0 ? take_payload(n) : take_head(bytes, n);
       bytes += used;
       n -= used;
     }
-    return !over_;
+    crowded_ = opened_ >= kManyOpened && opened_ * 1024 >= all;
+    return !over_ && !ended_.load(std::memory_order_relaxed);
   }
+  // Whatever comes is too much from now on. From any thread.
+  void end() { ended_.store(true, std::memory_order_relaxed); }
+  // How much to read in one go. Streams are dear, some 100 us each: where they come close together, others' turns come
+  // between few of them.
+  size_t most_at_once() const { return crowded_ ? kCrowdedPart : foreign_ ? kForeignPart : SIZE_MAX; }
   // Something goes out to the client. A server's first bytes are its settings. From any thread.
   void sends() { sent_.store(true, std::memory_order_relaxed); }
 
  private:
-  static constexpr size_t kPreface = 24, kHead = 9;
+  static constexpr size_t kPreface = 24, kHead = 9, kManyOpened = 8, kCrowdedPart = 2 << 10, kForeignPart = 16 << 10;
   enum : unsigned char { kHeaders = 1, kReset = 3, kSettings = 4, kContinuation = 9, kEndHeaders = 4, kAck = 1 };
 
   size_t take_preface(const unsigned char* bytes, size_t n) {
@@ -59,6 +67,7 @@ class FrameScanner {
     unsigned char type = head_[3], flags = head_[4];
     if (type == kHeaders) {
       block_ = 0;
+      ++opened_;
       if (!acknowledged_ && ++unacknowledged_ > kMostUnacknowledged) over_ = true;
     }
     if (type == kSettings && (flags & kAck) && sent_.load(std::memory_order_relaxed)) acknowledged_ = true;
@@ -85,8 +94,9 @@ class FrameScanner {
   bool acknowledged_ = false;
   size_t preface_ = 0, head_size_ = 0, payload_ = 0, block_ = 0;
   unsigned char head_[kHead] = {};
-  bool over_ = false, foreign_ = false;
-  std::atomic<bool> sent_{false};
+  size_t opened_ = 0;  // in what was taken last
+  bool crowded_ = false, over_ = false, foreign_ = false;
+  std::atomic<bool> sent_{false}, ended_{false};
 };
 
 }  // namespace kvasir::server::rpc

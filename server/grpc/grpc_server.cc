@@ -2,7 +2,6 @@
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -13,20 +12,22 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/grpc/calls.h"
 #include "server/grpc/credentials.h"
+#include "server/grpc/door.h"
 #include "server/grpc/health.h"
 #include "server/grpc/inflate_limit.h"
 #include "server/grpc/kserve.h"
 #include "server/grpc/kvasir_v1.h"
 #include "server/grpc/listener.h"
 #include "server/grpc/ppl.h"
-#include "server/grpc/unread.h"
+#include "server/grpc/reflection.h"
 #include "server/grpc/vllm.h"
 
 namespace kvasir::server::rpc {
 namespace {
 
-constexpr int64_t kLeastQuota = int64_t(512) << 20, kQuotaMessages = 64;
+constexpr int kLookahead = 4 << 10;
 
 // What the libraries say of clients' bytes goes where our own lines go, and only at level debug: a client that fails
 // handshakes for sport writes no log.
@@ -40,12 +41,14 @@ void log_as_ours() {
 void set_limits(grpc::ServerBuilder& builder, const ServerOptions& o) {
   builder.SetMaxReceiveMessageSize(int(o.max_body.bytes));
   // What all connections together may hold of what was sent to them: over it gRPC cancels streams and closes.
-  builder.SetResourceQuota(
-      grpc::ResourceQuota("kvasir").Resize(size_t(std::max<int64_t>(kLeastQuota, kQuotaMessages * o.max_body.bytes))));
+  builder.SetResourceQuota(grpc::ResourceQuota("kvasir").Resize(size_t(o.max_held.bytes)));
   limit_inflated(size_t(o.max_body.bytes));
   if (!inflate_is_limited())
     for (auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP})
       builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  // So much of a message may come before somebody who may has asked for it to be read.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookahead);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, o.max_streams_per_connection);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
   // Idle clients may ping every 30 s (every 10 are forgiven); a flood of pings ends the connection.
@@ -65,19 +68,22 @@ class GrpcServerImpl final : public GrpcServer {
       : tls_(std::move(tls)),
         workers_(services.options().workers, 4096),
         delivery_(1, SIZE_MAX),  // at most a task a stream: a wake-up may not be lost
-        context_{services, workers_, delivery_},
-        health_(HealthService::create(context_)) {
-    for (auto* make : {kvasir_v1_service, ppl_service, vllm_service, kserve_service})
-      services_.push_back(make(context_));
+        calls_(limits(services.options())),
+        context_{services, calls_, workers_, delivery_},
+        door_(context_),
+        kv_events_(context_),
+        health_(HealthService::create(door_, services)) {
+    add_kvasir_v1(door_, services);
+    add_ppl(door_);
+    add_vllm(door_, services, kv_events_);
+    add_kserve(door_, services);
+    add_reflection(door_);
   }
   ~GrpcServerImpl() override { stop(std::chrono::milliseconds(0)); }
 
   Status listen() {
-    static std::once_flag reflection;
-    std::call_once(reflection, [] {
-      grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-      log_as_ours();
-    });
+    static std::once_flag logs;
+    std::call_once(logs, log_as_ours);
     const ServerOptions& o = context_.services.options();
     auto creds = credentials(tls_);
     KVASIR_ASSIGN(listener_, Listener::open(o.host, o.grpc_port, o.max_connections));
@@ -85,11 +91,7 @@ class GrpcServerImpl final : public GrpcServer {
     auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, creds);
     set_limits(builder, o);
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
-    interceptors.push_back(answer_the_unread());
-    builder.experimental().SetInterceptorCreators(std::move(interceptors));
-    builder.RegisterService(health_->service());
-    for (auto& service : services_) builder.RegisterService(service.get());
+    builder.RegisterCallbackGenericService(&door_);
     server_ = builder.BuildAndStart();
     if (!server_) return internal_error("gRPC did not start");
     listener_->start(std::move(acceptor));
@@ -103,6 +105,7 @@ class GrpcServerImpl final : public GrpcServer {
     if (!server_) return;
     listener_->stop();
     health_->stop();
+    calls_.stop();
     server_->Shutdown(std::chrono::system_clock::now() + limit);
     server_->Wait();
     server_.reset();
@@ -111,11 +114,21 @@ class GrpcServerImpl final : public GrpcServer {
   }
 
  private:
+  CallLimits limits(const ServerOptions& o) {
+    CallLimits limits;
+    limits.known = size_t(o.max_calls);
+    limits.silence = o.header_timeout;
+    limits.drop = [this](const std::string& peer) { listener_->drop(peer); };
+    return limits;
+  }
+
   const std::shared_ptr<TlsSource> tls_;
   Workers workers_, delivery_;
+  Calls calls_;
   const Context context_;
+  Door door_;
+  KvEvents kv_events_;
   std::unique_ptr<HealthService> health_;
-  std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> server_;
   std::mutex mutex_;

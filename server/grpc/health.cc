@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "core/cat.h"
-#include "health.grpc.pb.h"
+#include "health.pb.h"
 
 namespace kvasir::server::rpc {
 namespace {
@@ -29,19 +29,14 @@ bool known(std::string_view name) { return std::find(kNames.begin(), kNames.end(
 class HealthServiceImpl;
 
 // Sends the state, then every change of it. update() comes from the watching thread, one at a time.
-class Watch final : public grpc::ServerWriteReactor<pb::HealthCheckResponse> {
+class Watch final : public Incoming {
  public:
-  Watch(HealthServiceImpl& owner, bool known_name) : owner_(owner), known_(known_name) {}
+  Watch(HealthServiceImpl& owner, Opening opening) : Incoming(std::move(opening)), owner_(owner) {}
+  ~Watch() override;
   void update(Serving::ServingStatus status) {
     std::lock_guard lock(mutex_);
     wanted_ = known_ ? status : Serving::SERVICE_UNKNOWN;
     write();
-  }
-  void end(const grpc::Status& status) {
-    std::lock_guard lock(mutex_);
-    if (finished_) return;
-    finished_ = true;
-    Finish(status);
   }
   void OnWriteDone(bool ok) override {
     std::lock_guard lock(mutex_);
@@ -49,55 +44,48 @@ class Watch final : public grpc::ServerWriteReactor<pb::HealthCheckResponse> {
     if (ok) write();
   }
   void OnCancel() override { end(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away")); }
-  void OnDone() override;
 
  private:
+  void message() override;
   void write() {
-    if (writing_ || finished_ || (any_sent_ && wanted_ == sent_.status())) return;
+    if (writing_ || finished() || (any_sent_ && wanted_ == sent_.status())) return;
     any_sent_ = writing_ = true;
     sent_.set_status(wanted_);
-    StartWrite(&sent_);
+    serialize(sent_, bytes_);
+    StartWrite(&bytes_);
   }
 
   HealthServiceImpl& owner_;
-  const bool known_;
-  std::mutex mutex_;
+  bool known_ = false;
   pb::HealthCheckResponse sent_;
+  grpc::ByteBuffer bytes_;
   Serving::ServingStatus wanted_ = Serving::UNKNOWN;
-  bool any_sent_ = false, writing_ = false, finished_ = false;
+  bool any_sent_ = false, writing_ = false;
 };
 
-class HealthServiceImpl final : public HealthService, public pb::Health::CallbackService {
+class HealthServiceImpl final : public HealthService {
  public:
-  explicit HealthServiceImpl(const Context& context) : c_(context), thread_([this] { look(); }) {}
-  ~HealthServiceImpl() override { stop(); }
-  grpc::Service* service() override { return this; }
-
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* call, const pb::HealthCheckRequest* in,
-                                  pb::HealthCheckResponse* out) override {
-    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-    if (known(in->service())) {
-      out->set_status(status());
-      reactor->Finish(grpc::Status::OK);
-    } else {
-      reactor->Finish({grpc::StatusCode::NOT_FOUND,
-                       cat("service '", in->service().substr(0, 128), "' is not one of this server's")});
-    }
-    return reactor;
+  HealthServiceImpl(Door& door, Services& services) : services_(services), thread_([this] { look(); }) {
+    door.at_once<pb::HealthCheckRequest, pb::HealthCheckResponse>(
+        "/grpc.health.v1.Health/Check", [this](const auto& in, auto& out) -> grpc::Status {
+          if (!known(in.service()))
+            return {grpc::StatusCode::NOT_FOUND,
+                    cat("service '", in.service().substr(0, 128), "' is not one of this server's")};
+          out.set_status(status());
+          return grpc::Status::OK;
+        });
+    door.add("/grpc.health.v1.Health/Watch", std::nullopt,
+             [this](Opening o) -> std::shared_ptr<Incoming> { return std::make_shared<Watch>(*this, std::move(o)); });
   }
+  ~HealthServiceImpl() override { stop(); }
 
-  grpc::ServerWriteReactor<pb::HealthCheckResponse>* Watch(grpc::CallbackServerContext*,
-                                                           const pb::HealthCheckRequest* in) override {
-    auto* watch = new rpc::Watch(*this, known(in->service()));
+  void add(Watch* watch) {
     std::lock_guard lock(mutex_);
     watches_.push_back(watch);
     watch->update(status());
-    if (stopped_) watch->end(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is going away"));
     wake_.notify_all();
-    return watch;
   }
-
-  void remove(rpc::Watch* watch) {
+  void remove(Watch* watch) {
     std::lock_guard lock(mutex_);
     watches_.remove(watch);
   }
@@ -106,14 +94,13 @@ class HealthServiceImpl final : public HealthService, public pb::Health::Callbac
     {
       std::lock_guard lock(mutex_);
       stopped_ = true;
-      for (rpc::Watch* w : watches_) w->end(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is going away"));
     }
     wake_.notify_all();
     if (thread_.joinable()) thread_.join();
   }
 
  private:
-  Serving::ServingStatus status() const { return c_.services.health().ready ? Serving::SERVING : Serving::NOT_SERVING; }
+  Serving::ServingStatus status() const { return services_.health().ready ? Serving::SERVING : Serving::NOT_SERVING; }
 
   void look() {
     std::unique_lock lock(mutex_);
@@ -122,28 +109,33 @@ class HealthServiceImpl final : public HealthService, public pb::Health::Callbac
         wake_.wait(lock);
       else
         wake_.wait_for(lock, std::chrono::milliseconds(250));
+      if (stopped_) return;
       Serving::ServingStatus now = status();
-      for (rpc::Watch* w : watches_) w->update(now);
+      for (Watch* w : watches_) w->update(now);
     }
   }
 
-  const Context c_;
+  Services& services_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::list<rpc::Watch*> watches_;
+  std::list<Watch*> watches_;
   bool stopped_ = false;
   std::thread thread_;
 };
 
-void Watch::OnDone() {
-  owner_.remove(this);
-  delete this;
+void Watch::message() {
+  pb::HealthCheckRequest in;
+  if (Status parsed = parse(received_, in); !parsed.ok()) return end(to_grpc(parsed, call_));
+  known_ = known(in.service());
+  owner_.add(this);
 }
+
+Watch::~Watch() { owner_.remove(this); }
 
 }  // namespace
 
-std::unique_ptr<HealthService> HealthService::create(const Context& context) {
-  return std::make_unique<HealthServiceImpl>(context);
+std::unique_ptr<HealthService> HealthService::create(Door& door, Services& services) {
+  return std::make_unique<HealthServiceImpl>(door, services);
 }
 
 }  // namespace kvasir::server::rpc

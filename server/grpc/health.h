@@ -2,20 +2,17 @@
 // while somebody watches.
 #pragma once
 
-#include <grpcpp/impl/service_type.h>
-
 #include <memory>
 
-#include "server/grpc/call.h"
+#include "server/grpc/door.h"
 
 namespace kvasir::server::rpc {
 
 class HealthService {
  public:
-  virtual ~HealthService() = default;
-  static std::unique_ptr<HealthService> create(const Context& context);
-  virtual grpc::Service* service() = 0;
-  virtual void stop() = 0;  // ends the watches, so that the port can close
+  virtual ~HealthService() = default;  // after the last call
+  static std::unique_ptr<HealthService> create(Door& door, Services& services);
+  virtual void stop() = 0;  // nothing changes any more
 };
 
 }  // namespace kvasir::server::rpc

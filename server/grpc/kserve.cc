@@ -1,7 +1,7 @@
 #include "server/grpc/kserve.h"
 
 #include "core/cat.h"
-#include "kserve.grpc.pb.h"
+#include "kserve.pb.h"
 #include "server/grpc/kserve_request.h"
 #include "server/grpc/stream_call.h"
 
@@ -43,158 +43,90 @@ void name_answer(const Services& services, const std::string& id, pb::ModelInfer
   out.set_id(id);
 }
 
-// One request, one answer with all of the text. The unary reactor and the events' end belong together.
-class InferCall final : public std::enable_shared_from_this<InferCall> {
+// One request, one answer with all of the text.
+class InferCall final : public AnswerCall<pb::ModelInferRequest, pb::ModelInferResponse> {
  public:
-  InferCall(const Context& context, pb::ModelInferResponse* out, grpc::CallbackServerContext* call)
-      : context_(context), out_(out), call_(call) {}
+  using AnswerCall::AnswerCall;
 
-  // Cancels on disconnect; finishes once.
-  class Reactor final : public grpc::ServerUnaryReactor {
-   public:
-    explicit Reactor(std::shared_ptr<InferCall> call) : call_(std::move(call)) {}
-    void OnCancel() override { call_->cancelled(); }
-    void OnDone() override { delete this; }
-
-   private:
-    std::shared_ptr<InferCall> call_;
-  };
-
-  Reactor* begin(const pb::ModelInferRequest* in) {
-    auto* reactor = reactor_ = new Reactor(shared_from_this());
-    auto self = shared_from_this();
-    if (!context_.workers.post([self, in] { self->prepare(*in); }))
-      finish(resource_exhausted("the server has too many calls to look at; try again")
-                 .with_retry_after(std::chrono::seconds(1)));
-    return reactor;
+ protected:
+  Status prepare() override {
+    Services& services = context_.services;
+    KVASIR_ASSIGN(InferInput input, services.read(caller_, "kserve", read_whole()));
+    forget_request();
+    carry(*call_, input.generate.request);
+    raw_ = input.raw;
+    if (input.echo) text_ = std::move(input.text_input);
+    KVASIR_ASSIGN(Submitted submitted, services.generate(caller_, std::move(input.generate)));
+    id_ = submitted.stream->id();
+    feed_.add(std::move(submitted.stream));
+    return {};
+  }
+  Next next(pb::ModelInferResponse& out, bool& last, Status& status) override {
+    while (auto event = feed_.poll()) {
+      if (auto* e = std::get_if<engine::Tokens>(&event->second)) {
+        text_ += e->text;
+      } else if (auto* e = std::get_if<engine::Failed>(&event->second)) {
+        status = e->status;
+        return Next::end;
+      } else if (auto* e = std::get_if<engine::Finished>(&event->second)) {
+        if (e->reason == engine::FinishReason::cancelled) {
+          status = was_cancelled();
+          return Next::end;
+        }
+        name_answer(context_.services, id_, out);
+        add_end(*e, out);
+        write_text_output(text_, raw_, out);
+        last = true;
+        return Next::message;
+      }
+    }
+    return Next::waiting;
   }
 
  private:
-  void prepare(const pb::ModelInferRequest& in) {
-    Status status = submit(in);
-    if (!status.ok()) return finish(status);
-    std::weak_ptr<InferCall> weak = shared_from_this();
-    keep_ = shared_from_this();
-    feed_.start([weak, &delivery = context_.delivery] {
-      if (auto self = weak.lock()) (void)delivery.post([self = std::move(self)] { self->read(); });
-    });
-    read();  // it may have been cancelled before there was a stream to cancel
-  }
-  Result<InferInput> read_whole(const pb::ModelInferRequest& in) const {
-    KVASIR_ASSIGN(InferInput input, read_infer_request(in, context_.services.options()));
-    KVASIR_TRY(check_version(in.model_version()));
+  Result<InferInput> read_whole() const {
+    KVASIR_ASSIGN(InferInput input, read_infer_request(*request_, context_.services.options()));
+    KVASIR_TRY(check_version(request_->model_version()));
     if (input.stream)
       return invalid_argument("stream is true; ModelInfer answers once: call ModelStreamInfer, or leave it unset")
           .with_field("stream");
     return input;
   }
-  Status submit(const pb::ModelInferRequest& in) {
-    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
-    KVASIR_TRY(caller.require(Role::user, "ModelInfer"));
-    KVASIR_ASSIGN(InferInput input, context_.services.read(caller, "kserve", read_whole(in)));
-    carry(*call_, input.generate.request);
-    raw_ = input.raw;
-    if (input.echo) text_ = std::move(input.text_input);
-    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(input.generate)));
-    name_answer(context_.services, submitted.stream->id(), *out_);
-    feed_.add(std::move(submitted.stream));
-    return {};
-  }
-  void read() {
-    std::shared_ptr<InferCall> last;  // goes after the lock
-    std::lock_guard lock(mutex_);
-    if (finished_) return;
-    if (cancelled_) feed_.cancel();
-    while (auto event = feed_.poll()) {
-      if (auto* e = std::get_if<engine::Tokens>(&event->second)) {
-        text_ += e->text;
-      } else if (auto* e = std::get_if<engine::Finished>(&event->second)) {
-        add_end(*e, *out_);
-        write_text_output(text_, raw_, *out_);
-        end(e->reason == engine::FinishReason::cancelled ? was_cancelled() : Status());
-      } else if (auto* e = std::get_if<engine::Failed>(&event->second)) {
-        end(e->status);
-      }
-      if (finished_) {
-        last = std::move(keep_);
-        return;
-      }
-    }
-  }
-  void cancelled() {
-    {
-      std::lock_guard lock(mutex_);
-      cancelled_ = true;
-    }
-    auto self = shared_from_this();
-    (void)context_.delivery.post([self] { self->read(); });
-  }
-  void finish(const Status& status) {
-    std::lock_guard lock(mutex_);
-    end(status);
-  }
-  void end(const Status& status) {
-    finished_ = true;
-    reactor_->Finish(to_grpc(status, call_));
-  }
 
-  const Context context_;
-  pb::ModelInferResponse* const out_;
-  grpc::CallbackServerContext* const call_;
-  Reactor* reactor_ = nullptr;
-  std::shared_ptr<InferCall> keep_;  // while the engine works
-  Feed feed_;
-  std::mutex mutex_;
-  std::string text_;
-  bool raw_ = false, cancelled_ = false, finished_ = false;
+  std::string text_, id_;
+  bool raw_ = false;
 };
 
-// Many requests on one stream; their answers come as they are made, with the request's id. The messages are taken as
-// bytes: to gRPC one that does not parse is the same as the end of the stream, and here it fails alone.
-class StreamInferCall final
-    : public StreamCall<grpc::ByteBuffer, grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>> {
+// Many requests on one stream; their answers come as they are made, with the request's id. One that does not parse
+// fails alone.
+class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, Incoming> {
  public:
   using StreamCall::StreamCall;
-  void OnReadDone(bool ok) override {
-    if (!ok) {
-      locked([&] { reading_ = false; });
-      return pump();
-    }
+
+ protected:
+  void start() override {
+    prepared({});
+    listen();
+  }
+  void message() override {
     auto self = shared_from_this();
-    bool queued = context_.workers.post([self, this] {
-      submit();
-      pump();
-      read();
-    });
+    bool queued = context_.workers.post(
+        [self, this] {
+          submit();
+          pump();
+          read();
+        },
+        caller_.tenant, received_.Length());
     if (queued) return;
     locked([&] { errors_.push_back({"", "the server has too many calls to look at; try again"}); });
     pump();
     read();
   }
-
- protected:
-  Status prepare() override {
-    KVASIR_ASSIGN(caller_, caller_of(context_.services, *call_));
-    KVASIR_TRY(caller_.require(Role::user, "ModelStreamInfer"));
-    StartRead(&received_);
-    return {};
+  void no_message() override {
+    locked([&] { reading_ = false; });
+    pump();
   }
-
-  Next next(grpc::ByteBuffer& out, bool& last, Status& status) override {
-    pb::ModelStreamInferResponse answer;
-    Next what = next(answer, last, status);
-    bool own = false;
-    if (what == Next::message) grpc::SerializationTraits<pb::ModelStreamInferResponse>::Serialize(answer, &out, &own);
-    return what;
-  }
-
- private:
-  struct Job {
-    std::string id, text;
-    bool stream = false, raw = false;
-  };
-
-  Next next(pb::ModelStreamInferResponse& out, bool& last, Status& status) {
+  Next next(pb::ModelStreamInferResponse& out, bool& last, Status& status) override {
     if (!errors_.empty()) {
       out.set_error_message(errors_.front().second);
       out.mutable_infer_response()->set_id(errors_.front().first);
@@ -210,6 +142,12 @@ class StreamInferCall final
     return Next::end;
   }
 
+ private:
+  struct Job {
+    std::string id, text;
+    bool stream = false, raw = false;
+  };
+
   void read() {
     locked([&] { read_on(); });
   }
@@ -224,11 +162,11 @@ class StreamInferCall final
     if (!status.ok()) locked([&] { errors_.push_back({request_.id(), status.to_string()}); });
   }
   Result<InferInput> read_received() {
-    if (!grpc::SerializationTraits<pb::ModelInferRequest>::Deserialize(&received_, &request_).ok()) {
+    ByteBudget::Share share(&context_.services.budget(), caller_.tenant);
+    KVASIR_TRY(share.hold(received_.Length()));
+    if (Status parsed = parse(received_, request_); !parsed.ok()) {
       request_.Clear();
-      return invalid_argument(
-          "what was sent is no inference.ModelInferRequest: its bytes do not parse, or a string in "
-          "it is not UTF-8");
+      return invalid_argument(parsed.message());
     }
     KVASIR_TRY(check_version(request_.model_version()));
     return read_infer_request(request_, context_.services.options());
@@ -281,8 +219,6 @@ class StreamInferCall final
     return to;
   }
 
-  Caller caller_;
-  grpc::ByteBuffer received_;
   pb::ModelInferRequest request_;
   std::deque<Job> jobs_;  // by the feed's number
   std::deque<std::pair<std::string, std::string>> errors_;
@@ -301,127 +237,103 @@ constexpr Tensor kInputs[] = {{"text_input", pb::TYPE_STRING, false},
                               {"exclude_input_in_output", pb::TYPE_BOOL, true}};
 constexpr Tensor kOutput{"text_output", pb::TYPE_STRING, false};
 
-using S = pb::GRPCInferenceService;
-using UnaryMethods =
-    S::WithCallbackMethod_ServerLive<S::WithCallbackMethod_ServerReady<S::WithCallbackMethod_ModelReady<
-        S::WithCallbackMethod_ServerMetadata<S::WithCallbackMethod_ModelMetadata<S::WithCallbackMethod_ModelInfer<
-            S::WithCallbackMethod_ModelConfig<S::WithCallbackMethod_ModelStatistics<S::Service>>>>>>>>;
-using Methods = S::WithRawCallbackMethod_ModelStreamInfer<UnaryMethods>;
+void write_metadata(Services& services, pb::ModelMetadataResponse& out) {
+  out.set_name(services.model_name());
+  out.add_versions("1");
+  out.set_platform("kvasir");
+  auto tensor = [](auto& t, const Tensor& from) {
+    t.set_name(from.name);
+    t.set_datatype(from.type == pb::TYPE_BOOL ? "BOOL" : "BYTES");
+    t.add_shape(1);
+  };
+  for (const Tensor& input : kInputs) tensor(*out.add_inputs(), input);
+  tensor(*out.add_outputs(), kOutput);
+}
 
-class KServe final : public Methods {
- public:
-  explicit KServe(const Context& context) : c_(context) {}
+void write_config(Services& services, pb::ModelConfig& config) {
+  config.set_name(services.model_name());
+  config.set_platform("kvasir");
+  config.set_backend("kvasir");
+  config.mutable_model_transaction_policy()->set_decoupled(true);  // an answer may be many
+  for (const Tensor& tensor : kInputs) {
+    pb::ModelInput& input = *config.add_input();
+    input.set_name(tensor.name);
+    input.set_data_type(tensor.type);
+    input.add_dims(1);
+    input.set_optional(tensor.optional);
+  }
+  pb::ModelOutput& output = *config.add_output();
+  output.set_name(kOutput.name);
+  output.set_data_type(kOutput.type);
+  output.add_dims(1);
+}
 
-  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* call, const pb::ServerLiveRequest*,
-                                       pb::ServerLiveResponse* out) override {
-    out->set_live(c_.services.health().live);
-    return done(call);
-  }
-  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* call, const pb::ServerReadyRequest*,
-                                        pb::ServerReadyResponse* out) override {
-    out->set_ready(c_.services.health().ready);
-    return done(call);
-  }
-  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* call, const pb::ModelReadyRequest* in,
-                                       pb::ModelReadyResponse* out) override {
-    out->set_ready(c_.services.health().ready && c_.services.check_model(in->name()).ok() &&
-                   check_version(in->version()).ok());
-    return done(call);
-  }
-  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* call, const pb::ServerMetadataRequest*,
-                                           pb::ServerMetadataResponse* out) override {
-    out->set_name("kvasir");
-    out->set_version(KVASIR_VERSION);
-    return done(call);
-  }
-  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* call, const pb::ModelMetadataRequest* in,
-                                          pb::ModelMetadataResponse* out) override {
-    return unary(c_, call, Role::user, "ModelMetadata", [this, in, out](const Caller&) -> Status {
-      KVASIR_TRY(c_.services.check_model(in->name()));
-      KVASIR_TRY(check_version(in->version()));
-      out->set_name(c_.services.model_name());
-      out->add_versions("1");
-      out->set_platform("kvasir");
-      auto tensor = [](auto& t, const Tensor& from) {
-        t.set_name(from.name);
-        t.set_datatype(from.type == pb::TYPE_BOOL ? "BOOL" : "BYTES");
-        t.add_shape(1);
-      };
-      for (const Tensor& input : kInputs) tensor(*out->add_inputs(), input);
-      tensor(*out->add_outputs(), kOutput);
-      return {};
-    });
-  }
-  grpc::ServerUnaryReactor* ModelConfig(grpc::CallbackServerContext* call, const pb::ModelConfigRequest* in,
-                                        pb::ModelConfigResponse* out) override {
-    return unary(c_, call, Role::user, "ModelConfig", [this, in, out](const Caller&) -> Status {
-      KVASIR_TRY(c_.services.check_model(in->name()));
-      KVASIR_TRY(check_version(in->version()));
-      pb::ModelConfig& config = *out->mutable_config();
-      config.set_name(c_.services.model_name());
-      config.set_platform("kvasir");
-      config.set_backend("kvasir");
-      config.mutable_model_transaction_policy()->set_decoupled(true);  // an answer may be many
-      for (const Tensor& tensor : kInputs) {
-        pb::ModelInput& input = *config.add_input();
-        input.set_name(tensor.name);
-        input.set_data_type(tensor.type);
-        input.add_dims(1);
-        input.set_optional(tensor.optional);
-      }
-      pb::ModelOutput& output = *config.add_output();
-      output.set_name(kOutput.name);
-      output.set_data_type(kOutput.type);
-      output.add_dims(1);
-      return {};
-    });
-  }
-  grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* call, const pb::ModelStatisticsRequest* in,
-                                            pb::ModelStatisticsResponse* out) override {
-    return unary(c_, call, Role::metrics, "ModelStatistics", [this, in, out](const Caller&) -> Status {
-      KVASIR_TRY(c_.services.check_model(in->name()));
-      KVASIR_TRY(check_version(in->version()));
-      const engine::Stats stats = c_.services.engine().stats();
-      pb::ModelStatistics& to = *out->add_model_stats();
-      to.set_name(c_.services.model_name());
-      to.set_version("1");
-      to.set_inference_count(uint64_t(stats.finished));
-      to.set_execution_count(uint64_t(stats.steps));
-      auto duration = [](pb::StatisticDuration& d, int64_t count, double seconds) {
-        d.set_count(uint64_t(count));
-        d.set_ns(uint64_t(seconds * 1e9));
-      };
-      pb::InferStatistics& all = *to.mutable_inference_stats();
-      duration(*all.mutable_success(), stats.finished, stats.whole.sum);
-      duration(*all.mutable_fail(), stats.failed, 0);
-      duration(*all.mutable_queue(), stats.queued.count, stats.queued.sum);
-      duration(*all.mutable_compute_input(), stats.prefill.count, stats.prefill.sum);
-      duration(*all.mutable_compute_infer(), stats.decode.count, stats.decode.sum);
-      return {};
-    });
-  }
-  grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* call, const pb::ModelInferRequest* in,
-                                       pb::ModelInferResponse* out) override {
-    return std::make_shared<InferCall>(c_, out, call)->begin(in);
-  }
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModelStreamInfer(
-      grpc::CallbackServerContext* call) override {
-    auto reactor = std::make_shared<StreamInferCall>(c_, call);
-    reactor->begin();
-    return reactor.get();
-  }
-
- private:
-  static grpc::ServerUnaryReactor* done(grpc::CallbackServerContext* call) {
-    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
-  }
-  const Context c_;
-};
+void write_statistics(Services& services, pb::ModelStatistics& to) {
+  const engine::Stats stats = services.engine().stats();
+  to.set_name(services.model_name());
+  to.set_version("1");
+  to.set_inference_count(uint64_t(stats.finished));
+  to.set_execution_count(uint64_t(stats.steps));
+  auto duration = [](pb::StatisticDuration& d, int64_t count, double seconds) {
+    d.set_count(uint64_t(count));
+    d.set_ns(uint64_t(seconds * 1e9));
+  };
+  pb::InferStatistics& all = *to.mutable_inference_stats();
+  duration(*all.mutable_success(), stats.finished, stats.whole.sum);
+  duration(*all.mutable_fail(), stats.failed, 0);
+  duration(*all.mutable_queue(), stats.queued.count, stats.queued.sum);
+  duration(*all.mutable_compute_input(), stats.prefill.count, stats.prefill.sum);
+  duration(*all.mutable_compute_infer(), stats.decode.count, stats.decode.sum);
+}
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> kserve_service(const Context& context) { return std::make_unique<KServe>(context); }
+void add_kserve(Door& door, Services& services) {
+  const std::string at = "/inference.GRPCInferenceService/";
+  door.at_once<pb::ServerLiveRequest, pb::ServerLiveResponse>(at + "ServerLive", [&services](const auto&, auto& out) {
+    out.set_live(services.health().live);
+    return grpc::Status::OK;
+  });
+  door.at_once<pb::ServerReadyRequest, pb::ServerReadyResponse>(at + "ServerReady",
+                                                                [&services](const auto&, auto& out) {
+                                                                  out.set_ready(services.health().ready);
+                                                                  return grpc::Status::OK;
+                                                                });
+  door.at_once<pb::ModelReadyRequest, pb::ModelReadyResponse>(at + "ModelReady", [&services](const auto& in,
+                                                                                             auto& out) {
+    out.set_ready(services.health().ready && services.check_model(in.name()).ok() && check_version(in.version()).ok());
+    return grpc::Status::OK;
+  });
+  door.at_once<pb::ServerMetadataRequest, pb::ServerMetadataResponse>(at + "ServerMetadata",
+                                                                      [](const auto&, auto& out) {
+                                                                        out.set_name("kvasir");
+                                                                        out.set_version(KVASIR_VERSION);
+                                                                        return grpc::Status::OK;
+                                                                      });
+  auto about_the_model = [&services](const auto& in) -> Status {
+    KVASIR_TRY(services.check_model(in.name()));
+    return check_version(in.version());
+  };
+  door.unary<pb::ModelMetadataRequest, pb::ModelMetadataResponse>(
+      at + "ModelMetadata", Role::user, [=, &services](const Caller&, const auto& in, auto& out) -> Status {
+        KVASIR_TRY(about_the_model(in));
+        write_metadata(services, out);
+        return {};
+      });
+  door.unary<pb::ModelConfigRequest, pb::ModelConfigResponse>(
+      at + "ModelConfig", Role::user, [=, &services](const Caller&, const auto& in, auto& out) -> Status {
+        KVASIR_TRY(about_the_model(in));
+        write_config(services, *out.mutable_config());
+        return {};
+      });
+  door.unary<pb::ModelStatisticsRequest, pb::ModelStatisticsResponse>(
+      at + "ModelStatistics", Role::metrics, [=, &services](const Caller&, const auto& in, auto& out) -> Status {
+        KVASIR_TRY(about_the_model(in));
+        write_statistics(services, *out.add_model_stats());
+        return {};
+      });
+  door.stream<InferCall>(at + "ModelInfer", Role::user, "kserve");
+  door.stream<StreamInferCall>(at + "ModelStreamInfer", Role::user);
+}
 
 }  // namespace kvasir::server::rpc

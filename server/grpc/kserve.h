@@ -1,14 +1,10 @@
 // inference.GRPCInferenceService (KServe version 2): text_input in, text_output out.
 #pragma once
 
-#include <grpcpp/impl/service_type.h>
-
-#include <memory>
-
-#include "server/grpc/call.h"
+#include "server/grpc/door.h"
 
 namespace kvasir::server::rpc {
 
-std::unique_ptr<grpc::Service> kserve_service(const Context& context);
+void add_kserve(Door& door, Services& services);
 
 }  // namespace kvasir::server::rpc

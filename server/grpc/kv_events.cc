@@ -19,19 +19,13 @@ KvEvents::~KvEvents() {
   thread_.join();
 }
 
-grpc::ServerWriteReactor<smg::KvEventBatch>* KvEvents::subscribe(grpc::CallbackServerContext* call,
-                                                                 const smg::SubscribeKvEventsRequest* request) {
-  auto subscription = std::make_shared<KvSubscription>(*this, call, *request);
-  subscription->hold();
-  if (!c_.workers.post([subscription] { subscription->begin(); }))
-    subscription->end(to_grpc(resource_exhausted("the server has too many calls to look at; try again"), call));
-  return subscription.get();
+std::shared_ptr<Incoming> KvEvents::subscribe(Opening opening) {
+  return std::make_shared<KvSubscription>(*this, std::move(opening));
 }
 
 void KvEvents::add(KvSubscription* s) {
   {
     std::lock_guard lock(mutex_);
-    if (s->done) return;
     subscriptions_.push_back(s);
     measure();
     s->news(load_, load_version_);
@@ -42,7 +36,6 @@ void KvEvents::add(KvSubscription* s) {
 void KvEvents::remove(KvSubscription* s) {
   std::lock_guard lock(mutex_);
   subscriptions_.remove(s);
-  s->done = true;
 }
 
 void KvEvents::look() {

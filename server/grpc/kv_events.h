@@ -5,14 +5,13 @@
 // gets a snapshot first: what is cached, in chunks whose numbers end where the events go on.
 #pragma once
 
-#include <grpcpp/support/server_callback.h>
-
 #include <condition_variable>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <thread>
 
-#include "server/grpc/call.h"
+#include "server/grpc/incoming.h"
 #include "vllm_engine.pb.h"
 
 namespace kvasir::server::rpc {
@@ -24,8 +23,7 @@ class KvEvents {
   explicit KvEvents(const Context& context);
   ~KvEvents();
 
-  grpc::ServerWriteReactor<smg::grpc::common::KvEventBatch>* subscribe(
-      grpc::CallbackServerContext* call, const smg::grpc::common::SubscribeKvEventsRequest* request);
+  std::shared_ptr<Incoming> subscribe(Opening opening);
 
  private:
   friend class KvSubscription;

@@ -29,12 +29,15 @@ void write_stored(const CacheEvent& e, int32_t page_size, smg::KvBlocksStored& t
 
 }  // namespace
 
-void KvSubscription::begin() {
+void KvSubscription::look() {
+  start_ = request_->start_sequence_number();
+  load_before_first_ = request_->load_records_before_first_batch();
+  forget_request();
   Status status = check();
   if (!status.ok()) return end(to_grpc(status, call_));
   {
     std::lock_guard lock(mutex_);
-    if (finished_) return;
+    if (finished()) return;
     StartSendInitialMetadata();  // the subscriber knows from now on that nothing is missed
     ready_ = true;
   }
@@ -42,14 +45,11 @@ void KvSubscription::begin() {
 }
 
 Status KvSubscription::check() {
-  Services& services = owner_.c_.services;
-  KVASIR_ASSIGN(Caller caller, caller_of(services, *call_));
-  KVASIR_TRY(caller.require(Role::admin, "SubscribeKvEvents"));
+  Services& services = context_.services;
   events_ = services.engine().cache_events();
   if (!events_) return unimplemented("SubscribeKvEvents: this engine keeps no cache events");
-  tenant_ = caller.tenant;
   page_size_ = services.options().page_size;
-  uint64_t last = events_->last(tenant_);
+  uint64_t last = events_->last(caller_.tenant);
   if (start_ > last + 1)
     return Status(Code::out_of_range, cat("start_sequence_number is ", start_, "; the last event here is ", last,
                                           ", so this is another engine's cursor or one of before a restart: ask for 0"))
@@ -65,7 +65,7 @@ Status KvSubscription::check() {
 // In chunks numbered up to the last event the state includes: every page in it was an event once, so there are never
 // more chunks than numbers.
 void KvSubscription::take_snapshot() {
-  std::vector<CacheEvent> live = events_->snapshot(tenant_, &sent_);
+  std::vector<CacheEvent> live = events_->snapshot(caller_.tenant, &sent_);
   if (sent_ == 0) return;
   Batch* chunk = nullptr;
   size_t tokens = 0;
@@ -96,26 +96,14 @@ void KvSubscription::news(const Load& load, uint64_t load_version) {
   write();
 }
 
-void KvSubscription::end(const grpc::Status& status) {
-  std::lock_guard lock(mutex_);
-  if (finished_) return;
-  finished_ = true;
-  Finish(status);
-}
-
 void KvSubscription::OnWriteDone(bool ok) {
   std::lock_guard lock(mutex_);
   writing_ = false;
   if (ok) write();
 }
 void KvSubscription::OnCancel() { end(grpc::Status(grpc::StatusCode::CANCELLED, "the subscriber went away")); }
-void KvSubscription::OnDone() {
-  owner_.remove(this);
-  auto last = std::move(self_);
-}
-
 void KvSubscription::write() {
-  if (!ready_ || writing_ || finished_) return;
+  if (!ready_ || writing_ || finished()) return;
   bool some = next_batch();
   if (!some) some = next_load();
   if (!some) return;
@@ -130,13 +118,14 @@ void KvSubscription::write() {
   last_number_ = batch_.sequence_number();
   wrote_ = Clock::now();
   writing_ = true;
-  StartWrite(&batch_);
+  serialize(batch_, bytes_);
+  StartWrite(&bytes_);
 }
 
 bool KvSubscription::next_batch() {
   if (snapshot_.empty() && pending_.empty()) {
     bool lost = false;
-    auto fresh = events_->since(tenant_, sent_, &lost);
+    auto fresh = events_->since(caller_.tenant, sent_, &lost);
     if (lost) {  // the ring went past the cursor: only the whole state makes up for it
       take_snapshot();
     } else {

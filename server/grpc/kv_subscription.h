@@ -8,36 +8,28 @@
 #include <mutex>
 
 #include "server/grpc/kv_events.h"
+#include "server/grpc/one_message.h"
+#include "vllm_engine.pb.h"
 
 namespace kvasir::server::rpc {
 
-class KvSubscription final : public grpc::ServerWriteReactor<smg::grpc::common::KvEventBatch>,
-                             public std::enable_shared_from_this<KvSubscription> {
+class KvSubscription final : public OneMessage<smg::grpc::common::SubscribeKvEventsRequest> {
  public:
   using Batch = smg::grpc::common::KvEventBatch;
   using Load = smg::grpc::common::EngineLoad;
 
-  KvSubscription(KvEvents& owner, grpc::CallbackServerContext* call,
-                 const smg::grpc::common::SubscribeKvEventsRequest& request)
-      : owner_(owner),
-        call_(call),
-        start_(request.start_sequence_number()),
-        load_before_first_(request.load_records_before_first_batch()) {}
+  KvSubscription(KvEvents& owner, Opening opening) : OneMessage(std::move(opening)), owner_(owner) {}
+  ~KvSubscription() override { owner_.remove(this); }
 
-  void begin();                                // on a worker: who may, and from where
-  void hold() { self_ = shared_from_this(); }  // owns itself until gRPC is done with it
   void news(const Load& load, uint64_t load_version);
-  void end(const grpc::Status& status);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override;
-
-  bool done = false;  // under the owner's lock
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  void look() override;  // from where
   Status check();
   void take_snapshot();
   void write();
@@ -46,14 +38,11 @@ class KvSubscription final : public grpc::ServerWriteReactor<smg::grpc::common::
   void fill(const engine::CacheEvent& event);
 
   KvEvents& owner_;
-  grpc::CallbackServerContext* const call_;
-  const uint64_t start_;
-  const bool load_before_first_;
+  uint64_t start_ = 0;
+  bool load_before_first_ = false;
   std::shared_ptr<const engine::CacheEvents> events_;
-  std::string tenant_;
   int32_t page_size_ = 16;
 
-  std::mutex mutex_;
   std::deque<Batch> snapshot_;  // what of it is still to be sent
   std::deque<engine::CacheEvent> pending_;
   Batch batch_;
@@ -62,8 +51,8 @@ class KvSubscription final : public grpc::ServerWriteReactor<smg::grpc::common::
   Load load_;
   uint64_t load_version_ = 0, load_sent_ = 0, sample_ = 0;
   Clock::time_point wrote_{};
-  bool ready_ = false, writing_ = false, finished_ = false;
-  std::shared_ptr<KvSubscription> self_;
+  bool ready_ = false, writing_ = false;
+  grpc::ByteBuffer bytes_;
 };
 
 }  // namespace kvasir::server::rpc

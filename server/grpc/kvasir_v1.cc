@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cat.h"
-#include "kvasir.grpc.pb.h"
+#include "kvasir.pb.h"
 #include "server/grpc/parameters.h"
 #include "server/grpc/stream_call.h"
 #include "server/json_text.h"
@@ -104,20 +104,17 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from, const Server
   return in;
 }
 
-class GenerateCall final : public StreamCall<pb::GenerateResponse> {
+class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateResponse> {
  public:
-  GenerateCall(const Context& context, grpc::CallbackServerContext* call, const pb::GenerateRequest* request)
-      : StreamCall(context, call), request_(request) {}
+  using AnswerCall::AnswerCall;
 
  protected:
   Status prepare() override {
-    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
-    KVASIR_TRY(caller.require(Role::user, "Generate"));
     Services& services = context_.services;
-    KVASIR_ASSIGN(GenerateInput in, services.read(caller, "kvasir.v1", read_request(*request_, services.options())));
+    KVASIR_ASSIGN(GenerateInput in, services.read(caller_, "kvasir.v1", read_request(*request_, services.options())));
     carry(*call_, in.request);
     logprobs_ = in.request.sampling.logprobs >= 0;
-    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
+    KVASIR_ASSIGN(Submitted submitted, services.generate(caller_, std::move(in)));
     prompt_ = std::move(submitted.prompt);
     tokenizer_ = context_.services.engine().tokenizer();
     id_ = submitted.stream->id();
@@ -194,112 +191,93 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
     to.mutable_usage()->set_cached_tokens(uint64_t(e.usage.cached_tokens));
   }
 
-  const pb::GenerateRequest* const request_;
   std::string id_;
   std::vector<int32_t> prompt_;
   text::TokenizerPtr tokenizer_;
   bool logprobs_ = false;
 };
 
-class KvasirV1 final : public pb::Inference::CallbackService {
- public:
-  explicit KvasirV1(const Context& context) : c_(context) {}
-
-  grpc::ServerWriteReactor<pb::GenerateResponse>* Generate(grpc::CallbackServerContext* call,
-                                                           const pb::GenerateRequest* in) override {
-    auto reactor = std::make_shared<GenerateCall>(c_, call, in);
-    reactor->begin();
-    return reactor.get();
+Status tokenize(Services& services, const Caller& caller, const pb::TokenizeRequest& in, pb::TokenizeResponse& out) {
+  Status status;
+  PromptInput prompt;
+  switch (in.input_case()) {
+    case pb::TokenizeRequest::kChat: prompt = chat_input(in.chat(), services.options(), status); break;
+    case pb::TokenizeRequest::kText:
+      prompt = TextInput{in.text(), !in.has_add_special_tokens() || in.add_special_tokens(), in.parse_special()};
+      break;
+    case pb::TokenizeRequest::INPUT_NOT_SET:
+      status = invalid_argument("there is no input; set text or chat").with_field("input");
   }
+  KVASIR_TRY(status);
+  KVASIR_ASSIGN(auto ids, services.tokenize(caller, in.model(), prompt));
+  out.mutable_ids()->Add(ids.begin(), ids.end());
+  text::TokenizerPtr tokenizer = services.engine().tokenizer();
+  for (int32_t id : ids) out.add_pieces(tokenizer->token_text(id));
+  return {};
+}
 
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* call, const pb::TokenizeRequest* in,
-                                     pb::TokenizeResponse* out) override {
-    return unary(c_, call, Role::user, "Tokenize", [this, in, out](const Caller& caller) -> Status {
-      Status status;
-      PromptInput prompt;
-      switch (in->input_case()) {
-        case pb::TokenizeRequest::kChat: prompt = chat_input(in->chat(), c_.services.options(), status); break;
-        case pb::TokenizeRequest::kText:
-          prompt =
-              TextInput{in->text(), !in->has_add_special_tokens() || in->add_special_tokens(), in->parse_special()};
-          break;
-        case pb::TokenizeRequest::INPUT_NOT_SET:
-          status = invalid_argument("there is no input; set text or chat").with_field("input");
-      }
-      KVASIR_TRY(status);
-      KVASIR_ASSIGN(auto ids, c_.services.tokenize(caller, in->model(), prompt));
-      out->mutable_ids()->Add(ids.begin(), ids.end());
-      text::TokenizerPtr tokenizer = c_.services.engine().tokenizer();
-      for (int32_t id : ids) out->add_pieces(tokenizer->token_text(id));
-      return {};
-    });
-  }
-
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* call, const pb::DetokenizeRequest* in,
-                                       pb::DetokenizeResponse* out) override {
-    return unary(c_, call, Role::user, "Detokenize", [this, in, out](const Caller& caller) -> Status {
-      std::vector<int64_t> ids(in->ids().begin(), in->ids().end());
-      KVASIR_ASSIGN(*out->mutable_text(), c_.services.detokenize(caller, in->model(), ids, in->skip_special_tokens()));
-      return {};
-    });
-  }
-
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call, const pb::ListModelsRequest*,
-                                       pb::ListModelsResponse* out) override {
-    return unary(c_, call, Role::user, "ListModels", [this, out](const Caller&) -> Status {
-      KVASIR_TRY(c_.services.check_model(""));
-      const model::ModelInfo& info = c_.services.engine().info();
-      pb::Model& m = *out->add_models();
-      m.set_id(c_.services.model_name());
-      m.set_architecture(info.architecture);
-      m.set_quantization(info.quantization);
-      m.set_parameters(uint64_t(info.parameters));
-      m.set_context_length(uint32_t(info.context_length));
-      m.set_vocab_size(uint32_t(info.vocab_size));
-      return {};
-    });
-  }
-
-  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* call, const pb::GetStatsRequest*,
-                                     pb::GetStatsResponse* out) override {
-    return unary(c_, call, Role::metrics, "GetStats", [this, out](const Caller&) -> Status {
-      engine::Stats s = c_.services.engine().stats();
-      Health h = c_.services.health();
-      out->set_state(state_name(h.state));
-      out->set_message(h.message);
-      out->set_running(s.running);
-      out->set_waiting(s.waiting);
-      out->set_pages_total(s.pages_total);
-      out->set_pages_free(s.pages_free);
-      out->set_pages_cached(s.pages_cached);
-      out->set_prompt_tokens(s.prompt_tokens);
-      out->set_cached_tokens(s.cached_tokens);
-      out->set_output_tokens(s.output_tokens);
-      out->set_requests(s.requests);
-      out->set_finished(s.finished);
-      out->set_failed(s.failed);
-      out->set_cancelled(s.cancelled);
-      out->set_preemptions(s.preemptions);
-      out->set_steps(s.steps);
-      return {};
-    });
-  }
-
-  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call, const pb::CancelRequest* in,
-                                   pb::CancelResponse* out) override {
-    return unary(c_, call, Role::user, "Cancel", [this, in, out](const Caller& caller) -> Status {
-      if (in->request_id().empty()) return invalid_argument("request_id is empty; say which request to cancel");
-      out->set_found(c_.services.cancel(caller, in->request_id()));
-      return {};
-    });
-  }
-
- private:
-  const Context c_;
-};
+void write_stats(Services& services, pb::GetStatsResponse& out) {
+  engine::Stats s = services.engine().stats();
+  Health h = services.health();
+  out.set_state(state_name(h.state));
+  out.set_message(h.message);
+  out.set_running(s.running);
+  out.set_waiting(s.waiting);
+  out.set_pages_total(s.pages_total);
+  out.set_pages_free(s.pages_free);
+  out.set_pages_cached(s.pages_cached);
+  out.set_prompt_tokens(s.prompt_tokens);
+  out.set_cached_tokens(s.cached_tokens);
+  out.set_output_tokens(s.output_tokens);
+  out.set_requests(s.requests);
+  out.set_finished(s.finished);
+  out.set_failed(s.failed);
+  out.set_cancelled(s.cancelled);
+  out.set_preemptions(s.preemptions);
+  out.set_steps(s.steps);
+}
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> kvasir_v1_service(const Context& context) { return std::make_unique<KvasirV1>(context); }
+void add_kvasir_v1(Door& door, Services& services) {
+  const std::string at = "/kvasir.v1.Inference/";
+  door.stream<GenerateCall>(at + "Generate", Role::user, "kvasir.v1");
+  door.unary<pb::TokenizeRequest, pb::TokenizeResponse>(
+      at + "Tokenize", Role::user,
+      [&services](const Caller& caller, const auto& in, auto& out) { return tokenize(services, caller, in, out); },
+      "tokenize");
+  door.unary<pb::DetokenizeRequest, pb::DetokenizeResponse>(
+      at + "Detokenize", Role::user,
+      [&services](const Caller& caller, const auto& in, auto& out) -> Status {
+        std::vector<int64_t> ids(in.ids().begin(), in.ids().end());
+        KVASIR_ASSIGN(*out.mutable_text(), services.detokenize(caller, in.model(), ids, in.skip_special_tokens()));
+        return {};
+      },
+      "detokenize");
+  door.unary<pb::ListModelsRequest, pb::ListModelsResponse>(
+      at + "ListModels", Role::user, [&services](const Caller&, const auto&, auto& out) -> Status {
+        KVASIR_TRY(services.check_model(""));
+        const model::ModelInfo& info = services.engine().info();
+        pb::Model& m = *out.add_models();
+        m.set_id(services.model_name());
+        m.set_architecture(info.architecture);
+        m.set_quantization(info.quantization);
+        m.set_parameters(uint64_t(info.parameters));
+        m.set_context_length(uint32_t(info.context_length));
+        m.set_vocab_size(uint32_t(info.vocab_size));
+        return {};
+      });
+  door.unary<pb::GetStatsRequest, pb::GetStatsResponse>(at + "GetStats", Role::metrics,
+                                                        [&services](const Caller&, const auto&, auto& out) -> Status {
+                                                          write_stats(services, out);
+                                                          return {};
+                                                        });
+  door.unary<pb::CancelRequest, pb::CancelResponse>(
+      at + "Cancel", Role::user, [&services](const Caller& caller, const auto& in, auto& out) -> Status {
+        if (in.request_id().empty()) return invalid_argument("request_id is empty; say which request to cancel");
+        out.set_found(services.cancel(caller, in.request_id()));
+        return {};
+      });
+}
 
 }  // namespace kvasir::server::rpc

@@ -1,14 +1,10 @@
 // kvasir.v1.Inference: our own contract, nearest to engine::Request.
 #pragma once
 
-#include <grpcpp/impl/service_type.h>
-
-#include <memory>
-
-#include "server/grpc/call.h"
+#include "server/grpc/door.h"
 
 namespace kvasir::server::rpc {
 
-std::unique_ptr<grpc::Service> kvasir_v1_service(const Context& context);
+void add_kvasir_v1(Door& door, Services& services);
 
 }  // namespace kvasir::server::rpc

@@ -1,5 +1,6 @@
 #include "server/grpc/listener.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <chrono>
 
+#include "core/cat.h"
 #include "server/grpc/wire_guard.h"
 #include "server/listen.h"
 
@@ -20,6 +22,23 @@ namespace {
 constexpr int kSilenceMs = 20'000;  // a peer that acknowledges nothing for so long has gone
 constexpr size_t kSpares = 16;
 constexpr std::chrono::seconds kSpareTime{2};  // to ask how the server is
+
+// "ipv4:127.0.0.1:5000", "ipv6:%5B::1%5D:5000"
+std::string peer_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
+  char text[INET6_ADDRSTRLEN] = {};
+  if (address.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(address);
+    ::inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
+    return cat("ipv4:", text, ':', ntohs(four.sin_port));
+  }
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&six.sin6_addr);
+  ::inet_ntop(mapped ? AF_INET : AF_INET6, six.sin6_addr.s6_addr + (mapped ? 12 : 0), text, sizeof text);
+  return mapped ? cat("ipv4:", text, ':', ntohs(six.sin6_port)) : cat("ipv6:%5B", text, "%5D:", ntohs(six.sin6_port));
+}
 
 void set(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); }
 
@@ -59,7 +78,10 @@ void Listener::run() {
   while (true) {
     if (::poll(all.data(), all.size(), spares_.empty() ? -1 : 100) < 0) continue;  // EINTR
     if (all[0].revents != 0) return;
-    end_spares(kSpares);
+    {
+      std::lock_guard lock(mutex_);
+      end_spares(kSpares);
+    }
     for (size_t i = 1; i < all.size(); ++i)
       if (all[i].revents != 0) take(all[i].fd);
   }
@@ -73,6 +95,7 @@ void Listener::take(int listening) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return;
   }
+  std::unique_lock lock(mutex_);
   open_.erase(fd);
   const uint64_t inode = inode_of(fd);
   const bool spare = !has_room();
@@ -83,11 +106,18 @@ void Listener::take(int listening) {
     spares_.push_back({fd, inode, std::chrono::steady_clock::now() + kSpareTime});
   else
     open_[fd] = inode;
+  lock.unlock();
   guard_connection(fd);
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.listener_fd = listening;
   connection.fd = fd;
   acceptor_->HandleNewConnection(&connection);
+}
+
+void Listener::drop(const std::string& peer) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [fd, inode] : open_)
+    if (peer_of(fd) == peer) shut_connection(fd, inode);
 }
 
 void Listener::end_spares(size_t most) {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -24,7 +25,8 @@ class Listener {
 
   int port() const { return port_; }
   void start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
-  void stop();  // no connection comes after it
+  void stop();                         // no connection comes after it
+  void drop(const std::string& peer);  // ends a connection, by gRPC's name of its other end; from any thread
 
  private:
   explicit Listener(int max_connections) : max_connections_(size_t(max_connections)) {}
@@ -44,6 +46,7 @@ class Listener {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   // What was handed over: descriptor and inode. gRPC does not say when it closes one, but then the number stands for
   // another file or none.
+  std::mutex mutex_;  // of open_ and spares_
   std::unordered_map<int, uint64_t> open_;
   std::deque<Spare> spares_;
   std::thread thread_;

@@ -4,7 +4,7 @@
 #include <unordered_set>
 
 #include "core/cat.h"
-#include "ppl_llm.grpc.pb.h"
+#include "ppl_llm.pb.h"
 #include "server/grpc/parameters.h"
 #include "server/grpc/stream_call.h"
 
@@ -37,25 +37,22 @@ Result<GenerateInput> read_request(const pb::Request& from, std::unordered_set<u
   return in;
 }
 
-class GenerationCall final : public StreamCall<pb::BatchedResponse> {
+class GenerationCall final : public AnswerCall<pb::BatchedRequest, pb::BatchedResponse> {
  public:
-  GenerationCall(const Context& context, grpc::CallbackServerContext* call, const pb::BatchedRequest* batch)
-      : StreamCall(context, call), batch_(batch) {}
+  using AnswerCall::AnswerCall;
 
  protected:
   Status prepare() override {
-    KVASIR_ASSIGN(Caller caller, caller_of(context_.services, *call_));
-    KVASIR_TRY(caller.require(Role::user, "Generation"));
     KVASIR_TRY(context_.services.check_model(""));
-    if (batch_->req_size() == 0) return invalid_argument("req is empty; send at least one request").with_field("req");
-    if (const int most = context_.services.options().max_streams_per_connection; batch_->req_size() > most)
-      return invalid_argument(cat("req has ", batch_->req_size(), " requests; at most ", most,
+    if (request_->req_size() == 0) return invalid_argument("req is empty; send at least one request").with_field("req");
+    if (const int most = context_.services.options().max_streams_per_connection; request_->req_size() > most)
+      return invalid_argument(cat("req has ", request_->req_size(), " requests; at most ", most,
                                   " (max_streams_per_connection) are taken in one call: send the others in another"))
           .with_field("req");
     tokenizer_ = context_.services.engine().tokenizer();
     std::unordered_set<uint64_t> ids;
-    for (const pb::Request& r : batch_->req())
-      if (Status status = submit(caller, r, ids); !status.ok()) fail(*refused_.add_rsp(), r.id(), status);
+    for (const pb::Request& r : request_->req())
+      if (Status status = submit(r, ids); !status.ok()) fail(*refused_.add_rsp(), r.id(), status);
     return {};
   }
 
@@ -71,13 +68,13 @@ class GenerationCall final : public StreamCall<pb::BatchedResponse> {
   }
 
  private:
-  Status submit(const Caller& caller, const pb::Request& r, std::unordered_set<uint64_t>& ids) {
-    KVASIR_ASSIGN(GenerateInput in, context_.services.read(caller, "ppl", read_request(r, ids)));
+  Status submit(const pb::Request& r, std::unordered_set<uint64_t>& ids) {
+    KVASIR_ASSIGN(GenerateInput in, context_.services.read(caller_, "ppl", read_request(r, ids)));
     const ServerOptions& options = context_.services.options();
     if (r.choosing_parameters().top_p() == 0 && options.said_top_p > 0) in.request.sampling.top_p = options.said_top_p;
     if (r.choosing_parameters().top_k() == 0 && options.said_top_k > 0) in.request.sampling.top_k = options.said_top_k;
     carry(*call_, in.request);
-    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller, std::move(in)));
+    KVASIR_ASSIGN(Submitted submitted, context_.services.generate(caller_, std::move(in)));
     requests_.push_back(&r);
     feed_.add(std::move(submitted.stream));
     ++open_;
@@ -144,29 +141,14 @@ class GenerationCall final : public StreamCall<pb::BatchedResponse> {
     --open_;
   }
 
-  const pb::BatchedRequest* const batch_;
   std::vector<const pb::Request*> requests_;  // by the feed's number
   pb::BatchedResponse refused_;
   int open_ = 0;
   text::TokenizerPtr tokenizer_;
 };
 
-class LlmService final : public pb::LLMService::CallbackService {
- public:
-  explicit LlmService(const Context& context) : c_(context) {}
-  grpc::ServerWriteReactor<pb::BatchedResponse>* Generation(grpc::CallbackServerContext* call,
-                                                            const pb::BatchedRequest* in) override {
-    auto reactor = std::make_shared<GenerationCall>(c_, call, in);
-    reactor->begin();
-    return reactor.get();
-  }
-
- private:
-  const Context c_;
-};
-
 }  // namespace
 
-std::unique_ptr<grpc::Service> ppl_service(const Context& context) { return std::make_unique<LlmService>(context); }
+void add_ppl(Door& door) { door.stream<GenerationCall>("/ppl.llm.proto.LLMService/Generation", Role::user, "ppl"); }
 
 }  // namespace kvasir::server::rpc

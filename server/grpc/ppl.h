@@ -1,14 +1,10 @@
 // ppl.llm.proto.LLMService: one call carries many requests, each of which fails alone.
 #pragma once
 
-#include <grpcpp/impl/service_type.h>
-
-#include <memory>
-
-#include "server/grpc/call.h"
+#include "server/grpc/door.h"
 
 namespace kvasir::server::rpc {
 
-std::unique_ptr<grpc::Service> ppl_service(const Context& context);
+void add_ppl(Door& door);
 
 }  // namespace kvasir::server::rpc

@@ -3,32 +3,23 @@
 // slow reader. Nothing here blocks, and no thread belongs to a call.
 #pragma once
 
-#include <grpcpp/support/server_callback.h>
-
 #include <memory>
 #include <mutex>
 
-#include "server/grpc/call.h"
 #include "server/grpc/feed.h"
+#include "server/grpc/one_message.h"
 
 namespace kvasir::server::rpc {
 
-template <class Response, class Base = grpc::ServerWriteReactor<Response>>
-class StreamCall : public Base, public std::enable_shared_from_this<StreamCall<Response, Base>> {
+// Base: how the client's side is read, OneMessage<Request> or a loop of one's own.
+template <class Response, class Base>
+class StreamCall : public Base {
  public:
-  StreamCall(const Context& context, grpc::CallbackServerContext* call) : context_(context), call_(call) {}
-
-  // Owns itself from here until gRPC is done with it; prepare() runs on a worker.
-  void begin() {
-    self_ = this->shared_from_this();
-    if (!context_.workers.post([self = self_] { self->prepared(self->prepare()); }))
-      prepared(resource_exhausted("the server has too many calls to look at; try again")
-                   .with_retry_after(std::chrono::seconds(1)));
-  }
+  using Base::Base;
 
   void OnWriteDone(bool ok) override {
     {
-      std::lock_guard lock(mutex_);
+      std::lock_guard lock(this->mutex_);
       writing_ = false;
       if (!ok) cancelled_ = true;
     }
@@ -36,38 +27,45 @@ class StreamCall : public Base, public std::enable_shared_from_this<StreamCall<R
   }
   void OnCancel() override {
     {
-      std::lock_guard lock(mutex_);
+      std::lock_guard lock(this->mutex_);
       cancelled_ = true;
     }
     pump();
   }
-  void OnDone() override {
-    auto last = std::move(self_);  // destroys the streams, which cancels what still runs
-  }
 
  protected:
   enum class Next { message, waiting, end };
-  // Submits what the call asks for into feed_; an error ends the call.
-  virtual Status prepare() = 0;
   // Fills the message from one or more events, `last` when nothing follows it; or ends with the status.
   virtual Next next(Response& message, bool& last, Status& status) = 0;
 
-  // What next() reads is written under its lock.
-  template <class F>
-  void locked(F&& f) {
-    std::lock_guard lock(mutex_);
-    f();
-  }
-  bool finished() const { return finished_; }  // under the lock
-
   // Sends what there is, if the last message has gone.
   void pump() {
-    std::lock_guard lock(mutex_);
-    if (!prepared_ || finished_ || writing_) return;
+    this->ends_without_memory([&] { send(); });
+  }
+
+  // What the call asks for is in feed_, or it ends with this error.
+  void prepared(const Status& status) {
+    {
+      std::lock_guard lock(this->mutex_);
+      prepared_ = true;
+      if (!status.ok()) return this->finish(to_grpc(status, this->call_));
+    }
+    std::weak_ptr<StreamCall> weak = std::static_pointer_cast<StreamCall>(this->shared_from_this());
+    feed_.start([weak, &delivery = this->context_.delivery] {
+      if (auto self = weak.lock()) (void)delivery.post([self = std::move(self)] { self->pump(); });
+    });
+    pump();
+  }
+
+  Feed feed_;
+
+ private:
+  void send() {
+    std::lock_guard lock(this->mutex_);
+    if (!prepared_ || this->finished() || writing_) return;
     if (cancelled_) {
-      finished_ = true;
       feed_.cancel();
-      this->Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away"));
+      this->finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away"));
       return;
     }
     message_.Clear();
@@ -75,47 +73,35 @@ class StreamCall : public Base, public std::enable_shared_from_this<StreamCall<R
     Status status;
     switch (next(message_, last, status)) {
       case Next::waiting: return;
-      case Next::end:
-        finished_ = true;
-        this->Finish(to_grpc(status, call_));
-        return;
+      case Next::end: this->finish(to_grpc(status, this->call_)); return;
       case Next::message: break;
     }
+    serialize(message_, bytes_);
     if (last) {
-      finished_ = true;
-      this->StartWriteAndFinish(&message_, grpc::WriteOptions(), grpc::Status::OK);
+      this->finish_with(&bytes_);
     } else {
       writing_ = true;
-      this->StartWrite(&message_);
+      this->StartWrite(&bytes_);
     }
   }
 
-  const Context context_;
-  grpc::CallbackServerContext* const call_;
-  Feed feed_;
+  Response message_;
+  grpc::ByteBuffer bytes_;
+  bool prepared_ = false, writing_ = false, cancelled_ = false;
+};
+
+// Asked by one message, answered by many.
+template <class Request, class Response>
+class AnswerCall : public StreamCall<Response, OneMessage<Request>> {
+ public:
+  using StreamCall<Response, OneMessage<Request>>::StreamCall;
+
+ protected:
+  // Submits what request_ asks for into feed_; an error ends the call.
+  virtual Status prepare() = 0;
 
  private:
-  void prepared(Status status) {
-    {
-      std::lock_guard lock(mutex_);
-      prepared_ = true;
-      if (!status.ok()) {
-        finished_ = true;
-        this->Finish(to_grpc(status, call_));
-        return;
-      }
-    }
-    std::weak_ptr<StreamCall> weak = this->shared_from_this();
-    feed_.start([weak, &delivery = context_.delivery] {
-      if (auto self = weak.lock()) (void)delivery.post([self = std::move(self)] { self->pump(); });
-    });
-    pump();
-  }
-
-  std::mutex mutex_;
-  std::shared_ptr<StreamCall> self_;
-  Response message_;
-  bool prepared_ = false, writing_ = false, cancelled_ = false, finished_ = false;
+  void look() final { this->prepared(prepare()); }
 };
 
 }  // namespace kvasir::server::rpc

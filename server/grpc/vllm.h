@@ -1,14 +1,11 @@
 // vllm.grpc.engine.VllmEngine: what fleet gateways and routers drive an engine by.
 #pragma once
 
-#include <grpcpp/impl/service_type.h>
-
-#include <memory>
-
-#include "server/grpc/call.h"
+#include "server/grpc/door.h"
+#include "server/grpc/kv_events.h"
 
 namespace kvasir::server::rpc {
 
-std::unique_ptr<grpc::Service> vllm_service(const Context& context);
+void add_vllm(Door& door, Services& services, KvEvents& kv_events);
 
 }  // namespace kvasir::server::rpc

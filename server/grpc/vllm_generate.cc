@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "server/grpc/stream_call.h"
 #include "server/grpc/vllm_request.h"
+#include "vllm_engine.pb.h"
 
 namespace kvasir::server::rpc {
 namespace {
@@ -24,26 +26,23 @@ void add_logprobs(const std::vector<engine::TokenOut>& tokens, pb::OutputLogProb
   }
 }
 
-class GenerateCall final : public StreamCall<pb::GenerateResponse> {
+class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateResponse> {
  public:
-  GenerateCall(const Context& context, grpc::CallbackServerContext* call, const pb::GenerateRequest* request)
-      : StreamCall(context, call), request_(request) {}
+  using AnswerCall::AnswerCall;
 
  protected:
   Status prepare() override {
     Services& services = context_.services;
-    KVASIR_ASSIGN(Caller caller, caller_of(services, *call_));
-    KVASIR_TRY(caller.require(Role::user, "Generate"));
     std::optional<int64_t> truncate;
-    KVASIR_ASSIGN(GenerateInput in, services.read(caller, "vllm", read_vllm_request(*request_, truncate)));
+    KVASIR_ASSIGN(GenerateInput in, services.read(caller_, "vllm", read_vllm_request(*request_, truncate)));
     carry(*call_, in.request);
     if (truncate) {
-      KVASIR_TRY(cut_prompt(caller, *truncate, in));
+      KVASIR_TRY(cut_prompt(*truncate, in));
     }
     logprobs_ = in.request.sampling.logprobs >= 0;
     choices_.resize(size_t(std::clamp(in.request.n, 1, services.options().max_choices)));
     stop_tokens_ = in.request.stop_tokens;
-    KVASIR_ASSIGN(Submitted submitted, services.generate(caller, std::move(in)));
+    KVASIR_ASSIGN(Submitted submitted, services.generate(caller_, std::move(in)));
     prompt_tokens_ = uint32_t(submitted.prompt.size());
     feed_.add(std::move(submitted.stream));
     return {};
@@ -74,8 +73,8 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
     pb::OutputLogProbs logprobs;
   };
 
-  Status cut_prompt(const Caller& caller, int64_t keep, GenerateInput& in) {
-    KVASIR_ASSIGN(auto ids, context_.services.tokenize(caller, "", in.prompt));
+  Status cut_prompt(int64_t keep, GenerateInput& in) {
+    KVASIR_ASSIGN(auto ids, context_.services.tokenize(caller_, "", in.prompt));
     int64_t context = context_.services.engine().info().context_length;
     size_t most = size_t(keep == -1 ? context - 1 : keep);
     size_t from = ids.size() > most ? ids.size() - most : 0;
@@ -139,7 +138,6 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
     choice = {};
   }
 
-  const pb::GenerateRequest* const request_;
   std::vector<int32_t> stop_tokens_;
   std::vector<Choice> choices_;
   pb::InputLogProbs prompt_logprobs_;
@@ -149,10 +147,6 @@ class GenerateCall final : public StreamCall<pb::GenerateResponse> {
 
 }  // namespace
 
-std::shared_ptr<StreamCall<pb::GenerateResponse>> vllm_generate(const Context& context,
-                                                                grpc::CallbackServerContext* call,
-                                                                const pb::GenerateRequest* request) {
-  return std::make_shared<GenerateCall>(context, call, request);
-}
+std::shared_ptr<Incoming> vllm_generate(Opening opening) { return std::make_shared<GenerateCall>(std::move(opening)); }
 
 }  // namespace kvasir::server::rpc

@@ -1,12 +1,12 @@
 // VllmEngine's Generate.
 #pragma once
 
-#include "server/grpc/stream_call.h"
-#include "vllm_engine.pb.h"
+#include <memory>
+
+#include "server/grpc/incoming.h"
 
 namespace kvasir::server::rpc {
 
-std::shared_ptr<StreamCall<vllm::grpc::engine::GenerateResponse>> vllm_generate(
-    const Context& context, grpc::CallbackServerContext* call, const vllm::grpc::engine::GenerateRequest* request);
+std::shared_ptr<Incoming> vllm_generate(Opening opening);
 
 }  // namespace kvasir::server::rpc

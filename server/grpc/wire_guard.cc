@@ -3,12 +3,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include <mutex>
-
-namespace {
-std::mutex g_closing;  // gRPC closes no connection while it is looked at
-}
-
 namespace kvasir::server::rpc {
 
 uint64_t inode_of(int fd) {
@@ -16,20 +10,21 @@ uint64_t inode_of(int fd) {
   return ::fstat(fd, &s) == 0 ? s.st_ino : 0;
 }
 
-void shut_connection(int fd, uint64_t inode) {
-  std::lock_guard lock(g_closing);
-  if (inode != 0 && inode_of(fd) == inode) ::shutdown(fd, SHUT_RDWR);
-}
-
 }  // namespace kvasir::server::rpc
 
 #ifdef KVASIR_WRAP_INFLATE
 
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
+#include <mutex>
 
 #include "server/grpc/frame_scanner.h"
 
@@ -37,12 +32,24 @@ namespace {
 
 using kvasir::server::rpc::FrameScanner;
 
+std::mutex g_closing;  // gRPC closes no connection while it is looked at
+
+struct Guard {
+  FrameScanner scanner;
+  int epoll = -1;  // gRPC's, and what it waits for there
+  epoll_event event{};
+
+  // gRPC reads on and on where the kernel says that more has come (TCP_INQ), and one busy connection keeps a thread.
+  // It is told that there is no more, and woken for it when the others have had their turns.
+  void let_others(int fd, msghdr& message);
+};
+
 // By descriptor. A slot is filled before gRPC knows the descriptor and emptied before its number is free again, and
 // gRPC reads a connection from one thread at a time.
-std::array<std::atomic<FrameScanner*>, 1 << 20> g_scanners;  // untouched pages take no memory
+std::array<std::atomic<Guard*>, 1 << 20> g_guards;  // untouched pages take no memory
 
-FrameScanner* scanner_of(int fd) {
-  return fd >= 0 && size_t(fd) < g_scanners.size() ? g_scanners[size_t(fd)].load(std::memory_order_acquire) : nullptr;
+Guard* guard_of(int fd) {
+  return fd >= 0 && size_t(fd) < g_guards.size() ? g_guards[size_t(fd)].load(std::memory_order_acquire) : nullptr;
 }
 
 // The same for TLS, where it lives with the session.
@@ -72,44 +79,84 @@ FrameScanner* scanner_of(SSL* ssl) {
 namespace kvasir::server::rpc {
 
 void guard_connection(int fd) {
-  if (fd >= 0 && size_t(fd) < g_scanners.size()) delete g_scanners[size_t(fd)].exchange(new FrameScanner);
+  if (fd >= 0 && size_t(fd) < g_guards.size()) delete g_guards[size_t(fd)].exchange(new Guard);
+}
+
+void shut_connection(int fd, uint64_t inode) {
+  std::lock_guard lock(g_closing);
+  if (inode == 0 || inode_of(fd) != inode) return;
+  if (Guard* guard = guard_of(fd)) guard->scanner.end();  // what has come in and was not read yet is not read
+  ::shutdown(fd, SHUT_RDWR);
 }
 
 }  // namespace kvasir::server::rpc
 
 // --wrap makes these names.
 // NOLINTBEGIN(bugprone-reserved-identifier)
+extern "C" int __real_epoll_ctl(int epoll, int operation, int fd, epoll_event* event);
+
+void Guard::let_others(int fd, msghdr& message) {
+  if (epoll < 0) return;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != IPPROTO_TCP || c->cmsg_type != TCP_CM_INQ) continue;
+    int waiting = 0;
+    std::memcpy(&waiting, CMSG_DATA(c), sizeof waiting);
+    if (waiting <= 0 || __real_epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event) != 0) return;
+    waiting = 0;
+    std::memcpy(CMSG_DATA(c), &waiting, sizeof waiting);
+    return;
+  }
+}
+
 extern "C" {
 
 ssize_t __real_recvmsg(int fd, msghdr* message, int flags);
 ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags);
 ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
+  Guard* guard = guard_of(fd);
+  if (!guard || message->msg_iovlen == 0) return __real_recvmsg(fd, message, flags);
+  const size_t most = guard->scanner.most_at_once(), parts = message->msg_iovlen, first = message->msg_iov[0].iov_len;
+  if (most < first) {
+    message->msg_iovlen = 1;
+    message->msg_iov[0].iov_len = most;
+  }
   ssize_t n = __real_recvmsg(fd, message, flags);
-  FrameScanner* scanner = n > 0 ? scanner_of(fd) : nullptr;
-  if (!scanner) return n;
+  message->msg_iovlen = parts;
+  message->msg_iov[0].iov_len = first;
+  if (n <= 0) return n;
   size_t left = size_t(n);
   bool fine = true;
-  for (size_t i = 0; i < message->msg_iovlen && left > 0; ++i) {
+  for (size_t i = 0; i < parts && left > 0; ++i) {
     size_t part = std::min(left, message->msg_iov[i].iov_len);
-    fine = scanner->take(static_cast<const unsigned char*>(message->msg_iov[i].iov_base), part);
+    fine = guard->scanner.take(static_cast<const unsigned char*>(message->msg_iov[i].iov_base), part);
     left -= part;
   }
+  if (fine) guard->let_others(fd, *message);
   return fine ? n : 0;
+}
+
+int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event);
+int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event) {
+  if (Guard* guard = operation == EPOLL_CTL_ADD ? guard_of(fd) : nullptr) {
+    guard->epoll = epoll;
+    guard->event = *event;
+  }
+  return __real_epoll_ctl(epoll, operation, fd, event);
 }
 
 ssize_t __real_sendmsg(int fd, const msghdr* message, int flags);
 ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags);
 ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
-  if (FrameScanner* scanner = scanner_of(fd)) scanner->sends();
+  if (Guard* guard = guard_of(fd)) guard->scanner.sends();
   return __real_sendmsg(fd, message, flags);
 }
 
 int __real_close(int fd);
 int __wrap_close(int fd);
 int __wrap_close(int fd) {
-  if (!scanner_of(fd)) return __real_close(fd);
+  if (!guard_of(fd)) return __real_close(fd);
   std::lock_guard lock(g_closing);
-  delete g_scanners[size_t(fd)].exchange(nullptr);
+  delete g_guards[size_t(fd)].exchange(nullptr);
   return __real_close(fd);
 }
 
@@ -137,6 +184,9 @@ int __wrap_SSL_write(SSL* ssl, const void* from, int size) {
 
 namespace kvasir::server::rpc {
 void guard_connection(int) {}
+void shut_connection(int fd, uint64_t inode) {
+  if (inode != 0 && inode_of(fd) == inode) ::shutdown(fd, SHUT_RDWR);
+}
 }  // namespace kvasir::server::rpc
 
 #endif

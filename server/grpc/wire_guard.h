@@ -1,6 +1,7 @@
 // Puts a FrameScanner before gRPC's eyes. The linker sends the library's calls of recvmsg(), sendmsg(), close() and of
 // SSL_read() and SSL_write() through here (--wrap), where a connection that is over the scanner's limits reads as
-// ended. Where gRPC is a shared library nothing is wrapped and nothing is scanned.
+// ended, and epoll_ctl(), so that a connection with much to read takes turns with the others. Where gRPC is a shared
+// library nothing is wrapped and nothing is scanned.
 #pragma once
 
 #include <cstdint>
