@@ -20,10 +20,13 @@ VLLM = {64: (4804, 185, 52), 256: (6263, 199, 61)}
 
 def load(kvasir, port, clients, requests, words, tokens):
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        subprocess.run([kvasir, "bench", f"127.0.0.1:{port}", "--concurrency", str(clients), "--requests", str(requests),
-                        "--input-len", str(words), "--output-len", str(tokens), "--json", report.name],
-                       check=True, stdout=subprocess.DEVNULL)
-        return json.load(open(report.name))["figures"]
+        run = subprocess.run([kvasir, "bench", f"127.0.0.1:{port}", "--concurrency", str(clients), "--requests",
+                              str(requests), "--input-len", str(words), "--output-len", str(tokens), "--json",
+                              report.name], check=True, stdout=subprocess.PIPE, text=True)
+        figures = json.load(open(report.name))["figures"]
+        if figures["failed"]:  # figures without those would be of something else
+            sys.exit(run.stdout)
+        return figures
 
 
 def main():
@@ -45,15 +48,14 @@ def main():
     try:
         # Words become as many tokens as the model's vocabulary makes of them; and graphs of all sizes are made.
         clients = [int(n) for n in a.clients.split(",")]
-        warm = load(a.kvasir, port, max(clients), max(clients), 100, 16)
-        words = round(a.input * 100 / (warm["prompt_tokens"] / warm["requests"]))
+        few = load(a.kvasir, port, 4, 16, 100, 16)
+        words = round(a.input * 100 / (few["prompt_tokens"] / few["requests"]))
+        load(a.kvasir, port, max(clients), max(clients), 100, 16)
         figures = {n: load(a.kvasir, port, n, n * a.rounds, words, a.output) for n in clients}
     finally:
         process.terminate()
         process.wait(60)
 
-    if failed := {n: f["failed"] for n, f in figures.items() if f["failed"]}:
-        sys.exit(f"requests failed, by clients: {failed}")
     record = {"device": device, "driver": driver(), "commit": a.commit, "model": a.model,
               "command": command("bench/gpu/serve.py"), "clients": {}}
     print(f"{device}: {a.model}, {a.input} tokens in, {a.output} out")
