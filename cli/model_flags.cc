@@ -8,7 +8,7 @@
 namespace kvasir::cli {
 namespace {
 
-constexpr int kGpuRunning = 256, kGpuTokens = 4096;
+constexpr int kGpuRunning = 256, kGpuTokens = 4096, kGpuStepMs = 26;
 
 // "acme=2.5": a tenant and its share.
 Result<std::pair<std::string, double>> parse_weight(const std::string& text) {
@@ -97,11 +97,14 @@ void ModelFlags::define(Options& o) {
              cat("Tokens a step computes at most: decodes first, then prompts; where nothing is said, ", kGpuTokens,
                  " on a GPU"))
            .range(16, 1 << 20);
-  o.add("max_step_ms", &engine.max_step_ms,
-        "Milliseconds a step is to take while somebody waits for the next token: prompts beside it are read in smaller "
-        "parts, of a page at least, or as long as the decodes themselves take. What steps take is learned from those "
-        "that ran; 0: no bound")
-      .range(0, 60000);
+  max_step_ms_option_ =
+      &o.add(
+            "max_step_ms", &engine.max_step_ms,
+            cat("Milliseconds a step is to take while somebody waits for the next token: prompts beside it are read in "
+                "smaller parts, of a page at least, or as long as the decodes themselves take. What steps take is "
+                "learned from those that ran; 0: no bound; where nothing is said, ",
+                kGpuStepMs, " on a GPU"))
+           .range(0, 60000);
   o.add("record", &engine.record,
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
@@ -125,6 +128,7 @@ void ModelFlags::fit_device() {
   auto unsaid = [](const Option* o) { return o->source() == "default"; };
   if (unsaid(max_running_option_) && (unsaid(max_tokens_option_) || engine.max_tokens_per_step > 2 * kGpuRunning))
     engine.max_running = kGpuRunning;
+  if (unsaid(max_step_ms_option_)) engine.max_step_ms = kGpuStepMs;
   if (unsaid(max_tokens_option_)) engine.max_tokens_per_step = std::max<int64_t>(kGpuTokens, 2 * engine.max_running);
 }
 

@@ -31,7 +31,7 @@ struct ModelFlags {
   void fit_device();
   Status check() const;
   const Option *kv_index_option_ = nullptr, *page_size_option_ = nullptr, *prefix_cache_option_ = nullptr,
-               *max_tokens_option_ = nullptr, *max_running_option_ = nullptr;
+               *max_tokens_option_ = nullptr, *max_running_option_ = nullptr, *max_step_ms_option_ = nullptr;
   int64_t event_buffer_ = 64, cache_event_ring_ = 4096;
   std::string kv_index_ = "page_table";
   std::vector<std::string> tenant_weights_;
