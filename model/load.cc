@@ -186,10 +186,6 @@ Result<TextAssets> load_text_assets(const std::string& model) {
 Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progress progress, void* context) {
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
-  if (gpu && options.device == "auto" && files.config.experts.routing.experts > 0) {
-    gpu = false;
-    log_info("no GPU in use", {{"reason", "mixtures of experts are served by the CPU alone"}});
-  }
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;
   if (o.max_tokens <= 0) o.max_tokens = 512;

@@ -85,8 +85,9 @@ class Ops {
   // out = (in - mean) / deviation * weight + bias; a bias that is not there is 0. `in` may be `out`, which stays
   // float32.
   virtual Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) = 0;
-  // norm() of each of `count` pieces of weight.size in a row, from column `first` on.
-  virtual Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) = 0;
+  // norm() in place of queries and of keys, in pieces as long as their weights (a head, or all of them); qkv rows are
+  // [q heads | k heads | v heads], q_cols and twice kv_cols. Only scale_by_position() and attend() read them after.
+  virtual Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) = 0;
   // Columns [0, cols) times 1 + slope * log(1 + floor(position / unit)), before anything rotates them.
   virtual Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) = 0;
   // out = in * weight' (+ bias), and out += that.

@@ -133,10 +133,7 @@ Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
     return ops_.linear_attend(in, l.qkv, how, qkv_, attended_);
   KVASIR_TRY(ops_.linear(in, l.qkv, qkv_));
   const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
-  if (c_.qk_norm != QkNorm::none) {
-    KVASIR_TRY(ops_.head_norm(qkv_, 0, q / l.q_norm.size, l.q_norm, c_.norm_eps));
-    KVASIR_TRY(ops_.head_norm(qkv_, q, kv / l.k_norm.size, l.k_norm, c_.norm_eps));
-  }
+  if (c_.qk_norm != QkNorm::none) KVASIR_TRY(ops_.qk_norm(qkv_, q, l.q_norm, kv, l.k_norm, c_.norm_eps));
   if (c_.query_position_slope != 0)
     KVASIR_TRY(ops_.scale_by_position(qkv_, q, c_.query_position_slope, c_.query_position_unit));
   return ops_.attend(how, qkv_, attended_);

@@ -131,13 +131,12 @@ Status CpuOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buff
   return {};
 }
 
-Status CpuOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) {
-  const float* w = vector(weight);
-  each_row(rows(in_out), count * weight.size, [&](int64_t t) {
-    for (int64_t h = 0; h < count; ++h) {
-      float* x = data(in_out) + t * in_out.cols + first + h * weight.size;
-      kernels_.norm(x, w, weight.size, eps, false, x);
-    }
+Status CpuOps::qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) {
+  each_row(rows(qkv), q_cols + kv_cols, [&](int64_t t) {
+    float* row = data(qkv) + t * qkv.cols;
+    for (int64_t i = 0; i < q_cols; i += q.size) kernels_.norm(row + i, vector(q), q.size, eps, false, row + i);
+    for (int64_t i = q_cols; i < q_cols + kv_cols; i += k.size)
+      kernels_.norm(row + i, vector(k), k.size, eps, false, row + i);
   });
   return {};
 }

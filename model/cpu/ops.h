@@ -52,7 +52,7 @@ class CpuOps final : public Ops {
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, false, out); }
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, true, out); }
   Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
-  Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) override;
+  Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) override;
   Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) override;
   Status linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, false, out); }
   Status add_linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, true, out); }

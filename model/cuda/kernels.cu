@@ -89,6 +89,38 @@ void norm_of(const float* in, int64_t stride, const float* weight, float eps, bo
   launch_early(kernel, grid, threads, stream, in, stride, weight, eps, add, out, stride, cols);
 }
 
+// A warp a head, whichever row it is of.
+constexpr int kHeadWarps = 8;
+__global__ void __launch_bounds__(kHeadWarps * 32)
+    qk_norm(const float* in, int64_t q_heads, const float* q, int64_t kv_heads, const float* k, int size, float eps,
+            __nv_bfloat16* out, int64_t count) {
+  constexpr int kHeld = int(kMostHead) / 128;
+  let_next_kernel_start();
+  const int64_t head = int64_t(blockIdx.x) * kHeadWarps + threadIdx.x / 32, of_row = head % (q_heads + 2 * kv_heads);
+  const int lane = threadIdx.x % 32;
+  wait_for_kernel_ahead();
+  if (head >= count) return;
+  const float* weight = of_row < q_heads ? q : of_row < q_heads + kv_heads ? k : nullptr;
+  const auto* from = reinterpret_cast<const Wide<float, 4>*>(in + head * size);
+  Wide<float, 4> x[kHeld] = {};
+  float sum = 0;
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const int i = h * 32 + lane; i * 4 < size) {
+      x[h] = from[i];
+      for (float v : x[h].x) sum += v * v;
+    }
+  for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s);
+  const float r = rsqrtf(sum / float(size) + eps);
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const int i = h * 32 + lane; i * 4 < size) {
+      Wide<__nv_bfloat16, 4> y;
+      for (int e = 0; e < 4; ++e) put(weight ? x[h].x[e] * r * weight[i * 4 + e] : x[h].x[e], false, y.x[e]);
+      reinterpret_cast<Wide<__nv_bfloat16, 4>*>(out + head * size)[i] = y;
+    }
+}
+
 __device__ float wide(float x) { return x; }
 __device__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
 
@@ -211,6 +243,13 @@ void launch_add_norm(const float* in, const float* weight, float eps, float* out
 void launch_head_norm(float* x, int64_t stride, int64_t heads, int64_t size, const float* weight, float eps,
                       int64_t rows, cudaStream_t stream, bool invariant) {
   norm_of(x, stride, weight, eps, false, x, dim3(unsigned(rows), unsigned(heads)), size, invariant, stream);
+}
+
+void launch_qk_norm(const float* in, int64_t q_heads, const float* q, int64_t kv_heads, const float* k, int64_t size,
+                    float eps, void* out, int64_t rows, cudaStream_t stream) {
+  const int64_t count = rows * (q_heads + 2 * kv_heads);
+  launch_early(qk_norm, unsigned((count + kHeadWarps - 1) / kHeadWarps), kHeadWarps * 32, stream, in, q_heads, q,
+               kv_heads, k, int(size), eps, static_cast<__nv_bfloat16*>(out), count);
 }
 
 void launch_glu(bool gelu, const void* in, bool half, void* out, int64_t rows, int64_t cols, cudaStream_t stream) {

@@ -23,6 +23,11 @@ void launch_add_norm(const float* in, const float* weight, float eps, float* out
 // norm() in place of the first `heads` heads, each `size` wide, of rows `stride` apart.
 void launch_head_norm(float* x, int64_t stride, int64_t heads, int64_t size, const float* weight, float eps,
                       int64_t rows, cudaStream_t stream, bool invariant = false);
+// A row's first q_heads and kv_heads pieces of `size`, normed; then as many of the latter as they are; in bfloat16.
+// `size` is a multiple of 4, at most kMostHead.
+constexpr int64_t kMostHead = 512;
+void launch_qk_norm(const float* in, int64_t q_heads, const float* q, int64_t kv_heads, const float* k, int64_t size,
+                    float eps, void* out, int64_t rows, cudaStream_t stream);
 // out = f(first half of in) * second half, in bfloat16; `in` is that too, or float32.
 void launch_glu(bool gelu, const void* in, bool half, void* out, int64_t rows, int64_t cols, cudaStream_t stream);
 void launch_to_bf16(const float* in, void* out, int64_t count, cudaStream_t stream);

@@ -15,15 +15,11 @@ namespace kvasir::model::cuda {
 
 using attention::cuda::check;
 
-namespace {
-
 // Four sizes between a power of two and the next, so that padding costs little.
-int64_t padded(int64_t rows) {
+int64_t CudaOps::padded(int64_t rows) {
   const int64_t step = std::max<int64_t>(1, int64_t(std::bit_ceil(uint64_t(rows))) / 8);
   return (rows + step - 1) / step * step;
 }
-
-}  // namespace
 
 Status CudaOps::prepare() {
   KVASIR_ASSIGN(products_, Products::open(stream_, options_.batch_invariant));
@@ -88,6 +84,41 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
   a.batch_invariant = options_.batch_invariant;
   kinds_.push_back(std::move(a));
   return int32_t(kinds_.size() - 1);
+}
+
+Result<int32_t> CudaOps::add_experts(Experts experts) {
+  if (!experts_) experts_.emplace(options_.max_tokens, options_.batch_invariant, stream_);
+  if (router_logits_.cols < experts.routing.experts) {
+    KVASIR_ASSIGN(router_logits_, make_buffer(experts.routing.experts, false, Shard::whole));
+  }
+  std::vector<ExpertLayers::Part> up, down;
+  for (const Mlp& mlp : experts.mlps)
+    for (auto [m, parts] : {std::pair(mlp.up, &up), std::pair(mlp.down, &down)}) {
+      Loaded& w = *matrices_[size_t(m.id)];
+      parts->push_back({&w, vector(w.bias)});
+      weight_bytes_ -= w.bytes;
+    }
+  return experts_->add(std::move(experts), up, down);
+}
+
+Status CudaOps::moe(Buffer in, int32_t id, Buffer out) {
+  const Experts& experts = experts_->layer(id);
+  const Buffer logits{router_logits_.id, experts.routing.experts};
+  KVASIR_TRY(linear(in, experts.router, logits));
+  KVASIR_ASSIGN(const void* half, read_half(in));
+  KVASIR_CHECK(!room(out).half, "what is added to is float32");
+  written(out, false);
+  return experts_->run(id, half, data(logits), vector(experts.correction), rows(in), data(out));
+}
+
+Status CudaOps::sigmoid_gate(Buffer in, Vector gate, Buffer in_out) {
+  KVASIR_ASSIGN(const void* from, read_half(in));
+  const bool half = room(in_out).half;
+  if (half) KVASIR_TRY(read_half(in_out).status());
+  void* to = half ? room(in_out).half_data.get() : data(in_out);
+  launch_sigmoid_gate(from, vector(gate), in.cols, to, half, in_out.cols, rows(in), stream_);
+  written(in_out, half);
+  return launched("sigmoid_gate");
 }
 
 Status CudaOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
@@ -209,11 +240,17 @@ Status CudaOps::add_norm(Buffer in, Vector weight, float eps, Buffer out) {
   return launched("add_norm");
 }
 
-Status CudaOps::head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) {
-  (void)read(in_out);
-  launch_head_norm(data(in_out) + first, in_out.cols, count, weight.size, vector(weight), eps, rows(in_out), stream_,
-                   options_.batch_invariant);
-  return launched("head_norm");
+Status CudaOps::qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) {
+  const float* from = read(qkv);
+  if (q.size == k.size && q.size <= kMostHead && q.size % 4 == 0) {
+    launch_qk_norm(from, q_cols / q.size, vector(q), kv_cols / k.size, vector(k), q.size, eps, write_half(qkv),
+                   rows(qkv), stream_);
+    return launched("qk_norm");
+  }
+  for (auto [first, cols, weight] : {std::tuple(int64_t(0), q_cols, q), std::tuple(q_cols, kv_cols, k)})
+    launch_head_norm(data(qkv) + first, qkv.cols, cols / weight.size, weight.size, vector(weight), eps, rows(qkv),
+                     stream_, options_.batch_invariant);
+  return launched("qk_norm");
 }
 
 Status CudaOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) {
@@ -225,7 +262,7 @@ Status CudaOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buf
 }
 
 Status CudaOps::scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) {
-  (void)read(in_out);
+  if (room(in_out).half) return unimplemented("queries that are normed and scaled by position are the CPU's alone");
   launch_scale_by_position(data(in_out), ids_[slot_].as<int32_t>() + tokens_ + step_logit_rows_, slope, unit,
                            rows(in_out), cols, in_out.cols, stream_);
   return launched("scale_by_position");

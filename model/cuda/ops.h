@@ -3,12 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/backend.h"
 #include "attention/cuda/memory.h"
 #include "core/thread_pool.h"
 #include "kvcache/form.h"
+#include "model/cuda/experts.h"
 #include "model/cuda/products.h"
 #include "model/ops.h"
 #include "model/runner.h"
@@ -47,28 +49,33 @@ class CudaOps final : public Ops {
   int64_t most_rows() const { return 2 * options_.max_tokens + options_.max_batch; }  // to draw from
   bool decodes() const { return decodes_; }
   int64_t rows() const { return tokens_; }
+  // As many rows or some more: products have few sizes to be timed for.
+  static int64_t padded(int64_t rows);
   // Of a step of decodes: forward() and logits() of rows() launch the same for any other of this key. 0: not known yet.
   uint64_t key() const;
   float* data(Buffer b) { return room(b).data.as<float>(); }
-  int64_t weight_bytes() const { return weight_bytes_; }
+  int64_t weight_bytes() const { return weight_bytes_ + (experts_ ? experts_->bytes() : 0); }
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
   Result<Vector> load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) override;
   void set_bias(Matrix weight, Vector bias) override { matrices_[size_t(weight.id)]->bias = bias; }
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
+  Result<int32_t> add_experts(Experts experts) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
-  Status head_norm(Buffer in_out, int64_t first, int64_t count, Vector weight, float eps) override;
+  Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) override;
   Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) override;
   Status linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::f32, out); }
   Status add_linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::added_f32, out); }
   Status glu(Activation activation, Buffer in, Buffer out) override;
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status activate(Activation activation, Buffer in, Buffer out) override;
+  Status moe(Buffer in, int32_t experts, Buffer out) override;
+  Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
   Status attend(const Attend& how, Buffer qkv, Buffer out) override { return attend(how, {}, qkv, out); }
   // The bias is attention's to add: it reads the products anyway.
   Status linear_attend(Buffer in, Matrix weight, const Attend& how, Buffer between, Buffer out) override {
@@ -122,6 +129,8 @@ class CudaOps final : public Ops {
   std::vector<std::unique_ptr<Loaded>> matrices_;
   std::vector<std::unique_ptr<Values>> vectors_;
   std::vector<std::unique_ptr<Room>> buffers_;
+  std::optional<ExpertLayers> experts_;
+  Buffer router_logits_;
   std::vector<attention::Attributes> kinds_;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
   DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows, then positions

@@ -22,7 +22,7 @@ namespace kvasir::model::cuda {
 #define KVASIR_BOTH inline
 #endif
 
-enum class Packing : uint8_t { bf16, fp8, q4, q6, q8 };
+enum class Packing : uint8_t { bf16, fp8, q4, q6, q8, mxfp4 };  // mxfp4: as files have it, for experts to cut up
 
 constexpr int kBlockRows = 8, kBlockElements = 128;
 
@@ -32,7 +32,7 @@ KVASIR_BOTH constexpr int quant_bytes(Packing p) {
 KVASIR_BOTH constexpr int scale_bytes(Packing p) { return p == Packing::q4 ? 16 : p == Packing::q6 ? 32 : 8; }
 KVASIR_BOTH constexpr int block_bytes(Packing p) { return kBlockRows * (quant_bytes(p) + scale_bytes(p)); }
 KVASIR_BOTH constexpr int64_t block_count(int64_t cols) { return (cols + kBlockElements - 1) / kBlockElements; }
-KVASIR_BOTH constexpr bool is_blocks(Packing p) { return p != Packing::bf16 && p != Packing::fp8; }
+KVASIR_BOTH constexpr bool is_blocks(Packing p) { return p == Packing::q4 || p == Packing::q6 || p == Packing::q8; }
 
 // Where a strip's block is, of so many steps of 128 elements. `half`: the strips of a gate, 0 where there is none.
 KVASIR_BOTH int64_t block_at(int64_t strip, int64_t step, int64_t steps, int64_t half) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 
 #include "core/cat.h"
@@ -24,6 +25,24 @@ using attention::cuda::check;
 
 // Logits of so many rows are made at a time; so many of them are drawn from while the next ones are on their way.
 constexpr int64_t kLogitRows = 512, kDrawnRows = 16;
+
+// One prompt of `tokens` zeros in the first pages of each of `groups` caches, all of whose logits are wanted.
+Batch first_pages(int64_t tokens, int64_t page_size, kvcache::IndexMode mode, size_t groups) {
+  Batch b;
+  b.tokens.resize(size_t(tokens));
+  b.positions.resize(size_t(tokens));
+  std::iota(b.positions.begin(), b.positions.end(), 0);
+  b.logit_rows = b.positions;
+  b.seqstarts = b.kvstarts = {0, tokens};
+  b.start_pos = {0};
+  b.max_seqlen = b.max_kvlen = tokens;
+  b.max_pages = (tokens + page_size - 1) / page_size;
+  const bool table = mode == kvcache::IndexMode::page_table;
+  const int64_t count = table ? b.max_pages : mode == kvcache::IndexMode::offset ? 1 : tokens;
+  for (int64_t i = 0; i < count; ++i) b.cachestarts.push_back(table ? i * page_size : i);
+  b.more_cachestarts.assign(groups - 1, b.cachestarts);
+  return b;
+}
 
 class CudaRunner final : public Runner, public Replaying {
  public:
@@ -110,6 +129,7 @@ class CudaRunner final : public Runner, public Replaying {
     Status status;
   };
   Flight& flight(int nth) { return flights_[size_t(oldest_ + nth) % flights_.size()]; }
+  Status time_products(int64_t cache_tokens);
   Status enqueue(Flight& f, const Batch& batch);
   Status forward(Flight& f);
   Status enqueue_draws(Flight& f, Buffer logits, int64_t count);
@@ -145,7 +165,25 @@ Status CudaRunner::allocate_cache(const CachePages& pages) {
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
-  return ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales);
+  KVASIR_TRY(ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales));
+  return time_products(*std::min_element(pages.groups.begin(), pages.groups.end()) * options_.page_size);
+}
+
+// The library's ways of multiplying are timed for each number of rows when it first comes (Cublas::product): now,
+// before anybody waits, not in the steps that the first users' requests need.
+Status CudaRunner::time_products(int64_t cache_tokens) {
+  if (options_.batch_invariant) return {};
+  const int64_t most = std::min({Cublas::kTimedRows, ops_->max_logit_rows(), options_.max_kvlen, cache_tokens});
+  const SamplingParams greedy{.temperature = 0};
+  for (int64_t n = kDrawnRows; n <= most; ++n) {
+    if (CudaOps::padded(n) != n && n != most) continue;
+    const Batch prompt = first_pages(n, options_.page_size, options_.index_mode, caches_.size());
+    std::vector<SampleRow> rows(static_cast<size_t>(n));
+    for (SampleRow& r : rows) r.params = &greedy;
+    KVASIR_TRY(launch(prompt, rows));
+    KVASIR_TRY(wait().status());
+  }
+  return {};
 }
 
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {

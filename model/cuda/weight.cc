@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "core/dtype.h"
@@ -45,6 +46,12 @@ Packing common_packing(std::span<const HostTensor> parts, int64_t rows, int64_t 
   const bool fits = packs(rows, cols) &&
                     std::all_of(parts.begin(), parts.end(), [](auto& t) { return t.rows % (2 * kBlockRows) == 0; });
   return is_blocks(all) && fits ? all : Packing::bf16;
+}
+
+// An expert's, of a tensor of its own (blk.3.ffn_up.17.weight) or of all (blk.3.ffn_up_exps.weight): these become tiles
+// of bfloat16.
+bool of_expert(const HostTensor& t) {
+  return t.name.find("_exps") != std::string::npos || std::count(t.name.begin(), t.name.end(), '.') > 3;
 }
 
 bool becomes_bytes(std::span<const HostTensor> parts, int64_t rows, int64_t cols) {
@@ -176,8 +183,20 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadP
   const bool bytes =
       quantize == Quantize::as_stored &&
       std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.type == WeightType::f8_e4m3; });
-  if ((quantize == Quantize::fp8 || bytes) && becomes_bytes(parts, w->rows, w->cols))
+  if (((quantize == Quantize::fp8 && !of_expert(parts[0])) || bytes) && becomes_bytes(parts, w->rows, w->cols))
     return load_bytes(parts, pool, stream, w);
+  if (quantize == Quantize::as_stored && of_expert(parts[0]) &&
+      std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.type == WeightType::mxfp4; })) {
+    w->packing = Packing::mxfp4;
+    w->bytes = std::accumulate(parts.begin(), parts.end(), int64_t(0), [](int64_t n, auto& t) { return n + t.bytes; });
+    KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
+    std::byte* to = w->data.bytes();
+    for (const HostTensor& t : parts) {
+      KVASIR_TRY(copy_in(to, t.data, size_t(t.bytes), stream));
+      to += t.bytes;
+    }
+    return {};
+  }
   w->packing = quantize == Quantize::bf16 ? Packing::bf16 : common_packing(parts, w->rows, w->cols);
   if (!is_blocks(w->packing)) {
     w->bytes = w->rows * w->cols * 2;

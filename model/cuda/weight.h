@@ -20,7 +20,7 @@ using attention::cuda::DeviceMemory;
 struct Weight {
   Packing packing = Packing::bf16;
   int64_t rows = 0, cols = 0;
-  // bf16, fp8: [rows, cols]; else blocks (packing.h).
+  // bf16, fp8: [rows, cols]; mxfp4: as in files; else blocks (packing.h).
   DeviceMemory data;
   DeviceMemory scales;  // fp8: what each row is multiplied by, float32
   float unit = 1;       // packed: what every sum is multiplied by
