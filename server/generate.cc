@@ -36,8 +36,26 @@ Status check_utf8(std::string_view text, const std::string& field) {
   return {};
 }
 
+namespace {
+
+// A search draws nothing, so what shapes draws would be without effect.
+Status check_no_draws(const GenerateInput& in) {
+  const model::SamplingParams& s = in.request.sampling;
+  const char* said = nullptr;
+  for (const model::SamplingNumber& n : model::kSamplingNumbers)
+    if (s.*n.to != model::SamplingParams{.temperature = 0}.*n.to) said = n.name;
+  if (s.top_k != 0) said = "top_k";
+  if (!s.logit_bias.empty()) said = "logit_bias";
+  if (!said) return {};
+  const char* name = name_of(in, parameter(said));
+  return invalid_argument(cat(name, " is of draws, and beam search draws nothing: leave it out")).with_field(name);
+}
+
+}  // namespace
+
 Status check_fields(const GenerateInput& in, const ServerOptions& limits, const model::ModelInfo& info) {
   KVASIR_TRY(check_parameters(in, limits, info));
+  if (in.request.beams) KVASIR_TRY(check_no_draws(in));
   if (in.choices_of_call > limits.max_choices)
     return invalid_argument(cat("the call asks for ", in.choices_of_call, " choices (prompts x n or best_of); at most ",
                                 limits.max_choices, " are taken"))

@@ -26,11 +26,11 @@ struct Ring {
 };
 
 // Arrives when what this thread has copied so far is there.
-__device__ inline void arrive_when_copied(uint64_t* barrier) {
+[[maybe_unused]] __device__ inline void arrive_when_copied(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
 // What cp.async wrote, for the tensor cores.
-__device__ inline void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+[[maybe_unused]] __device__ inline void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 template <int kRegisters>
 __device__ void shrink() {

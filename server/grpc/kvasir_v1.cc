@@ -82,7 +82,7 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from, const Server
   in.wire = Wire::v1;
   in.model = from.model();
   engine::Request& r = in.request;
-  r.sampling = limits.sampling;
+  r.sampling = from.has_beams() ? model::SamplingParams{.temperature = 0} : limits.sampling;
   r.id = from.request_id();
   Status status;
   switch (from.input_case()) {
@@ -101,6 +101,11 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from, const Server
   read_parameters(from, in);
   KVASIR_ASSIGN(r.grammar, grammar_of(from.grammar()));
   r.detokenize = !from.omit_text();
+  if (from.has_beams()) {
+    const pb::BeamSearch& b = from.beams();
+    r.beams = {int32_t(std::min<uint32_t>(b.width(), INT32_MAX)), b.has_length_penalty() ? b.length_penalty() : 1.0f,
+               static_cast<engine::BeamOptions::Early>(std::clamp<int>(b.early_stopping(), 0, 2))};
+  }
   return in;
 }
 
@@ -182,6 +187,7 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
     static constexpr pb::GenerateResponse_Finished_Reason kReasons[] = {Reason::STOP_TOKEN, Reason::STOP_STRING,
                                                                         Reason::LENGTH, Reason::CANCELLED};
     to.set_choice(uint32_t(e.choice));
+    if (e.score) to.set_score(*e.score);
     to.set_reason(kReasons[int(e.reason)]);
     to.set_stop(e.stop_string);
     if (e.stop_token >= 0) to.set_stop_token_id(uint32_t(e.stop_token));

@@ -139,6 +139,7 @@ class OpenAiReply final : public Producer {
     if (c.reader) emit(c, c.reader->finish(), {}, false);
     const bool called = calls(c) && shape_.answer.says_so && e.reason != engine::FinishReason::length;
     c.finish = cat("\"finish_reason\":\"", called ? "tool_calls" : reason_name(e.reason), '"', stop_reason(e));
+    if (e.score) c.finish += cat(",\"score\":", *e.score);  // of a beam
     usage_[s] = e.usage;
     if (shape_.stream) {
       open_choice(c);

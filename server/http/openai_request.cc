@@ -61,9 +61,6 @@ constexpr struct {
     {"web_search_options", "this server searches nothing"},
     {"verbosity", "the model has no such switch; say it in a message", "\"medium\""},
     {"suffix", "this model fills no gaps"},
-    {"use_beam_search", "use n or best_of"},
-    {"length_penalty", "it is of beam search", "1.0"},
-    {"early_stopping", "it is of beam search"},
     {"spaces_between_special_tokens", "text is what the tokens say", "true"},
     {"return_hidden_states", "hidden states are not sent; logprobs are"},
     {"return_token_strs", "use logprobs, whose entries have each token's text"},
@@ -75,6 +72,30 @@ constexpr struct {
     {"lora_path", "no adapter is loaded"},
 };
 
+// A search of n beams (vLLM's way to say it), or of beam_width of which the n best are answers (transformers').
+bool searches(Fields& f) {
+  bool search = false;
+  return (f.boolean("use_beam_search", &search) && search) || f.has("beam_width");
+}
+
+void read_beams(Fields& f, GenerateInput& in) {
+  engine::BeamOptions beams;
+  int64_t width = in.request.n;
+  f.integer("beam_width", &width);
+  beams.width = int32_t(std::clamp<int64_t>(width, 0, INT32_MAX));  // the engine says what it must be
+  f.number("length_penalty", &beams.length_penalty);
+  using Early = engine::BeamOptions::Early;
+  if (const Json* early = f.raw("early_stopping")) {
+    if (early->is_boolean())
+      beams.early = early->get<bool>() ? Early::yes : Early::no;
+    else if (*early == "never")
+      beams.early = Early::never;
+    else
+      f.fail("early_stopping", "must be true, false or \"never\"");
+  }
+  in.request.beams = beams;
+}
+
 void read_identity(Fields& f, GenerateInput& in) {
   f.string("request_id", &in.request.id);  // vLLM's name for it, and SGLang's
   f.string("rid", &in.request.id);
@@ -83,9 +104,16 @@ void read_identity(Fields& f, GenerateInput& in) {
 // What chat and completions have in common.
 void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   GenerateInput& in = call.input;
-  in.request.sampling = limits.sampling;
+  const bool beams = searches(f);
+  in.request.sampling = beams ? model::SamplingParams{.temperature = 0} : limits.sampling;
   f.string("model", &in.model);
   f.parameters(in);
+  if (beams) {
+    read_beams(f, in);
+  } else {
+    f.unserved("length_penalty", "it is of beam search: set use_beam_search", "1.0");
+    f.unserved("early_stopping", "it is of beam search: set use_beam_search");
+  }
   read_stream_options(f, call.shape);
   read_grammar(f, in.request.grammar);
   read_said(f, in.said);

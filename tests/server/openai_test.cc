@@ -25,6 +25,27 @@ TEST_F(OpenAi, ACompletionIsWholeOrStreamedAlike) {
   EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "stop");
 }
 
+// A search, by vLLM's names and by transformers'; what shapes draws has no place in it.
+TEST_F(OpenAi, BeamsReachTheEngine) {
+  const std::string begin = R"({"prompt":"hi","max_tokens":2,)";
+  post("/v1/completions", begin + R"("use_beam_search":true,"n":3,"temperature":0})");
+  ASSERT_TRUE(engine_.last().beams);
+  EXPECT_EQ(engine_.last().beams->width, 3);
+  EXPECT_EQ(engine_.last().n, 3);
+  EXPECT_EQ(engine_.last().beams->length_penalty, 1);
+  post("/v1/completions", begin + R"("beam_width":4,"length_penalty":0.5,"early_stopping":"never"})");
+  ASSERT_TRUE(engine_.last().beams);
+  EXPECT_EQ(engine_.last().beams->width, 4);
+  EXPECT_EQ(engine_.last().n, 1);
+  EXPECT_EQ(engine_.last().beams->length_penalty, 0.5f);
+  EXPECT_EQ(engine_.last().beams->early, engine::BeamOptions::Early::never);
+  expect_error(post("/v1/completions", begin + R"("beam_width":2,"temperature":0.7})"), 400, "temperature", "beam");
+  expect_error(post("/v1/completions", begin + R"("beam_width":2,"top_k":5})"), 400, "top_k", "beam");
+  expect_error(post("/v1/completions", begin + R"("beam_width":2,"early_stopping":1})"), 400, "early_stopping",
+               "never");
+  expect_error(post("/v1/completions", begin + R"("early_stopping":true})"), 400, "early_stopping", "beam");
+}
+
 // A prediction reaches the engine as tokens, and usage says how many draft tokens were right.
 TEST_F(OpenAi, APredictionIsADraft) {
   const std::string chat = R"({"messages":[{"role":"user","content":"hi"}],"prediction":)";

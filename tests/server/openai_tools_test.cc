@@ -107,8 +107,8 @@ TEST_F(OpenAi, HistoryComesBackAsClientsKeepIt) {
       "parsed":{"a":1},"refusal":null,"annotations":[],"provider_specific_fields":{"z":null},"reasoning":"r",
       "thinking_blocks":[{"type":"thinking"}],"images":null,"function_call":null,"audio":null,"tool_calls":null}],
       "use_beam_search":false,"echo":false,"length_penalty":1.0,"suffix":null,"spaces_between_special_tokens":true})");
-  expect_error(post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"use_beam_search":true})"),
-               400, "use_beam_search", "best_of");
+  expect_error(post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"length_penalty":2})"), 400,
+               "length_penalty", "use_beam_search");
 }
 
 TEST_F(OpenAi, OneConstraintUnderTwoNamesIsOne) {
