@@ -25,6 +25,12 @@ Status check_grammar(const text::GrammarSpec& grammar) {
   return {};
 }
 
+Status check_token(int64_t id, size_t place, const model::ModelInfo& info) {
+  if (id >= 0 && id < info.vocab_size) return {};
+  return invalid_argument(cat("prompt token ", place, " is ", id, "; it must be an id from 0 to ", info.vocab_size - 1))
+      .with_field("prompt");
+}
+
 }  // namespace
 
 Status check_utf8(std::string_view text, const std::string& field) {
@@ -70,11 +76,10 @@ Status check_fields(const GenerateInput& in, const ServerOptions& limits, const 
     if (ids->size() > size_t(info.context_length))
       return invalid_argument(cat("the prompt has ", ids->size(), " tokens; ", kContextHolds, info.context_length))
           .with_field("prompt");
-    for (size_t i = 0; i < ids->size(); ++i)
-      if ((*ids)[i] < 0 || (*ids)[i] >= info.vocab_size)
-        return invalid_argument(
-                   cat("prompt token ", i, " is ", (*ids)[i], "; it must be an id from 0 to ", info.vocab_size - 1))
-            .with_field("prompt");
+    for (size_t i = 0; i < ids->size(); ++i) KVASIR_TRY(check_token((*ids)[i], i, info));
+  } else if (auto* mixed = std::get_if<PiecesInput>(&in.prompt)) {
+    for (size_t i = 0; i < mixed->pieces.size(); ++i)
+      if (auto* id = std::get_if<int64_t>(&mixed->pieces[i])) KVASIR_TRY(check_token(*id, i, info));
   } else if (auto* text = std::get_if<TextInput>(&in.prompt)) {
     KVASIR_TRY(check_utf8(text->text, "prompt"));
   }
@@ -89,7 +94,38 @@ Status check_depth(const char* field, std::string_view json) {
   return {};
 }
 
+// The first text begins the prompt; the others go on in it.
+Result<std::vector<int32_t>> encode_pieces(const PiecesInput& mixed, const text::Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  for (const auto& piece : mixed.pieces) {
+    if (auto* id = std::get_if<int64_t>(&piece)) {
+      ids.push_back(int32_t(*id));
+      continue;
+    }
+    const std::string& text = std::get<std::string>(piece);
+    KVASIR_TRY(check_utf8(text, "prompt"));
+    KVASIR_ASSIGN(auto more, tokenizer.encode(text, ids.empty(), mixed.parse_special));
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  return ids;
+}
+
 }  // namespace
+
+Result<std::string> prompt_text(const ChatInput& chat, const engine::Engine& engine) {
+  KVASIR_TRY(check_depth("messages", chat.messages_json));
+  KVASIR_TRY(check_depth("tools", chat.tools_json));
+  KVASIR_TRY(check_depth("template variables", chat.variables_json));
+  // Each message is a token at least: rendering more than the context holds would be for nothing.
+  if (size_t n = json_entries(chat.messages_json); n > size_t(engine.info().context_length))
+    return invalid_argument(
+               cat("messages has ", n, " entries; ", kContextHolds, engine.info().context_length, " tokens"))
+        .with_field("messages");
+  auto chat_template = engine.chat_template();
+  if (!chat_template)
+    return failed_precondition("this model has no chat template; send a prompt to the completions method instead");
+  return render_chat(with_tools_described(chat, *chat_template), *chat_template);
+}
 
 Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engine::Engine& engine, size_t max_bytes) {
   if (auto* ids = std::get_if<TokensInput>(&prompt)) return std::vector<int32_t>(ids->begin(), ids->end());
@@ -106,19 +142,14 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engi
     KVASIR_TRY(check_utf8(text->text, "prompt"));
     return tokenizer->encode(text->text, text->add_special, text->parse_special);
   }
-  const ChatInput& chat = std::get<ChatInput>(prompt);
-  KVASIR_TRY(check_depth("messages", chat.messages_json));
-  KVASIR_TRY(check_depth("tools", chat.tools_json));
-  KVASIR_TRY(check_depth("template variables", chat.variables_json));
-  // Each message is a token at least: rendering more than the context holds would be for nothing.
-  if (size_t n = json_entries(chat.messages_json); n > size_t(engine.info().context_length))
-    return invalid_argument(
-               cat("messages has ", n, " entries; ", kContextHolds, engine.info().context_length, " tokens"))
-        .with_field("messages");
-  auto chat_template = engine.chat_template();
-  if (!chat_template)
-    return failed_precondition("this model has no chat template; send a prompt to the completions method instead");
-  KVASIR_ASSIGN(std::string text, render_chat(with_tools_described(chat, *chat_template), *chat_template));
+  if (auto* mixed = std::get_if<PiecesInput>(&prompt)) {
+    std::string all;
+    for (const auto& piece : mixed->pieces)
+      if (auto* text = std::get_if<std::string>(&piece)) all += *text;
+    KVASIR_TRY(fits(all));
+    return encode_pieces(*mixed, *tokenizer);
+  }
+  KVASIR_ASSIGN(std::string text, prompt_text(std::get<ChatInput>(prompt), engine));
   KVASIR_TRY(fits(text));
   return tokenizer->encode(text, false, true);  // the template wrote the special tokens, bos too
 }

@@ -22,15 +22,20 @@ struct TextInput {
   bool parse_special = true;  // "<|im_end|>" is its token
 };
 using TokensInput = std::vector<int64_t>;
+// Texts and ids in turn, as some clients mix them, and as a gap to be filled is written.
+struct PiecesInput {
+  std::vector<std::variant<std::string, int64_t>> pieces;
+  bool parse_special = true;  // of the texts
+};
 struct ChatInput {
   std::string messages_json, tools_json, variables_json;  // OpenAI's forms; the last two may be empty
   bool add_generation_prompt = true;
   bool continue_final_message = false;  // the last message stays open: what ends it in the template is cut off
 };
-using PromptInput = std::variant<TextInput, TokensInput, ChatInput>;
+using PromptInput = std::variant<TextInput, TokensInput, ChatInput, PiecesInput>;
 
 // Who calls its parameters what: server/parameters.h.
-enum class Wire : uint8_t { completions, chat, messages, responses, v1, kserve, vllm, ppl };
+enum class Wire : uint8_t { completions, chat, messages, responses, llama, ollama, sglang, v1, kserve, vllm, ppl };
 struct Parameter;
 
 struct GenerateInput {
@@ -57,6 +62,9 @@ struct GenerateInput {
 
 // Everything that can be said without a tokenizer.
 Status check_fields(const GenerateInput& input, const ServerOptions& limits, const model::ModelInfo& info);
+
+// A chat as its template writes it. May take long.
+Result<std::string> prompt_text(const ChatInput& chat, const engine::Engine& engine);
 
 // The prompt's token ids. May take long: call it on a worker. A text of more than `max_bytes` cannot fit the
 // context whatever its tokens are, and is refused unread.

@@ -115,7 +115,7 @@ std::vector<Parameter> make_table() {
 // What a protocol calls a parameter that has another name in the others.
 struct Alias {
   Wire wire;
-  const char* name;
+  const char* name;  // null: there is none such
   const char* parameter;
   bool also = false;  // beside the usual name
 };
@@ -127,6 +127,23 @@ constexpr Alias kAliases[] = {
     {Wire::messages, "stop_sequences", "stop"},
     {Wire::responses, "max_output_tokens", "max_tokens"},
     {Wire::chat, "top_logprobs", "logprobs"},
+    {Wire::chat, "n_predict", "max_tokens", true},
+    {Wire::chat, "repeat_penalty", "repetition_penalty", true},
+    {Wire::llama, "n_predict", "max_tokens"},
+    {Wire::llama, "max_tokens", "max_tokens", true},
+    {Wire::llama, "repeat_penalty", "repetition_penalty"},
+    {Wire::llama, "n_probs", "logprobs"},
+    {Wire::llama, "n_cmpl", "n", true},
+    {Wire::llama, nullptr, "prompt_logprobs"},
+    {Wire::ollama, "num_predict", "max_tokens"},
+    {Wire::ollama, "repeat_penalty", "repetition_penalty"},
+    {Wire::sglang, "max_new_tokens", "max_tokens"},
+    {Wire::sglang, "min_new_tokens", "min_tokens"},
+    {Wire::sglang, "sampling_seed", "seed"},
+    {Wire::sglang, "no_stop_trim", "include_stop_str_in_output"},
+    {Wire::sglang, "top_logprobs_num", "logprobs"},
+    {Wire::sglang, nullptr, "prompt_logprobs"},
+    {Wire::sglang, "extra_key", "cache_salt"},
     {Wire::chat, "no_stop_trim", "include_stop_str_in_output", true},
     {Wire::completions, "no_stop_trim", "include_stop_str_in_output", true},
     {Wire::chat, "max_completion_tokens", "max_tokens", true},
@@ -260,7 +277,9 @@ int32_t narrow(const Parameter& p, int64_t value, GenerateInput& in) {
 
 }  // namespace
 
-bool of_text_alone(Wire wire) { return wire == Wire::kserve || wire == Wire::messages || wire == Wire::responses; }
+bool of_text_alone(Wire wire) {
+  return wire == Wire::kserve || wire == Wire::messages || wire == Wire::responses || wire == Wire::ollama;
+}
 
 std::span<const Parameter> parameters() {
   static const std::vector<Parameter> table = make_table();
@@ -276,7 +295,7 @@ const Parameter& parameter(std::string_view name) {
 
 FoundParameter find_parameter(Wire wire, std::string_view name) {
   for (const Alias& a : kAliases)
-    if (a.wire == wire && name == a.name) return {&parameter(a.parameter), a.name};
+    if (a.wire == wire && a.name && name == a.name) return {&parameter(a.parameter), a.name};
   for (const Parameter& p : parameters()) {
     if (name != p.name) continue;
     const bool other = name_on(wire, p) != p.name;  // there something else has this name, or nothing
@@ -298,7 +317,8 @@ void took_as(const FoundParameter& found, GenerateInput& in) {
 const char* name_of(const GenerateInput& in, const Parameter& p) {
   for (const auto& [row, name] : in.names)
     if (row == &p) return name;
-  return name_on(in.wire, p);
+  const char* name = name_on(in.wire, p);
+  return name ? name : p.name;
 }
 
 void set_ids(const Parameter& p, std::vector<int64_t> ids, GenerateInput& in) {

@@ -18,11 +18,9 @@ bool has_field(std::initializer_list<const char*> messages, const char* name) {
 // What the protocol calls it, if it has it.
 std::string cell(Wire wire, const Parameter& p) {
   const char* name = name_on(wire, p);
-  bool has = true;
+  if (!name) return "-";
+  bool has = p.of_text || !of_text_alone(wire);
   switch (wire) {
-    case Wire::kserve:
-    case Wire::messages:
-    case Wire::responses: has = p.of_text; break;
     case Wire::v1: has = has_field({"kvasir.v1.Sampling", "kvasir.v1.GenerateRequest"}, name); break;
     case Wire::vllm: has = has_field({"vllm.grpc.engine.SamplingParams"}, name); break;
     case Wire::ppl:
@@ -45,13 +43,14 @@ std::string values(const Parameter& p) {
 
 std::string parameters_markdown() {
   std::string out =
-      "| parameter | chat | completions | messages | responses | kvasir.v1 | KServe | VllmEngine | ppl | values | what "
+      "| parameter | chat | completions | messages | responses | llama-server | Ollama | SGLang | kvasir.v1 | KServe | "
+      "VllmEngine | ppl | values | what "
       "|\n"
-      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const Parameter& p : parameters()) {
     out += cat("| `", p.name, "` |");
-    for (Wire wire : {Wire::chat, Wire::completions, Wire::messages, Wire::responses, Wire::v1, Wire::kserve,
-                      Wire::vllm, Wire::ppl})
+    for (Wire wire : {Wire::chat, Wire::completions, Wire::messages, Wire::responses, Wire::llama, Wire::ollama,
+                      Wire::sglang, Wire::v1, Wire::kserve, Wire::vllm, Wire::ppl})
       out += cat(' ', cell(wire, p), " |");
     out += cat(' ', values(p), " | ", p.what, " |\n");
   }

@@ -40,6 +40,8 @@ class Services::CountedStream final : public engine::Stream {
     services_.limiter_.release(caller_);
     if (!over_) code_ = Code::cancelled, reason_ = "disconnect";
     services_.metrics_.count(protocol_, code_);
+    if (started_ != Time{})
+      services_.metrics_.count_inference(std::chrono::duration<double>(services_.clock_.now() - started_).count());
     if (services_.spans_) export_span(id);
     if (!services_.options_.access_log) return;
     auto ms = [&](Time t) { return std::chrono::duration<double, std::milli>(t - began_).count(); };
@@ -74,7 +76,7 @@ class Services::CountedStream final : public engine::Stream {
       count(int64_t(tokens->tokens.size()));
     } else if (auto* started = std::get_if<engine::Started>(&*event)) {
       cached_ = started->cached_tokens;
-      if (services_.spans_) started_ = services_.clock_.now();
+      started_ = services_.clock_.now();
     } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
       static constexpr const char* kReasons[] = {"stop_token", "stop_string", "length", "cancelled"};
       reason_ = kReasons[int(finished->reason)];
@@ -283,11 +285,14 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
 
   KVASIR_TRY(limiter_.admit(caller, int64_t(out.prompt.size())));
   std::string trace_parent = r.trace_parent;
+  const int64_t choices = r.n;
+  const std::optional<int64_t> max_tokens = r.max_tokens;
   auto stream = engine_.submit(std::move(r));
   if (!stream.ok()) {
     limiter_.release(caller);
     return stream.status();
   }
+  metrics_.count_request(choices, max_tokens);
   out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
                                                std::move(*stream), out.prompt.size());
   return out;
@@ -301,6 +306,13 @@ Result<std::vector<int32_t>> Services::tokenize(const Caller& caller, const std:
   KVASIR_ASSIGN(auto ids, encode_prompt(prompt, engine_, size_t(options_.max_body.bytes)));
   limiter_.spend(caller, int64_t(ids.size()));
   return ids;
+}
+
+Result<std::string> Services::render(const Caller& caller, const std::string& model, const ChatInput& chat) {
+  KVASIR_TRY(caller.require(Role::user, "rendering a template"));
+  KVASIR_TRY(check_model(model));
+  KVASIR_TRY(limiter_.ask(caller));
+  return prompt_text(chat, engine_);
 }
 
 Result<std::string> Services::detokenize(const Caller& caller, const std::string& model,

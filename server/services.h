@@ -64,6 +64,8 @@ class Services {
   // The model is the served one (or unnamed), and there is one to serve.
   Status check_model(const std::string& model) const;
   Result<std::vector<int32_t>> tokenize(const Caller& caller, const std::string& model, const PromptInput& prompt);
+  // A chat as its template writes it.
+  Result<std::string> render(const Caller& caller, const std::string& model, const ChatInput& chat);
   Result<std::string> detokenize(const Caller& caller, const std::string& model, const std::vector<int64_t>& ids,
                                  bool skip_special);
   bool cancel(const Caller& caller, const std::string& id) { return engine_.cancel(caller.tenant, id); }

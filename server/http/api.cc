@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "server/http/error_body.h"
 #include "server/http/messages_reply.h"
+#include "server/http/ollama_reply.h"
 #include "server/http/page.h"
 #include "server/json_text.h"
 
@@ -51,9 +52,10 @@ const std::vector<Api::Route>& Api::routes() {
        "`/cancel`: refused, none runs in the background"},
       {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI", "501: not offered"},
       {"POST", "/tokenize", false, user, &Api::tokenize, "vLLM, llama-server",
-       "`prompt` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, `chat_template_kwargs`)",
+       "`prompt` or `content` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, "
+       "`chat_template_kwargs`)",
        "tokenize"},
-      {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server", "`tokens` to `prompt`",
+      {"POST", "/detokenize", false, user, &Api::detokenize, "vLLM, llama-server", "`tokens` to `prompt` and `content`",
        "detokenize"},
       {"POST", "/drain", false, admin, &Api::drain, "kvasir", "what SIGTERM does"},
       {"GET", "/version", true, user, &Api::version, "vLLM", "of this server"},
@@ -61,14 +63,33 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/ping", true, user, &Api::health, "vLLM", "`/health`"},
       {"GET", "/v1/health", true, user, &Api::health, "llama-server", "`/health`"},
       {"GET", "/models", false, user, &Api::models, "llama-server", "`/v1/models`"},
-      {"POST", "/chat/completions", false, user, &Api::chat, "llama-server", "`/v1/chat/completions`"},
-      {"POST", "/completions", false, user, &Api::completions, "llama-server", "`/v1/completions`"},
+      {"POST", "/chat/completions", false, user, &Api::chat, "llama-server", "`/v1/chat/completions`", "openai.chat"},
+      {"POST", "/completion", false, user, &Api::llama_completion, "llama-server", "a text goes on; one or several",
+       "llama.completion"},
+      {"POST", "/completions", false, user, &Api::llama_completion, "llama-server", "`/completion`",
+       "llama.completion"},
+      {"POST", "/infill", false, user, &Api::llama_infill, "llama-server", "a gap is filled", "llama.infill"},
+      {"POST", "/apply-template", false, user, &Api::apply_template, "llama-server",
+       "messages as the template writes them", "tokenize"},
+      {"GET", "/props", false, user, &Api::props, "llama-server", "what is served, and what a request leaves unset"},
+      {"GET", "/slots", false, metrics, &Api::slots, "llama-server",
+       "how many requests run beside how many may; `fail_on_no_slot`"},
+      {"POST", "/generate", false, user, &Api::sglang_generate, "SGLang", "a text or ids go on; one or several",
+       "sglang"},
       {"GET", "/get_model_info", false, user, &Api::model_info, "SGLang", "the model's name"},
+      {"GET", "/get_server_info", false, user, &Api::server_info, "SGLang", "and how much of it fits"},
       {"POST", "/flush_cache", false, admin, &Api::flush_cache, "SGLang", "forget every prefix"},
       {"GET", "/health_generate", true, user, &Api::health, "SGLang", "`/health`"},
       {"POST", "/abort_request", false, user, &Api::abort, "SGLang", "`rid`: end one of one's own requests"},
       {"GET", "/api/version", true, user, &Api::version, "Ollama", "of this server"},
+      {"POST", "/api/chat", false, user, &Api::ollama_chat, "Ollama",
+       "messages in, an answer out; streamed unless told", "ollama.chat"},
+      {"POST", "/api/generate", false, user, &Api::ollama_generate, "Ollama", "a prompt in, an answer out",
+       "ollama.generate"},
       {"GET", "/api/tags", false, user, &Api::tags, "Ollama", "the model that is served"},
+      {"GET", "/api/ps", false, user, &Api::loaded_models, "Ollama", "the same"},
+      {"POST", "/api/show", false, user, &Api::show, "Ollama", "what it is"},
+      {"POST", "/api/embed", false, user, &Api::ollama_embed, "Ollama", "501: not offered"},
   };
   return routes;
 }
@@ -112,7 +133,10 @@ Admission Api::admit(const Request& head) {
 
 // In the form that clients of the route's protocol read.
 Response Api::refusal(const Route& route, const Status& status) {
-  return std::string_view(route.whose) == "Anthropic" ? messages_error(status) : error_response(status);
+  const std::string_view whose = route.whose;
+  return whose == "Anthropic" ? messages_error(status)
+         : whose == "Ollama"  ? ollama_error(status)
+                              : error_response(status);
 }
 
 Admission Api::route(const Request& head) {

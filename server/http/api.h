@@ -13,6 +13,7 @@ namespace kvasir::server::http {
 std::string routes_markdown();  // docs/api.md's table
 
 int64_t unix_seconds();
+std::vector<GenerateInput> for_each_prompt(const GenerateInput& input, std::vector<PromptInput> prompts);
 
 class Api {
  public:
@@ -51,7 +52,29 @@ class Api {
   Reply abort(const Request&, const Caller&);
   Reply flush_cache(const Request&, const Caller&);
   Reply tags(const Request&, const Caller&);
+  Reply show(const Request&, const Caller&);
+  Reply loaded_models(const Request&, const Caller&);
+  Reply ollama_chat(const Request&, const Caller&);
+  Reply ollama_generate(const Request&, const Caller&);
+  Reply ollama_embed(const Request&, const Caller&);
+  Reply sglang_generate(const Request&, const Caller&);
+  Reply server_info(const Request&, const Caller&);
+  Reply llama_completion(const Request&, const Caller&);
+  Reply llama_infill(const Request&, const Caller&);
+  Reply apply_template(const Request&, const Caller&);
+  Reply props(const Request&, const Caller&);
+  Reply slots(const Request&, const Caller&);
   Reply generate(const Request&, const Caller&, struct OpenAiCall call);
+  Reply ollama_answer(const Request&, const Caller&, struct OllamaCall call);
+  nlohmann::ordered_json ollama_model(bool details_alone) const;
+  Reply llama_generate(const Request&, const Caller&, struct LlamaCall call);
+
+  // Engine requests of one call, one a prompt.
+  struct Sent {
+    std::vector<std::unique_ptr<engine::Stream>> streams;
+    std::vector<std::vector<int32_t>> prompts;
+  };
+  Result<Sent> send(const Request&, const Caller&, std::vector<GenerateInput> inputs);
   // What headers say of a request, and what an answer's say.
   Status carry(const Request&, const Caller&, GenerateInput& input);
   std::vector<std::pair<std::string, std::string>> headers_of(const Request&, const std::string& id) const;

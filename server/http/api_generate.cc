@@ -65,38 +65,55 @@ std::vector<std::pair<std::string, std::string>> Api::headers_of(const Request& 
   return headers;
 }
 
+std::vector<GenerateInput> for_each_prompt(const GenerateInput& input, std::vector<PromptInput> prompts) {
+  std::vector<GenerateInput> out;
+  for (PromptInput& prompt : prompts) out.emplace_back(input).prompt = std::move(prompt);
+  return out;
+}
+
+Result<Api::Sent> Api::send(const Request& request, const Caller& caller, std::vector<GenerateInput> inputs) {
+  Sent sent;
+  std::string id;
+  for (GenerateInput& input : inputs) {
+    KVASIR_TRY(carry(request, caller, input));
+    if (sent.streams.empty())
+      id = input.request.id;
+    else if (!id.empty() && input.request.id == id)
+      input.request.id = cat(id, '-', sent.streams.size());
+    auto submitted = services_.generate(caller, std::move(input));
+    if (!submitted.ok()) return submitted.status();  // the others are cancelled as they go
+    sent.prompts.push_back(std::move(submitted->prompt));
+    sent.streams.push_back(std::move(submitted->stream));
+  }
+  return sent;
+}
+
 Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
-  if (Status s = carry(request, caller, call.input); !s.ok()) return error_response(s);
   ReplyShape& shape = call.shape;
   shape.answer = prepare_tools(services_, call.tools, call.input.request);
   if (shape.chat) show_reasoning(services_, call.input.request);
   shape.prompt_logprobs = !call.echo && call.input.request.prompt_logprobs >= 0;
   shape.stop_tokens = call.input.request.stop_tokens;
-  const std::string id = call.input.request.id;
-  std::vector<std::unique_ptr<engine::Stream>> streams;
-  for (PromptInput& prompt : call.prompts) {
-    GenerateInput input = call.input;
-    input.prompt = std::move(prompt);
-    if (!id.empty() && !streams.empty()) input.request.id = cat(id, '-', streams.size());
-    auto submitted = services_.generate(caller, std::move(input));
-    if (!submitted.ok()) return error_response(submitted.status());  // the others are cancelled as they go
+  auto sent = send(request, caller, for_each_prompt(call.input, std::move(call.prompts)));
+  if (!sent.ok()) return error_response(sent.status());
+  for (std::vector<int32_t>& prompt : sent->prompts) {
     if (call.echo) {
-      auto text = services_.engine().tokenizer()->decode(submitted->prompt, false);
+      auto text = services_.engine().tokenizer()->decode(prompt, false);
       if (!text.ok()) return error_response(text.status());
       shape.echo.push_back(*std::move(text));
     }
-    if (shape.chat) prepare_reasoning(services_, submitted->prompt, call.input.request.grammar, shape.answer);
-    shape.prompts.push_back(static_cast<int64_t>(submitted->prompt.size()));
-    if (shape.token_ids) shape.prompt_ids.push_back(std::move(submitted->prompt));
-    streams.push_back(std::move(submitted->stream));
+    if (shape.chat) prepare_reasoning(services_, prompt, call.input.request.grammar, shape.answer);
+    shape.prompts.push_back(static_cast<int64_t>(prompt.size()));
+    if (shape.token_ids) shape.prompt_ids.push_back(std::move(prompt));
   }
+  const std::string& id = shape.call_id = sent->streams[0]->id();
   shape.seed_drawn = call.input.draw_seed;
   shape.tokenizer = services_.engine().tokenizer();
   shape.model = services_.model_name();
-  shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", streams[0]->id());
+  shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", id);
   shape.created = unix_seconds();
-  auto headers = headers_of(request, streams[0]->id());
-  return openai_reply(std::move(shape), std::move(streams), std::move(headers));
+  auto headers = headers_of(request, id);
+  return openai_reply(std::move(shape), std::move(sent->streams), std::move(headers));
 }
 
 int64_t unix_seconds() {

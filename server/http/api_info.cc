@@ -5,6 +5,7 @@
 #include "server/http/api.h"
 #include "server/http/error_body.h"
 #include "server/http/fields.h"
+#include "server/http/logprobs.h"
 #include "server/http/metrics_text.h"
 #include "server/http/openai_chat_fields.h"
 #include "server/json_text.h"
@@ -56,33 +57,70 @@ Reply Api::models(const Request& request, const Caller&) {
   return r;
 }
 
-Reply Api::tokenize(const Request& request, const Caller& caller) {
-  auto json = parse_json(request.body);
-  if (!json.ok()) return error_response(services_.refuse(caller, "tokenize", json.status()));
-  Fields f(*json);
+namespace {
+
+// What a text or a chat is to become. vLLM's clients say `prompt`, llama-server's `content`, with other usual values.
+struct TokenizeCall {
   std::string model;
+  PromptInput prompt;
+  bool with_pieces = false;  // llama-server's
+  bool token_strs = false;   // vLLM's
+};
+
+Result<TokenizeCall> parse_tokenize(std::string_view body) {
+  KVASIR_ASSIGN(Json json, parse_json(body));
+  Fields f(json);
+  TokenizeCall call;
   TextInput text;
   ChatInput chat;
-  f.string("model", &model);
-  f.boolean("add_special_tokens", &text.add_special);
-  text.parse_special = false;
-  f.boolean("parse_special", &text.parse_special);
-  read_template_input(f, chat);
+  f.string("model", &call.model);
   const bool prompt = f.string("prompt", &text.text), content = f.string("content", &text.text);
   if (prompt && content) f.fail("content", "and prompt are two names of one text; give one of them");
+  text.add_special = !content;
+  text.parse_special = content;
+  for (const char* name : {"add_special_tokens", "add_special"}) f.boolean(name, &text.add_special);
+  f.boolean("parse_special", &text.parse_special);
+  f.boolean("with_pieces", &call.with_pieces);
+  f.boolean("return_token_strs", &call.token_strs);
+  read_template_input(f, chat);
   const bool has_text = prompt || content;
   const Json* messages = f.raw("messages");
   if (messages) chat.messages_json = messages->dump();
   if (const Json* tools = f.raw("tools")) chat.tools_json = tools->dump();
   if (f.ok() && has_text == (messages != nullptr)) f.fail("prompt", "or messages must be given, and not both");
-  if (Status s = f.finish(); !s.ok()) return error_response(services_.refuse(caller, "tokenize", s));
-  auto ids = services_.tokenize(caller, model, messages ? PromptInput(chat) : PromptInput(text));
+  KVASIR_TRY(f.finish());
+  call.prompt = messages ? PromptInput(std::move(chat)) : PromptInput(std::move(text));
+  return call;
+}
+
+// A token's text, or its bytes where they are no text by themselves.
+Json piece_of(const text::Tokenizer& tokenizer, int32_t id) {
+  const std::string bytes = token_shown(tokenizer, id);
+  if (check_utf8(bytes, "").ok()) return bytes;
+  Json list = Json::array();
+  for (unsigned char byte : bytes) list.push_back(byte);
+  return list;
+}
+
+}  // namespace
+
+Reply Api::tokenize(const Request& request, const Caller& caller) {
+  auto call = services_.read(caller, "tokenize", parse_tokenize(request.body));
+  if (!call.ok()) return error_response(call.status());
+  auto ids = services_.tokenize(caller, call->model, call->prompt);
   if (!ids.ok()) return error_response(ids.status());
   Response r;
   r.body =
       cat("{\"count\":", ids->size(), ",\"max_model_len\":", services_.engine().info().context_length, ",\"tokens\":[");
-  for (size_t i = 0; i < ids->size(); ++i) r.body += cat(i ? "," : "", (*ids)[i]);
-  r.body += "]}";
+  const auto tokenizer = services_.engine().tokenizer();
+  std::string texts;
+  for (size_t i = 0; i < ids->size(); ++i) {
+    const int32_t id = (*ids)[i];
+    r.body += i ? "," : "";
+    r.body += call->with_pieces ? cat("{\"id\":", id, ",\"piece\":", piece_of(*tokenizer, id).dump(), '}') : cat(id);
+    if (call->token_strs) texts += cat(i ? "," : "", json_string(tokenizer->token_text(id)));
+  }
+  r.body += call->token_strs ? cat("],\"token_strs\":[", texts, "]}") : "]}";
   return r;
 }
 
@@ -100,7 +138,8 @@ Reply Api::detokenize(const Request& request, const Caller& caller) {
   auto text = services_.detokenize(caller, model, ids, skip_special);
   if (!text.ok()) return error_response(text.status());
   Response r;
-  r.body = cat("{\"prompt\":", json_string(*text), "}");
+  const std::string said = json_string(*text);
+  r.body = cat("{\"prompt\":", said, ",\"content\":", said, "}");  // vLLM's name for it, and llama-server's
   return r;
 }
 

@@ -21,13 +21,6 @@ Reply Api::load(const Request&, const Caller&) {
   return r;
 }
 
-Reply Api::model_info(const Request&, const Caller&) {
-  if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
-  Response r;
-  r.body = cat("{\"model_path\":", json_string(services_.model_name()), ",\"is_generation\":true}");
-  return r;
-}
-
 Reply Api::abort(const Request& request, const Caller& caller) {
   auto json = parse_json(request.body);
   if (!json.ok()) return error_response(json.status());
@@ -46,17 +39,6 @@ Reply Api::flush_cache(const Request&, const Caller&) {
   if (Status s = services_.engine().flush_prefix_cache(); !s.ok()) return error_response(s);
   Response r;
   r.body = "{\"success\":true}";
-  return r;
-}
-
-Reply Api::tags(const Request&, const Caller&) {
-  if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
-  const model::ModelInfo& info = services_.engine().info();
-  const std::string name = json_string(services_.model_name());
-  Response r;
-  r.body = cat("{\"models\":[{\"name\":", name, ",\"model\":", name,
-               ",\"details\":{\"format\":\"\",\"family\":", json_string(info.architecture),
-               ",\"quantization_level\":", json_string(info.quantization), "}}]}");
   return r;
 }
 

@@ -43,6 +43,10 @@ void Fields::fail(std::string_view name, std::string message) {
   status_ = invalid_argument(cat(full, ' ', message)).with_field(full);
 }
 
+void Fields::adopt(const Status& status) {
+  if (status_.ok()) status_ = status;
+}
+
 void Fields::wrong_type(std::string_view name, const Json& value, const char* wanted) {
   fail(name, cat("is ", shown(value), "; it must be ", wanted));
 }

@@ -53,6 +53,7 @@ class Fields {
   void pass_over_the_rest();
 
   void fail(std::string_view name, std::string message);
+  void adopt(const Status& status);  // of what was read by other hands
   bool ok() const { return status_.ok(); }
   // The first mistake, or that a field is unknown.
   Status finish();

@@ -8,25 +8,16 @@
 namespace kvasir::server::http {
 namespace {
 
-// JSON has no infinity; OpenAI's own floor for "as good as never" is -9999.
-float finite(float logprob) { return std::max(logprob, -9999.0f); }
-
 void append_entry(std::string& out, const text::Tokenizer& tokenizer, int32_t id, float logprob) {
-  std::string bytes = tokenizer.token_bytes(id);
-  if (bytes.empty()) bytes = tokenizer.token_text(id);  // a special token adds no text; its name says what it is
+  const std::string bytes = token_shown(tokenizer, id);
   out += "{\"token\":";
   append_json_string(out, bytes);
-  out += cat(",\"logprob\":", finite(logprob), ",\"bytes\":[");
+  out += cat(",\"logprob\":", finite_logprob(logprob), ",\"bytes\":[");
   for (size_t i = 0; i < bytes.size(); ++i) {
     if (i > 0) out += ',';
     cat_one(out, static_cast<int>(static_cast<unsigned char>(bytes[i])));
   }
   out += ']';
-}
-
-std::string shown(const text::Tokenizer& tokenizer, int32_t id) {
-  std::string bytes = tokenizer.token_bytes(id);
-  return bytes.empty() ? tokenizer.token_text(id) : bytes;
 }
 
 bool goes_on(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
@@ -48,6 +39,13 @@ void append_list(std::string& out, const std::vector<engine::TokenOut>& tokens, 
 
 }  // namespace
 
+float finite_logprob(float logprob) { return std::max(logprob, -9999.0f); }
+
+std::string token_shown(const text::Tokenizer& tokenizer, int32_t id) {
+  std::string bytes = tokenizer.token_bytes(id);
+  return bytes.empty() ? tokenizer.token_text(id) : bytes;
+}
+
 void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
                           const std::vector<engine::TokenOut>& tokens) {
   out += "{\"content\":";
@@ -68,10 +66,10 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
                                 const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none,
                                 size_t special_shown) {
   out += "{\"tokens\":";
-  append_list(out, tokens, [&](size_t, const auto& t) { append_json_string(out, shown(tokenizer, t.id)); });
+  append_list(out, tokens, [&](size_t, const auto& t) { append_json_string(out, token_shown(tokenizer, t.id)); });
   out += ",\"token_logprobs\":";
   append_list(out, tokens, [&](size_t i, const auto& t) {
-    out += i == 0 && first_has_none ? std::string("null") : cat(finite(t.logprob));
+    out += i == 0 && first_has_none ? std::string("null") : cat(finite_logprob(t.logprob));
   });
   out += ",\"top_logprobs\":";
   append_list(out, tokens, [&](size_t i, const auto& t) {
@@ -82,25 +80,39 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
     out += '{';
     for (size_t k = 0; k < t.top.size(); ++k) {
       if (k > 0) out += ',';
-      append_json_string(out, shown(tokenizer, t.top[k].token));
-      out += cat(':', finite(t.top[k].logprob));
+      append_json_string(out, token_shown(tokenizer, t.top[k].token));
+      out += cat(':', finite_logprob(t.top[k].logprob));
     }
     // The token itself is always among them, so there may be one more than was asked for.
     if (std::none_of(t.top.begin(), t.top.end(), [&](const auto& top) { return top.token == t.id; })) {
       if (!t.top.empty()) out += ',';
-      append_json_string(out, shown(tokenizer, t.id));
-      out += cat(':', finite(t.logprob));
+      append_json_string(out, token_shown(tokenizer, t.id));
+      out += cat(':', finite_logprob(t.logprob));
     }
     out += '}';
   });
   out += ",\"text_offset\":";
   append_list(out, tokens, [&](size_t i, const auto& t) {
-    std::string bytes = i < special_shown ? shown(tokenizer, t.id) : tokenizer.token_bytes(t.id);
+    std::string bytes = i < special_shown ? token_shown(tokenizer, t.id) : tokenizer.token_bytes(t.id);
     bool inside = !bytes.empty() && goes_on(bytes[0]) && offset > 0;  // of a character that an earlier token began
     cat_one(out, offset - (inside ? 1 : 0));
     offset += characters(bytes);
   });
   out += '}';
+}
+
+nlohmann::ordered_json token_probabilities(const text::Tokenizer& tokenizer, const engine::TokenOut& token) {
+  using Json = nlohmann::ordered_json;
+  auto entry = [&](int32_t id, float logprob) {
+    const std::string bytes = token_shown(tokenizer, id);
+    Json list = Json::array();
+    for (unsigned char byte : bytes) list.push_back(byte);
+    return Json{{"id", id}, {"token", bytes}, {"bytes", std::move(list)}, {"logprob", finite_logprob(logprob)}};
+  };
+  Json one = entry(token.id, token.logprob), top = Json::array();
+  for (const auto& t : token.top) top.push_back(entry(t.token, t.logprob));
+  one["top_logprobs"] = std::move(top);
+  return one;
 }
 
 void append_prompt_logprobs(std::string& out, const text::Tokenizer& tokenizer,
@@ -111,8 +123,8 @@ void append_prompt_logprobs(std::string& out, const text::Tokenizer& tokenizer,
       return;
     }
     auto entry = [&](int32_t id, float logprob, const std::string& rank) {
-      out += cat('"', id, "\":{\"logprob\":", finite(logprob), ",\"rank\":", rank,
-                 ",\"decoded_token\":", json_string(shown(tokenizer, id)), '}');
+      out += cat('"', id, "\":{\"logprob\":", finite_logprob(logprob), ",\"rank\":", rank,
+                 ",\"decoded_token\":", json_string(token_shown(tokenizer, id)), '}');
     };
     out += '{';
     bool among = false;

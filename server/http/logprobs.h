@@ -1,6 +1,7 @@
 // The two forms OpenAI gives log-probabilities in.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,11 @@
 #include "model/text/text.h"
 
 namespace kvasir::server::http {
+
+// JSON has no infinity; OpenAI's own floor for "as good as never" is -9999.
+float finite_logprob(float logprob);
+// A token's text; a special token adds none, and its name says what it is.
+std::string token_shown(const text::Tokenizer& tokenizer, int32_t id);
 
 // {"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]},..],"refusal":null}
 void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
@@ -19,6 +25,9 @@ void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
 void append_completion_logprobs(std::string& out, const text::Tokenizer& tokenizer,
                                 const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none,
                                 size_t special_shown);
+
+// llama-server's: {"id":..,"token":..,"bytes":[..],"logprob":..,"top_logprobs":[..]}
+nlohmann::ordered_json token_probabilities(const text::Tokenizer& tokenizer, const engine::TokenOut& token);
 
 // vLLM's: of each token of the prompt {"id":{"logprob":..,"rank":..,"decoded_token":..}}, its own and the likeliest;
 // null for the first, which nothing came before.

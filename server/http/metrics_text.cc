@@ -159,6 +159,12 @@ std::string metrics_text(const Services& services) {
               s.prompt_length);
   t.histogram("kvasir_output_length_tokens", "vllm:request_generation_tokens", "Output tokens of a request",
               s.output_length);
+  const Metrics::Requests of = services.metrics().requests();
+  t.histogram("kvasir_inference_seconds", "vllm:request_inference_time_seconds",
+              "From the first step to the end of the answer", of.inference);
+  t.histogram("kvasir_asked_choices", "vllm:request_params_n", "Choices that a request asked for", of.choices);
+  t.histogram("kvasir_asked_tokens", "vllm:request_params_max_tokens",
+              "The longest answer that a request asked for, where it said so", of.max_tokens);
   t.gauge("process_resident_memory_bytes", nullptr, "Resident memory", resident_bytes());
   return t.take();
 }

@@ -95,31 +95,6 @@ Result<Json> read_messages(const Json& messages) {
   return out;
 }
 
-// The names and parameter schemas of `tools`, checked.
-Status read_tools(const Json& tools, const ServerOptions& limits) {
-  if (!tools.is_array()) return invalid_argument("tools must be a list").with_field("tools");
-  int most = limits.max_tools;
-  if (tools.size() > static_cast<size_t>(most))
-    return invalid_argument(cat("tools has ", tools.size(), " entries; the limit is ", most)).with_field("tools");
-  for (size_t i = 0; i < tools.size(); ++i) {
-    const Json& t = tools[i];
-    std::string where = cat("tools[", i, "]");
-    if (t.is_object() && t.value("type", Json()) == Json("custom"))
-      return invalid_argument(where + ".type is custom, which is not served here; use a function of one string")
-          .with_field(where);
-    if (!t.is_object() || t.value("type", Json()) != Json("function"))
-      return invalid_argument(where + ".type must be \"function\"").with_field(where);
-    if (!t.contains("function") || !t["function"].is_object() || !t["function"].contains("name") ||
-        !t["function"]["name"].is_string() || t["function"]["name"].get<std::string>().empty())
-      return invalid_argument(where + ".function.name is missing").with_field(where);
-    if (const Json schema = t["function"].value("parameters", Json()); !schema.is_null() && !schema.is_object())
-      return invalid_argument(where + ".function.parameters must be a JSON schema").with_field(where);
-    if (const Json strict = t["function"].value("strict", Json()); !strict.is_null() && !strict.is_boolean())
-      return invalid_argument(where + ".function.strict must be true or false").with_field(where);
-  }
-  return {};
-}
-
 // {"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[...]}}: only these of the tools may be called.
 bool read_allowed_tools(Fields& f, const Json& choice, ToolUse& use) {
   const Json allowed = choice.value("allowed_tools", choice);
@@ -164,6 +139,30 @@ void read_tool_choice(Fields& f, ToolUse& use) {
 
 }  // namespace
 
+Status check_tools(const Json& tools, const ServerOptions& limits) {
+  if (!tools.is_array()) return invalid_argument("tools must be a list").with_field("tools");
+  int most = limits.max_tools;
+  if (tools.size() > static_cast<size_t>(most))
+    return invalid_argument(cat("tools has ", tools.size(), " entries; the limit is ", most)).with_field("tools");
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& t = tools[i];
+    std::string where = cat("tools[", i, "]");
+    if (t.is_object() && t.value("type", Json()) == Json("custom"))
+      return invalid_argument(where + ".type is custom, which is not served here; use a function of one string")
+          .with_field(where);
+    if (!t.is_object() || t.value("type", Json()) != Json("function"))
+      return invalid_argument(where + ".type must be \"function\"").with_field(where);
+    if (!t.contains("function") || !t["function"].is_object() || !t["function"].contains("name") ||
+        !t["function"]["name"].is_string() || t["function"]["name"].get<std::string>().empty())
+      return invalid_argument(where + ".function.name is missing").with_field(where);
+    if (const Json schema = t["function"].value("parameters", Json()); !schema.is_null() && !schema.is_object())
+      return invalid_argument(where + ".function.parameters must be a JSON schema").with_field(where);
+    if (const Json strict = t["function"].value("strict", Json()); !strict.is_null() && !strict.is_boolean())
+      return invalid_argument(where + ".function.strict must be true or false").with_field(where);
+  }
+  return {};
+}
+
 void read_grammar(Fields& f, text::GrammarSpec& grammar) {
   using Kind = text::GrammarSpec::Kind;
   // One constraint; the same under its old and its new name is still one.
@@ -182,10 +181,10 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
       const Json* wrapper = inner.raw("json_schema");
       if (!wrapper || !wrapper->is_object() || !wrapper->contains("schema") || !(*wrapper)["schema"].is_object())
         inner.fail("json_schema", "must be an object with a schema");
-      else if (wrapper->value("strict", Json()) == Json(true))
-        set("response_format", {Kind::json_schema, closed_schema((*wrapper)["schema"]).dump()});
-      else
+      else if (wrapper->value("strict", Json()) == Json(false))
         set("response_format", {Kind::json_schema, (*wrapper)["schema"].dump()});
+      else  // unless it is said to be loose: models fill what is open to the token limit
+        set("response_format", {Kind::json_schema, closed_schema((*wrapper)["schema"]).dump()});
     }
     if (type == "structural_tag") {
       for (const char* name : {"structures", "triggers", "format"}) inner.note(name);  // its compiler's to judge
@@ -209,7 +208,10 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
   std::string text;
   if (f.string("regex", &text)) set("regex", {Kind::regex, text});
   if (f.string("ebnf", &text)) set("ebnf", {Kind::lark, text});
-  if (f.string("json_schema", &text)) set("json_schema", {Kind::json_schema, text});
+  // llama-server's, where the schema may be an object; SGLang's is a text.
+  if (f.string("grammar", &text) && !text.empty()) set("grammar", {Kind::lark, text});
+  if (const Json* schema = f.raw("json_schema"))
+    set("json_schema", {Kind::json_schema, schema->is_string() ? schema->get<std::string>() : schema->dump()});
   if (const Json* outputs = f.raw("structured_outputs")) {
     Fields inner(*outputs, "structured_outputs");
     read(inner, "");
@@ -283,7 +285,7 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
 
   const Json* tools = f.raw("tools");
   if (tools) {
-    if (Status s = read_tools(*tools, limits); !s.ok()) return f.fail("tools", "is wrong: " + s.message());
+    if (Status s = check_tools(*tools, limits); !s.ok()) return f.fail("tools", "is wrong: " + s.message());
   }
   if (f.ok() && tools) call.tools.tools = *tools;
   read_tool_choice(f, call.tools);

@@ -8,6 +8,8 @@ namespace kvasir::server::http {
 
 // What the template is given besides messages and tools, and how the prompt ends.
 void read_template_input(Fields& f, ChatInput& chat);
+// The names and parameter schemas of OpenAI's `tools`.
+Status check_tools(const Json& tools, const ServerOptions& limits);
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call);
 void read_grammar(Fields& f, text::GrammarSpec& grammar);  // response_format and guided_*
 

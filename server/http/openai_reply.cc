@@ -7,6 +7,7 @@
 #include "core/cat.h"
 #include "server/http/error_body.h"
 #include "server/http/logprobs.h"
+#include "server/http/timings.h"
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
@@ -25,9 +26,6 @@ std::string usage_json(const engine::Usage& u) {
 }
 
 constexpr const char* kFingerprint = ",\"system_fingerprint\":\"kvasir-" KVASIR_VERSION "\"";
-
-// So much is written before more events are taken: a slow reader's events stay in the engine's bounded queue.
-constexpr size_t kEnough = 64 << 10;
 
 // One choice of the answer as it grows.
 struct Choice {
@@ -52,25 +50,21 @@ std::string list(const Ids& ids) {
   return out + "]";
 }
 
-class OpenAiReply final : public Producer {
+class OpenAiReply final : public StreamsProducer {
  public:
   OpenAiReply(ReplyShape shape, std::vector<std::unique_ptr<engine::Stream>> streams,
               std::vector<std::pair<std::string, std::string>> headers)
-      : shape_(std::move(shape)), streams_(std::move(streams)) {
-    head_.headers = std::move(headers);
-    open_.assign(streams_.size(), true);
-    choices_.resize(streams_.size() * static_cast<size_t>(shape_.best_of));
+      : StreamsProducer(shape.stream, std::move(streams), std::move(headers)), shape_(std::move(shape)) {
+    const size_t prompts = shape_.prompts.size();
+    choices_.resize(prompts * static_cast<size_t>(shape_.best_of));
     for (size_t i = 0; i < choices_.size(); ++i) choices_[i].index = static_cast<int>(i);
-    usage_.resize(streams_.size());
-    seeds_.resize(streams_.size());
-    prompt_logprobs_.resize(streams_.size());
-    call_id_ = streams_[0]->id();
+    usage_.resize(prompts);
+    seeds_.resize(prompts);
+    timings_ = std::vector<Timings>(prompts);
+    prompt_logprobs_.resize(prompts);
     if (shape_.answer.tools != text::ToolFormat::none || shape_.answer.reasoning != text::ReasoningFormat::none)
       for (Choice& c : choices_) c.reader.emplace(shape_.answer);
-    head_.content_type = shape_.stream ? "text/event-stream; charset=utf-8" : "application/json";
     if (shape_.stream) {
-      head_.headers.emplace_back("Cache-Control", "no-cache");
-      head_.headers.emplace_back("X-Accel-Buffering", "no");
       const char* object = shape_.chat ? "chat.completion.chunk" : "text_completion";
       prefix_ =
           cat("data: {\"id\":", json_string(shape_.id), ",\"object\":\"", object, "\",\"created\":", shape_.created,
@@ -78,41 +72,16 @@ class OpenAiReply final : public Producer {
     }
   }
 
-  Progress poll() override {
-    if (finished_) return Progress::done;
-    for (size_t s = 0; s < streams_.size(); ++s)
-      while (open_[s] && !(streaming_ && out_.size() >= kEnough)) {
-        auto event = streams_[s]->poll();
-        if (!event) break;
-        bool first = !begun_;
-        begun_ = true;
-        std::visit([&](auto& e) { on(s, e); }, *event);
-        if (finished_) return Progress::done;
-        if (first && shape_.stream) streaming_ = true;
-      }
-    if (std::none_of(open_.begin(), open_.end(), [](bool o) { return o; })) {
-      finish();
-      return Progress::done;
-    }
-    return streaming_ && !out_.empty() ? Progress::writable : Progress::waiting;
-  }
-
-  const Response& head() const override { return head_; }
-  bool streams() const override { return streaming_; }
-  std::string take() override { return std::exchange(out_, {}); }
-  void on_ready(std::function<void()> callback) override {
-    for (auto& s : streams_) s->on_ready(callback);
-  }
-
  private:
   Choice& choice(size_t stream, int index) {
     return choices_[stream * static_cast<size_t>(shape_.best_of) + static_cast<size_t>(index)];
   }
 
-  void on(size_t s, engine::Started& e) {
+  void on(size_t s, engine::Started& e) override {
     usage_[s].cached_tokens = e.cached_tokens;
     if (shape_.prompt_logprobs) append_prompt_logprobs(prompt_logprobs_[s], *shape_.tokenizer, e.prompt_logprobs);
     if (shape_.seed_drawn) seeds_[s] = cat(",\"seed\":", e.seed);
+    say_progress(s, e.cached_tokens);
     if (shape_.echo.empty()) return;
     // Echo: the prompt is the first piece of each choice.
     for (int k = 0; k < shape_.best_of; ++k) {
@@ -122,19 +91,17 @@ class OpenAiReply final : public Producer {
     }
   }
 
-  void on(size_t s, engine::Tokens& e) {
+  void on(size_t s, engine::Tokens& e) override {
     Choice& c = choice(s, e.choice);
+    if (c.count == 0 && e.choice == 0) say_progress(s, shape_.prompts[s]);
     if (shape_.stream) open_choice(c);  // before there are tokens to count
+    timings_[s].tokens(e.tokens.size());
     c.count += static_cast<int64_t>(e.tokens.size());
     for (const auto& t : e.tokens) c.sum_logprob += t.logprob;
     add(c, e.text, std::move(e.tokens), false);
   }
 
-  void on(size_t s, engine::Finished& e) {
-    if (e.reason == engine::FinishReason::cancelled) {  // by its id, from elsewhere: half an answer is none
-      engine::Failed failed{Status(Code::cancelled, "the request was cancelled")};
-      return on(s, failed);
-    }
+  void on(size_t s, engine::Finished& e) override {
     Choice& c = choice(s, e.choice);
     if (c.reader) emit(c, c.reader->finish(), {}, false);
     const bool called = calls(c) && shape_.answer.says_so && e.reason != engine::FinishReason::length;
@@ -146,25 +113,10 @@ class OpenAiReply final : public Producer {
       out_ += cat(prefix_, "{\"index\":", c.index, shape_.chat ? ",\"delta\":{}" : ",\"text\":\"\"",
                   ",\"logprobs\":null,", c.finish, seeds_[s], "}]", chunk_end(c));
     }
-    if (e.last) open_[s] = false;
   }
 
-  void on(size_t s, engine::Failed& e) {
-    open_[s] = false;
-    if (!streaming_) {  // nothing is out yet: the failure is the answer, and the rest is given up
-      auto headers = std::exchange(head_.headers, {});  // its id, and the pages that may read it
-      head_ = error_response(e.status);
-      head_.headers.insert(head_.headers.end(), headers.begin(), headers.end());
-      out_ = std::exchange(head_.body, {});
-      streams_.clear();
-      finished_ = true;
-      return;
-    }
-    out_ += cat("data: ", error_json(e.status), "\n\n");
-    out_ += "data: [DONE]\n\n";
-    streams_.clear();
-    finished_ = true;
-  }
+  void fail(const Status& status) override { out_ += cat("data: ", error_json(status), "\n\ndata: [DONE]\n\n"); }
+  Response refuse(const Status& status) const override { return error_response(status); }
 
   static bool calls(const Choice& c) { return c.reader && !c.reader->calls().empty(); }
 
@@ -188,10 +140,22 @@ class OpenAiReply final : public Producer {
   }
 
   std::string chunk_end(const Choice& c) const {
-    if (!shape_.include_usage) return "}\n\n";
-    if (!shape_.usage_so_far) return ",\"usage\":null}\n\n";
     const size_t s = static_cast<size_t>(c.index) / static_cast<size_t>(shape_.best_of);
-    return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}), "}\n\n");
+    const std::string end = cat(timings(s, c.count), "}\n\n");
+    if (!shape_.include_usage) return end;
+    if (!shape_.usage_so_far) return cat(",\"usage\":null", end);
+    return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}), end);
+  }
+
+  std::string timings(size_t s, int64_t made) const {
+    if (!shape_.timings) return "";
+    return cat(",\"timings\":", timings_[s].json(shape_.prompts[s], usage_[s].cached_tokens, made).dump());
+  }
+
+  void say_progress(size_t s, int64_t processed) {
+    if (!shape_.stream || !shape_.progress) return;
+    out_ += cat(prefix_, "],\"prompt_progress\":{\"total\":", shape_.prompts[s], ",\"cache\":", usage_[s].cached_tokens,
+                ",\"processed\":", processed, ",\"time_ms\":", timings_[s].all_ns() / 1'000'000, "}}\n\n");
   }
 
   // The first chunk of a choice; completions have one where something is asked of the prompt.
@@ -254,7 +218,7 @@ class OpenAiReply final : public Producer {
     out_ += cat(",\"finish_reason\":null}]", chunk_end(c));
   }
 
-  std::string id_of(const Choice& c, int index) const { return cat("call_", call_id_, '_', c.index, '_', index); }
+  std::string id_of(const Choice& c, int index) const { return cat("call_", shape_.call_id, '_', c.index, '_', index); }
 
   void append_calls(const Choice& c, const std::vector<AnswerReader::CallPiece>& calls) {
     out_ += "\"tool_calls\":[";
@@ -294,8 +258,7 @@ class OpenAiReply final : public Producer {
     return sum;
   }
 
-  void finish() {
-    finished_ = true;
+  void close() override {
     if (shape_.stream) {
       if (shape_.include_usage) out_ += cat(prefix_, "],\"usage\":", usage_json(total()), "}\n\n");
       out_ += "data: [DONE]\n\n";
@@ -305,12 +268,13 @@ class OpenAiReply final : public Producer {
                shape_.chat ? "chat.completion" : "text_completion", "\",\"created\":", shape_.created,
                ",\"model\":", json_string(shape_.model), kFingerprint, ",\"choices\":[");
     int index = 0;
-    for (size_t s = 0; s < open_.size(); ++s)
+    for (size_t s = 0; s < usage_.size(); ++s)
       for (Choice* c : best(s)) {
         if (index > 0) out_ += ',';
         write_choice(*c, index++, seeds_[s]);
       }
-    out_ += cat("],\"usage\":", usage_json(total()), shape_.chat ? of_prompt(choices_[0]) : std::string(), "}");
+    out_ += cat("],\"usage\":", usage_json(total()), shape_.chat ? of_prompt(choices_[0]) : std::string(),
+                timings(0, usage_[0].completion_tokens), "}");
   }
 
   // The `choices` of a prompt's best_of with the highest log-probability a token, best first.
@@ -361,15 +325,12 @@ class OpenAiReply final : public Producer {
   }
 
   ReplyShape shape_;
-  std::vector<std::unique_ptr<engine::Stream>> streams_;
-  std::vector<bool> open_;
   std::vector<Choice> choices_;
   std::vector<engine::Usage> usage_;
   std::vector<std::string> seeds_;  // what a choice says of it
-  Response head_;
+  std::vector<Timings> timings_;
   std::vector<std::string> prompt_logprobs_;  // of each prompt, as JSON
-  std::string prefix_, out_, call_id_;
-  bool begun_ = false, streaming_ = false, finished_ = false;
+  std::string prefix_;
 };
 
 }  // namespace

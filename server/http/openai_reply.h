@@ -8,7 +8,7 @@
 #include "engine/request.h"
 #include "model/text/text.h"
 #include "server/http/answer_reader.h"
-#include "server/http/http.h"
+#include "server/http/streams_producer.h"
 
 namespace kvasir::server::http {
 
@@ -18,6 +18,8 @@ struct ReplyShape {
   bool stream = false;
   bool include_usage = false;     // stream_options.include_usage
   bool usage_so_far = false;      // stream_options.continuous_usage_stats: in each chunk, of its choice
+  bool timings = false;           // llama-server's timings_per_token, in each chunk and the whole
+  bool progress = false;          // and its return_progress: chunks of how much of the prompt is read
   int logprobs = -1;              // -1: none; k: the chosen token's and k others'
   int choices = 1;                // n, of each prompt
   int best_of = 1;                // drawn by the engine; the best `choices` of them are returned
@@ -30,7 +32,7 @@ struct ReplyShape {
   std::vector<int32_t> stop_tokens;              // the client's own
   std::vector<std::vector<int32_t>> prompt_ids;  // with token_ids
   AnswerShape answer;
-  std::string id;  // "chatcmpl-..."
+  std::string id, call_id;  // "chatcmpl-..."; what ids of calls are made of
   std::string model;
   int64_t created = 0;
   text::TokenizerPtr tokenizer;

@@ -5,6 +5,7 @@
 #include "core/cat.h"
 #include "core/utf8.h"
 #include "server/http/fields.h"
+#include "server/http/llama_fields.h"
 #include "server/http/openai_chat_fields.h"
 #include "server/parameters.h"
 
@@ -114,6 +115,10 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
     f.unserved("length_penalty", "it is of beam search: set use_beam_search", "1.0");
     f.unserved("early_stopping", "it is of beam search: set use_beam_search");
   }
+  read_llama_sampling(f, in);
+  read_llama_cache(f, in);
+  f.boolean("timings_per_token", &call.shape.timings);
+  f.boolean("return_progress", &call.shape.progress);
   read_stream_options(f, call.shape);
   read_grammar(f, in.request.grammar);
   read_said(f, in.said);
@@ -167,6 +172,8 @@ Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits
   f.boolean("logprobs", &logprobs);
   if (!logprobs && f.has("top_logprobs")) f.fail("top_logprobs", "is only allowed with logprobs: true");
   if (logprobs && !f.has("top_logprobs")) in.request.sampling.logprobs = 0;
+  std::string format;  // llama-server's: where thoughts go
+  f.enumeration("reasoning_format", &format, {"auto", "deepseek"});
   f.unserved("echo", "the prompt is the client's own; completions have it");
   read_chat(f, limits, call);
   KVASIR_TRY(f.finish());

@@ -58,14 +58,6 @@ std::vector<text::CallableTool> held_tools(const ToolUse& use) {
   return held;
 }
 
-// As the operator says, or as the template has it.
-text::ReasoningFormat reasoning_format(const Services& services) {
-  const auto chat_template = services.engine().chat_template();
-  if (!chat_template) return text::ReasoningFormat::none;
-  return text::reasoning_format_named(services.options().reasoning_parser)
-      .value_or(text::reasoning_format_of(chat_template->source()));
-}
-
 // Those whose schema says that they are strings.
 text::TextParameters text_parameters(const ToolUse& use) {
   text::TextParameters out;
@@ -128,6 +120,13 @@ AnswerShape prepare_tools(const Services& services, const ToolUse& use, engine::
   }
   if (tags_are_special(shape.tools)) request.skip_special = false;
   return shape;
+}
+
+text::ReasoningFormat reasoning_format(const Services& services) {
+  const auto chat_template = services.engine().chat_template();
+  if (!chat_template) return text::ReasoningFormat::none;
+  return text::reasoning_format_named(services.options().reasoning_parser)
+      .value_or(text::reasoning_format_of(chat_template->source()));
 }
 
 void show_reasoning(const Services& services, engine::Request& request) {

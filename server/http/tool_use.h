@@ -32,6 +32,9 @@ nlohmann::ordered_json closed_schema(nlohmann::ordered_json schema);
 // tool that the model may call, a call's or what it was; calls whose tags are special tokens show these.
 AnswerShape prepare_tools(const Services& services, const ToolUse& use, engine::Request& request);
 
+// As the operator says, or as the template has it.
+text::ReasoningFormat reasoning_format(const Services& services);
+
 // Before a request is submitted: thoughts between special tokens are found only where these are shown.
 void show_reasoning(const Services& services, engine::Request& request);
 

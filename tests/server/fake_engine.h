@@ -20,7 +20,7 @@
 namespace kvasir::server {
 
 // Ids 0 to 255 are bytes, 256 is the end.
-class ByteTokenizer final : public text::Tokenizer {
+class ByteTokenizer : public text::Tokenizer {
  public:
   int32_t vocab_size() const override { return 257; }
   Result<std::vector<int32_t>> encode(std::string_view text, bool, bool) const override {
@@ -46,6 +46,19 @@ class ByteTokenizer final : public text::Tokenizer {
  private:
   std::vector<int32_t> end_{256};
   std::string template_ = "{% for m in messages %}{{ m.content }}{% endfor %}{# tools are left out #}";
+};
+
+// The same with names for some ids.
+class NamedTokens final : public ByteTokenizer {
+ public:
+  explicit NamedTokens(std::map<std::string, int32_t> names) : names_(std::move(names)) {}
+  int32_t token_id(std::string_view text) const override {
+    const auto it = names_.find(std::string(text));
+    return it == names_.end() ? -1 : it->second;
+  }
+
+ private:
+  const std::map<std::string, int32_t> names_;
 };
 
 class FakeEngine final : public engine::Engine {
@@ -113,6 +126,7 @@ class FakeEngine final : public engine::Engine {
   void set_state(engine::State s) { state_ = s; }
   void set_context(int32_t tokens) { info_.context_length = tokens; }
   void use_template(const char* source) { chat_template_ = *text::ChatTemplate::compile(source, ByteTokenizer()); }
+  void use_tokenizer(text::TokenizerPtr tokenizer) { tokenizer_ = std::move(tokenizer); }
   // What was asked so far is forgotten (an hour of fuzzing asks much).
   void forget() {
     std::lock_guard lock(mutex_);

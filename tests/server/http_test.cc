@@ -290,6 +290,8 @@ TEST_F(Http, MetricsAreWhatPrometheusReads) {
         "\nkvasir_cache_bytes_per_token 128\n", "vllm:prefix_cache_queries_total{",
         "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\",cache_dtype=\"float16\"} 1\n",
         "vllm:gpu_cache_usage_perc{", "vllm:request_prefill_time_seconds_bucket{",
+        "vllm:request_inference_time_seconds_count{model_name=\"fake\"} 1\n",
+        "vllm:request_params_n_sum{model_name=\"fake\"} 1\n", "vllm:request_params_max_tokens_bucket{",
         "vllm:request_decode_time_seconds_count{", "kvasir_time_to_first_token_seconds_bucket{le=\"+Inf\"} "})
     EXPECT_NE(m.body.find(line), std::string::npos) << line << m.body;
 }

@@ -10,7 +10,7 @@ namespace kvasir::server {
 namespace {
 
 constexpr const char* kPaths[] = {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize",
-                                  "/v1/embeddings"};
+                                  "/v1/embeddings",  "/completion",          "/infill"};
 
 struct World {
   World() {
@@ -74,7 +74,11 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
        R"(1{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema",
            "json_schema":{"name":"n","schema":{"type":"object"}}},"max_completion_tokens":3,"modalities":["text"]})",
        R"(2{"prompt":"ab","add_special_tokens":false})", R"(2{"messages":[{"role":"user","content":"a"}],"tools":[]})",
-       R"(3{"tokens":[104,105],"skip_special_tokens":true})", "4{}"});
+       R"(3{"tokens":[104,105],"skip_special_tokens":true})", "4{}",
+       R"(5{"prompt":["ab",[99,"d"]],"n_predict":3,"n_probs":2,"logit_bias":[["a",-1]],"stream":true,
+           "return_progress":true})",
+       R"(5{"prompt":[1,"a"],"response_fields":["timings/prompt_n"],"cache_prompt":false,"json_schema":{}})",
+       R"(6{"input_prefix":"a","input_suffix":"b","input_extra":[{"text":"c"}]})"});
   return 0;
 }
 

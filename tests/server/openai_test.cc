@@ -444,7 +444,6 @@ TEST_F(OpenAi, ModelsAreListed) {
 TEST_F(OpenAi, RoutesOfOtherServersAnswerAsTheirs) {
   EXPECT_FALSE(Json::parse(ask(RawClient::get("/version")).body)["version"].get<std::string>().empty());
   EXPECT_EQ(Json::parse(ask(RawClient::get("/load")).body)["server_load"], 0);
-  EXPECT_EQ(whole("/completions", R"({"prompt":"hi"})")["choices"][0]["text"], "hi");
   EXPECT_EQ(whole("/flush_cache", "{}")["success"], true);
   EXPECT_EQ(engine_.flushes, 1);
   EXPECT_EQ(whole("/abort_request", R"({"rid":"no such"})")["success"], true);

@@ -74,7 +74,7 @@ TEST_F(OpenAi, SeveralCallsMayBeRequired) {
   }
 }
 
-// What is not listed is not there, for tools that are held to their schema and under strict.
+// What is not listed is not there, for tools that are held to their schema and unless an answer's is loose.
 TEST_F(OpenAi, UnlistedKeysAreNotInvented) {
   const std::string open = R"({"type":"object","properties":{"a":{"type":"object","properties":{"b":{}}}}})",
                     closed = R"({"type":"object","properties":{"a":{"type":"object","properties":{"b":{}},)"
@@ -85,7 +85,9 @@ TEST_F(OpenAi, UnlistedKeysAreNotInvented) {
     return engine_.last().grammar.text;
   };
   EXPECT_EQ(format(R"("strict":true,)"), closed);
-  EXPECT_EQ(format(""), open);
+  EXPECT_EQ(format(""), closed);
+  EXPECT_EQ(format(R"("strict":null,)"), closed);
+  EXPECT_EQ(format(R"("strict":false,)"), open);
   whole("/v1/chat/completions",
         cat(R"({"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"function","function":{"name":"f"}},)",
             R"("tools":[{"type":"function","function":{"name":"f","parameters":)", open, "}}]}"));

@@ -59,6 +59,23 @@ TEST_F(Parameters, EachNumberReachesTheEngineOnEveryProtocol) {
   }
 }
 
+// By the names that those servers have for them.
+TEST_F(Parameters, EachNumberReachesTheEngineOnRoutesOfOtherServers) {
+  for (const model::SamplingNumber& n : model::kSamplingNumbers) {
+    const float value = 0.25f * n.low + 0.75f * std::min(n.high, 2.0f);
+    auto field = [&](Wire wire) { return cat('"', name_on(wire, parameter(n.name)), "\":", value); };
+    for (const auto& [path, body] : std::vector<std::pair<const char*, std::string>>{
+             {"/completion", cat(R"({"prompt":"ab",)", field(Wire::llama), '}')},
+             {"/generate", cat(R"({"text":"ab","sampling_params":{)", field(Wire::sglang), "}}")},
+             {"/api/generate",
+              cat(R"({"model":"fake","prompt":"ab","stream":false,"options":{)", field(Wire::ollama), "}}")}}) {
+      SCOPED_TRACE(cat(path, ' ', body));
+      EXPECT_EQ(post(path, body).code, Code::ok);
+      EXPECT_EQ(engine_.last().sampling.*n.to, value);
+    }
+  }
+}
+
 TEST_F(Parameters, EachNumberOutOfRangeIsRefusedOnEveryProtocol) {
   for (const model::SamplingNumber& n : model::kSamplingNumbers)
     for (float value : {n.low - 1, n.high + 1})

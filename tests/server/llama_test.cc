@@ -1,0 +1,265 @@
+// llama-server's own routes: what goes in under its names, what comes out in its form.
+#include "tests/server/openai_fixture.h"
+
+namespace kvasir::server {
+namespace {
+
+class Llama : public HttpFixture {
+ protected:
+  std::vector<Json> events(const std::string& body) {
+    RawClient::Answer a = post("/completion", body);
+    EXPECT_EQ(a.status, 200) << a.body;
+    EXPECT_NE(a.head.find("text/event-stream"), std::string::npos);
+    std::vector<Json> out;
+    for (std::string_view rest = a.body; !rest.empty(); rest.remove_prefix(rest.find("\n\n") + 2)) {
+      EXPECT_TRUE(rest.starts_with("data: "));
+      out.push_back(Json::parse(rest.substr(6, rest.find("\n\n") - 6)));
+    }
+    return out;
+  }
+};
+
+TEST_F(Llama, ACompletionIsWholeOrStreamedAlike) {
+  for (const char* path : {"/completion", "/completions"}) {
+    Json one = whole(path, R"({"prompt":"hello","n_predict":3,"return_tokens":true,"seed":7})");
+    EXPECT_EQ(one["content"], "hel");
+    EXPECT_EQ(one["tokens"], Json({'h', 'e', 'l'}));
+    EXPECT_EQ(one["stop"], true);
+    EXPECT_EQ(one["stop_type"], "limit");
+    EXPECT_EQ(one["stopping_word"], "");
+    EXPECT_EQ(one["tokens_predicted"], 3);
+    EXPECT_EQ(one["tokens_evaluated"], 5);
+    EXPECT_EQ(one["tokens_cached"], 8);
+    EXPECT_EQ(one["truncated"], false);
+    EXPECT_EQ(one["has_new_line"], false);
+    EXPECT_EQ(one["model"], "fake");
+    EXPECT_EQ(one["prompt"], "hello");
+    EXPECT_EQ(one["index"], 0);
+    EXPECT_EQ(one["generation_settings"]["n_predict"], 3);
+    EXPECT_EQ(one["generation_settings"]["seed"], 7);
+    EXPECT_EQ(one["timings"]["prompt_n"], 3);  // two of the five were in the cache
+    EXPECT_EQ(one["timings"]["cache_n"], 2);
+    EXPECT_EQ(one["timings"]["predicted_n"], 3);
+    EXPECT_EQ(one["timings"].contains("prompt_per_second"), true);
+  }
+  const auto all = events(R"({"prompt":"hello","n_predict":3,"stream":true,"timings_per_token":true})");
+  std::string text;
+  for (size_t i = 0; i + 1 < all.size(); ++i) {
+    EXPECT_EQ(all[i]["stop"], false);
+    EXPECT_FALSE(all[i]["tokens"].empty());
+    EXPECT_EQ(all[i]["timings"]["predicted_n"], all[i]["tokens_predicted"]);
+    text += all[i]["content"].get<std::string>();
+  }
+  EXPECT_EQ(text, "hel");
+  EXPECT_EQ(all.back()["stop"], true);
+  EXPECT_EQ(all.back()["content"], "");
+  EXPECT_EQ(all.back()["generation_settings"]["stream"], true);
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(Llama, AnAnswerEndsInOneOfThreeWays) {
+  EXPECT_EQ(whole("/completion", R"({"prompt":"hi"})")["stop_type"], "eos");
+  Json word = whole("/completion", R"({"prompt":"hi","stop_token_ids":[105]})");
+  EXPECT_EQ(word["stop_type"], "word");
+  EXPECT_EQ(word["content"], "h");
+  whole("/completion", R"({"prompt":"hi","n_predict":-1,"seed":-1,"n_probs":0,"top_n_sigma":-1})");
+  EXPECT_FALSE(engine_.last().max_tokens.has_value());
+  EXPECT_EQ(engine_.last().sampling.logprobs, -1);
+}
+
+TEST_F(Llama, PromptsAreTextsIdsOrBoth) {
+  EXPECT_EQ(whole("/completion", R"({"prompt":[104,105]})")["content"], "hi");
+  EXPECT_EQ(whole("/completion", R"({"prompt":[104,"i ",121,"ou"]})")["content"], "hi you");
+  EXPECT_EQ(whole("/completion", R"({"prompt":["hi"]})")["content"], "hi");
+  Json list = whole("/completion", R"({"prompt":["ab",[99,100],["e",102]],"n":2})");
+  ASSERT_EQ(list.size(), 6u);
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(list[i]["index"], i);
+    EXPECT_EQ(list[i]["content"], (std::array{"ab", "cd", "ef"}[i / 2]));
+  }
+  std::map<int, std::string> texts;
+  for (const Json& e : events(R"({"prompt":["ab","cd"],"stream":true})"))
+    texts[e["index"]] += e["content"].get<std::string>();
+  EXPECT_EQ(texts, (std::map<int, std::string>{{0, "ab"}, {1, "cd"}}));
+}
+
+TEST_F(Llama, OnlyTheFieldsThatAreAskedFor) {
+  Json one = whole("/completion", R"({"prompt":"hi","n_predict":1,
+      "response_fields":["content","generation_settings/n_predict","no/such"]})");
+  EXPECT_EQ(one, Json::parse(R"({"content":"h","generation_settings/n_predict":1})"));
+}
+
+TEST_F(Llama, ProbabilitiesAreOfTheModel) {
+  Json one = whole("/completion", R"({"prompt":"hi","n_predict":2,"n_probs":3})");
+  ASSERT_EQ(one["completion_probabilities"].size(), 2u);
+  const Json& first = one["completion_probabilities"][0];
+  EXPECT_EQ(first["id"], 'h');
+  EXPECT_EQ(first["token"], "h");
+  EXPECT_EQ(first["bytes"], Json({'h'}));
+  EXPECT_EQ(first["logprob"], -0.25);
+  EXPECT_EQ(first["top_logprobs"].size(), 3u);
+  for (const Json& e : events(R"({"prompt":"hi","n_predict":2,"n_probs":1,"stream":true})")) {
+    EXPECT_EQ(e.contains("completion_probabilities"), !e["stop"].get<bool>());
+  }
+}
+
+TEST_F(Llama, ProgressIsToldAtBothEndsOfThePrompt) {
+  std::vector<int> processed;
+  for (const Json& e : events(R"({"prompt":"hello","stream":true,"return_progress":true})"))
+    if (e.contains("prompt_progress")) {
+      EXPECT_EQ(e["prompt_progress"]["total"], 5);
+      EXPECT_EQ(e["prompt_progress"]["cache"], 2);
+      processed.push_back(e["prompt_progress"]["processed"]);
+    }
+  EXPECT_EQ(processed, (std::vector<int>{2, 5}));
+}
+
+TEST_F(Llama, WhatIsAskedReachesTheEngine) {
+  whole("/completion", R"({"prompt":"hi","temperature":0.5,"top_k":7,"top_p":0.9,"min_p":0.1,"typical_p":0.8,
+      "repeat_penalty":1.5,"repeat_last_n":-1,"stop":["x"],"ignore_eos":true,"n_predict":4,"json_schema":{"type":"object"},
+      "logit_bias":[[5,-1.5],["ab",false]],"id_slot":3,"n_keep":2,"cache_prompt":true})");
+  const engine::Request r = engine_.last();
+  EXPECT_EQ(r.sampling.temperature, 0.5f);
+  EXPECT_EQ(r.sampling.top_k, 7);
+  EXPECT_EQ(r.sampling.repetition_penalty, 1.5f);
+  EXPECT_EQ(r.stop_strings, std::vector<std::string>{"x"});
+  EXPECT_EQ(r.max_tokens, 4);
+  EXPECT_EQ(r.grammar.kind, text::GrammarSpec::Kind::json_schema);
+  EXPECT_EQ(r.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{5, -1.5f}, {'a', -100}, {'b', -100}}));
+  EXPECT_EQ(r.cache_salt, "");
+  whole("/completion", R"({"prompt":"hi","logit_bias":{"5":1,"c":-2}})");
+  EXPECT_EQ(engine_.last().sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{5, 1.f}, {'c', -2.f}}));
+}
+
+TEST_F(Llama, WithoutTheCacheNoPromptIsSharedWithAny) {
+  whole("/completion", R"({"prompt":"hi","cache_prompt":false})");
+  const std::string salt = engine_.last().cache_salt;
+  EXPECT_FALSE(salt.empty());
+  whole("/completion", R"({"prompt":"hi","cache_prompt":false})");
+  EXPECT_NE(engine_.last().cache_salt, salt);
+}
+
+TEST_F(Llama, SamplersThatAreOffAreTaken) {
+  whole("/completion", R"({"prompt":"hi","mirostat":0,"mirostat_tau":5.0,"mirostat_eta":0.1,"dynatemp_range":0.0,
+      "dynatemp_exponent":1.0,"dry_multiplier":0.0,"dry_base":1.75,"dry_allowed_length":2,"dry_penalty_last_n":-1,
+      "dry_sequence_breakers":["\n"],"xtc_probability":0.0,"xtc_threshold":0.1,"samplers":[],"min_keep":0,"lora":[],
+      "repeat_last_n":64,"n_indent":0,"t_max_predict_ms":-1,"post_sampling_probs":false,"grammar":""})");
+  whole("/completion", R"({"prompt":"hi","repeat_penalty":1.5,"repeat_last_n":0})");
+  EXPECT_EQ(engine_.last().sampling.repetition_penalty, 1.0f);
+}
+
+TEST_F(Llama, EachWrongFieldIsNamed) {
+  const std::vector<std::tuple<const char*, const char*, const char*>> wrong = {
+      {R"({})", "prompt", "is missing"},
+      {R"({"prompt":[]})", "prompt", "empty"},
+      {R"({"prompt":{"prompt_string":"x","multimodal_data":[]}})", "prompt", "text only"},
+      {R"({"prompt":[1,true]})", "prompt", "true"},
+      {R"({"prompt":["a",300,"b"]})", "prompt", "300"},
+      {R"({"prompt":"x","n_predict":1.5})", "n_predict", "1.5"},
+      {R"({"prompt":"x","n_predict":1000})", "n_predict", "at most"},
+      {R"({"prompt":"x","repeat_penalty":-1})", "repeat_penalty", "-1"},
+      {R"({"prompt":"x","repeat_penalty":1.2,"repeat_last_n":64})", "repeat_last_n", "send -1"},
+      {R"({"prompt":"x","n_probs":50})", "n_probs", "50"},
+      {R"({"prompt":"x","post_sampling_probs":true})", "post_sampling_probs", "n_probs"},
+      {R"({"prompt":"x","mirostat":2})", "mirostat", "top_p"},
+      {R"({"prompt":"x","dry_multiplier":0.8})", "dry_multiplier", "presence_penalty"},
+      {R"({"prompt":"x","xtc_probability":0.5})", "xtc_probability", "min_p"},
+      {R"({"prompt":"x","dynatemp_range":0.5})", "dynatemp_range", "temperature"},
+      {R"({"prompt":"x","samplers":["top_k"]})", "samplers", "order is fixed"},
+      {R"({"prompt":"x","lora":[{"id":0,"scale":1}]})", "lora", "no adapter"},
+      {R"({"prompt":"x","logit_bias":[[1]]})", "logit_bias", "pairs"},
+      {R"({"prompt":"x","logit_bias":{"1":"a"}})", "logit_bias", "number"},
+      {R"({"prompt":"x","prompt_logprobs":1})", "prompt_logprobs", "not a field"},
+      {R"({"prompt":"x","model":"other"})", "model", "other"},
+      {R"({"prompt":"x","grammar":"start: \"a\"","json_schema":{}})", "json_schema", "second constraint"},
+  };
+  for (const auto& [body, param, says] : wrong) {
+    SCOPED_TRACE(body);
+    expect_error(post("/completion", body), std::string_view(param) == "model" ? 404 : 400, param, says);
+  }
+}
+
+TEST_F(Llama, AFailureBeforeTheFirstByteIsAStatusAndAfterItAnEvent) {
+  EXPECT_EQ(post("/completion", R"({"prompt":"x","cache_salt":"fail"})").status, 500);
+  RawClient::Answer a = post("/completion", R"({"prompt":"x","cache_salt":"fail","stream":true})");
+  EXPECT_EQ(a.status, 200);
+  EXPECT_NE(a.body.find("data: {\"error\":"), std::string::npos) << a.body;
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(Llama, AClientThatLeavesEndsItsRequests) {
+  {
+    RawClient client(server_->http_port());
+    client.send(RawClient::post("/completion", R"({"prompt":["ab","cd"],"cache_salt":"hang","stream":true})"));
+    ASSERT_TRUE(engine_.wait_open(2));
+  }
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(Llama, AGapIsFilledInTheModelsTokens) {
+  const char* body = R"({"input_prefix":"ab","input_suffix":"cd","prompt":"!","n_predict":9})";
+  expect_error(post("/infill", body), 400, "input_suffix", "no tokens for a gap");
+  engine_.use_tokenizer(std::make_shared<NamedTokens>(
+      std::map<std::string, int32_t>{{"<|fim_prefix|>", 1}, {"<|fim_suffix|>", 2}, {"<|fim_middle|>", 3}}));
+  Json one = whole("/infill", body);
+  EXPECT_EQ(engine_.last().prompt, (std::vector<int32_t>{1, 'a', 'b', '!', 2, 'c', 'd', 3}));
+  EXPECT_EQ(one["tokens_evaluated"], 8);
+  expect_error(post("/infill", R"({"input_prefix":"a","input_suffix":"b","input_extra":[{"text":"x"}]})"), 400,
+               "input_extra", "no tokens for files");
+  engine_.use_tokenizer(std::make_shared<NamedTokens>(std::map<std::string, int32_t>{
+      {"<fim_prefix>", 1}, {"<fim_suffix>", 2}, {"<fim_middle>", 3}, {"<repo_name>", 4}, {"<file_sep>", 5}}));
+  whole("/infill", R"({"input_prefix":"a","input_suffix":"b","input_extra":[{"filename":"f","text":"x"}]})");
+  std::vector<int32_t> prompt{4};
+  for (char c : std::string("project\n\5f\nx\5filename\n\1a\2b\3")) prompt.push_back(c);
+  EXPECT_EQ(engine_.last().prompt, prompt);
+  expect_error(post("/infill", R"({"input_prefix":"a"})"), 400, "input_suffix", "is missing");
+  expect_error(post("/infill", R"({"input_prefix":"a","input_suffix":"b","input_extra":[{}]})"), 400,
+               "input_extra[0].text", "is missing");
+}
+
+TEST_F(Llama, WhatIsServedAndHowBusyItIs) {
+  Json props = Json::parse(ask(RawClient::get("/props")).body);
+  EXPECT_EQ(props["default_generation_settings"]["n_ctx"], 128);
+  EXPECT_EQ(props["default_generation_settings"]["params"]["temperature"], 1.0);
+  EXPECT_EQ(props["total_slots"], 64);
+  EXPECT_EQ(props["eos_token"], "<end>");
+  EXPECT_NE(props["chat_template"].get<std::string>().find("messages"), std::string::npos);
+  Json slots = Json::parse(ask(RawClient::get("/slots")).body);
+  ASSERT_EQ(slots.size(), 64u);
+  EXPECT_EQ(slots[0]["is_processing"], false);
+  RawClient client(server_->http_port());
+  client.send(RawClient::post("/completion", R"({"prompt":"x","cache_salt":"hang"})"));
+  ASSERT_TRUE(engine_.wait_open(1));
+  EXPECT_EQ(Json::parse(ask(RawClient::get("/slots?fail_on_no_slot=1")).body)[0]["is_processing"], true);
+}
+
+TEST_F(Llama, TheTemplateIsApplied) {
+  EXPECT_EQ(whole("/apply-template", R"({"messages":[{"role":"user","content":"a"},{"role":"user","content":"b"}]})"),
+            Json::parse(R"({"prompt":"ab"})"));
+  expect_error(post("/apply-template", "{}"), 400, "messages", "at least one");
+}
+
+TEST_F(Llama, TokensHavePieces) {
+  EXPECT_EQ(whole("/tokenize", R"({"content":"hi","add_special":true})")["tokens"], Json({104, 105}));
+  EXPECT_EQ(whole("/tokenize", R"({"content":"hé","with_pieces":true})")["tokens"],
+            Json::parse(R"([{"id":104,"piece":"h"},{"id":195,"piece":[195]},{"id":169,"piece":[169]}])"));
+  EXPECT_EQ(whole("/tokenize", R"({"prompt":"hi","return_token_strs":true})")["token_strs"], Json({"h", "i"}));
+  EXPECT_EQ(whole("/detokenize", R"({"tokens":[104,105]})")["content"], "hi");
+}
+
+// Its fields beside OpenAI's, as its clients send them to the chat.
+TEST_F(Llama, ChatTakesItsFields) {
+  const std::string chat = R"({"messages":[{"role":"user","content":"hey"}],"id_slot":0,"cache_prompt":true,
+      "n_predict":2,"repeat_penalty":1.0,"mirostat":0,"timings_per_token":true,"reasoning_format":"auto")";
+  Json one = whole("/chat/completions", chat + "}");
+  EXPECT_EQ(one["choices"][0]["message"]["content"], "he");
+  EXPECT_EQ(one["timings"]["predicted_n"], 2);
+  RawClient::Answer a = post("/chat/completions", chat + R"(,"stream":true,"return_progress":true})");
+  EXPECT_NE(a.body.find(R"("prompt_progress":{"total":3,"cache":2,"processed":2)"), std::string::npos) << a.body;
+  EXPECT_NE(a.body.find(R"("timings":{"cache_n":2)"), std::string::npos) << a.body;
+  expect_error(post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"mirostat":1})"), 400,
+               "mirostat", "top_p");
+}
+
+}  // namespace
+}  // namespace kvasir::server
