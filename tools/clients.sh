@@ -7,14 +7,17 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 clients=$CACHE/clients
 
-python_packages='openai>=2,<3 anthropic>=2,<3 grpcio>=1.60 grpcio-tools>=1.60 smg-grpc-proto jsonschema>=4'
+python_packages='openai>=2,<3 anthropic>=2,<3 grpcio>=1.60 grpcio-tools>=1.60 smg-grpc-proto jsonschema>=4
+  ollama>=0.6,<1 langchain-openai>=1.7,<2 langchain-ollama>=1.1,<2 litellm>=1.100,<2 instructor>=1.17,<2
+  pydantic-ai-slim[openai]>=2,<3'
 grpcurl=github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
-node_packages='openai@6 @anthropic-ai/sdk@1'
+node_packages='openai@6 @anthropic-ai/sdk@1 ollama@0.6 ai@6 @ai-sdk/openai-compatible@2'
 
 python_clients() {
   # shellcheck disable=SC2086
   { python3 -m venv "$clients/python" 2>/dev/null || { as_root apt-get install -y -q --no-install-recommends python3-venv && python3 -m venv "$clients/python"; }; } &&
-    "$clients/python/bin/pip" install --quiet $python_packages &&
+    "$clients/python/bin/pip" install --quiet uv &&  # pip takes minutes to choose versions of so many
+    "$clients/python/bin/uv" pip install --quiet --python "$clients/python/bin/python" $python_packages &&
     echo "$python_packages" >"$clients/python/installed"
 }
 node_clients() {
@@ -28,9 +31,9 @@ browser() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --n
 optional() { phase "$@" || say "  going on without: $1"; }
 
 mkdir -p "$clients/bin"
-[ "$(cat "$clients/python/installed" 2>/dev/null)" = "$python_packages" ] || optional 'Python clients (openai, anthropic, gRPC, SMG)' python_clients
+[ "$(cat "$clients/python/installed" 2>/dev/null)" = "$python_packages" ] || optional 'Python clients (openai, anthropic, ollama, LangChain, LiteLLM, gRPC, SMG)' python_clients
 if command -v npm >/dev/null && [ "$(cat "$clients/node/installed" 2>/dev/null)" != "$node_packages" ]; then
-  optional 'Node clients (openai, anthropic)' node_clients
+  optional 'Node clients (openai, anthropic, ollama, ai)' node_clients
 fi
 if command -v go >/dev/null && [ ! -x "$clients/bin/grpcurl" ] && ! command -v grpcurl >/dev/null; then optional 'grpcurl' go_clients; fi
 if ! command -v chromium >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then optional 'Chromium' browser; fi

@@ -64,10 +64,74 @@ def kserve(temperature):
     return answer.outputs[0].contents.bytes_contents[0].decode()
 
 
+def post(path, body):
+    request = urllib.request.Request(os.environ["KVASIR_HTTP"] + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return urllib.request.urlopen(request)
+
+
+def events(answer):  # server-sent, or a line each
+    lines = (line.removeprefix(b"data: ").strip() for line in answer)
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+
 def http(temperature):
-    body = json.dumps({"prompt": PROMPT, "max_tokens": TOKENS, "temperature": temperature, "seed": SEED}).encode()
-    request = urllib.request.Request(os.environ["KVASIR_HTTP"] + "/v1/completions", body, {"Content-Type": "application/json"})
-    return json.load(urllib.request.urlopen(request))["choices"][0]["text"]
+    body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": temperature, "seed": SEED}
+    return json.load(post("/v1/completions", body))["choices"][0]["text"]
+
+
+def llama(temperature, **more):
+    return post("/completion", {"prompt": PROMPT, "n_predict": TOKENS, "temperature": temperature, "seed": SEED, **more})
+
+
+def llama_whole(temperature):
+    return json.load(llama(temperature))["content"]
+
+
+def llama_streamed(temperature):
+    return "".join(e["content"] for e in events(llama(temperature, stream=True)))
+
+
+def llama_uncached(temperature):
+    return json.load(llama(temperature, cache_prompt=False))["content"]
+
+
+def sglang(temperature, **more):
+    sampling = {"max_new_tokens": TOKENS, "temperature": temperature, "sampling_seed": SEED}
+    return post("/generate", {"text": PROMPT, "sampling_params": sampling, **more})
+
+
+def sglang_whole(temperature):
+    return json.load(sglang(temperature))["text"]
+
+
+def sglang_streamed(temperature):
+    return events(sglang(temperature, stream=True))[-1]["text"]
+
+
+def ollama(temperature, path, **more):
+    name = json.load(urllib.request.urlopen(os.environ["KVASIR_HTTP"] + "/api/tags"))["models"][0]["name"]
+    options = {"num_predict": TOKENS, "temperature": temperature, "seed": SEED}
+    return events(post(path, {"model": name, "options": options, **more}))
+
+
+def ollama_raw(temperature):
+    return "".join(e["response"] for e in ollama(temperature, "/api/generate", prompt=PROMPT, raw=True))
+
+
+def chat_ollama(temperature):
+    return "".join(e["message"]["content"] for e in ollama(temperature, "/api/chat", messages=MESSAGES))
+
+
+def chat_ollama_generate(temperature):
+    system, user = (m["content"] for m in MESSAGES)
+    return "".join(e["response"] for e in ollama(temperature, "/api/generate", system=system, prompt=user))
+
+
+def chat_llama(temperature):
+    prompt = json.load(post("/apply-template", {"messages": MESSAGES}))["prompt"]
+    ids = json.load(post("/tokenize", {"content": prompt}))["tokens"]
+    body = {"prompt": ids, "n_predict": TOKENS, "temperature": temperature, "seed": SEED}
+    return json.load(post("/completion", body))["content"]
 
 
 MESSAGES = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Name three colours."}]
@@ -92,13 +156,11 @@ def chat_kvasir_json(temperature):
 
 
 def chat_http(temperature, stream=False):
-    body = json.dumps({"messages": MESSAGES, "max_tokens": TOKENS, "temperature": temperature, "seed": SEED, "stream": stream})
-    request = urllib.request.Request(os.environ["KVASIR_HTTP"] + "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
-    answer = urllib.request.urlopen(request)
+    answer = post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": temperature,
+                                           "seed": SEED, "stream": stream})
     if not stream:
         return json.load(answer)["choices"][0]["message"]["content"]
-    events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: {")]
-    return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+    return "".join(c["delta"].get("content") or "" for e in events(answer) for c in e["choices"])
 
 
 def chat_http_streamed(temperature):
@@ -116,7 +178,8 @@ def chat_vllm(temperature):
     return kvasir_pb2_grpc.InferenceStub(channel).Detokenize(detokenize).text
 
 
-raw, chat = (kvasir, ppl, vllm, kserve, http), (chat_kvasir, chat_kvasir_json, chat_http, chat_http_streamed, chat_vllm)
+raw = (kvasir, ppl, vllm, kserve, http, llama_whole, llama_streamed, llama_uncached, sglang_whole, sglang_streamed, ollama_raw)
+chat = (chat_kvasir, chat_kvasir_json, chat_http, chat_http_streamed, chat_vllm, chat_llama, chat_ollama, chat_ollama_generate)
 for routes in (raw, chat):
     for temperature in (0.0, 0.8):
         texts = {route.__name__: route(temperature) for route in routes}
