@@ -21,7 +21,11 @@ template <int kRows, bool kMxfp4>
 struct Ring {
   static constexpr int kTile = kMxfp4 ? kTileBytes4 : kTileBytes, kWeights = (kTile + 1023) / 1024 * 1024;
   static constexpr int kInput = kRows * kTileCols * 2, kStage = kWeights + kInput;
-  static constexpr int kFit = (kShared - 2048) / kStage, kStages = kFit > 8 ? 8 : kFit;
+  // MXFP4 of few rows is held up by its own latency, not by memory: then two blocks share a multiprocessor.
+  static constexpr int kBlocks = kMxfp4 && kRows <= 64 ? 2 : 1;
+  static constexpr int kFit = (kShared / kBlocks - 2048) / kStage, kStages = kFit > 8 ? 8 : kFit;
+  // Together no more than a block is launched with.
+  static constexpr int kFillRegisters = kBlocks == 2 ? 32 : 72, kMultiplyRegisters = kBlocks == 2 ? 104 : 216;
   static constexpr int kBytes = kStages * kStage + 1024 + 2 * 8 * int(sizeof(uint64_t));  // 1024 to align
 };
 
@@ -151,7 +155,7 @@ __device__ void multiply(const ExpertProduct& p, uint8_t* ring, uint64_t* full, 
 }
 
 template <int kRows, bool kGated, bool kMxfp4>
-__global__ void __launch_bounds__(kThreads, 1) experts_many(ExpertProduct p) {
+__global__ void __launch_bounds__(kThreads, Ring<kRows, kMxfp4>::kBlocks) experts_many(ExpertProduct p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using R = Ring<kRows, kMxfp4>;
   extern __shared__ uint8_t shared[];
@@ -168,11 +172,11 @@ __global__ void __launch_bounds__(kThreads, 1) experts_many(ExpertProduct p) {
   wait_for_kernel_ahead();
   const int work = *p.count * p.down;
   if (group == 0) {
-    shrink<72>();
+    shrink<R::kFillRegisters>();
     fill<kRows, kMxfp4>(p, ring, full, empty, work);
     return;
   }
-  grow<216>();
+  grow<R::kMultiplyRegisters>();
   Place at;
   for (int w = blockIdx.x; w < work; w += gridDim.x) {
     const Item& item = p.items[w / p.down];
@@ -191,7 +195,8 @@ cudaError_t run(const ExpertProduct& p, int64_t most_items, cudaStream_t stream)
   constexpr int kBytes = Ring<kRows, kMxfp4>::kBytes;
   static const cudaError_t room = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (room != cudaSuccess) return room;
-  const auto blocks = unsigned(std::min<int64_t>(most_items * p.down, device().multiprocessors));
+  const auto blocks = unsigned(
+      std::min<int64_t>(most_items * p.down, int64_t(Ring<kRows, kMxfp4>::kBlocks) * device().multiprocessors));
   return attention::cuda::launch_early(kernel, dim3(blocks), kThreads, size_t(kBytes), stream, p);
 }
 
