@@ -73,6 +73,14 @@ void ModelFlags::define(Options& o) {
         "Weights on a GPU: as stored (quantized GGUF stays packed), all as bfloat16, or E4M3 with a scale a row; a CPU "
         "knows auto alone")
       .one_of({"auto", "bf16", "fp8"});
+  o.add("pooling", &model.pooling,
+        "Embeddings are the last token's hidden state, the mean of all tokens', or the first token's (cls); auto is "
+        "what "
+        "the model's files say (modules.json, pooling_type), else last")
+      .one_of({"auto", "last", "mean", "cls"});
+  o.add("embed_normalize", &model.embed_normalize,
+        "Embeddings have length 1, where a request does not say; auto is what the model's files say, else yes")
+      .one_of({"auto", "yes", "no"});
   o.add("precise", &model.precise, "float32 activations instead of 12-bit integers: slower, closer to the reference");
 
   o.section("Cache and steps");

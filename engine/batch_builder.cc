@@ -19,6 +19,9 @@ void clear(PackedStep& s) {
   s.batch.kvstarts.assign(1, 0);
   s.batch.start_pos.clear();
   s.batch.logit_rows.clear();
+  s.batch.pools.clear();
+  s.batch.types.clear();
+  s.pooled_rows.clear();
   s.batch.wait_for_masks = nullptr;
   s.batch.max_pages = s.batch.max_seqlen = s.batch.max_kvlen = 0;
   s.rows.clear();
@@ -28,6 +31,15 @@ void clear(PackedStep& s) {
   s.jobs.clear();
   s.failed = s.constrained = false;
   s.decodes = s.prefills = 0;
+}
+
+// Those of a pair's second text are 1; nobody reads them where all are 0.
+void add_types(const scheduler::PlanItem& item, const Job& job, model::Batch& b) {
+  const int64_t second = job.request.second_text;
+  if (second == 0 && b.types.empty()) return;
+  b.types.resize(b.tokens.size(), 0);
+  for (int32_t t = 0; second > 0 && t < item.count; ++t)
+    b.types[b.types.size() - size_t(item.count - t)] = item.begin + t >= second ? 1 : 0;
 }
 
 }  // namespace
@@ -60,9 +72,11 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     const JobPtr& job = job_of(item.request);
     out.jobs.push_back(job);
     add_rows(item, job, before, out);
+    add_types(item, *job, b);
     KVASIR_CHECK(int64_t(b.tokens.size()) == b.seqstarts.back(), "sequence ", item.seq, " gave ", item.tokens.size(),
                  " tokens for a count of ", item.count);
   }
+  b.logit_rows.insert(b.logit_rows.end(), out.pooled_rows.begin(), out.pooled_rows.end());
 }
 
 void BatchBuilder::add_tables(const scheduler::StepPlan& plan, PackedStep& out) const {
@@ -94,6 +108,7 @@ void BatchBuilder::add_tables(const scheduler::StepPlan& plan, PackedStep& out) 
 
 void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, const PackedStep* before,
                             PackedStep& out) const {
+  if (job->request.pooled) return add_pool(item, job, out);
   int32_t first = int32_t(out.batch.seqstarts.back()) - item.count;  // row of its first token
   const auto& prompt = job->request.prompt;
   if (job->request.prompt_logprobs >= 0 && !job->started) {  // after a preemption they are there already
@@ -122,6 +137,38 @@ void BatchBuilder::add_rows(const scheduler::PlanItem& item, const JobPtr& job, 
       out.rows.back().last = model::previous_sample(before->row_of.at(seq));
     out.owners.push_back({job, seq, item.choice + d});
   }
+}
+
+// What this chunk gives of the prompt as a whole. After a preemption some of it is there already.
+void BatchBuilder::add_pool(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const {
+  const Request& r = job->request;
+  const int32_t first = int32_t(out.batch.seqstarts.back()) - item.count;
+  const int64_t prompt = int64_t(r.prompt.size()), end = item.begin + item.count;
+  const bool ends = end >= prompt && job->pooled_to < prompt;
+  for (size_t i = 0; ends && i < r.scored.size(); ++i) {
+    model::SampleRow row;
+    row.params = &job->score_params;
+    row.position = prompt;
+    row.score_only = true;
+    row.target = r.scored[i];
+    out.batch.logit_rows.push_back(first + item.count - 1);
+    out.rows.push_back(row);
+    out.owners.push_back({job, item.seq, item.choice});
+    out.owners.back().scored = int32_t(i);
+  }
+  if (!r.scored.empty()) {
+    if (ends) job->pooled_to = prompt;
+    return;
+  }
+  const auto how = r.classified ? model::Pooling::cls : shape_.pooling;
+  const int64_t wanted = how == model::Pooling::last ? prompt - 1 : 0;
+  const int64_t to = std::min(end, how == model::Pooling::cls ? 1 : prompt);
+  const int64_t from = std::max({item.begin, wanted, job->pooled_to});
+  if (from >= to) return;
+  out.batch.pools.push_back({to - from, job->pooled.data()});
+  for (int64_t t = from; t < to; ++t) out.pooled_rows.push_back(first + int32_t(t - item.begin));
+  job->pooled_to = to;
+  job->pooled_rows += to - from;
 }
 
 // A known token and a draft: each row draws what follows its token, as if the draft up to there were known.

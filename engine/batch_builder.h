@@ -8,6 +8,7 @@
 #include "engine/job.h"
 #include "kvcache/cache_starts.h"
 #include "model/batch.h"
+#include "model/pooling.h"
 #include "model/sampling.h"
 #include "scheduler/scheduler.h"
 
@@ -22,12 +23,14 @@ struct RowOwner {
   // Of a verification: the draft token that the next row is computed after, and whether this row is computed after one.
   int32_t draft = -1;
   bool after_draft = false;
+  int32_t scored = -1;  // >= 0: this one of the tokens that a request wants scored
 };
 
 struct PackedStep {
   model::Batch batch;
   std::vector<model::SampleRow> rows;
   std::vector<RowOwner> owners;                          // of rows
+  std::vector<int32_t> pooled_rows;                      // of the batch's pools
   std::vector<std::vector<int32_t>> histories;           // what rows point to, where the scheduler's own may move
   std::unordered_map<scheduler::SeqId, int32_t> row_of;  // the draw of a sequence
   std::vector<JobPtr> jobs;                              // of each sequence
@@ -46,6 +49,7 @@ class BatchBuilder {
     kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
     int64_t most_pages = 0;  // that one sequence can have
     int depth = 1;
+    model::Pooling pooling = model::Pooling::last;
     bool streaming = false;  // operators are told nothing of what lies between sinks and window
   };
   BatchBuilder(const scheduler::Scheduler& scheduler, const Shape& shape) : scheduler_(scheduler), shape_(shape) {}
@@ -60,6 +64,7 @@ class BatchBuilder {
   }
   void add_tables(const scheduler::StepPlan& plan, PackedStep& out) const;
   void add_rows(const scheduler::PlanItem& item, const JobPtr& job, const PackedStep* before, PackedStep& out) const;
+  void add_pool(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const;
   void add_verification(const scheduler::PlanItem& item, const JobPtr& job, PackedStep& out) const;
   // `draft`: its tokens between those that are known and `position`.
   model::SampleRow draw(const Job& job, int32_t choice, scheduler::SeqId seq, int64_t position,

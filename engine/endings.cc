@@ -27,6 +27,10 @@ void StepLoop::on_event(const scheduler::Event& event) {
       }
       Choice& choice = job->choices[size_t(event.choice)];
       choice.ended = true;
+      if (job->request.pooled && !finish_pooled(*job)) {
+        records_.push_back({Record::Kind::failed, false, 0, FinishReason::cancelled, job});
+        return;
+      }
       Record record{Record::Kind::finished, false, event.choice, FinishReason::length, job};
       if (event.reason == scheduler::Event::Reason::stop) {
         record.reason = choice.stop_token >= 0 ? FinishReason::stop_token : FinishReason::stop_string;
@@ -56,6 +60,20 @@ void StepLoop::on_event(const scheduler::Event& event) {
       jobs_.erase(event.request);
       return;
   }
+}
+
+// False: it came to nothing, and why is said.
+bool StepLoop::finish_pooled(Job& job) {
+  const Request& r = job.request;
+  if (!job.failure.ok()) return false;
+  if (!r.scored.empty()) return true;
+  const auto rows = r.classified ? 1 : job.pooled_rows;
+  const bool normalize = !r.classified && r.normalize.value_or(runner_.info().pooling.normalize);
+  if (model::finish_embedding(job.pooled, rows, r.dimensions.value_or(0), normalize)) return true;
+  job.failure = internal_error(
+      "the model gave hidden states that are not numbers for this request (NaN or Inf); its "
+      "weights or this prompt are at fault");
+  return false;
 }
 
 void StepLoop::publish_answers(const JobPtr& job) {

@@ -156,6 +156,9 @@ Status EngineImpl::load(const Loader& loader) {
   const bool has_grammars = loaded_.tokenizer || loaded_.grammars;
   limits_ = {info_.vocab_size,     info_.context_length,         info_.streaming ? info_.trained_context : 0,
              options_.max_running, loaded_.tokenizer != nullptr, has_grammars};
+  limits_.hidden = info_.hidden, limits_.labels = info_.labels;
+  limits_.no_embeddings = info_.pooling.refusal;
+  limits_.encoder = info_.encoder;
   limits_.max_input = options_.max_input_tokens;
   limits_.max_output = options_.max_output_tokens;
   limits_.max_total = options_.max_total_tokens;
@@ -307,6 +310,7 @@ Status EngineImpl::prepare(Job& job) const {
                                   info_.vocab_size / (job.beams->candidates() / r.beams->width)))
           .with_field("beam_width");
   }
+  if (r.pooled) job.pooled.resize(r.scored.empty() ? size_t(info_.hidden) : r.scored.size());
   if (r.prompt_logprobs >= 0) {
     job.score_params.logprobs = r.prompt_logprobs;
     job.prompt_logprobs.resize(r.prompt.size());

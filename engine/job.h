@@ -75,6 +75,9 @@ struct Job : std::enable_shared_from_this<Job> {
   std::optional<BeamSearch> beams;
   model::SamplingParams beam_params;  // what each beam's row is to give
   int32_t beams_ended = 0;
+  std::vector<float> pooled;  // sums of hidden states, or the log-probabilities asked for; the runner adds to it
+  int64_t pooled_to = 0;      // positions before this are in it, or on their way
+  int64_t pooled_rows = 0;
 
   // Publisher.
   std::vector<ChoiceText> texts;

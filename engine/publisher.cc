@@ -89,6 +89,7 @@ void Publisher::publish(Record& record, Time now) {
     case Record::Kind::finished: {
       Finished event{record.choice, record.reason};
       if (record.reason == FinishReason::stop_token) event.stop_token = record.token.id;
+      if (job.request.pooled) event.pooled.push_back(std::move(job.pooled));
       return finish(job, record.choice, std::move(event), now);
     }
     case Record::Kind::cancelled:
@@ -180,7 +181,7 @@ void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {
     auto rest = text.detokenizer->finish();
     if (!rest.text.empty()) push(job, Tokens{choice, {}, std::move(rest.text)});
   }
-  counts_.output_length.add(double(text.tokens));
+  if (!job.request.pooled) counts_.output_length.add(double(text.tokens));
   event.last = --job.open_choices == 0;
   event.usage = usage_of(job);
   bool last = event.last, cancelled = event.reason == FinishReason::cancelled;

@@ -38,7 +38,15 @@ struct Request {
   model::SamplingParams sampling;
   std::vector<int32_t> prediction;  // of the answer, by the client: the first draft
   int32_t n = 1;
-  std::optional<BeamOptions> beams;   // of `sampling` then only logprobs counts
+  std::optional<BeamOptions> beams;  // of `sampling` then only logprobs counts
+  // Instead of an answer, the prompt as a whole (max_tokens is then 0): its embedding, or where `scored` has tokens,
+  // the log-probability of each as the next one.
+  bool pooled = false;
+  std::vector<int32_t> scored;
+  bool classified = false;            // the model's classification head instead of an embedding
+  std::optional<int64_t> dimensions;  // of the embedding, its first ones; unset: all
+  std::optional<bool> normalize;      // to length 1; unset: as the model has it
+  int32_t second_text = 0;            // of a pair: the first token of the second text; 0: there is one text
   std::optional<int64_t> max_tokens;  // unset: up to the context; 0: prompt only
   int32_t min_tokens = 0;             // no stop token before so many; stop strings hold always
   std::vector<int32_t> stop_tokens;
@@ -85,9 +93,10 @@ struct Finished {
   FinishReason reason = FinishReason::length;
   std::string stop_string;  // which, when reason is stop_string
   int32_t stop_token = -1;
-  bool last = false;           // no choice is left: nothing follows
-  std::optional<float> score;  // of a beam: its log-probability over length^length_penalty
-  Usage usage;                 // of the whole request so far
+  bool last = false;                       // no choice is left: nothing follows
+  std::optional<float> score;              // of a beam: its log-probability over length^length_penalty
+  Usage usage;                             // of the whole request so far
+  std::vector<std::vector<float>> pooled;  // of a pooled request; of several that were asked as one, each's
 };
 struct Failed {  // always the last
   Status status;

@@ -141,6 +141,10 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
                           "what else holds for it leave none"));
       continue;
     }
+    if (owner.scored >= 0) {
+      job.pooled[size_t(owner.scored)] = sampled[i].logprob;
+      continue;
+    }
     if (owner.prompt_position >= 0) {
       TokenOut& out = job.prompt_logprobs[size_t(owner.prompt_position)];
       out.logprob = sampled[i].logprob;

@@ -25,6 +25,7 @@ StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::uni
                              .index_mode = options.kv_index,
                              .most_pages = (runner.info().context_length + options.page_size - 1) / options.page_size,
                              .depth = runner.depth(),
+                             .pooling = runner.info().pooling.pooling,
                              .streaming = runner.info().streaming}) {
   publish_stats();
 }
@@ -106,6 +107,10 @@ void StepLoop::submit(const JobPtr& job, Time at) {
     s.deadline = r.deadline;
     s.cache_salt = r.cache_salt;
     s.no_prefix_read = r.prompt_logprobs >= 0;
+    // What all of a prompt's tokens give is of use to no other prompt, and needs them all.
+    s.no_prefix = runner_.info().encoder ||
+                  (r.pooled && r.scored.empty() && runner_.info().pooling.pooling != model::Pooling::last);
+    s.whole = runner_.info().encoder;
     s.needs_mask = has_grammar;
     auto seq = scheduler_->submit(std::move(s), at);
     if (seq.ok()) {

@@ -53,6 +53,7 @@ class StepLoop {
   void on_event(const scheduler::Event& event);
   void fail(Job& job, Status status);
   void leave_queue(Job& job);
+  bool finish_pooled(Job& job);
   void publish_answers(const JobPtr& job);
   void start_stream(const JobPtr& job);
   void flush_records(std::optional<StepSample> sample = std::nullopt);

@@ -36,6 +36,25 @@ Status check_beams(const Request& r, const RequestLimits& limits) {
   return {};
 }
 
+// A prompt as a whole has neither choices nor an answer.
+Status check_pooled(const Request& r, const RequestLimits& limits) {
+  if (r.n != 1) return bad("n", cat("n is ", r.n, "; a prompt has one embedding"));
+  if (r.max_tokens != 0) return bad("max_tokens", "an embedding has no answer: max_tokens must be 0");
+  if (r.beams || r.prompt_logprobs >= 0 || r.grammar.kind != text::GrammarSpec::Kind::none)
+    return bad("grammar", "an embedding has no answer: leave beams, grammars and prompt_logprobs out");
+  KVASIR_TRY(check_tokens("scored", r.scored, limits.vocab_size));
+  if (r.classified && limits.labels == 0) return failed_precondition("this model has no classification head");
+  const bool embeds = r.scored.empty() && !r.classified;
+  if (embeds && !limits.no_embeddings.empty())
+    return Status(Code::unimplemented, cat("embeddings of this model are not served: ", limits.no_embeddings));
+  if (!r.scored.empty() && limits.encoder)
+    return failed_precondition("an encoder draws no tokens, so none can be scored");
+  if (r.dimensions && (*r.dimensions < 1 || *r.dimensions > limits.hidden))
+    return bad("dimensions",
+               cat("dimensions is ", *r.dimensions, "; this model's embeddings have 1 to ", limits.hidden));
+  return {};
+}
+
 }  // namespace
 
 Status validate(const Request& r, const RequestLimits& limits) {
@@ -46,6 +65,9 @@ Status validate(const Request& r, const RequestLimits& limits) {
   KVASIR_TRY(r.sampling.validate(limits.vocab_size));
   if (r.n < 1 || r.n > limits.max_choices)
     return bad("n", cat("n is ", r.n, "; it must be 1 to ", limits.max_choices, " on this server"));
+  if (r.pooled) KVASIR_TRY(check_pooled(r, limits));
+  if (!r.pooled && limits.encoder)
+    return failed_precondition("this model is an encoder: it answers /v1/embeddings, and generates no text");
 
   int64_t prompt = int64_t(r.prompt.size()), context = limits.context_length;
   if (prompt > context)

@@ -13,6 +13,10 @@ struct RequestLimits {
   bool has_text = false;  // a tokenizer, which text and stop strings need
   bool has_grammars = false;
   int64_t max_input = 0, max_output = 0, max_total = 0;  // of a request; 0: no bound of its own
+  int32_t hidden = 0;                                    // numbers of an embedding
+  int32_t labels = 0;                                    // of a classification head; 0: there is none
+  std::string no_embeddings;                             // why there are none; empty: there are
+  bool encoder = false;                                  // which generates nothing
 };
 
 Status validate(const Request& request, const RequestLimits& limits);

@@ -34,11 +34,24 @@ struct Batch {
   // Rows of `tokens` whose logits are wanted, ascending. A row repeats when n choices draw from it (the end
   // of a prompt that forks); each then has its own SampleRow.
   std::vector<int32_t> logit_rows;
+  // Rows whose last hidden states are wanted instead, each pool's added to its sum ([hidden]) by wait(). They stand in
+  // logit_rows, behind those that are drawn from.
+  struct Pool {
+    int64_t count = 0;
+    float* sum = nullptr;
+  };
+  std::vector<Pool> pools;
+  std::vector<int32_t> types;  // [T]: which text of a pair each token belongs to; empty: all to the first
   // Called when constraints have refused what was drawn and their masks are still being computed: what is there when it
   // returns is drawn from. Empty: there are no constraints.
   std::function<void()> wait_for_masks;
 
   int64_t size() const { return static_cast<int64_t>(start_pos.size()); }
+  int64_t pooled_rows() const {
+    int64_t n = 0;
+    for (const Pool& p : pools) n += p.count;
+    return n;
+  }
 };
 
 }  // namespace kvasir::model

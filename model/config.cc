@@ -92,6 +92,7 @@ ModelInfo ModelConfig::info() const {
   i.vocab_size = vocab, i.context_length = context;
   i.layers = layers, i.hidden = hidden, i.heads = heads, i.kv_heads = kv_heads, i.head_dim = head_dim;
   i.sliding_window = window;
+  i.pooling = pooling, i.encoder = encoder, i.labels = labels;
   for (int32_t layer = 0; layer < layers; ++layer) i.windowed_layers += windowed(layer);
   return i;
 }

@@ -70,7 +70,10 @@ struct ModelConfig {
   std::string kv_index;   // likewise; empty: it does not say
   int32_t page_size = 0;  // likewise; 0
 
-  double step_ms = 0;  // dummy: a step takes at least so long
+  PoolingRule pooling;   // of embeddings
+  bool encoder = false;  // ModelInfo's
+  int32_t labels = 0;    // likewise
+  double step_ms = 0;    // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
   int32_t int4_zero_shift = 0;    // of the zeros that a folder of 4 bits stores (Int4)
   std::string dummy_expert_type;  // where experts' weights are of another type than the others

@@ -117,6 +117,9 @@ Result<ModelConfig> config_from_gguf(const Gguf& gguf) {
   KVASIR_TRY(read_decoder(in, &c));
   find_biases(gguf, &c);
   if (a->metadata) KVASIR_TRY(a->metadata(in, c));
+  int32_t pooling = 0;
+  KVASIR_TRY(in.get("pooling_type", &pooling));
+  c.pooling = pooling_from_gguf(pooling, c.pooling);
   KVASIR_TRY(in.judge_unread());
   if (a->derive) a->derive(c);
   c.settle_longrope();

@@ -26,7 +26,8 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, const D
 Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t samples,
                     const std::vector<int32_t>* known) {
   KVASIR_CHECK(!in_flight_, "a launch is in flight already");
-  KVASIR_CHECK(rows.size() == batch.logit_rows.size(), rows.size(), " sample rows for ", batch.logit_rows.size());
+  KVASIR_CHECK(int64_t(rows.size()) + batch.pooled_rows() == int64_t(batch.logit_rows.size()), rows.size(),
+               " sample rows for ", batch.logit_rows.size());
   auto resolve = [&](int32_t& t) {
     const int64_t row = -1 - int64_t(t);
     KVASIR_CHECK(row < samples, "the step names sample row ", row, " of ", samples);

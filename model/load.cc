@@ -86,6 +86,15 @@ std::string main_type(const Weights& weights) {
   return most == bytes.end() ? "" : std::string(type_info(most->first)->name);
 }
 
+// How sentence-transformers makes embeddings of the model, where the folder says so.
+Status read_pooling(const std::string& folder, PoolingRule& rule) {
+  KVASIR_ASSIGN(std::string modules, read_text(folder, "modules.json"));
+  if (modules.empty()) return {};
+  auto read = [&](const std::string& module) { return read_text((fs::path(folder) / module).string(), "config.json"); };
+  KVASIR_ASSIGN(rule, pooling_from_modules(modules, (fs::path(folder) / "modules.json").string(), read));
+  return {};
+}
+
 TensorNames names(const ModelConfig& config) { return TensorNames(find_architecture(config.architecture)->names); }
 
 Status gpu_there() {
@@ -136,6 +145,7 @@ Result<ModelFiles> open_model(const std::string& model) {
     KVASIR_ASSIGN(out.weights,
                   open_safetensors(model, out.config.tied_head, names(out.config), out.config.int4_zero_shift));
     out.config.quantization = main_type(*out.weights);
+    KVASIR_TRY(read_pooling(model, out.config.pooling));
     return out;
   }
   KVASIR_ASSIGN(std::string file, find_file(model));
@@ -186,6 +196,7 @@ Result<TextAssets> load_text_assets(const std::string& model) {
 Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progress progress, void* context) {
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
+  KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;
   if (o.max_tokens <= 0) o.max_tokens = 512;

@@ -11,6 +11,7 @@
 #include "core/thread_pool.h"
 #include "kvcache/form.h"
 #include "model/batch.h"
+#include "model/pooling.h"
 #include "model/sampling.h"
 #include "model/text/text.h"
 
@@ -34,6 +35,9 @@ struct ModelInfo {
   int64_t weight_bytes = 0;
   int64_t kv_bytes_per_token = 0;  // scales included
   std::string kv_type;             // what the cache is made of, in words
+  PoolingRule pooling;             // of its embeddings
+  bool encoder = false;            // every token sees all others: a prompt is computed in one step, and none is drawn
+  int32_t labels = 0;              // scores of its classification head; 0: it has none
 };
 
 struct RunnerOptions {
@@ -42,9 +46,10 @@ struct RunnerOptions {
   std::string attention = "auto";  // back end name
   kvcache::FormWish kv;            // what the cache is made of
   std::string quantize = "auto";   // of the weights: auto (as stored), bf16, fp8; on a CPU auto alone
-  int32_t threads = 0;             // 0: what the machine and its cgroup allow
-  bool batch_invariant = false;    // a row's logits do not depend on its batch, on a GPU too
-  bool precise = false;            // float32 activations instead of 12-bit integers
+  std::string pooling = "auto", embed_normalize = "auto";  // of embeddings; auto: as the model's files have it
+  int32_t threads = 0;                                     // 0: what the machine and its cgroup allow
+  bool batch_invariant = false;                            // a row's logits do not depend on its batch, on a GPU too
+  bool precise = false;                                    // float32 activations instead of 12-bit integers
   int32_t page_size = 16;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;  // how batches say where a token lives
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;            // a step's limits
@@ -74,7 +79,8 @@ class Runner {
   // Called once, before the first launch.
   virtual Status allocate_cache(const CachePages& pages) = 0;
 
-  // rows[i] belongs to batch.logit_rows[i]; everything pointed to lives until the matching wait().
+  // rows[i] belongs to batch.logit_rows[i], the pools' rows follow; everything pointed to lives until the matching
+  // wait().
   virtual Status launch(const Batch& batch, std::span<const SampleRow> rows) = 0;
   // The oldest launch's results, one a row.
   virtual Result<std::vector<Sampled>> wait() = 0;

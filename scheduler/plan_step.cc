@@ -216,12 +216,12 @@ bool Scheduler::PlanMaker::plan_chunk(Sequence* s) {
   cut |= room < std::min(budget, wanted);
   const bool samples_at_end = state.limit_of(*s) > s->outputs() && target == static_cast<int64_t>(s->tokens.size());
   if (end == target && samples_at_end && r.needs_mask && !s->mask_ready) end = target - 1;
-  if (end < target) end = end / size * size;
+  if (end < target) end = r.whole ? 0 : end / size * size;
   if (end <= s->planned) return false;
   if (!secure(s, end)) {
     // Before nothing runs at all, a page's worth does: beams that come back share a pool that none could have alone.
     const int64_t page_end = (s->planned / size + 1) * size;
-    if (!making.named.empty() || !s->running() || page_end >= end || !secure(s, page_end)) return false;
+    if (!making.named.empty() || !s->running() || r.whole || page_end >= end || !secure(s, page_end)) return false;
     end = page_end;
   }
   const bool last = end == target, samples = last && samples_at_end;

@@ -86,6 +86,8 @@ void Recorder::submit(const Submission& s, Time now) {
   secret("salt", s.cache_salt);
   secret("adapter", s.adapter);
   if (s.no_prefix_read) lines_ += ",\"no_prefix_read\":true";
+  if (s.no_prefix) lines_ += ",\"no_prefix\":true";
+  if (s.whole) lines_ += ",\"whole\":true";
   if (s.needs_mask) lines_ += ",\"needs_mask\":true";
   lines_ += ",\"prompt\":\"";
   prompt_ = 0;

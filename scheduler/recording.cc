@@ -170,6 +170,8 @@ class Player {
     s.cache_salt = j.value("salt", "");
     s.adapter = j.value("adapter", "");
     s.no_prefix_read = j.value("no_prefix_read", false);
+    s.no_prefix = j.value("no_prefix", false);
+    s.whole = j.value("whole", false);
     s.needs_mask = j.value("needs_mask", false);
     Submission copy = s;
     auto first = scheduler_->submit(std::move(copy), now);

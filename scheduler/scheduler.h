@@ -34,6 +34,8 @@ struct Submission {
   std::string cache_salt;  // requests share cached pages only with equal tenant, salt and adapter
   std::string adapter;
   bool no_prefix_read = false;  // every prompt position is to be computed (prompt log-probabilities)
+  bool no_prefix = false;       // likewise, and what is computed is of use to no other request
+  bool whole = false;           // the prompt is computed in one step (encoders, whose tokens see those behind them)
   // Sits out of a step that samples until mask_ready(seq), each token anew. If the mask is missing at the draw all the
   // same, the result has no token, and the sequence runs that position again after the next mask_ready.
   bool needs_mask = false;

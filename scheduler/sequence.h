@@ -83,7 +83,7 @@ struct Request {
   int32_t priority = 0;
   int32_t n = 1;
   int32_t displaced = 0;  // how often it had to make room
-  bool beam = false, needs_mask = false, no_prefix_read = false, paused = false;
+  bool beam = false, needs_mask = false, no_prefix_read = false, whole = false, paused = false;
   bool forked = false;     // its choices all exist
   bool announced = false;  // admitted was said
   int32_t alive = 0;       // sequences not over

@@ -46,6 +46,11 @@ Status Scheduler::State::check(const Submission& s) const {
   if (prompt > most || (prompt == most && s.max_new.value_or(1) > 0))
     return wrong("prompt", cat("prompt has ", prompt, " tokens; context and cache have room for ", most,
                                " with the output: shorten it, or serve with more kv-memory"));
+  if (s.whole && prompt > options.max_tokens_per_step)
+    return wrong("prompt", cat("prompt has ", prompt,
+                               " tokens, which this model computes in one step; a step has room "
+                               "for ",
+                               options.max_tokens_per_step, " (max_tokens_per_step)"));
   if (s.max_new && *s.max_new < 0)
     return wrong("max_tokens", cat("max_tokens is ", *s.max_new, "; it must not be negative"));
   if (s.max_new && *s.max_new > most - prompt)
@@ -126,7 +131,8 @@ Result<SeqId> Scheduler::State::submit(Submission submission, Time now) {
   r->first = next_seq;
   r->arrival = now;
   r->deadline = submission.deadline;
-  if (options.prefix_cache) r->cache_key = cache_key(submission);
+  r->whole = submission.whole;
+  if (options.prefix_cache && !submission.no_prefix) r->cache_key = cache_key(submission);
 
   Sequence probe;  // what is to be judged, before anything is changed
   probe.request = r;

@@ -35,7 +35,20 @@ struct ChatInput {
 using PromptInput = std::variant<TextInput, TokensInput, ChatInput, PiecesInput>;
 
 // Who calls its parameters what: server/parameters.h.
-enum class Wire : uint8_t { completions, chat, messages, responses, llama, ollama, sglang, v1, kserve, vllm, ppl };
+enum class Wire : uint8_t {
+  completions,
+  chat,
+  messages,
+  responses,
+  llama,
+  ollama,
+  sglang,
+  v1,
+  kserve,
+  vllm,
+  ppl,
+  embeddings
+};
 struct Parameter;
 
 struct GenerateInput {

@@ -72,6 +72,7 @@ void ServerOptions::define(Options& o) {
       .range(1, 1000000);
   o.add("max_calls", &max_calls, "gRPC calls open at once on all connections together").range(1, 1000000);
   o.add("max_choices", &max_choices, "Choices of one call: prompts x n or best_of").range(1, 4096);
+  o.add("max_inputs", &max_inputs, "Texts of one call for embeddings or scores").range(1, 1000000);
   o.add("max_logprobs", &max_logprobs, "Alternatives for each token: logprobs, top_logprobs").range(0, 100);
   o.add("max_stop", &max_stop, "Stop strings, and stop token ids, of a request").range(0, 1024);
   o.add("max_stop_bytes", &max_stop_bytes, "Length of one stop string").range(1, 65536);

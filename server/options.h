@@ -51,6 +51,7 @@ struct ServerOptions {
   int max_streams_per_connection = 1024;  // gRPC
   int max_calls = 8192;                   // gRPC, of all connections together
   int max_choices = 128;                  // n x best_of x prompts
+  int max_inputs = 2048;                  // of a call for embeddings or scores
   int max_logprobs = 20;
   int max_stop = 16;         // stop strings, and stop token ids
   int max_stop_bytes = 256;  // of one

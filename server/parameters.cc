@@ -103,12 +103,27 @@ std::vector<Parameter> make_table() {
             {.name = "priority",
              .to = request(&Request::priority),
              .what = "higher runs first, as far as the key allows",
-             .limit = "a whole number"},
+             .limit = "a whole number",
+             .of_embeddings = true},
             {.name = "cache_salt",
              .to = request(&Request::cache_salt),
              .what = "prefixes are shared only under the same salt",
              .limit = "at most 256 bytes",
-             .of_text = false}});
+             .of_text = false,
+             .of_embeddings = true},
+            {.name = "dimensions",
+             .to = request(&Request::dimensions),
+             .what = "so many numbers of an embedding, its first ones, normalized anew",
+             .limit = "1 or more",
+             .least = 1,
+             .of_answers = false,
+             .of_embeddings = true},
+            {.name = "normalize",
+             .to = request(&Request::normalize),
+             .what = "embeddings of length 1; as the model has it unless said",
+             .limit = "true or false",
+             .of_answers = false,
+             .of_embeddings = true}});
   return t;
 }
 
@@ -297,7 +312,7 @@ FoundParameter find_parameter(Wire wire, std::string_view name) {
   for (const Alias& a : kAliases)
     if (a.wire == wire && a.name && name == a.name) return {&parameter(a.parameter), a.name};
   for (const Parameter& p : parameters()) {
-    if (name != p.name) continue;
+    if (name != p.name || !(wire == Wire::embeddings ? p.of_embeddings : p.of_answers)) continue;
     const bool other = name_on(wire, p) != p.name;  // there something else has this name, or nothing
     return other || (of_text_alone(wire) && !p.of_text) ? FoundParameter() : FoundParameter{&p, p.name};
   }
@@ -433,7 +448,7 @@ std::string set_json(const Parameter& p, const Json& v, GenerateInput& in) {
     if constexpr (std::is_same_v<T, float>) {
       if (!v.is_number()) return wrong_type(v, "a number");
       to = float(v.get<double>());
-    } else if constexpr (std::is_same_v<T, bool>) {
+    } else if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>) {
       if (!v.is_boolean()) return wrong_type(v, "true or false");
       to = v.get<bool>();
     } else if constexpr (std::is_same_v<T, std::string>) {

@@ -20,7 +20,7 @@ using SamplingMember =
 using RequestMember =
     std::variant<int32_t engine::Request::*, std::optional<int64_t> engine::Request::*, bool engine::Request::*,
                  std::string engine::Request::*, std::vector<std::string> engine::Request::*,
-                 std::vector<int32_t> engine::Request::*>;
+                 std::vector<int32_t> engine::Request::*, std::optional<bool> engine::Request::*>;
 
 struct Parameter {
   const char* name;
@@ -31,6 +31,8 @@ struct Parameter {
   int ServerOptions::*most_option = nullptr;  // where an operator says the most, for numbers and lists
   // Also where a protocol has one answer of text alone. (gRPC contracts take it where their messages have the field.)
   bool of_text = true;
+  // Which requests have it: those for an answer, those for an embedding.
+  bool of_answers = true, of_embeddings = false;
   const model::SamplingNumber* number = nullptr;  // where the range is the sampler's
 };
 

@@ -19,7 +19,8 @@ bool has_field(std::initializer_list<const char*> messages, const char* name) {
 std::string cell(Wire wire, const Parameter& p) {
   const char* name = name_on(wire, p);
   if (!name) return "-";
-  bool has = p.of_text || !of_text_alone(wire);
+  bool has = wire == Wire::embeddings ? p.of_embeddings : p.of_answers && (p.of_text || !of_text_alone(wire));
+  if (!has) return "-";
   switch (wire) {
     case Wire::v1: has = has_field({"kvasir.v1.Sampling", "kvasir.v1.GenerateRequest"}, name); break;
     case Wire::vllm: has = has_field({"vllm.grpc.engine.SamplingParams"}, name); break;
@@ -44,13 +45,13 @@ std::string values(const Parameter& p) {
 std::string parameters_markdown() {
   std::string out =
       "| parameter | chat | completions | messages | responses | llama-server | Ollama | SGLang | kvasir.v1 | KServe | "
-      "VllmEngine | ppl | values | what "
+      "VllmEngine | ppl | embeddings | values | what "
       "|\n"
-      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const Parameter& p : parameters()) {
     out += cat("| `", p.name, "` |");
     for (Wire wire : {Wire::chat, Wire::completions, Wire::messages, Wire::responses, Wire::llama, Wire::ollama,
-                      Wire::sglang, Wire::v1, Wire::kserve, Wire::vllm, Wire::ppl})
+                      Wire::sglang, Wire::v1, Wire::kserve, Wire::vllm, Wire::ppl, Wire::embeddings})
       out += cat(' ', cell(wire, p), " |");
     out += cat(' ', values(p), " | ", p.what, " |\n");
   }

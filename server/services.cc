@@ -5,6 +5,7 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/pooled_stream.h"
 
 namespace kvasir::server {
 
@@ -258,10 +259,7 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   KVASIR_TRY(limiter_.ask(caller));
   const model::ModelInfo& info = engine_.info();
   KVASIR_TRY(check_fields(in, options_, info));
-  if (in.request.priority > caller.priority_ceiling)
-    return invalid_argument(cat("priority is ", in.request.priority, "; key ", caller.key_id, " may ask for at most ",
-                                caller.priority_ceiling))
-        .with_field("priority");
+  KVASIR_TRY(check_priority(caller, in.request));
   Submitted out;
   KVASIR_ASSIGN(out.prompt, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
   KVASIR_TRY(check_length(in, out.prompt.size(), info));
@@ -295,6 +293,89 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   metrics_.count_request(choices, max_tokens);
   out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
                                                std::move(*stream), out.prompt.size());
+  return out;
+}
+
+Status Services::check_priority(const Caller& caller, const engine::Request& request) const {
+  if (request.priority <= caller.priority_ceiling) return {};
+  return invalid_argument(cat("priority is ", request.priority, "; key ", caller.key_id, " may ask for at most ",
+                              caller.priority_ceiling))
+      .with_field("priority");
+}
+
+Result<Submitted> Services::pool(const Caller& caller, GenerateInput input, std::vector<PooledPrompt> prompts) {
+  Time began = clock_.now();
+  Result<Submitted> result = submit_pooled(caller, input, prompts);
+  if (!result.ok()) refused(caller, input, result.status(), began);
+  return result;
+}
+
+Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& in, std::vector<PooledPrompt>& prompts) {
+  KVASIR_TRY(caller.require(Role::user, "embeddings"));
+  KVASIR_TRY(check_model(in.model));
+  KVASIR_TRY(limiter_.ask(caller));
+  const model::ModelInfo& info = engine_.info();
+  const char* field = in.request.scored.empty() && !in.request.classified ? "input" : "documents";
+  if (prompts.empty()) return invalid_argument(cat(field, " is empty; give at least one text")).with_field(field);
+  if (prompts.size() > size_t(options_.max_inputs))
+    return invalid_argument(
+               cat(field, " has ", prompts.size(), " texts; at most ", options_.max_inputs, " are taken (max_inputs)"))
+        .with_field(field);
+  KVASIR_TRY(check_priority(caller, in.request));
+
+  engine::Request& r = in.request;
+  r.pooled = true;
+  r.detokenize = false;
+  r.max_tokens = 0;
+  r.tenant = caller.tenant;
+  r.weight = caller.weight;
+  struct Each {
+    std::vector<int32_t> tokens;
+    int32_t second_text = 0;
+  };
+  auto all = std::make_shared<std::vector<Each>>();
+  int64_t tokens = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    PooledPrompt& p = prompts[i];
+    auto one = [&]() -> Status {
+      in.prompt = std::move(p.input);
+      KVASIR_TRY(check_fields(in, options_, info));
+      Each& each = all->emplace_back();
+      KVASIR_ASSIGN(each.tokens, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
+      if (p.pair) each.second_text = int32_t(each.tokens.size());
+      for (TextInput& text : p.more) {
+        KVASIR_ASSIGN(auto more, encode_prompt(std::move(text), engine_, max_prompt_bytes()));
+        each.tokens.insert(each.tokens.end(), more.begin(), more.end());
+      }
+      tokens += int64_t(each.tokens.size());
+      return check_length(in, each.tokens.size(), info);
+    };
+    Status s = one();
+    if (s.ok()) continue;
+    if (s.field() != "prompt") return s;
+    return Status(s.code(),
+                  prompts.size() == 1 ? cat(field, ": ", s.message()) : cat(field, '[', i, "]: ", s.message()))
+        .with_field(field);
+  }
+  in.prompt = TokensInput();
+
+  KVASIR_TRY(limiter_.admit(caller, tokens));
+  std::string trace_parent = r.trace_parent;
+  auto ask = [this, all, request = std::move(r)](size_t i) {
+    engine::Request one = request;
+    one.prompt = (*all)[i].tokens;
+    one.second_text = (*all)[i].second_text;
+    if (i > 0 && !one.id.empty()) one.id = cat(one.id, '-', i);
+    return engine_.submit(std::move(one));
+  };
+  auto stream = PooledStream::begin(std::move(ask), prompts.size(), 2 * size_t(options_.max_running));
+  if (!stream.ok()) {
+    limiter_.release(caller);
+    return stream.status();
+  }
+  Submitted out;
+  out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
+                                               std::move(*stream), size_t(tokens));
   return out;
 }
 

@@ -36,6 +36,12 @@ struct Health {
   bool ready = false;   // /ready, grpc.health.v1, VllmEngine's HealthCheck
   std::string message;  // in words; empty when all is well
 };
+// One of the prompts of a call for embeddings or scores.
+struct PooledPrompt {
+  PromptInput input;
+  std::vector<TextInput> more;  // texts that follow, each in tokens by itself
+  bool pair = false;            // `more` is the second text of a pair, to a model that reads pairs
+};
 const char* state_name(engine::State state);  // "serving"
 
 class Services {
@@ -52,6 +58,10 @@ class Services {
   Status may_ask(const Caller& caller, const char* protocol);
   // All of it: fields, limits, prompt, length, submission. Call it on a worker: it may tokenize.
   Result<Submitted> generate(const Caller& caller, GenerateInput input);
+  // Prompts as wholes, in place of `input.prompt`: one stream, whose one Finished has a result for each. What
+  // `input.request` says of embeddings and scores holds for all. Counted, limited and logged as one request of all
+  // their tokens.
+  Result<Submitted> pool(const Caller& caller, GenerateInput input, std::vector<PooledPrompt> prompts);
   // What an adapter refuses itself: it was looked at, so it costs as any other. The refusal.
   Status refuse(const Caller& caller, const char* protocol, Status why);
   // What an adapter reads of a request, as it is. What it refuses itself is counted and logged as generate()'s refusals
@@ -88,6 +98,8 @@ class Services {
   Services(const ServerOptions& options, engine::Engine& engine);
   class CountedStream;
   Result<Submitted> submit(const Caller& caller, GenerateInput& input);
+  Result<Submitted> submit_pooled(const Caller& caller, GenerateInput& input, std::vector<PooledPrompt>& prompts);
+  Status check_priority(const Caller& caller, const engine::Request& request) const;
   void refused(const Caller& caller, const GenerateInput& input, const Status& why, Time began);
   size_t max_prompt_bytes();
 

@@ -175,10 +175,15 @@ Status Decoder::forward() {
   return {};
 }
 
-Result<Buffer> Decoder::logits(int64_t first, int64_t count) {
+Result<Buffer> Decoder::hidden(int64_t first, int64_t count) {
   KVASIR_TRY(ops_.take_logit_rows(x_, first, count, last_));
   KVASIR_TRY(norm(last_, output_norm_, last_));
-  KVASIR_TRY(ops_.linear(last_, head_, logits_));
+  return last_;
+}
+
+Result<Buffer> Decoder::logits(int64_t first, int64_t count) {
+  KVASIR_ASSIGN(const Buffer last, hidden(first, count));
+  KVASIR_TRY(ops_.linear(last, head_, logits_));
   if (c_.logit_softcap > 0) KVASIR_TRY(ops_.softcap(logits_, c_.logit_softcap));
   return logits_;
 }

@@ -36,6 +36,7 @@ class Decoder : public Network {
 
   Status forward() override;
   Result<Buffer> logits(int64_t first, int64_t count) override;
+  Result<Buffer> hidden(int64_t first, int64_t count) override;
 
  private:
   Status load_layer(int32_t i, class LayerLoader& in);

@@ -23,6 +23,8 @@ class Network {
   virtual Status forward() = 0;
   // Afterwards, as often as wanted: the logits of `count` of the step's logit rows, from `first`, into this.
   virtual Result<Buffer> logits(int64_t first, int64_t count) = 0;
+  // Likewise their last hidden states, before any head.
+  virtual Result<Buffer> hidden(int64_t first, int64_t count) = 0;
 };
 
 // Loading tells how far it is, in [0,1].

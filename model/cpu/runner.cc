@@ -118,6 +118,12 @@ Status CpuRunner::run(const Batch& batch, std::span<const SampleRow> rows) {
       KVASIR_ASSIGN(Buffer logits, network_->logits(draws_.rows_drawn(), count));
       draws_.draw(pool_, ops_->data(logits), logits.cols, count);
     }
+    const int64_t drawn = std::ssize(rows), pooled = batch.pooled_rows();
+    for (int64_t first = 0; first < pooled; first += kLogitRows) {
+      const int64_t count = std::min(kLogitRows, pooled - first);
+      KVASIR_ASSIGN(Buffer hidden, network_->hidden(drawn + first, count));
+      add_pooled(batch.pools, first, count, ops_->data(hidden), hidden.cols, 1 / config_.logit_scale);
+    }
   }
   draws_.end();
   return {};

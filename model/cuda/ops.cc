@@ -162,7 +162,8 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
     KVASIR_TRY(attentions_[kind]->plan(step));
   }
   int64_t logit_rows = int64_t(batch.logit_rows.size());
-  decodes_ = tokens_ == batch.size() && tokens_ == logit_rows && tokens_ <= options_.max_logit_rows;
+  decodes_ =
+      tokens_ == batch.size() && tokens_ == logit_rows && batch.pools.empty() && tokens_ <= options_.max_logit_rows;
   if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   slot_ ^= 1;
   int32_t* ids = host_ids_[slot_].as<int32_t>();

@@ -54,6 +54,8 @@ class CudaOps final : public Ops {
   // Of a step of decodes: forward() and logits() of rows() launch the same for any other of this key. 0: not known yet.
   uint64_t key() const;
   float* data(Buffer b) { return room(b).data.as<float>(); }
+  // The same as bfloat16, which norms leave where they write to another buffer or for a product.
+  Result<const void*> half_data(Buffer b) { return read_half(b); }
   int64_t weight_bytes() const { return weight_bytes_ + (experts_ ? experts_->bytes() : 0); }
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;

@@ -122,6 +122,9 @@ class CudaRunner final : public Runner, public Replaying {
     Draws draws;
     PinnedMemory drawn, wishes;  // by sample row
     DeviceMemory device_wishes;
+    PinnedMemory hidden;  // of pooled rows, bfloat16
+    size_t hidden_bytes = 0;
+    std::vector<Batch::Pool> pools;
     cudaEvent_t done = nullptr;
     int64_t enqueued = 0;     // sample rows
     bool by_host = false;     // some of these
@@ -132,6 +135,7 @@ class CudaRunner final : public Runner, public Replaying {
   Status time_products(int64_t cache_tokens);
   Status enqueue(Flight& f, const Batch& batch);
   Status forward(Flight& f);
+  Status enqueue_pooled(Flight& f, int64_t rows);
   Status enqueue_draws(Flight& f, Buffer logits, int64_t count);
   Status settle(Flight& f);
 
@@ -205,9 +209,11 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
 Status CudaRunner::enqueue(Flight& f, const Batch& batch) {
   for (const PageMove& m : batch.moves) KVASIR_TRY(caches_[0]->move(m, stream_));
   for (const PageCopy& c : batch.copies) KVASIR_TRY(caches_[size_t(c.group)]->copy(c, stream_));
+  f.pools = batch.pools;
   if (!batch.tokens.empty()) {
     KVASIR_TRY(ops_->begin(batch, f.draws.tokens()));
     KVASIR_TRY(forward(f));
+    if (!f.pools.empty()) KVASIR_TRY(enqueue_pooled(f, batch.pooled_rows()));
   }
   return check(cudaEventRecord(f.done, stream_), "step");
 }
@@ -216,6 +222,14 @@ Result<std::vector<Sampled>> CudaRunner::wait() {
   KVASIR_CHECK(in_flight_ > 0, "wait() without a launch()");
   Flight& f = flight(0);
   Status s = f.status.ok() ? settle(f) : f.status;
+  if (s.ok() && !f.pools.empty()) {
+    s = check(cudaEventSynchronize(f.done), "step");
+    int64_t rows = 0;
+    for (const Batch::Pool& p : f.pools) rows += p.count;
+    std::vector<float> hidden(s.ok() ? size_t(rows * config_.hidden) : 0);
+    for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = bf16_to_f32(f.hidden.as<uint16_t>()[i]);
+    if (s.ok()) add_pooled(f.pools, 0, rows, hidden.data(), config_.hidden, 1 / config_.logit_scale);
+  }
   oldest_ ^= 1, --in_flight_;
   f.draws.end();
   auto drawn = f.draws.take();
@@ -241,6 +255,27 @@ Status CudaRunner::forward(Flight& f) {
     const int64_t count = std::min(ops_->max_logit_rows(), left);
     KVASIR_ASSIGN(Buffer logits, network_->logits(f.enqueued, count));
     KVASIR_TRY(enqueue_draws(f, logits, count));
+  }
+  return {};
+}
+
+// Hidden states come to the host as they are, and are pooled there by wait().
+Status CudaRunner::enqueue_pooled(Flight& f, int64_t rows) {
+  const size_t bytes = size_t(rows * config_.hidden) * sizeof(uint16_t);
+  if (std::exchange(f.hidden_bytes, std::max(f.hidden_bytes, bytes)) < bytes) {
+    Status s = f.hidden.allocate(bytes);
+    if (!s.ok()) f.hidden_bytes = 0;
+    KVASIR_TRY(s);
+  }
+  const int64_t drawn = f.draws.rows_drawn() + f.draws.rows_left();
+  for (int64_t first = 0; first < rows; first += ops_->max_logit_rows()) {
+    const int64_t count = std::min(ops_->max_logit_rows(), rows - first);
+    KVASIR_ASSIGN(Buffer hidden, network_->hidden(drawn + first, count));
+    KVASIR_ASSIGN(const void* from, ops_->half_data(hidden));
+    KVASIR_TRY(
+        check(cudaMemcpyAsync(f.hidden.as<uint16_t>() + first * config_.hidden, from,
+                              size_t(count * config_.hidden) * sizeof(uint16_t), cudaMemcpyDeviceToHost, stream_),
+              "embeddings"));
   }
   return {};
 }

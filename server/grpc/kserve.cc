@@ -55,6 +55,14 @@ class InferCall final : public AnswerCall<pb::ModelInferRequest, pb::ModelInferR
     forget_request();
     carry(*call_, input.generate.request);
     raw_ = input.raw;
+    if (input.embedding) {
+      std::vector<PooledPrompt> prompts;
+      prompts.push_back({TextInput{std::move(input.text_input), true, false}});
+      KVASIR_ASSIGN(Submitted submitted, services.pool(caller_, std::move(input.generate), std::move(prompts)));
+      id_ = submitted.stream->id();
+      feed_.add(std::move(submitted.stream));
+      return {};
+    }
     if (input.echo) text_ = std::move(input.text_input);
     KVASIR_ASSIGN(Submitted submitted, services.generate(caller_, std::move(input.generate)));
     id_ = submitted.stream->id();
@@ -75,7 +83,10 @@ class InferCall final : public AnswerCall<pb::ModelInferRequest, pb::ModelInferR
         }
         name_answer(context_.services, id_, out);
         add_end(*e, out);
-        write_text_output(text_, raw_, out);
+        if (e->pooled.empty())
+          write_text_output(text_, raw_, out);
+        else
+          write_embedding(e->pooled[0], raw_, out);
         last = true;
         return Next::message;
       }
@@ -169,7 +180,10 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
       return invalid_argument(parsed.message());
     }
     KVASIR_TRY(check_version(request_.model_version()));
-    return read_infer_request(request_, context_.services.options());
+    KVASIR_ASSIGN(InferInput input, read_infer_request(request_, context_.services.options()));
+    if (input.embedding)
+      return invalid_argument("output embedding is not made on a stream; call ModelInfer for it").with_field("outputs");
+    return input;
   }
   Status try_submit() {
     KVASIR_ASSIGN(InferInput input, context_.services.read(caller_, "kserve", read_received()));

@@ -94,7 +94,7 @@ bool is_texts(const json& v) {
 
 Status read_parameter(const std::string& name, const json& v, GenerateInput& in) {
   if (name == "triton_enable_empty_final_response") return {};  // the last answer always says that it is
-  const FoundParameter found = find_parameter(Wire::kserve, name);
+  const FoundParameter found = find_parameter(in.wire, name);
   if (!found.row)
     return invalid_argument(cat("parameter ", name.substr(0, 64), " is not served; leave it unset")).with_field(name);
   if (v.is_null()) return {};
@@ -160,14 +160,34 @@ Result<InferInput> read_infer_request(const pb::ModelInferRequest& from, const S
   in.generate.model = from.model_name();
   in.generate.request.id = from.id();
   for (const auto& output : from.outputs()) {
-    if (output.name() != "text_output")
-      return invalid_argument(cat("output ", output.name().substr(0, 64), " is not made here; ask for text_output"))
+    if (output.name() != "text_output" && output.name() != "embedding")
+      return invalid_argument(
+                 cat("output ", output.name().substr(0, 64), " is not made here; ask for text_output or embedding"))
           .with_field("outputs");
+    in.embedding |= output.name() == "embedding";
     KVASIR_TRY(check_no_parameters("output", output));
   }
+  if (in.embedding && from.outputs_size() > 1)
+    return invalid_argument("outputs asks for embedding and text_output; a request has one of them")
+        .with_field("outputs");
+  if (in.embedding) in.generate.wire = Wire::embeddings;
   KVASIR_TRY(read_inputs(from, in));
+  if (in.embedding && in.stream)
+    return invalid_argument("stream is true; an embedding is one answer: leave it unset").with_field("stream");
   for (const auto& [name, value] : from.parameters()) KVASIR_TRY(read_parameter(name, to_json(value), in.generate));
   return in;
+}
+
+void write_embedding(const std::vector<float>& values, bool raw, pb::ModelInferResponse& to) {
+  auto& tensor = *to.add_outputs();
+  tensor.set_name("embedding");
+  tensor.set_datatype("FP32");
+  tensor.add_shape(1);
+  tensor.add_shape(int64_t(values.size()));
+  if (raw)
+    to.add_raw_output_contents()->append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  else
+    tensor.mutable_contents()->mutable_fp32_contents()->Add(values.begin(), values.end());
 }
 
 void write_text_output(const std::string& text, bool raw, pb::ModelInferResponse& to) {

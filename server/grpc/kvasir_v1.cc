@@ -6,6 +6,7 @@
 #include "core/cat.h"
 #include "kvasir.pb.h"
 #include "server/grpc/parameters.h"
+#include "server/grpc/pooled_call.h"
 #include "server/grpc/stream_call.h"
 #include "server/json_text.h"
 
@@ -203,6 +204,44 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
   bool logprobs_ = false;
 };
 
+class EmbedCall final : public PooledCall<pb::EmbedRequest, pb::EmbedResponse> {
+ public:
+  using PooledCall::PooledCall;
+
+ protected:
+  const char* protocol() const override { return "kvasir.v1"; }
+  Result<PooledAsk> read(const pb::EmbedRequest& from) override {
+    PooledAsk ask;
+    ask.input.protocol = protocol();
+    ask.input.wire = Wire::embeddings;
+    ask.input.model = from.model();
+    ask.input.request.id = id_ = from.request_id();
+    read_parameters(from, ask.input);
+    const bool special = !from.has_add_special_tokens() || from.add_special_tokens();
+    for (int i = 0; i < from.inputs_size(); ++i) {
+      const pb::EmbedInput& in = from.inputs(i);
+      switch (in.input_case()) {
+        case pb::EmbedInput::kText: ask.prompts.push_back({TextInput{in.text(), special, false}}); break;
+        case pb::EmbedInput::kTokens:
+          ask.prompts.push_back({TokensInput(in.tokens().ids().begin(), in.tokens().ids().end())});
+          break;
+        case pb::EmbedInput::INPUT_NOT_SET:
+          return invalid_argument(cat("inputs[", i, "] is empty; set text or tokens")).with_field("inputs");
+      }
+    }
+    return ask;
+  }
+  void write(const engine::Finished& all, pb::EmbedResponse& out) override {
+    out.set_request_id(id_);
+    for (const std::vector<float>& e : all.pooled) out.add_embeddings()->mutable_values()->Add(e.begin(), e.end());
+    out.mutable_usage()->set_prompt_tokens(uint64_t(all.usage.prompt_tokens));
+    out.mutable_usage()->set_cached_tokens(uint64_t(all.usage.cached_tokens));
+  }
+
+ private:
+  std::string id_;
+};
+
 Status tokenize(Services& services, const Caller& caller, const pb::TokenizeRequest& in, pb::TokenizeResponse& out) {
   Status status;
   PromptInput prompt;
@@ -248,6 +287,7 @@ void write_stats(Services& services, pb::GetStatsResponse& out) {
 void add_kvasir_v1(Door& door, Services& services) {
   const std::string at = "/kvasir.v1.Inference/";
   door.stream<GenerateCall>(at + "Generate", Role::user, "kvasir.v1");
+  door.stream<EmbedCall>(at + "Embed", Role::user, "kvasir.v1");
   door.unary<pb::TokenizeRequest, pb::TokenizeResponse>(
       at + "Tokenize", Role::user,
       [&services](const Caller& caller, const auto& in, auto& out) { return tokenize(services, caller, in, out); },

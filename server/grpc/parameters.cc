@@ -55,7 +55,10 @@ void read(const Message& m, const FieldDescriptor* f, const Parameter& p, Genera
       in.request.sampling.*std::get<float model::SamplingParams::*>(std::get<SamplingMember>(p.to)) = r.GetFloat(m, f);
       return;
     case FieldDescriptor::CPPTYPE_BOOL:
-      in.request.*std::get<bool engine::Request::*>(std::get<RequestMember>(p.to)) = r.GetBool(m, f);
+      if (const auto* maybe = std::get_if<std::optional<bool> engine::Request::*>(&std::get<RequestMember>(p.to)))
+        in.request.** maybe = r.GetBool(m, f);
+      else
+        in.request.*std::get<bool engine::Request::*>(std::get<RequestMember>(p.to)) = r.GetBool(m, f);
       return;
     case FieldDescriptor::CPPTYPE_STRING:
       in.request.*std::get<std::string engine::Request::*>(std::get<RequestMember>(p.to)) = r.GetString(m, f);

@@ -7,6 +7,7 @@
 
 #include "core/cat.h"
 #include "server/grpc/kv_events.h"
+#include "server/grpc/pooled_call.h"
 #include "server/grpc/stream_call.h"
 #include "server/grpc/tokenizer_zip.h"
 #include "server/grpc/vllm_generate.h"
@@ -61,10 +62,35 @@ class TokenizerCall final : public AnswerCall<smg::GetTokenizerRequest, smg::Get
   size_t sent_ = 0;
 };
 
+// The text of `tokenized` is for people; its ids are what is embedded.
+class EmbedCall final : public PooledCall<pb::EmbedRequest, pb::EmbedResponse> {
+ public:
+  using PooledCall::PooledCall;
+
+ protected:
+  const char* protocol() const override { return "vllm"; }
+  Result<PooledAsk> read(const pb::EmbedRequest& from) override {
+    const auto& ids = from.tokenized().input_ids();
+    if (ids.empty())
+      return invalid_argument("tokenized.input_ids is empty; send the input's token ids").with_field("tokenized");
+    PooledAsk ask;
+    ask.input.protocol = protocol();
+    ask.input.wire = Wire::embeddings;
+    ask.input.request.id = from.request_id();
+    ask.prompts.push_back({TokensInput(ids.begin(), ids.end())});
+    return ask;
+  }
+  void write(const engine::Finished& all, pb::EmbedResponse& out) override {
+    out.mutable_embedding()->Add(all.pooled[0].begin(), all.pooled[0].end());
+    out.set_prompt_tokens(uint32_t(all.usage.prompt_tokens));
+    out.set_embedding_dim(uint32_t(all.pooled[0].size()));
+  }
+};
+
 void write_model_info(Services& services, pb::GetModelInfoResponse& out) {
   const model::ModelInfo& info = services.engine().info();
   out.set_model_path(services.options().model_path);
-  out.set_is_generation(true);
+  out.set_is_generation(!info.encoder);
   out.set_max_context_length(uint32_t(info.context_length));
   out.set_vocab_size(uint32_t(info.vocab_size));
   out.set_served_model_name(services.model_name());
@@ -122,6 +148,7 @@ Status write_loads(Services& services, const pb::GetLoadsRequest& in, pb::GetLoa
 void add_vllm(Door& door, Services& services, KvEvents& kv_events) {
   const std::string at = "/vllm.grpc.engine.VllmEngine/";
   door.add(at + "Generate", Role::user, vllm_generate, "vllm");
+  door.stream<EmbedCall>(at + "Embed", Role::user, "vllm");
   door.stream<TokenizerCall>(at + "GetTokenizer", Role::user);
   door.add(at + "SubscribeKvEvents", Role::admin,
            [&kv_events](Opening o) { return kv_events.subscribe(std::move(o)); });
@@ -166,7 +193,6 @@ void add_vllm(Door& door, Services& services, KvEvents& kv_events) {
     door.at_once<Request, google::protobuf::Empty>(
         at + method, [why](const auto&, auto&) { return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, why); });
   };
-  not_here.operator()<pb::EmbedRequest>("Embed", "Embed: this engine makes no embeddings");
   constexpr const char* kNoProfile = "start the server with --step-trace FILE instead of a profile";
   not_here.operator()<google::protobuf::Empty>("StartProfile", kNoProfile);
   not_here.operator()<google::protobuf::Empty>("StopProfile", kNoProfile);

@@ -50,7 +50,12 @@ const std::vector<Api::Route>& Api::routes() {
       {"DELETE", "/v1/responses/", false, user, &Api::kept_response, "OpenAI", "forget it"},
       {"POST", "/v1/responses/", false, user, &Api::kept_response, "OpenAI",
        "`/cancel`: refused, none runs in the background"},
-      {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI", "501: not offered"},
+      {"POST", "/v1/embeddings", false, user, &Api::embeddings, "OpenAI", "texts or token ids to vectors",
+       "openai.embeddings"},
+      {"POST", "/v1/rerank", false, user, &Api::rerank, "vLLM, Jina",
+       "`documents` by how they answer a `query`, the best first", "rerank"},
+      {"POST", "/v1/score", false, user, &Api::score, "vLLM", "a score for each pair of `text_1` and `text_2`",
+       "score"},
       {"POST", "/tokenize", false, user, &Api::tokenize, "vLLM, llama-server",
        "`prompt` or `content` to `tokens`, or `messages` as chat would send them (`tools`, `documents`, "
        "`chat_template_kwargs`)",
@@ -76,6 +81,10 @@ const std::vector<Api::Route>& Api::routes() {
        "how many requests run beside how many may; `fail_on_no_slot`"},
       {"POST", "/generate", false, user, &Api::sglang_generate, "SGLang", "a text or ids go on; one or several",
        "sglang"},
+      {"POST", "/embeddings", false, user, &Api::embeddings, "llama-server", "`/v1/embeddings`", "openai.embeddings"},
+      {"POST", "/rerank", false, user, &Api::rerank, "vLLM, llama-server", "`/v1/rerank`", "rerank"},
+      {"POST", "/v2/rerank", false, user, &Api::rerank, "Cohere", "`/v1/rerank`", "rerank"},
+      {"POST", "/score", false, user, &Api::score, "vLLM", "`/v1/score`", "score"},
       {"GET", "/get_model_info", false, user, &Api::model_info, "SGLang", "the model's name"},
       {"GET", "/get_server_info", false, user, &Api::server_info, "SGLang", "and how much of it fits"},
       {"POST", "/flush_cache", false, admin, &Api::flush_cache, "SGLang", "forget every prefix"},
@@ -231,10 +240,6 @@ Reply Api::drain(const Request&, const Caller& caller) {
   r.status = 202;
   r.body = "{\"status\":\"draining\"}";
   return r;
-}
-
-Reply Api::embeddings(const Request&, const Caller&) {
-  return error_response(Status(Code::unimplemented, "embeddings are not served; this model generates text"));
 }
 
 }  // namespace kvasir::server::http

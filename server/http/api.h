@@ -45,6 +45,8 @@ class Api {
   Reply tokenize(const Request&, const Caller&);
   Reply detokenize(const Request&, const Caller&);
   Reply embeddings(const Request&, const Caller&);
+  Reply rerank(const Request&, const Caller&);
+  Reply score(const Request&, const Caller&);
   Reply drain(const Request&, const Caller&);
   Reply version(const Request&, const Caller&);
   Reply load(const Request&, const Caller&);
@@ -75,6 +77,7 @@ class Api {
     std::vector<std::vector<int32_t>> prompts;
   };
   Result<Sent> send(const Request&, const Caller&, std::vector<GenerateInput> inputs);
+  Reply pool(const Request&, const Caller&, struct PooledCall call);
   // What headers say of a request, and what an answer's say.
   Status carry(const Request&, const Caller&, GenerateInput& input);
   std::vector<std::pair<std::string, std::string>> headers_of(const Request&, const std::string& id) const;

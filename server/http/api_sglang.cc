@@ -28,7 +28,7 @@ Reply Api::model_info(const Request&, const Caller&) {
   Response r;
   r.body = Json{{"model_path", name},
                 {"tokenizer_path", name},
-                {"is_generation", true},
+                {"is_generation", !services_.engine().info().encoder},
                 {"model_type", services_.engine().info().architecture}}
                .dump();
   return r;

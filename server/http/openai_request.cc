@@ -25,6 +25,8 @@ void read_stream_options(Fields& f, ReplyShape& shape) {
   if (!shape.stream) f.fail("stream_options", "is only allowed with stream: true");
 }
 
+}  // namespace
+
 // Said about the caller: it goes into the request's line of the log. `prompt_cache_key` asks a fleet to send alike
 // prompts to one machine; here is one machine, whose cache a tenant's requests share without being asked.
 void read_said(Fields& f, GenerateInput::Said& said) {
@@ -49,6 +51,8 @@ void read_said(Fields& f, GenerateInput::Said& said) {
                                     "'; keys have at most 64 characters, values are strings of at most 512"));
   said.metadata = metadata->dump();
 }
+
+namespace {
 
 // Known elsewhere and not served: refused by name with what to use, unless they ask for nothing or say what is so
 // anyway.
@@ -129,35 +133,34 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   f.enumeration("service_tier", &tier, {"auto", "default"});
 }
 
-// A string, a list of strings, token ids, or a list of those.
-void read_prompts(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
-  const Json* prompt = f.raw("prompt");
-  if (!prompt) return f.fail("prompt", "is missing; give a string, a list of strings, or token ids");
-  size_t most = static_cast<size_t>(limits.max_choices);
+}  // namespace
+
+void read_prompts(Fields& f, const char* name, int most_prompts, std::vector<PromptInput>& out) {
+  const Json* prompt = f.raw(name);
+  if (!prompt) return f.fail(name, "is missing; give a string, a list of strings, or token ids");
+  const auto most = static_cast<size_t>(most_prompts);
   auto is_ids = [](const Json& j) { return j.is_array() && !j.empty() && j[0].is_number(); };
   if (is_ids(*prompt)) {
     TokensInput ids;
-    f.integers("prompt", &ids);
-    call.prompts.emplace_back(std::move(ids));
+    f.integers(name, &ids);
+    out.emplace_back(std::move(ids));
   } else if (prompt->is_array() && !prompt->empty() && is_ids((*prompt)[0])) {
-    if (prompt->size() > most) return f.fail("prompt", cat("has ", prompt->size(), " entries; the limit is ", most));
+    if (prompt->size() > most) return f.fail(name, cat("has ", prompt->size(), " entries; the limit is ", most));
     for (const Json& one : *prompt) {
-      Json object{{"prompt", one}};
+      Json object{{name, one}};
       Fields inner(object);
       TokensInput ids;
-      inner.integers("prompt", &ids);
-      if (Status s = inner.finish(); !s.ok()) return f.fail("prompt", "must be all of one kind: " + s.message());
-      call.prompts.emplace_back(std::move(ids));
+      inner.integers(name, &ids);
+      if (Status s = inner.finish(); !s.ok()) return f.fail(name, "must be all of one kind: " + s.message());
+      out.emplace_back(std::move(ids));
     }
   } else {
     std::vector<std::string> texts;
-    f.strings("prompt", &texts, most);
-    for (std::string& t : texts) call.prompts.emplace_back(TextInput{std::move(t)});
+    f.strings(name, &texts, most);
+    for (std::string& t : texts) out.emplace_back(TextInput{std::move(t)});
   }
-  if (f.ok() && call.prompts.empty()) f.fail("prompt", "is empty");
+  if (f.ok() && out.empty()) f.fail(name, "is empty");
 }
-
-}  // namespace
 
 Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits) {
   KVASIR_ASSIGN(Json json, parse_json(body));
@@ -203,7 +206,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
     set_integer(parameter("n"), best_of, in);
     call.shape.best_of = r.n;
   }
-  read_prompts(f, limits, call);
+  read_prompts(f, "prompt", limits.max_choices, call.prompts);
   KVASIR_TRY(f.finish());
   call.shape.logprobs = r.sampling.logprobs;
   call.shape.special_shown = !r.skip_special;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/generate.h"
+#include "server/http/fields.h"
 #include "server/http/openai_reply.h"
 #include "server/http/tool_use.h"
 #include "server/options.h"
@@ -19,6 +20,11 @@ struct OpenAiCall {
   bool echo = false;                 // completions: the prompt stands in front
   ToolUse tools;
 };
+
+// A string, a list of strings, token ids, or a list of those.
+void read_prompts(Fields& f, const char* name, int most_prompts, std::vector<PromptInput>& out);
+// What a client says of itself.
+void read_said(Fields& f, GenerateInput::Said& said);
 
 Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits);
 Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& limits);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -52,6 +53,8 @@ class FakeRunner final : public model::Runner {
     std::atomic<bool> break_launch{false}, break_wait{false};
     std::atomic<int64_t> launches{0}, most_rows{0}, moves{0};
     int32_t context = 4096;
+    model::Pooling pooling = model::Pooling::last;
+    bool encoder = false;
   };
 
   FakeRunner(Script& script, int32_t page_size, kvcache::IndexMode mode = kvcache::IndexMode::page_table)
@@ -60,6 +63,9 @@ class FakeRunner final : public model::Runner {
     info_.vocab_size = kVocab;
     info_.context_length = script.context;
     info_.kv_bytes_per_token = 64;
+    info_.hidden = 4;
+    info_.pooling.pooling = script.pooling;
+    info_.encoder = script.encoder;
   }
   const model::ModelInfo& info() const override { return info_; }
   int depth() const override { return script_.depth; }
@@ -75,7 +81,7 @@ class FakeRunner final : public model::Runner {
     const auto takes = script_.step + script_.token * int64_t(b.tokens.size());
     if (takes.count()) std::this_thread::sleep_for(takes);
     if (script_.break_launch.exchange(false)) return internal_error("launch broke");
-    KVASIR_CHECK(rows.size() == b.logit_rows.size());
+    KVASIR_CHECK(int64_t(rows.size()) + b.pooled_rows() == int64_t(b.logit_rows.size()));
     script_.most_rows = std::max(script_.most_rows.load(), int64_t(rows.size()));
     for (const auto& m : b.moves) {
       auto device = slots_.begin() + int64_t(m.device) * page_size_,
@@ -98,6 +104,9 @@ class FakeRunner final : public model::Runner {
       out.push_back(sample(b, b.logit_rows[i], rows[i], before));
       previous_.push_back(out.back().token);
     }
+    size_t row = rows.size();
+    for (const model::Batch::Pool& p : b.pools)
+      for (int64_t i = 0; i < p.count; ++i) add_hidden(b, b.logit_rows[row++], p.sum);
     results_.push_back(std::move(out));
     return {};
   }
@@ -126,13 +135,27 @@ class FakeRunner final : public model::Runner {
       }
     }
   }
-  model::Sampled sample(const model::Batch& b, int32_t row, const model::SampleRow& r,
-                        const std::vector<int32_t>& before) const {
+  // The hidden state of a token: itself, where it stands, what would follow it, and 1.
+  void add_hidden(const model::Batch& b, int32_t row, float* sum) const {
+    const std::vector<int32_t> seen = seen_by(b, row);
+    const bool bad = std::find(seen.begin(), seen.end(), script_.poison.load()) != seen.end();
+    sum[0] += bad ? std::numeric_limits<float>::quiet_NaN() : float(seen.back());
+    sum[1] += float(seen.size());
+    sum[2] += float(draw_from(seen, {.temperature = 0}, 0));
+    sum[3] += 1;
+  }
+  std::vector<int32_t> seen_by(const model::Batch& b, int32_t row) const {
     int64_t s = 0;
     while (b.seqstarts[size_t(s) + 1] <= row) ++s;
-    int64_t length = b.start_pos[size_t(s)] + (row - b.seqstarts[size_t(s)]) + 1;
     std::vector<int32_t> seen;
-    for (int64_t t = 0; t < length; ++t) seen.push_back(slots_[slot(b, s, t)]);
+    for (int64_t t = 0; t <= b.start_pos[size_t(s)] + row - b.seqstarts[size_t(s)]; ++t)
+      seen.push_back(slots_[slot(b, s, t)]);
+    return seen;
+  }
+  model::Sampled sample(const model::Batch& b, int32_t row, const model::SampleRow& r,
+                        const std::vector<int32_t>& before) const {
+    const std::vector<int32_t> seen = seen_by(b, row);
+    const auto length = int64_t(seen.size());
     KVASIR_CHECK(r.position == length);
     if (!r.prompt.empty()) {  // the history for the penalties is what the cache holds
       std::vector<int32_t> output(r.output.begin(), r.output.end());

@@ -70,7 +70,8 @@ TEST_F(Contract, BytesThatAreNoMessage) {
                              "/vllm.grpc.engine.VllmEngine/Embed"})
     expect_refused(raw(method, "\xff\xff\xff\xff"), Code::internal, "Request", "do not parse");
   // What is there without a message to read, and what is not there at all.
-  EXPECT_EQ(raw("/vllm.grpc.engine.VllmEngine/Embed", "").code, Code::unimplemented);
+  expect_bad(raw("/vllm.grpc.engine.VllmEngine/Embed", ""), "tokenized", "empty");
+  EXPECT_EQ(raw("/vllm.grpc.engine.VllmEngine/StartProfile", "").code, Code::unimplemented);
   EXPECT_EQ(raw("/kvasir.v1.Inference/Nothing", "\xff\xff\xff\xff").code, Code::unimplemented);
 }
 

@@ -125,8 +125,8 @@ class FakeEngine final : public engine::Engine {
 
   void set_state(engine::State s) { state_ = s; }
   void set_context(int32_t tokens) { info_.context_length = tokens; }
-  void use_template(const char* source) { chat_template_ = *text::ChatTemplate::compile(source, ByteTokenizer()); }
   void use_tokenizer(text::TokenizerPtr tokenizer) { tokenizer_ = std::move(tokenizer); }
+  void use_template(const char* source) { chat_template_ = *text::ChatTemplate::compile(source, ByteTokenizer()); }
   // What was asked so far is forgotten (an hour of fuzzing asks much).
   void forget() {
     std::lock_guard lock(mutex_);
@@ -250,6 +250,14 @@ class FakeEngine final : public engine::Engine {
     if (r.cache_salt == "fail") {
       out.push_back(engine::Tokens{0, {{r.prompt[0], -1.0f, {}}}, "!"});
       out.push_back(engine::Failed{internal_error("the script says so")});
+      script.over = true;
+      return;
+    }
+    if (r.pooled) {  // {3, 4} is its direction; scored tokens: their ids
+      std::vector<float> values = {3.0f * float(r.prompt[0]), 4.0f * float(r.prompt[0]), 0, float(r.prompt.size())};
+      if (!r.scored.empty()) values.assign(r.scored.begin(), r.scored.end());
+      if (r.dimensions) values.resize(size_t(*r.dimensions));
+      out.push_back(engine::Finished{0, engine::FinishReason::length, "", -1, true, {}, usage, {std::move(values)}});
       script.over = true;
       return;
     }

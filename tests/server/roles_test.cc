@@ -22,6 +22,7 @@ enum class Needs { nothing, user, metrics, admin };
 const std::map<std::string, Needs>& table() {
   static const std::map<std::string, Needs> methods = {
       {"/kvasir.v1.Inference/Generate", Needs::user},
+      {"/kvasir.v1.Inference/Embed", Needs::user},
       {"/kvasir.v1.Inference/Tokenize", Needs::user},
       {"/kvasir.v1.Inference/Detokenize", Needs::user},
       {"/kvasir.v1.Inference/ListModels", Needs::user},
@@ -35,7 +36,7 @@ const std::map<std::string, Needs>& table() {
       {"/vllm.grpc.engine.VllmEngine/GetLoads", Needs::metrics},
       {"/vllm.grpc.engine.VllmEngine/FlushCache", Needs::admin},
       {"/vllm.grpc.engine.VllmEngine/HealthCheck", Needs::nothing},
-      {"/vllm.grpc.engine.VllmEngine/Embed", Needs::nothing},  // unimplemented for everyone
+      {"/vllm.grpc.engine.VllmEngine/Embed", Needs::user},
       {"/vllm.grpc.engine.VllmEngine/StartProfile", Needs::nothing},
       {"/vllm.grpc.engine.VllmEngine/StopProfile", Needs::nothing},
       {"/vllm.grpc.engine.VllmEngine/GetTokenizer", Needs::user},

@@ -203,8 +203,6 @@ TEST_F(VllmTest, InfoLoadsHealthFlush) {
   ASSERT_TRUE(with([&](auto* c) { return stub_->FlushCache(c, {}, &flush); }).ok());
   EXPECT_TRUE(flush.success());
   EXPECT_EQ(engine_.flushes, 1);
-  pb::EmbedResponse embed;
-  EXPECT_EQ(with([&](auto* c) { return stub_->Embed(c, {}, &embed); }).error_code(), grpc::UNIMPLEMENTED);
   smg::grpc::common::ProfileResponse profile;
   EXPECT_EQ(with([&](auto* c) { return stub_->StartProfile(c, {}, &profile); }).error_code(), grpc::UNIMPLEMENTED);
   EXPECT_EQ(with([&](auto* c) { return stub_->StopProfile(c, {}, &profile); }).error_code(), grpc::UNIMPLEMENTED);

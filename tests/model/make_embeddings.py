@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Writes tests/model/fixtures/embeddings.json: what sentence-transformers makes of tokens with the small networks of
+architectures.json and with small encoders, pooled each way.
+
+    tests/model/make_embeddings.py
+
+Uses make_architectures.py's environment and formula of weights, and adds sentence-transformers to it.
+"""
+import importlib.util, json, os, subprocess, sys, tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VENV = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvasir" / "fixtures-venv"
+
+if __name__ == "__main__" and Path(sys.prefix).resolve() != VENV.resolve():
+    if not (VENV / "bin" / "python").exists():
+        raise SystemExit("run tests/model/make_architectures.py first: it makes the environment")
+    os.execv(VENV / "bin" / "python", [str(VENV / "bin" / "python"), *sys.argv])
+if __name__ == "__main__" and importlib.util.find_spec("sentence_transformers") is None:
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "sentence-transformers"])
+
+sys.path.insert(0, str(HERE))
+import make_architectures as networks
+
+POOLINGS = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+TEXTS = [networks.TOKENS, networks.TOKENS[5:18]]
+
+
+def tokenizer(folder):
+    """Of no use to token ids, but a model is not loaded without one."""
+    from tokenizers import Tokenizer, models
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(networks.VOCAB)}, unk_token="0"))
+    words.save(str(Path(folder) / "tokenizer.json"))
+    (Path(folder) / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "0"}))
+
+
+def embeddings(folder, **kw):
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, Pooling, Transformer
+    tokenizer(folder)
+    base = Transformer(folder, model_kwargs={"dtype": torch.float32, **kw})
+    size = base.auto_model.config.hidden_size
+    out = {}
+    for name, mode in POOLINGS.items():
+        model = SentenceTransformer(modules=[base, Pooling(size, pooling_mode=mode), Normalize()], device="cpu").eval()
+        with torch.no_grad():
+            out[name] = []
+            for tokens in TEXTS:
+                ids = torch.tensor([tokens])
+                got = model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"][0]
+                out[name].append([round(float(v), 6) for v in got])
+    return out
+
+
+def decoder(name):
+    model_type, kw, _ = networks.cases()[name]
+    with tempfile.TemporaryDirectory() as work:
+        networks.reference(name, model_type, kw, work)  # leaves the folder
+        attention = "sdpa" if kw.get("alibi") else "eager"
+        return {"network": name, "embeddings": embeddings(work, attn_implementation=attention)}
+
+
+def main():
+    stored = json.loads((HERE / "fixtures" / "architectures.json").read_text())
+    cases = []
+    for one in stored["cases"]:
+        cases.append(decoder(one["name"]))
+        print(one["name"], file=sys.stderr)
+    with open(HERE / "fixtures" / "embeddings.json", "w") as f:
+        f.write('{"texts":%s,"cases":[\n' % json.dumps(TEXTS))
+        f.write(",\n".join(json.dumps(c, separators=(",", ":")) for c in cases))
+        f.write("\n]}\n")
+
+
+if __name__ == "__main__":
+    main()
