@@ -310,7 +310,8 @@ Status EngineImpl::prepare(Job& job) const {
                                   info_.vocab_size / (job.beams->candidates() / r.beams->width)))
           .with_field("beam_width");
   }
-  if (r.pooled) job.pooled.resize(r.scored.empty() ? size_t(info_.hidden) : r.scored.size());
+  if (r.pooled)
+    job.pooled.resize(r.classified ? size_t(info_.labels) : r.scored.empty() ? size_t(info_.hidden) : r.scored.size());
   if (r.prompt_logprobs >= 0) {
     job.score_params.logprobs = r.prompt_logprobs;
     job.prompt_logprobs.resize(r.prompt.size());

@@ -60,6 +60,11 @@ Status ModelConfig::validate() const {
     return invalid_argument("the model has a residual multiplier beside norms that it cannot be folded into");
   if (output_norms && norm != NormKind::rms)
     return invalid_argument("the model has layer norms after its sublayers; only RMS norms are supported there");
+  KVASIR_TRY(in_range("first position", first_position, 0, 1 << 16));
+  KVASIR_TRY(in_range("number of token types", token_types, 0, 1 << 10));
+  KVASIR_TRY(in_range("number of labels", labels, 0, 1 << 16));
+  if (encoder && (kv_heads != heads || heads * head_dim != hidden))
+    return invalid_argument(cat("the encoder has ", heads, " heads of ", head_dim, " for a hidden size of ", hidden));
   KVASIR_TRY(experts.validate(layers));
   if (experts.routing.experts > 0 && (!gated || !input_norms || output_norms))
     return invalid_argument("the model has experts without gates, or beside norms that are not supported with them");

@@ -16,7 +16,7 @@ namespace kvasir::model {
 
 class Gguf;
 
-enum class Activation : uint8_t { silu, gelu_tanh, gelu, relu, relu_squared };
+enum class Activation : uint8_t { silu, gelu_tanh, gelu, relu, relu_squared, tanh };
 enum class NormKind : uint8_t { rms, layer };  // layer: with the mean taken off, and a bias
 enum class QkNorm : uint8_t { none, head, full };
 
@@ -70,10 +70,12 @@ struct ModelConfig {
   std::string kv_index;   // likewise; empty: it does not say
   int32_t page_size = 0;  // likewise; 0
 
-  PoolingRule pooling;   // of embeddings
-  bool encoder = false;  // ModelInfo's
-  int32_t labels = 0;    // likewise
-  double step_ms = 0;    // dummy: a step takes at least so long
+  PoolingRule pooling;         // of embeddings
+  bool encoder = false;        // ModelInfo's
+  int32_t labels = 0;          // likewise
+  int32_t first_position = 0;  // of learned positions: the row of the first token
+  int32_t token_types = 0;     // texts of a pair that tokens are told apart by
+  double step_ms = 0;          // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
   int32_t int4_zero_shift = 0;    // of the zeros that a folder of 4 bits stores (Int4)
   std::string dummy_expert_type;  // where experts' weights are of another type than the others

@@ -197,6 +197,12 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
+  if (gpu && files.config.encoder) {
+    if (options.device == "cuda")
+      return unimplemented("encoders are served by the CPU alone: device cpu, or auto").with_field("device");
+    gpu = false;
+    log_info("no GPU in use", {{"reason", "encoders are served by the CPU alone"}});
+  }
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;
   if (o.max_tokens <= 0) o.max_tokens = 512;

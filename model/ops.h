@@ -35,6 +35,9 @@ struct Buffer {  // one row a token (or a logit row)
   int64_t cols = 0;
 };
 
+// Which row of a table a token is given: that of its position, or of the text of a pair it belongs to.
+enum class RowOf : uint8_t { position, type };
+
 // One layer's attention: what add_attention() gave, the layer, and a logit a head without a value (none: id -1).
 struct Attend {
   int32_t kind = 0, layer = 0;
@@ -79,6 +82,10 @@ class Ops {
 
   // A step. The runner has called begin(); all that follows is for its rows.
   virtual Status embed(Matrix table, float scale, Buffer out) = 0;
+  // out += the table's row; `shift` rows on.
+  virtual Status add_row(Matrix, RowOf, int64_t, Buffer) {
+    return unimplemented("learned positions are not supported on this device; on the CPU they are (--device cpu)");
+  }
   // out = in / rms(in) * weight, and out += that.
   virtual Status norm(Buffer in, Vector weight, float eps, Buffer out) = 0;
   virtual Status add_norm(Buffer in, Vector weight, float eps, Buffer out) = 0;

@@ -40,6 +40,15 @@ PooledPrompt chat_prompt(const std::string& instruction, const TextPair& pair) {
 
 Result<std::vector<PooledPrompt>> rerank_prompts(const engine::Engine& engine, const std::string& instruction,
                                                  const std::vector<TextPair>& pairs, engine::Request& request) {
+  if (const model::ModelInfo& info = engine.info(); info.labels > 0) {
+    if (info.labels != 1)
+      return failed_precondition(cat("this classifier has ", info.labels, " labels; scores are of those with one"));
+    request.classified = true;
+    std::vector<PooledPrompt> prompts;
+    for (const TextPair& pair : pairs)
+      prompts.push_back({TextInput{pair.query, true, false}, {TextInput{pair.document, true, false}}, true});
+    return prompts;
+  }
   const text::TokenizerPtr tokenizer = engine.tokenizer();
   if (!tokenizer) return failed_precondition("this model came without a tokenizer, which scores need");
   const int32_t yes = tokenizer->token_id("yes"), no = tokenizer->token_id("no");
@@ -55,6 +64,7 @@ Result<std::vector<PooledPrompt>> rerank_prompts(const engine::Engine& engine, c
 }
 
 float rerank_score(const std::vector<float>& result) {
+  if (result.size() == 1) return 1 / (1 + std::exp(-result[0]));
   return 1 / (1 + std::exp(result[1] - result[0]));  // log-probabilities of yes and no
 }
 

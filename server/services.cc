@@ -345,6 +345,11 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
       if (p.pair) each.second_text = int32_t(each.tokens.size());
       for (TextInput& text : p.more) {
         KVASIR_ASSIGN(auto more, encode_prompt(std::move(text), engine_, max_prompt_bytes()));
+        // What begins a text stands before the first of a pair; RoBERTa's kind has a second separator instead.
+        if (p.pair && !more.empty() && info.architecture == "bert")
+          more.erase(more.begin());
+        else if (p.pair && !more.empty())
+          more.front() = each.tokens.back();
         each.tokens.insert(each.tokens.end(), more.begin(), more.end());
       }
       tokens += int64_t(each.tokens.size());

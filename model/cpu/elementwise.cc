@@ -21,6 +21,7 @@ float activation_of(Activation activation, float x) {
     case Activation::gelu: return 0.5f * x * (1 + std::erf(x * 0.7071067812f));
     case Activation::relu: return x > 0 ? x : 0.0f;
     case Activation::relu_squared: return x > 0 ? x * x : 0.0f;
+    case Activation::tanh: return std::tanh(x);
   }
   return x;
 }

@@ -117,6 +117,19 @@ Status CpuOps::embed(Matrix table, float scale, Buffer out) {
   return {};
 }
 
+Status CpuOps::add_row(Matrix table, RowOf which, int64_t shift, Buffer out) {
+  const PackedMatrix& m = matrices_[size_t(table.id)];
+  const bool types = which == RowOf::type;
+  each_row(int64_t(tokens_->size()), m.cols * 8, [&](int64_t t) {
+    thread_local std::vector<float> row;
+    row.resize(size_t(m.cols));
+    const int64_t of = types ? batch_->types.empty() ? 0 : batch_->types[size_t(t)] : batch_->positions[size_t(t)];
+    unpack_row(m, std::min(of + shift, m.rows - 1), 1, row.data());
+    add_to(data(out) + t * out.cols, row.data(), m.cols);
+  });
+  return {};
+}
+
 Status CpuOps::norm(Buffer in, Vector weight, float eps, bool add, Buffer out) {
   const float* w = vectors_[size_t(weight.id)].data();
   each_row(rows(in), in.cols,

@@ -49,6 +49,7 @@ class CpuOps final : public Ops {
   Result<int32_t> add_experts(Experts experts) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
+  Status add_row(Matrix table, RowOf which, int64_t shift, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, false, out); }
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, true, out); }
   Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;

@@ -55,6 +55,7 @@ __device__ float activated(Activation activation, float x) {
     case Activation::gelu: return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
     case Activation::relu: return fmaxf(x, 0.0f);
     case Activation::relu_squared: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+    case Activation::tanh: return tanhf(x);
   }
   return x;
 }

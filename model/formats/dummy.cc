@@ -247,7 +247,7 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
   }
   if (c.head_dim == 0) c.head_dim = c.heads > 0 ? std::max(2, c.hidden / c.heads) : 64;
   if (c.heads == 0) c.heads = std::max(1, c.hidden / c.head_dim);
-  if (c.kv_heads == 0) c.kv_heads = c.heads % 2 == 0 ? c.heads / 2 : c.heads;
+  if (c.kv_heads == 0) c.kv_heads = c.heads % 2 == 0 && !c.encoder ? c.heads / 2 : c.heads;
   if (c.ffn == 0) c.ffn = 2 * c.hidden;
   if (routing.experts > 0 && c.experts.ffn == 0) c.experts.ffn = std::max(32, c.hidden / 64 * 32);
   if (c.vocab < kDummyMinVocab) return bad_value("vocab", cat(c.vocab), cat("at least ", kDummyMinVocab));

@@ -86,6 +86,10 @@ std::vector<std::string> TensorNames::hugging_face(std::string_view name) const 
         out.push_back(parts.fill(n.hugging_face));
     if (!out.empty()) break;
   }
+  // A folder of the network without its head leaves the first part of its names out, as embedding models' do.
+  for (size_t i = 0, named = out.size(); i < named; ++i)
+    if (const size_t dot = out[i].find('.'); dot != std::string::npos && out[i].find('.', dot + 1) != std::string::npos)
+      out.push_back(out[i].substr(dot + 1));
   return out;
 }
 

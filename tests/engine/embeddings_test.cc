@@ -166,7 +166,7 @@ TEST(Scores, AreTheLogProbabilitiesOfTheNextToken) {
 }
 
 // Against sentence-transformers, for every architecture and each way of pooling.
-double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+double cosine(const std::vector<float>& a, const std::vector<double>& b) {
   double ab = 0, aa = 0, bb = 0;
   for (size_t i = 0; i < a.size() && i < b.size(); ++i)
     ab += double(a[i]) * b[i], aa += double(a[i]) * a[i], bb += double(b[i]) * b[i];
@@ -196,7 +196,7 @@ TEST(RealEmbeddings, AreThoseOfSentenceTransformers) {
         r.prompt = stored["texts"][i].get<std::vector<int32_t>>();
         r.detokenize = false;
         const auto got = embedding(run(*engine, pooled(r)));
-        const std::vector<float> want = one["embeddings"][pooling][i];
+        const std::vector<double> want = one["embeddings"][pooling][i];
         const double off = 1 - cosine(got, want);
         EXPECT_LT(off, 1e-4) << pooling << " of text " << i;
         worst = std::max(worst, off);
@@ -207,6 +207,92 @@ TEST(RealEmbeddings, AreThoseOfSentenceTransformers) {
     }
   }
   RecordProperty("worst_cosine", std::to_string(worst));
+}
+
+std::unique_ptr<Engine> engine_of(const std::string& model, const char* pooling, const EngineOptions& options) {
+  model::RunnerOptions m;
+  m.model = model;
+  m.threads = 2;
+  m.pooling = pooling;
+  auto engine = Engine::start(m, options);
+  EXPECT_TRUE(engine->wait_ready().ok()) << engine->wait_ready().message();
+  return engine;
+}
+
+TEST(Encoders, EmbedAsSentenceTransformersDoesInAnyCompany) {
+  const auto stored = model::fixture("embeddings.json");
+  for (const auto& one : stored["encoders"]) {
+    if (!one.contains("embeddings")) continue;
+    SCOPED_TRACE(one["name"].get<std::string>());
+    model::Folder folder("encoder");
+    model::StoredNetwork(one).write_folder(folder);
+    for (const char* pooling : {"last", "mean", "cls"}) {
+      auto engine = engine_of(folder.path.string(), pooling, Case("").options);
+      EXPECT_TRUE(engine->info().encoder);
+      std::vector<std::unique_ptr<Stream>> streams;
+      std::vector<std::vector<float>> first(2);
+      for (size_t i = 0; i < 12; ++i) {  // a step has room for 64 tokens: one of the long ones
+        Request r;
+        r.prompt = stored["texts"][i % 2].get<std::vector<int32_t>>();
+        r.detokenize = false;
+        streams.push_back(*engine->submit(pooled(r)));
+      }
+      for (size_t i = 0; i < 12; ++i) {
+        const auto got = embedding(read(*streams[i]));
+        if (first[i % 2].empty()) first[i % 2] = got;
+        EXPECT_EQ(got, first[i % 2]) << "alone or in company";
+        EXPECT_LT(1 - cosine(got, one["embeddings"][pooling][i % 2].get<std::vector<double>>()), 1e-4) << pooling << i;
+      }
+      EXPECT_EQ(engine->stats().pages_cached, 0);
+      expect_all_pages_back(*engine);
+    }
+  }
+}
+
+TEST(Encoders, ScorePairsAsTransformersDoes) {
+  const auto stored = model::fixture("embeddings.json");
+  int seen = 0;
+  for (const auto& one : stored["encoders"]) {
+    if (!one.contains("pairs")) continue;
+    SCOPED_TRACE(one["name"].get<std::string>());
+    model::Folder folder("encoder");
+    model::StoredNetwork(one).write_folder(folder);
+    auto engine = engine_of(folder.path.string(), "auto", Case("").options);
+    ASSERT_EQ(engine->info().labels, 1);
+    for (const auto& pair : one["pairs"]) {
+      Request r;
+      r.prompt = pair[0].get<std::vector<int32_t>>();
+      r.second_text = int32_t(r.prompt.size());
+      for (int32_t t : pair[1].get<std::vector<int32_t>>()) r.prompt.push_back(t);
+      r.detokenize = false;
+      r.classified = true;
+      const auto got = embedding(run(*engine, pooled(r)));
+      ASSERT_EQ(got.size(), 1u);
+      EXPECT_NEAR(got[0], pair[2].get<double>(), 1e-3);
+      ++seen;
+    }
+    Request r = pooled(ask(5, 0));
+    EXPECT_NE(engine->submit(r).status().message().find("classifier"), std::string::npos);
+  }
+  EXPECT_GE(seen, 4);
+}
+
+TEST(Encoders, SayWhatTheyDoNotDo) {
+  const auto stored = model::fixture("embeddings.json");
+  model::Folder folder("encoder");
+  model::StoredNetwork(stored["encoders"][0]).write_folder(folder);
+  EngineOptions options = Case("").options;
+  options.max_tokens_per_step = 32;
+  auto engine = engine_of(folder.path.string(), "auto", options);
+  Request r = ask(5, 3);
+  EXPECT_NE(engine->submit(r).status().message().find("encoder"), std::string::npos);
+  r = pooled(ask(5, 0));
+  r.scored = {1};
+  EXPECT_FALSE(engine->submit(r).ok());
+  Request too_long = pooled(ask(40, 0));
+  for (int32_t& t : too_long.prompt) t %= 250;
+  const Answer long_one = run(*engine, too_long);
+  EXPECT_NE(long_one.failed.message().find("max_tokens_per_step"), std::string::npos) << long_one.failed.message();
 }
 
 // Bit for bit: alone, all at once, in small steps, and beside answers.

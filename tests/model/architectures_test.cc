@@ -105,6 +105,8 @@ TEST(Architectures, EachHasANetworkHere) {
     ASSERT_TRUE(config.ok()) << config.status().message();
     seen.insert(config->architecture);
   }
+  const json encoders = fixture("embeddings.json")["encoders"];
+  for (const json& one : encoders) seen.insert(one["configs"][0]["model_type"].get<std::string>());
   for (const Architecture* a : architectures()) EXPECT_TRUE(seen.count(std::string(a->name))) << a->name;
 }
 

@@ -41,7 +41,25 @@ TEST(Dummy, EveryArchitectureRuns) {
   for (const Architecture* a : architectures()) {
     SCOPED_TRACE(a->name);
     Drive drive(std::string("dummy:") + std::string(a->name) + ",layers=4,hidden=128,window=8,type=f32", 1, false, 64);
+    if (drive.runner->info().encoder) continue;
     EXPECT_FALSE(drive.step({{0, 0, {1, 2, 3}}})[0].bad_logits);
+  }
+}
+
+TEST(Dummy, EncodersGiveHiddenStates) {
+  for (const char* name : {"bert", "xlm-roberta", "roberta"}) {
+    Drive drive(std::string("dummy:") + name + ",layers=4,hidden=128,type=f32", 1, false, 64);
+    std::vector<float> sum(128, 0.0f);
+    Batch b;
+    b.tokens = {1, 2, 3}, b.positions = {0, 1, 2};
+    b.seqstarts = {0, 3}, b.kvstarts = {0, 3}, b.start_pos = {0}, b.cachestarts = {drive.page(0, 0) * Drive::kPage};
+    b.max_pages = 1, b.max_seqlen = b.max_kvlen = 3;
+    b.logit_rows = {0, 1, 2};
+    b.pools = {{3, sum.data()}};
+    ASSERT_TRUE(drive.runner->launch(b, {}).ok()) << name;
+    ASSERT_TRUE(drive.runner->wait().ok());
+    EXPECT_TRUE(finish_embedding(sum, 3, 0, true));
+    EXPECT_NE(sum[0], 0) << name;
   }
 }
 

@@ -61,16 +61,54 @@ def decoder(name):
         return {"network": name, "embeddings": embeddings(work, attn_implementation=attention)}
 
 
+PAIRS = [(networks.TOKENS[:9], networks.TOKENS[9:30]), (networks.TOKENS[3:7], networks.TOKENS[30:37])]
+
+
+def encoders():
+    kw = dict(vocab_size=networks.VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
+    pad = min(set(range(networks.VOCAB)) - set(networks.TOKENS))
+    roberta = dict(kw, pad_token_id=pad, max_position_embeddings=64 + pad + 1, type_vocab_size=1)
+    bert = dict(kw, max_position_embeddings=64)
+    return {"bert": ("BertModel", "BertConfig", bert), "bert with a head": ("BertForMaskedLM", "BertConfig", bert),
+            "bert of pairs": ("BertForSequenceClassification", "BertConfig", dict(bert, num_labels=1)),
+            "xlm-roberta": ("XLMRobertaModel", "XLMRobertaConfig", roberta),
+            "xlm-roberta of pairs": ("XLMRobertaForSequenceClassification", "XLMRobertaConfig", dict(roberta, num_labels=1)),
+            "roberta": ("RobertaModel", "RobertaConfig", roberta)}
+
+
+def encoder(name, kind, config, kw):
+    import torch, transformers
+    from safetensors.numpy import load_file, save_file
+    with tempfile.TemporaryDirectory() as work:
+        getattr(transformers, kind)(getattr(transformers, config)(**kw)).save_pretrained(work, safe_serialization=True)
+        path = Path(work) / "model.safetensors"
+        tensors = {n: networks.weights(n, t.shape, 1.0) for n, t in sorted(load_file(path).items())}
+        save_file(tensors, path, metadata={"format": "pt"})
+        clean = json.loads((Path(work) / "config.json").read_text())
+        clean.pop("transformers_version", None)
+        out = {"name": name, "configs": [clean], "norm_base": 1.0, "tensors": [[n, list(w.shape)] for n, w in tensors.items()]}
+        if "pairs" not in name:
+            return dict(out, embeddings=embeddings(work))
+        model = getattr(transformers, kind).from_pretrained(work, dtype=torch.float32).eval()
+        out["pairs"] = []
+        for first, second in PAIRS:
+            types = [0] * len(first) + [1 if kw.get("type_vocab_size", 2) > 1 else 0] * len(second)
+            with torch.no_grad():
+                score = model(torch.tensor([first + second]), token_type_ids=torch.tensor([types])).logits[0, 0]
+            out["pairs"].append([first, second, round(float(score), 6)])
+        return out
+
+
 def main():
     stored = json.loads((HERE / "fixtures" / "architectures.json").read_text())
     cases = []
     for one in stored["cases"]:
         cases.append(decoder(one["name"]))
         print(one["name"], file=sys.stderr)
+    lines = lambda cases: ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)
     with open(HERE / "fixtures" / "embeddings.json", "w") as f:
-        f.write('{"texts":%s,"cases":[\n' % json.dumps(TEXTS))
-        f.write(",\n".join(json.dumps(c, separators=(",", ":")) for c in cases))
-        f.write("\n]}\n")
+        f.write('{"texts":%s,"cases":[\n%s\n],"encoders":[\n%s\n]}\n' % (
+            json.dumps(TEXTS), lines(cases), lines([encoder(n, *e) for n, e in encoders().items()])))
 
 
 if __name__ == "__main__":
