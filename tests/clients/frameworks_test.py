@@ -3,6 +3,7 @@ import os
 import sys
 
 HTTP = os.environ["KVASIR_HTTP"]
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or LiteLLM fetches a price list when it is imported
 ASK = "What is the capital of France?"
 
 
