@@ -194,7 +194,7 @@ TEST_F(Http, SaysWhereThingsAre) {
   EXPECT_EQ(wrong.status, 405);
   EXPECT_NE(wrong.head.find("Allow: POST"), std::string::npos);
   expect_error(ask(RawClient::get("/v2")), 404, "", "/v1/chat/completions");
-  EXPECT_EQ(post("/v1/embeddings", "{}").status, 501);
+  EXPECT_EQ(post("/v1/embeddings", "{}").status, 400);
 }
 
 TEST_F(Http, ServesOnlyPagesAndNamesItKnows) {
