@@ -110,8 +110,8 @@ void ModelFlags::define(Options& o) {
             "max_step_ms", &engine.max_step_ms,
             cat("Milliseconds a step is to take while somebody waits for the next token: prompts beside it are read in "
                 "smaller parts, of a page at least, or as long as the decodes themselves take. What steps take is "
-                "learned from those that ran; 0: no bound; where nothing is said, ",
-                kGpuStepMs, " on a GPU"))
+                "learned from those that ran; 0: no bound",
+                bounds_steps() ? cat("; where nothing is said, ", kGpuStepMs, " on a GPU") : ""))
            .range(0, 60000);
   o.add("record", &engine.record,
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
@@ -130,13 +130,16 @@ void ModelFlags::define(Options& o) {
   });
 }
 
+// Whether somebody waits for each token: `kvasir generate` begins with another default.
+bool ModelFlags::bounds_steps() const { return engine.max_step_ms == engine::EngineOptions().max_step_ms; }
+
 // A GPU's step costs hardly more for what fits beside its weights.
 void ModelFlags::fit_device() {
   if (!model::prefers_gpu(model)) return;
   auto unsaid = [](const Option* o) { return o->source() == "default"; };
   if (unsaid(max_running_option_) && (unsaid(max_tokens_option_) || engine.max_tokens_per_step > 2 * kGpuRunning))
     engine.max_running = kGpuRunning;
-  if (unsaid(max_step_ms_option_)) engine.max_step_ms = kGpuStepMs;
+  if (unsaid(max_step_ms_option_) && bounds_steps()) engine.max_step_ms = kGpuStepMs;
   if (unsaid(max_tokens_option_)) engine.max_tokens_per_step = std::max<int64_t>(kGpuTokens, 2 * engine.max_running);
 }
 

@@ -28,6 +28,7 @@ struct ModelFlags {
   engine::EngineOptions engine_options() const;
 
  private:
+  bool bounds_steps() const;
   void fit_device();
   Status check() const;
   const Option *kv_index_option_ = nullptr, *page_size_option_ = nullptr, *prefix_cache_option_ = nullptr,

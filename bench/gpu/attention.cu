@@ -19,14 +19,13 @@
 #include "attention/cuda/cuda.h"
 #include "attention/cuda/launch.h"
 #include "attention/cuda/plan.h"
+#include "bench/gpu/graph_time.h"
 #include "core/check.h"
 
 using namespace kvasir;
 using namespace kvasir::attention;
 
 namespace {
-
-#define CUDA(x) KVASIR_CHECK((x) == cudaSuccess, cudaGetErrorString(cudaGetLastError()))
 
 __global__ void __launch_bounds__(512) read_kernel(const uint4* p, int64_t n, uint32_t* sink) {
   uint32_t x = 0;
@@ -71,36 +70,12 @@ __global__ void fill_kernel(uint32_t* p, int64_t n, uint32_t seed, int kind) {
 struct Timer {
   cudaStream_t stream;
   Timer() { CUDA(cudaStreamCreate(&stream)); }
-  // Microseconds of one of `count` launches made by `launch` inside one graph: median over replays.
+  // A card that has computed for some tens of milliseconds is at its power limit: every shape begins rested.
   double time(int count, const std::function<void(int)>& launch, int replays = 7) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < count; ++i) launch(i);
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t a, b;
-    CUDA(cudaEventCreate(&a));
-    CUDA(cudaEventCreate(&b));
-    std::vector<float> ms;
-    // A card that has computed for some tens of milliseconds is at its power limit: every shape begins rested.
-    CUDA(cudaStreamSynchronize(stream));
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    for (int i = 0; i < replays + 2; ++i) {
-      CUDA(cudaEventRecord(a, stream));
-      CUDA(cudaGraphLaunch(exec, stream));
-      CUDA(cudaEventRecord(b, stream));
-      CUDA(cudaEventSynchronize(b));
-      float t;
-      CUDA(cudaEventElapsedTime(&t, a, b));
-      if (i >= 2) ms.push_back(t);
-    }
-    std::sort(ms.begin(), ms.end());
-    CUDA(cudaGraphExecDestroy(exec));
-    CUDA(cudaGraphDestroy(graph));
-    CUDA(cudaEventDestroy(a));
-    CUDA(cudaEventDestroy(b));
-    return 1e3 * ms[ms.size() / 2] / count;
+    return bench::graph_time(stream, count, launch, replays, [&] {
+      CUDA(cudaStreamSynchronize(stream));
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    });
   }
 };
 

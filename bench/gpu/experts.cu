@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/cuda/memory.h"
+#include "bench/gpu/graph_time.h"
 #include "core/check.h"
 #include "model/cuda/expert_tiles.h"
 
@@ -18,8 +19,6 @@ using namespace kvasir;
 using namespace kvasir::model::cuda;
 
 namespace {
-
-#define CUDA(x) KVASIR_CHECK((x) == cudaSuccess, cudaGetErrorString(cudaGetLastError()))
 
 constexpr int kLayers = 3, kCount = 24;
 constexpr double kRead = 4.16e12, kSums = 686e12;
@@ -37,32 +36,9 @@ __global__ void fill(uint32_t* p, int64_t n, uint32_t seed,
 }
 
 double time_of(cudaStream_t stream, const std::function<void(int)>& launch) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
   launch(0);  // what is set on first use
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kCount; ++i) launch(i % kLayers);
-  CUDA(cudaStreamEndCapture(stream, &graph));
-  CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t a, b;
-  CUDA(cudaEventCreate(&a));
-  CUDA(cudaEventCreate(&b));
-  std::vector<float> ms;
-  for (int i = 0; i < 7; ++i) {
-    float t;
-    CUDA(cudaEventRecord(a, stream));
-    CUDA(cudaGraphLaunch(exec, stream));
-    CUDA(cudaEventRecord(b, stream));
-    CUDA(cudaEventSynchronize(b));
-    CUDA(cudaEventElapsedTime(&t, a, b));
-    if (i >= 2) ms.push_back(t);
-  }
-  std::sort(ms.begin(), ms.end());
-  CUDA(cudaGraphExecDestroy(exec));
-  CUDA(cudaGraphDestroy(graph));
-  CUDA(cudaEventDestroy(a));
-  CUDA(cudaEventDestroy(b));
-  return 1e3 * ms[ms.size() / 2] / kCount;
+  return bench::graph_time(
+      stream, kCount, [&](int i) { launch(i % kLayers); }, 5);
 }
 
 struct Shape {

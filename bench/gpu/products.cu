@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "bench/gpu/graph_time.h"
 #include "core/check.h"
 #include "model/cuda/cublas.h"
 #include "model/cuda/few_rows.h"
@@ -21,8 +22,6 @@ using namespace kvasir::model::cuda;
 
 namespace {
 
-#define CUDA(x) KVASIR_CHECK((x) == cudaSuccess, cudaGetErrorString(cudaGetLastError()))
-
 __global__ void fill(uint32_t* p, int64_t n, uint32_t seed) {  // bfloat16 in +-[0.5, 1)
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     uint32_t x = uint32_t(i) * 2654435761u + seed;
@@ -32,32 +31,7 @@ __global__ void fill(uint32_t* p, int64_t n, uint32_t seed) {  // bfloat16 in +-
 }
 
 double time_of(cudaStream_t stream, const std::function<void(int)>& launch) {
-  constexpr int kCount = 30;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kCount; ++i) launch(i);
-  CUDA(cudaStreamEndCapture(stream, &graph));
-  CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t a, b;
-  CUDA(cudaEventCreate(&a));
-  CUDA(cudaEventCreate(&b));
-  std::vector<float> ms;
-  for (int i = 0; i < 9; ++i) {
-    float t;
-    CUDA(cudaEventRecord(a, stream));
-    CUDA(cudaGraphLaunch(exec, stream));
-    CUDA(cudaEventRecord(b, stream));
-    CUDA(cudaEventSynchronize(b));
-    CUDA(cudaEventElapsedTime(&t, a, b));
-    if (i >= 2) ms.push_back(t);
-  }
-  std::sort(ms.begin(), ms.end());
-  CUDA(cudaGraphExecDestroy(exec));
-  CUDA(cudaGraphDestroy(graph));
-  CUDA(cudaEventDestroy(a));
-  CUDA(cudaEventDestroy(b));
-  return 1e3 * ms[ms.size() / 2] / kCount;
+  return bench::graph_time(stream, 30, launch);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // How a layer's experts lie on the device, and the kernels that route rows to them and multiply.
 //
-// A matrix of an expert is cut into tiles of 128 rows by 64 elements, whole tiles in the order in which a block reads
-// them: all of 128 rows along k, then the next 128 rows. A tile is 16 atoms of 8 rows, 1,024 bytes each, in the
-// 128-byte swizzle of the tensor cores; what is past a matrix's end is zero. Rows of a gate and of what it opens lie by
-// turns, an atom of one and an atom of the other, so that a thread has the sums of both.
+// An expert's matrix is stored as tiles of 128 rows by 64 elements of k, in the order in which a block reads them: the
+// tiles of the first 128 rows along k, then those of the next 128. A tile is 16 atoms of 8 rows, 1,024 bytes each, in
+// the 128-byte swizzle of wgmma; what is past a matrix's end is zero. Gate and up rows are interleaved, an atom of one
+// and an atom of the other, so that one thread holds both sums of an output.
 //
 // MXFP4 stays packed: of a tile's sixteen rows, 512 bytes as the tensor cores want them in registers (mxfp4.cuh), and
 // of each of their eight pairs of rows (g and g + 8) four scales in bfloat16, those of a row's two blocks side by side.
@@ -24,8 +24,9 @@ constexpr int kStripRows = 16, kStripBytes = 512, kStripScales = 64;  // of MXFP
 constexpr int kTileScales = kTileRows / kStripRows * kStripBytes;     // where a tile's begin
 constexpr int kTileBytes4 = kTileScales + kTileRows / kStripRows * kStripScales;
 
-// (up + shift) * gate * sigmoid(slope * gate + cubic * gate^3), both clamped at limit, and up at -limit too: SiLU, GELU
-// by tanh and what has a limit.
+// The activation: (up + shift) * gate * sigmoid(slope * gate + cubic * gate^3), gate clamped to at most `limit` and up
+// to
+// +-limit. That is SiLU, GELU (tanh) and gpt-oss' clamped SwiGLU.
 struct Gate {
   float slope = 1, cubic = 0, limit = 3.4e38f, shift = 0;
 };
@@ -43,8 +44,8 @@ struct ExpertMatrix {
   int64_t results() const { return gated ? rows / 2 : rows; }
 };
 
-// Rows of one expert that a block multiplies together. A slot is one of a row's experts; those of an expert follow one
-// another.
+// A slot is one (row, expert) pair; the slots of an expert are contiguous. An item is a run of them that a block
+// multiplies together.
 constexpr int kItemRows = 8;  // whose indices stand in the item itself
 struct Item {
   int32_t expert, first, count, unused;  // slots
@@ -74,7 +75,8 @@ void launch_expert_tiles(const void* from, const ExpertMatrix& to, int64_t exper
 // Routing::choose() of each row, and the slots by expert, cut into items of at most `item_rows`.
 void launch_route(const Routing& routing, const float* logits, const float* correction, const Routed& out, int64_t rows,
                   int item_rows, cudaStream_t stream);
-// out[slot] = rows of `in` (bfloat16, [.., cols]) by the slot's expert: joined gates in bfloat16, or sums in float32.
+// out[slot] = the slot's row of `in` (bfloat16, [.., cols]) times its expert's matrix: the activation in bfloat16 where
+// it is gated, else the sums in float32.
 // by_slot: row i of `in` is slot i's, else slot_rows says whose it is. few: items of at most kItemRows; many (sm_90a):
 // of at most `item_rows`, 64 or 128.
 cudaError_t launch_experts_few(const ExpertMatrix& m, const Routed& routed, const void* in, bool by_slot, void* out,

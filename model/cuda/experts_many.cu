@@ -1,6 +1,6 @@
 // Products of many rows by their experts' weights, on Hopper's warpgroup instructions. Tiles of 128 features of an item
-// pass through a ring in shared memory: one warpgroup fills it, weights by the copy engine and rows of the input
-// wherever they lie, and two others multiply half of the features each.
+// pass through a ring in shared memory: a producer warpgroup fills it, weights by bulk copies and rows of the input by
+// gathers, and two consumer warpgroups multiply half of the features each.
 #include "attention/cuda/bulk.cuh"
 #include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/wgmma.cuh"
@@ -21,10 +21,10 @@ template <int kRows, bool kMxfp4>
 struct Ring {
   static constexpr int kTile = kMxfp4 ? kTileBytes4 : kTileBytes, kWeights = (kTile + 1023) / 1024 * 1024;
   static constexpr int kInput = kRows * kTileCols * 2, kStage = kWeights + kInput;
-  // MXFP4 of few rows is held up by its own latency, not by memory: then two blocks share a multiprocessor.
+  // MXFP4 of few rows is bound by latency, not by memory: two blocks a multiprocessor hide it.
   static constexpr int kBlocks = kMxfp4 && kRows <= 64 ? 2 : 1;
   static constexpr int kFit = (kShared / kBlocks - 2048) / kStage, kStages = kFit > 8 ? 8 : kFit;
-  // Together no more than a block is launched with.
+  // For all three warpgroups no more registers than a block is launched with, or setmaxnreg waits for ever.
   static constexpr int kFillRegisters = kBlocks == 2 ? 32 : 72, kMultiplyRegisters = kBlocks == 2 ? 104 : 216;
   static constexpr int kBytes = kStages * kStage + 1024 + 2 * 8 * int(sizeof(uint64_t));  // 1024 to align
 };

@@ -98,7 +98,9 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/api/tags", false, user, &Api::tags, "Ollama", "the model that is served"},
       {"GET", "/api/ps", false, user, &Api::loaded_models, "Ollama", "the same"},
       {"POST", "/api/show", false, user, &Api::show, "Ollama", "what it is"},
-      {"POST", "/api/embed", false, user, &Api::ollama_embed, "Ollama", "501: not offered"},
+      {"POST", "/api/embed", false, user, &Api::ollama_embed, "Ollama", "texts to vectors", "ollama.embed"},
+      {"POST", "/api/embeddings", false, user, &Api::ollama_embeddings, "Ollama", "one text to a vector",
+       "ollama.embed"},
   };
   return routes;
 }

@@ -59,6 +59,7 @@ class Api {
   Reply ollama_chat(const Request&, const Caller&);
   Reply ollama_generate(const Request&, const Caller&);
   Reply ollama_embed(const Request&, const Caller&);
+  Reply ollama_embeddings(const Request&, const Caller&);
   Reply sglang_generate(const Request&, const Caller&);
   Reply server_info(const Request&, const Caller&);
   Reply llama_completion(const Request&, const Caller&);

@@ -57,14 +57,14 @@ Reply Api::embeddings(const Request& request, const Caller& caller) {
 }
 
 Reply Api::pool(const Request& request, const Caller& caller, PooledCall call) {
-  if (Status s = carry(request, caller, call.input); !s.ok()) return error_response(s);
+  if (Status s = carry(request, caller, call.input); !s.ok()) return call.refuse(s);
   auto submitted = services_.pool(caller, std::move(call.input), std::move(call.prompts));
-  if (!submitted.ok()) return error_response(submitted.status());
+  if (!submitted.ok()) return call.refuse(submitted.status());
   const std::string id = submitted->stream->id();
   auto write = [body = std::move(call.body), model = services_.model_name(), id](const engine::Finished& all) {
     return body(all, model, id);
   };
-  return pooled_reply(std::move(submitted->stream), std::move(write), headers_of(request, id));
+  return pooled_reply(std::move(submitted->stream), std::move(write), headers_of(request, id), call.refuse);
 }
 
 }  // namespace kvasir::server::http

@@ -68,8 +68,16 @@ Reply Api::ollama_answer(const Request& request, const Caller& caller, OllamaCal
   return ollama_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
 
-Reply Api::ollama_embed(const Request&, const Caller&) {
-  return ollama_error(Status(Code::unimplemented, "embeddings are not served; this model generates text"));
+Reply Api::ollama_embed(const Request& request, const Caller& caller) {
+  auto call = services_.read(caller, "ollama.embed", parse_ollama_embed(request.body, services_.options()));
+  if (!call.ok()) return ollama_error(call.status());
+  return pool(request, caller, *std::move(call));
+}
+
+Reply Api::ollama_embeddings(const Request& request, const Caller& caller) {
+  auto call = services_.read(caller, "ollama.embed", parse_ollama_embeddings(request.body, services_.options()));
+  if (!call.ok()) return ollama_error(call.status());
+  return pool(request, caller, *std::move(call));
 }
 
 // What is served, as lists of models have it.
@@ -114,7 +122,7 @@ Reply Api::show(const Request& request, const Caller&) {
   const model::ModelInfo& info = engine.info();
   const auto tokenizer = engine.tokenizer();
   const auto chat_template = engine.chat_template();
-  Json can = Json::array({"completion"});
+  Json can = Json::array({info.encoder ? "embedding" : "completion"});
   if (chat_template) can.push_back("tools");
   if (reasoning_format(services_) != text::ReasoningFormat::none) can.push_back("thinking");
   if (tokenizer && fills_gaps(*tokenizer)) can.push_back("insert");

@@ -1,10 +1,15 @@
 #include "server/http/ollama_request.h"
 
+#include <chrono>
+
 #include "core/cat.h"
 #include "server/http/fields.h"
 #include "server/http/infill.h"
 #include "server/http/llama_fields.h"
+#include "server/http/ollama_reply.h"
 #include "server/http/openai_chat_fields.h"
+#include "server/http/openai_request.h"
+#include "server/json_text.h"
 
 namespace kvasir::server::http {
 namespace {
@@ -188,6 +193,61 @@ Result<OllamaCall> parse_ollama_generate(std::string_view body, const ServerOpti
     chat.messages_json = messages.dump();
     call.input.prompt = std::move(chat);
   }
+  return call;
+}
+
+namespace {
+
+// What both have beside their texts, which stand under `name`.
+Result<PooledCall> parse_texts(std::string_view body, const char* name, int most) {
+  KVASIR_ASSIGN(Json json, parse_json(body));
+  Fields f(json);
+  PooledCall call;
+  call.refuse = ollama_error;
+  GenerateInput& in = call.input;
+  in.protocol = "ollama.embed";
+  in.wire = Wire::embeddings;
+  if (!f.string("model", &in.model)) f.fail("model", "is missing");
+  in.model = without_tag(std::move(in.model));
+  f.parameters(in);
+  f.unserved("truncate", "a text that is too long is refused, not cut: /tokenize says its length");
+  pass_over(f, {"keep_alive"}, "the model stays");
+  pass_over(f, {"options"}, "nothing is drawn, and the operator has said how the model runs");
+  std::vector<PromptInput> inputs;
+  read_prompts(f, name, most, inputs);
+  KVASIR_TRY(f.finish());
+  for (PromptInput& input : inputs) {
+    if (auto* text = std::get_if<TextInput>(&input)) text->parse_special = false;
+    call.prompts.push_back({std::move(input)});
+  }
+  return call;
+}
+
+}  // namespace
+
+Result<PooledCall> parse_ollama_embed(std::string_view body, const ServerOptions& limits) {
+  KVASIR_ASSIGN(PooledCall call, parse_texts(body, "input", limits.max_inputs));
+  call.body = [began = std::chrono::steady_clock::now()](const engine::Finished& all, const std::string& model,
+                                                         const std::string&) {
+    std::string out = cat("{\"model\":", json_string(model), ",\"embeddings\":[");
+    for (size_t i = 0; i < all.pooled.size(); ++i) {
+      if (i > 0) out += ',';
+      append_vector(out, all.pooled[i]);
+    }
+    const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began);
+    return out + cat("],\"total_duration\":", took.count(),
+                     ",\"load_duration\":0,\"prompt_eval_count\":", all.usage.prompt_tokens, '}');
+  };
+  return call;
+}
+
+Result<PooledCall> parse_ollama_embeddings(std::string_view body, const ServerOptions&) {
+  KVASIR_ASSIGN(PooledCall call, parse_texts(body, "prompt", 1));
+  call.body = [](const engine::Finished& all, const std::string&, const std::string&) {
+    std::string out = "{\"embedding\":";
+    append_vector(out, all.pooled.at(0));
+    return out + '}';
+  };
   return call;
 }
 

@@ -4,16 +4,14 @@
 #include <charconv>
 #include <utility>
 
-#include "server/http/error_body.h"
-
 namespace kvasir::server::http {
 namespace {
 
 class PooledReply final : public Producer {
  public:
   PooledReply(std::unique_ptr<engine::Stream> stream, std::function<std::string(const engine::Finished&)> write,
-              std::vector<std::pair<std::string, std::string>> headers)
-      : stream_(std::move(stream)), write_(std::move(write)) {
+              std::vector<std::pair<std::string, std::string>> headers, Response (*refuse)(const Status&))
+      : stream_(std::move(stream)), write_(std::move(write)), refuse_(refuse) {
     head_.headers = std::move(headers);
   }
 
@@ -26,7 +24,7 @@ class PooledReply final : public Producer {
         finished_ = true;
       } else if (auto* failed = std::get_if<engine::Failed>(&*event)) {
         auto headers = std::exchange(head_.headers, {});
-        head_ = error_response(failed->status);
+        head_ = refuse_(failed->status);
         head_.headers.insert(head_.headers.end(), headers.begin(), headers.end());
         out_ = std::exchange(head_.body, {});
         finished_ = true;
@@ -42,6 +40,7 @@ class PooledReply final : public Producer {
  private:
   std::unique_ptr<engine::Stream> stream_;
   const std::function<std::string(const engine::Finished&)> write_;
+  Response (*const refuse_)(const Status&);
   Response head_;
   std::string out_;
   bool finished_ = false;
@@ -51,8 +50,9 @@ class PooledReply final : public Producer {
 
 std::unique_ptr<Producer> pooled_reply(std::unique_ptr<engine::Stream> stream,
                                        std::function<std::string(const engine::Finished&)> write,
-                                       std::vector<std::pair<std::string, std::string>> headers) {
-  return std::make_unique<PooledReply>(std::move(stream), std::move(write), std::move(headers));
+                                       std::vector<std::pair<std::string, std::string>> headers,
+                                       Response (*refuse)(const Status&)) {
+  return std::make_unique<PooledReply>(std::move(stream), std::move(write), std::move(headers), refuse);
 }
 
 void append_vector(std::string& out, const std::vector<float>& values) {

@@ -53,10 +53,13 @@ after = client.chat(model, seen, tools=[get_weather], options=greedy)
 assert after.message.content or after.message.tool_calls, after
 assert client.generate(model).done_reason == "load"
 
+vectors = client.embed(model, ["one text", "another"]).embeddings
+assert len(vectors) == 2 and vectors[0] != vectors[1], vectors
+assert list(client.embeddings(model, "another").embedding) == list(vectors[1])
+
 for call, status in ((lambda: client.chat("nobody", ask), 404),
                      (lambda: client.chat(model, ask, options={"temperature": -1}), 400),
-                     (lambda: client.generate(model, "x", context=[1]), 400),
-                     (lambda: client.embed(model, "x"), 501)):
+                     (lambda: client.generate(model, "x", context=[1]), 400)):
     try:
         call()
         raise AssertionError("it was taken")

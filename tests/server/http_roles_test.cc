@@ -62,6 +62,7 @@ const std::map<std::string, Needs>& table() {
       {"/api/chat", {"POST", "user"}},
       {"/api/generate", {"POST", "user"}},
       {"/api/embed", {"POST", "user"}},
+      {"/api/embeddings", {"POST", "user"}},
       {"/generate", {"POST", "user"}},
       {"/get_server_info", {"GET", "user"}},
   };

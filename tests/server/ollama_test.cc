@@ -158,7 +158,22 @@ TEST_F(Ollama, EachMistakeIsNamed) {
   expect_refused("/api/generate", R"({"model":"fake","prompt":"x","suffix":"y"})", 400, "no tokens for a gap");
   expect_refused("/api/generate", R"({"model":"fake","prompt":"x","template":"t"})", 400, "--chat-template");
   expect_refused("/api/generate", R"({"model":"fake","prompt":"x","raw":true,"system":"y"})", 400, "raw leaves out");
-  expect_refused("/api/embed", R"({"model":"fake","input":"x"})", 501, "not served");
+  expect_refused("/api/embed", R"({"model":"fake"})", 400, "input");
+  expect_refused("/api/embed", R"({"model":"fake","input":"x","truncate":true})", 400, "not cut");
+  expect_refused("/api/embed", R"({"model":"other","input":"x"})", 404, "other");
+  EXPECT_TRUE(all_gone());
+}
+
+// The vectors of /v1/embeddings, in both of Ollama's forms.
+TEST_F(Ollama, TextsBecomeVectors) {
+  const Json same = whole("/v1/embeddings", R"({"input":["ab","c"]})");
+  const Json all = whole("/api/embed", R"({"model":"fake:latest","input":["ab","c"],"keep_alive":"5m","options":{}})");
+  ASSERT_EQ(all["embeddings"].size(), 2u);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(all["embeddings"][i], same["data"][i]["embedding"]);
+  EXPECT_EQ(all["prompt_eval_count"], same["usage"]["prompt_tokens"]);
+  EXPECT_EQ(all["model"], "fake");
+  EXPECT_EQ(whole("/api/embed", R"({"model":"fake","input":"c"})")["embeddings"][0], all["embeddings"][1]);
+  EXPECT_EQ(whole("/api/embeddings", R"({"model":"fake","prompt":"c"})")["embedding"], all["embeddings"][1]);
   EXPECT_TRUE(all_gone());
 }
 
