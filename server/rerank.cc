@@ -45,6 +45,7 @@ Result<std::vector<PooledPrompt>> rerank_prompts(const engine::Engine& engine, c
       return failed_precondition(cat("this classifier has ", info.labels, " labels; scores are of those with one"));
     request.classified = true;
     std::vector<PooledPrompt> prompts;
+    prompts.reserve(pairs.size());
     for (const TextPair& pair : pairs)
       prompts.push_back({TextInput{pair.query, true, false}, {TextInput{pair.document, true, false}}, true});
     return prompts;
@@ -58,6 +59,7 @@ Result<std::vector<PooledPrompt>> rerank_prompts(const engine::Engine& engine, c
   const bool chatml = tokenizer->token_id("<|im_start|>") >= 0 && tokenizer->token_id("<|im_end|>") >= 0;
   const bool thinks = tokenizer->token_id("<think>") >= 0;
   std::vector<PooledPrompt> prompts;
+  prompts.reserve(pairs.size());
   for (const TextPair& pair : pairs)
     prompts.push_back(chatml ? chatml_prompt(instruction, pair, thinks) : chat_prompt(instruction, pair));
   return prompts;

@@ -42,7 +42,8 @@ void add_to(float* x, const float* bias, int64_t cols) {
 }
 
 float position_scale(int64_t position, float slope, int64_t unit) {
-  return 1 + slope * std::log(float(1 + position / unit));
+  const int64_t units = position / unit;  // whole ones
+  return 1 + slope * std::log(float(1 + units));
 }
 
 }  // namespace kvasir::model::cpu
