@@ -253,17 +253,32 @@ void Services::refused(const Caller& caller, const GenerateInput& input, const S
                                  {"metadata", input.said.metadata}});
 }
 
-Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
+Result<std::vector<int32_t>> Services::prompt(const Caller& caller, const GenerateInput& input) {
+  const Time began = clock_.now();
+  auto ids = judged_prompt(caller, input);
+  if (ids.ok())
+    limiter_.spend(caller, int64_t(ids->size()));
+  else
+    refused(caller, input, ids.status(), began);
+  return ids;
+}
+
+Result<std::vector<int32_t>> Services::judged_prompt(const Caller& caller, const GenerateInput& in) {
   KVASIR_TRY(caller.require(Role::user, "generating"));
   KVASIR_TRY(check_model(in.model));
   KVASIR_TRY(limiter_.ask(caller));
   const model::ModelInfo& info = engine_.info();
   KVASIR_TRY(check_fields(in, options_, info));
   KVASIR_TRY(check_priority(caller, in.request));
-  Submitted out;
-  KVASIR_ASSIGN(out.prompt, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
-  KVASIR_TRY(check_length(in, out.prompt.size(), info));
+  KVASIR_ASSIGN(auto ids, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
+  KVASIR_TRY(check_length(in, ids.size(), info));
+  return ids;
+}
 
+Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
+  Submitted out;
+  KVASIR_ASSIGN(out.prompt, judged_prompt(caller, in));
+  const model::ModelInfo& info = engine_.info();
   engine::Request& r = in.request;
   if (!in.prediction.empty()) {
     auto predicted = encode_prompt(TextInput{std::move(in.prediction), false, false}, engine_, max_prompt_bytes());

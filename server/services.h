@@ -74,6 +74,8 @@ class Services {
   // The model is the served one (or unnamed), and there is one to serve.
   Status check_model(const std::string& model) const;
   Result<std::vector<int32_t>> tokenize(const Caller& caller, const std::string& model, const PromptInput& prompt);
+  // The prompt that generate() would give the engine, judged as there; nothing is submitted.
+  Result<std::vector<int32_t>> prompt(const Caller& caller, const GenerateInput& input);
   // A chat as its template writes it.
   Result<std::string> render(const Caller& caller, const std::string& model, const ChatInput& chat);
   Result<std::string> detokenize(const Caller& caller, const std::string& model, const std::vector<int64_t>& ids,
@@ -98,6 +100,7 @@ class Services {
   Services(const ServerOptions& options, engine::Engine& engine);
   class CountedStream;
   Result<Submitted> submit(const Caller& caller, GenerateInput& input);
+  Result<std::vector<int32_t>> judged_prompt(const Caller& caller, const GenerateInput& input);
   Result<Submitted> submit_pooled(const Caller& caller, GenerateInput& input, std::vector<PooledPrompt>& prompts);
   Status check_priority(const Caller& caller, const engine::Request& request) const;
   void refused(const Caller& caller, const GenerateInput& input, const Status& why, Time began);

@@ -60,6 +60,9 @@ class Api {
   Reply ollama_generate(const Request&, const Caller&);
   Reply ollama_embed(const Request&, const Caller&);
   Reply ollama_embeddings(const Request&, const Caller&);
+  Reply tokens_generate(const Request&, const Caller&);
+  Reply render_completion(const Request&, const Caller&);
+  Reply render_chat(const Request&, const Caller&);
   Reply sglang_generate(const Request&, const Caller&);
   Reply server_info(const Request&, const Caller&);
   Reply llama_completion(const Request&, const Caller&);
@@ -68,6 +71,7 @@ class Api {
   Reply props(const Request&, const Caller&);
   Reply slots(const Request&, const Caller&);
   Reply generate(const Request&, const Caller&, struct OpenAiCall call);
+  Reply render(const Request&, const Caller&, struct OpenAiCall call);
   Reply ollama_answer(const Request&, const Caller&, struct OllamaCall call);
   nlohmann::ordered_json ollama_model(bool details_alone) const;
   Reply llama_generate(const Request&, const Caller&, struct LlamaCall call);
@@ -81,7 +85,8 @@ class Api {
   Reply pool(const Request&, const Caller&, struct PooledCall call);
   // What headers say of a request, and what an answer's say.
   Status carry(const Request&, const Caller&, GenerateInput& input);
-  std::vector<std::pair<std::string, std::string>> headers_of(const Request&, const std::string& id) const;
+  std::vector<std::pair<std::string, std::string>> headers_of(const Request&, const Caller&,
+                                                              const std::string& id) const;
 
   Result<nlohmann::ordered_json> conversation(const Caller&, const struct ResponsesCall& call);
 

@@ -64,7 +64,7 @@ Reply Api::pool(const Request& request, const Caller& caller, PooledCall call) {
   auto write = [body = std::move(call.body), model = services_.model_name(), id](const engine::Finished& all) {
     return body(all, model, id);
   };
-  return pooled_reply(std::move(submitted->stream), std::move(write), headers_of(request, id), call.refuse);
+  return pooled_reply(std::move(submitted->stream), std::move(write), headers_of(request, caller, id), call.refuse);
 }
 
 }  // namespace kvasir::server::http

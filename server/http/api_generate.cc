@@ -6,6 +6,7 @@
 #include "core/cat.h"
 #include "server/http/api.h"
 #include "server/http/error_body.h"
+#include "server/http/metrics_text.h"
 #include "server/http/openai_request.h"
 
 namespace kvasir::server::http {
@@ -56,9 +57,12 @@ Status Api::carry(const Request& request, const Caller& caller, GenerateInput& i
   return {};
 }
 
-std::vector<std::pair<std::string, std::string>> Api::headers_of(const Request& request, const std::string& id) const {
+std::vector<std::pair<std::string, std::string>> Api::headers_of(const Request& request, const Caller& caller,
+                                                                 const std::string& id) const {
   const std::string own = named_by_client(request);
   std::vector<std::pair<std::string, std::string>> headers{{"X-Request-Id", own.empty() ? id : own}};
+  if (std::string load = load_header(request.header("endpoint-load-metrics-format"), services_); !load.empty())
+    if (caller.may(Role::metrics)) headers.emplace_back("endpoint-load-metrics", std::move(load));
   Response cors;
   guard_.allow(request, cors);
   headers.insert(headers.end(), cors.headers.begin(), cors.headers.end());
@@ -112,7 +116,7 @@ Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall cal
   shape.model = services_.model_name();
   shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", id);
   shape.created = unix_seconds();
-  auto headers = headers_of(request, id);
+  auto headers = headers_of(request, caller, id);
   return openai_reply(std::move(shape), std::move(sent->streams), std::move(headers));
 }
 

@@ -46,7 +46,7 @@ Reply Api::llama_generate(const Request& request, const Caller& caller, LlamaCal
     shape.prompts.push_back(*std::move(text));
   }
   shape.model = services_.model_name();
-  auto headers = headers_of(request, sent->streams[0]->id());
+  auto headers = headers_of(request, caller, sent->streams[0]->id());
   return llama_reply(std::move(shape), std::move(sent->streams), std::move(headers));
 }
 

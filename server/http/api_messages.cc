@@ -21,7 +21,7 @@ Reply Api::messages(const Request& request, const Caller& caller) {
   shape.id = cat("msg_", submitted->stream->id());
   shape.model = services_.model_name();
   shape.prompt_tokens = static_cast<int64_t>(submitted->prompt.size());
-  auto headers = headers_of(request, submitted->stream->id());
+  auto headers = headers_of(request, caller, submitted->stream->id());
   headers.emplace_back("request-id", headers[0].second);  // where Anthropic's clients look for it
   return messages_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }

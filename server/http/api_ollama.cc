@@ -64,7 +64,7 @@ Reply Api::ollama_answer(const Request& request, const Caller& caller, OllamaCal
   if (!submitted.ok()) return ollama_error(submitted.status());
   if (!call.raw) prepare_reasoning(services_, submitted->prompt, grammar, shape.answer);
   shape.prompt_tokens = int64_t(submitted->prompt.size());
-  auto headers = headers_of(request, submitted->stream->id());
+  auto headers = headers_of(request, caller, submitted->stream->id());
   return ollama_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
 

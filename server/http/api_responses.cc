@@ -70,7 +70,7 @@ Reply Api::responses(const Request& request, const Caller& caller) {
       if (!append_items(Json::parse(output), all).ok()) return;
       response_store_.keep(tenant, id, {response, input, dumped(all)});
     };
-  auto headers = headers_of(request, submitted->stream->id());
+  auto headers = headers_of(request, caller, submitted->stream->id());
   return responses_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
 

@@ -18,7 +18,7 @@ Reply Api::sglang_generate(const Request& request, const Caller& caller) {
     shape.prompts[i].id = sent->streams[i]->id();
   }
   shape.tokenizer = services_.engine().tokenizer();
-  auto headers = headers_of(request, sent->streams[0]->id());
+  auto headers = headers_of(request, caller, sent->streams[0]->id());
   return sglang_reply(std::move(shape), std::move(sent->streams), std::move(headers));
 }
 

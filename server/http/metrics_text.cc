@@ -192,4 +192,19 @@ std::string stats_json(const Services& services) {
              ",\"last_steps\":[", steps, "]}");
 }
 
+std::string load_header(std::string_view format, const Services& services) {
+  auto is = [&](std::string_view name) {
+    return std::equal(format.begin(), format.end(), name.begin(), name.end(),
+                      [](char a, char b) { return (a >= 'a' && a <= 'z' ? char(a - 'a' + 'A') : a) == b; });
+  };
+  const bool text = is("TEXT");
+  if (!text && !is("JSON")) return {};
+  const engine::Stats s = services.engine().stats();
+  if (text)
+    return cat("TEXT named_metrics.kv_cache_usage_perc=", used_share(s),
+               ", named_metrics.num_requests_running=", s.running, ", named_metrics.num_requests_waiting=", s.waiting);
+  return cat("JSON {\"named_metrics\":{\"kv_cache_usage_perc\":", used_share(s),
+             ",\"num_requests_running\":", s.running, ",\"num_requests_waiting\":", s.waiting, "}}");
+}
+
 }  // namespace kvasir::server::http

@@ -141,7 +141,7 @@ class OpenAiReply final : public StreamsProducer {
 
   std::string chunk_end(const Choice& c) const {
     const size_t s = static_cast<size_t>(c.index) / static_cast<size_t>(shape_.best_of);
-    const std::string end = cat(timings(s, c.count), "}\n\n");
+    std::string end = cat(timings(s, c.count), "}\n\n");
     if (!shape_.include_usage) return end;
     if (!shape_.usage_so_far) return cat(",\"usage\":null", end);
     return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}), end);
@@ -212,6 +212,7 @@ class OpenAiReply final : public StreamsProducer {
     append_logprobs(c, tokens, echo ? tokens.size() : 0);
     if (shape_.token_ids && !echo) {
       std::vector<int32_t> ids;
+      ids.reserve(tokens.size());
       for (const auto& t : tokens) ids.push_back(t.id);
       out_ += cat(",\"token_ids\":", list(ids));
     }

@@ -178,8 +178,17 @@ def chat_vllm(temperature):
     return kvasir_pb2_grpc.InferenceStub(channel).Detokenize(detokenize).text
 
 
+# As vLLM's routers do it.
+def chat_rendered(temperature):
+    request = json.load(post("/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": TOKENS, "seed": SEED,
+                                                             "temperature": temperature}))
+    out = json.load(post("/inference/v1/generate", request))["choices"][0]["token_ids"]
+    detokenize = kvasir_pb2.DetokenizeRequest(ids=out, skip_special_tokens=True)
+    return kvasir_pb2_grpc.InferenceStub(channel).Detokenize(detokenize).text
+
+
 raw = (kvasir, ppl, vllm, kserve, http, llama_whole, llama_streamed, llama_uncached, sglang_whole, sglang_streamed, ollama_raw)
-chat = (chat_kvasir, chat_kvasir_json, chat_http, chat_http_streamed, chat_vllm, chat_llama, chat_ollama, chat_ollama_generate)
+chat = (chat_kvasir, chat_kvasir_json, chat_http, chat_http_streamed, chat_vllm, chat_rendered, chat_llama, chat_ollama, chat_ollama_generate)
 for routes in (raw, chat):
     for temperature in (0.0, 0.8):
         texts = {route.__name__: route(temperature) for route in routes}
