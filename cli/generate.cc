@@ -1,6 +1,7 @@
 // kvasir generate: prompts in, answers out, through the same engine as the server and without one.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <deque>
@@ -24,7 +25,7 @@ struct GenerateConfig {
   LogConfig log{.level = "warn"};
   ModelFlags model;
   std::vector<std::string> prompts, stop;
-  std::string file;
+  std::string file, adapter;
   bool chat = false, as_json = false, ignore_eos = false;
   double temperature = 0, top_p = 1;
   int top_k = 0;
@@ -63,15 +64,25 @@ struct GenerateConfig {
         .one_of({"no", "yes", "never"});
     o.add("ignore_eos", &ignore_eos, "Go on to --max-tokens whatever the model says");
     o.add("json", &as_json, "Answers as JSON lines, in the order of the prompts");
+    o.add("adapter", &adapter, "Answer with this one of the adapters (lora); where there is one alone, with it")
+        .value_name("NAME");
     model.engine.max_step_ms = 60000;  // nobody waits for each token; but what steps take is learned
     model.define(o);
+    model.define_adapters(o);
     log.define(o);
     o.example("kvasir generate --model m.gguf 'Once upon a time'", "one prompt");
     o.example("kvasir generate --model m.gguf --chat 'Why is the sky blue?'", "as a conversation would put it");
     o.example("kvasir generate --model m.gguf --file prompts.jsonl --json > answers.jsonl", "many, batched");
     o.example("kvasir generate --model m.gguf --file prompts.jsonl --rounds 2",
               "and again: what the prefix cache saves");
+    o.example("kvasir generate --model m.gguf --lora sql=./sql-adapter 'List the users'", "with a LoRA adapter");
     o.check([this]() -> Status {
+      const auto& loaded = model.engine.adapters;
+      if (adapter.empty() && loaded.size() == 1) adapter = loaded[0].name;
+      if (adapter.empty() && loaded.size() > 1)
+        return invalid_argument(cat("lora names ", loaded.size(), " adapters; say with --adapter which one answers"));
+      if (!adapter.empty() && std::none_of(loaded.begin(), loaded.end(), [&](auto& a) { return a.name == adapter; }))
+        return invalid_argument(cat("adapter is '", adapter, "', which no --lora names"));
       if (model.model.model.empty())
         return invalid_argument("model is not set: --model FILE.gguf, a folder, or hf:ORG/REPO");
       if (best > std::max(1, beams))
@@ -146,6 +157,7 @@ Result<engine::Request> make_request(const GenerateConfig& c, const engine::Engi
     KVASIR_ASSIGN(text, chat_template->render(messages.dump(), "", true));
   }
   KVASIR_ASSIGN(r.prompt, tokenizer->encode(text, !c.chat, c.chat));
+  r.adapter = c.adapter;
   r.max_tokens = item.max_tokens;
   r.sampling.temperature = float(c.temperature);
   r.sampling.top_p = float(c.top_p);

@@ -175,6 +175,30 @@ Status ModelFlags::check() const {
   return {};
 }
 
+void ModelFlags::define_adapters(Options& o) {
+  o.section("Adapters");
+  o.add("lora", &lora_,
+        "NAME=PATH of a low-rank adapter (LoRA, rsLoRA, DoRA) that requests may name: a folder as PEFT writes it, or a "
+        "GGUF file as llama.cpp's converter does. On a CPU")
+      .value_name("NAME=PATH");
+  o.add("lora_memory", &lora_memory, "Memory of all adapters together; one that does not fit is refused");
+  o.check([this]() -> Status {
+    engine.adapters.clear();
+    for (const std::string& text : lora_) {
+      const size_t equals = text.find('=');
+      if (equals == std::string::npos || equals + 1 == text.size())
+        return invalid_argument(cat("lora is '", text, "'; it must be NAME=PATH"));
+      engine::AdapterSource source{text.substr(0, equals), text.substr(equals + 1)};
+      if (Status s = engine::check_adapter_name(source.name); !s.ok())
+        return invalid_argument(cat("lora has the name '", source.name, "'; ", s.message()));
+      for (const auto& other : engine.adapters)
+        if (other.name == source.name) return invalid_argument(cat("lora names '", source.name, "' twice"));
+      engine.adapters.push_back(std::move(source));
+    }
+    return {};
+  });
+}
+
 void ModelFlags::define_queue(Options& o) {
   o.section("Scheduling");
   o.add("policy", &engine.policy, "Who runs first").one_of({"fcfs", "lpm", "priority", "deadline", "fair"});
@@ -240,6 +264,7 @@ engine::EngineOptions ModelFlags::engine_options() const {
   engine::EngineOptions out = engine;
   out.kv_memory = kv_memory.bytes;
   out.host_kv_memory = host_kv_memory.bytes;
+  out.adapter_memory = lora_memory.bytes;
   if (kv_index_ == "token_table") out.kv_index = kvcache::IndexMode::token_table;
   if (kv_index_ == "offset") out.kv_index = kvcache::IndexMode::offset;
   out.event_buffer = int32_t(event_buffer_);

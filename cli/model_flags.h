@@ -15,10 +15,11 @@ void define_cache_form(Options& options, kvcache::FormWish& wish);
 struct ModelFlags {
   model::RunnerOptions model;
   engine::EngineOptions engine;
-  ByteSize kv_memory, host_kv_memory;
+  ByteSize kv_memory, host_kv_memory, lora_memory{engine::EngineOptions().adapter_memory};
   hub::HubOptions hub;
 
   void define(Options& options);
+  void define_adapters(Options& options);
   void define_queue(Options& options);  // serve's: what only a server with many clients needs
 
   // A model named hf:... becomes the file or folder it is here, downloaded when it must be. What its params.json says
@@ -35,7 +36,7 @@ struct ModelFlags {
                *max_tokens_option_ = nullptr, *max_running_option_ = nullptr, *max_step_ms_option_ = nullptr;
   int64_t event_buffer_ = 64, cache_event_ring_ = 4096;
   std::string kv_index_ = "page_table";
-  std::vector<std::string> tenant_weights_;
+  std::vector<std::string> tenant_weights_, lora_;
 };
 
 }  // namespace kvasir::cli

@@ -20,6 +20,7 @@ void clear(PackedStep& s) {
   s.batch.start_pos.clear();
   s.batch.logit_rows.clear();
   s.batch.pools.clear();
+  s.batch.adapters.clear();
   s.batch.types.clear();
   s.pooled_rows.clear();
   s.batch.wait_for_masks = nullptr;
@@ -40,6 +41,13 @@ void add_types(const scheduler::PlanItem& item, const Job& job, model::Batch& b)
   b.types.resize(b.tokens.size(), 0);
   for (int32_t t = 0; second > 0 && t < item.count; ++t)
     b.types[b.types.size() - size_t(item.count - t)] = item.begin + t >= second ? 1 : 0;
+}
+
+// Nobody looks for adapters where no sequence has one.
+void add_adapter(const Job& job, model::Batch& b) {
+  if (!job.adapter && b.adapters.empty()) return;
+  b.adapters.resize(size_t(b.size()), nullptr);
+  if (job.adapter) b.adapters.back() = job.adapter->adapter.get();
 }
 
 }  // namespace
@@ -73,6 +81,7 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     out.jobs.push_back(job);
     add_rows(item, job, before, out);
     add_types(item, *job, b);
+    add_adapter(*job, b);
     KVASIR_CHECK(int64_t(b.tokens.size()) == b.seqstarts.back(), "sequence ", item.seq, " gave ", item.tokens.size(),
                  " tokens for a count of ", item.count);
   }

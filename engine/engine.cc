@@ -59,12 +59,23 @@ class EngineImpl final : public Engine {
   Result<std::unique_ptr<Stream>> submit(Request request) override;
   bool cancel(const std::string& tenant, const std::string& id) override;
   Status flush_prefix_cache() override;
+  Result<AdapterInfo> load_adapter(const std::string& name, const std::string& path) override {
+    KVASIR_TRY(accepting());
+    return load_into_runner(name, path);
+  }
+  Status unload_adapter(const std::string& name) override { return adapters_.unload(name); }
+  std::vector<AdapterInfo> adapters() const override;
+  bool has_adapter(const std::string& name) const override { return adapters_.find(name).ok(); }
   std::shared_ptr<const CacheEvents> cache_events() const override { return cache_events_; }
   void drain(milliseconds limit) override;
 
  private:
   void run(const Loader& loader);
   Status load(const Loader& loader);
+  Result<AdapterInfo> load_into_runner(const std::string& name, const std::string& path) {
+    return adapters_.load(
+        name, path, [this](const std::string& from, int64_t room) { return loaded_.runner->load_adapter(from, room); });
+  }
   void enter(State phase, std::string message = "");
   Status accepting() const;
   Status in_time(const Request& request) const;
@@ -92,7 +103,9 @@ class EngineImpl final : public Engine {
   RequestLimits limits_;
   std::vector<int32_t> end_of_generation_;
 
-  std::mutex registry_mutex_;
+  Adapters adapters_{options_.adapter_memory};
+
+  mutable std::mutex registry_mutex_;
   std::unordered_map<std::string, std::weak_ptr<Job>> registry_;  // by tenant and id
   std::atomic<uint64_t> next_number_{1};
   std::atomic<int64_t> requests_{0};
@@ -151,6 +164,9 @@ Status EngineImpl::load(const Loader& loader) {
       return invalid_argument(cat("stop_tokens has ", t, "; the model's token ids are 0 to ", info_.vocab_size - 1))
           .with_field("stop_tokens");
     end_of_generation_.push_back(t);
+  }
+  for (const AdapterSource& a : options_.adapters) {
+    KVASIR_TRY(load_into_runner(a.name, a.path).status());
   }
   publisher_.set_tokenizer(loaded_.tokenizer);
   const bool has_grammars = loaded_.tokenizer || loaded_.grammars;
@@ -257,6 +273,18 @@ Stats EngineImpl::stats() const {
   return s;
 }
 
+std::vector<AdapterInfo> EngineImpl::adapters() const {
+  std::vector<AdapterInfo> out = adapters_.all();
+  std::lock_guard lock(registry_mutex_);
+  for (const auto& [id, held] : registry_) {
+    const JobPtr job = held.lock();
+    if (!job || !job->adapter) continue;
+    for (AdapterInfo& a : out)
+      if (a.name == job->adapter->info.name) ++(job->left_queue.load() ? a.running : a.waiting);
+  }
+  return out;
+}
+
 // ---- requests
 
 Status EngineImpl::accepting() const {
@@ -323,6 +351,10 @@ Status EngineImpl::prepare(Job& job) const {
 Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   KVASIR_TRY(accepting());
   KVASIR_TRY(validate(request, limits_));
+  LoadedAdapterPtr adapter;
+  if (!request.adapter.empty()) {
+    KVASIR_ASSIGN(adapter, adapters_.find(request.adapter));
+  }
   if (!request.max_tokens && limits_.default_length > 0)
     request.max_tokens =
         std::max<int64_t>(limits_.default_length - int64_t(request.prompt.size()), info_.sliding_window);
@@ -338,6 +370,7 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   if (request.id.empty()) request.id = cat("req-", id_prefix_, '-', number);
   auto job = std::make_shared<Job>(std::move(request), mailbox_, int64_t(options_.event_buffer) * request.n);
   job->number = number;
+  job->adapter = std::move(adapter);
   job->arrived = std::chrono::steady_clock::now();
   KVASIR_TRY(prepare(*job));
   const std::string& tenant = job->request.tenant;

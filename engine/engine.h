@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "engine/adapters.h"
 #include "engine/histogram.h"
 #include "engine/request.h"
 #include "engine/step_trace.h"
@@ -50,6 +51,8 @@ struct EngineOptions {
   std::string chat_template;                     // a file; empty: the model's own
   double kv_memory_share = 1;                    // of what kv_memory 0 is
   std::vector<int32_t> stop_tokens;              // end every answer, as the model's own do
+  std::vector<AdapterSource> adapters;           // loaded with the model
+  int64_t adapter_memory = int64_t(1) << 30;     // bytes, of all of them
   // Of one request; 0: no bound but the model's context.
   int64_t max_input_tokens = 0, max_output_tokens = 0, max_total_tokens = 0;
 };
@@ -118,6 +121,14 @@ class Engine {
   virtual Result<std::unique_ptr<Stream>> submit(Request request) = 0;
   virtual bool cancel(const std::string& tenant, const std::string& id) = 0;
   virtual Status flush_prefix_cache() = 0;
+  // While it serves, from any thread; a load takes as long as the files and the device take. What fails changes
+  // nothing.
+  virtual Result<AdapterInfo> load_adapter(const std::string& /*name*/, const std::string& /*path*/) {
+    return unimplemented("this engine loads no adapters");
+  }
+  virtual Status unload_adapter(const std::string& /*name*/) { return unimplemented("this engine loads no adapters"); }
+  virtual std::vector<AdapterInfo> adapters() const { return {}; }
+  virtual bool has_adapter(const std::string& /*name*/) const { return false; }
   // What is cached and what goes, by tenant; null: the engine does not say.
   virtual std::shared_ptr<const CacheEvents> cache_events() const { return nullptr; }
 

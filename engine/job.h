@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/adapters.h"
 #include "engine/beam_search.h"
 #include "engine/channel.h"
 #include "engine/choice_grammar.h"
@@ -46,7 +47,8 @@ struct Job : std::enable_shared_from_this<Job> {
 
   const Request request;
   const std::shared_ptr<Mailbox> mailbox;
-  uint64_t number = 0;  // the scheduler's name for it
+  LoadedAdapterPtr adapter;  // what request.adapter names, whatever the name is given to meanwhile; or null
+  uint64_t number = 0;       // the scheduler's name for it
   Time arrived{};
   Channel channel;
 
@@ -62,7 +64,8 @@ struct Job : std::enable_shared_from_this<Job> {
   // Step thread.
   std::vector<Choice> choices;
   scheduler::SeqId first_seq = 0;
-  bool submitted = false, left_queue = false, admitted = false, started = false, paused = false, ended = false;
+  std::atomic<bool> left_queue{false};  // read by others
+  bool submitted = false, admitted = false, started = false, paused = false, ended = false;
   Time paused_since{};
   Status failure;                      // why the engine ended it; set before the record that says so
   model::SamplingParams score_params;  // prompt log-probabilities

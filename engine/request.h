@@ -35,6 +35,7 @@ struct Request {
   std::string id;               // scoped to the tenant; the engine makes one when empty
   std::string tenant;           // from the key, never from the client alone
   std::vector<int32_t> prompt;  // token ids
+  std::string adapter;          // the name of one that is loaded; empty: the model as it is
   model::SamplingParams sampling;
   std::vector<int32_t> prediction;  // of the answer, by the client: the first draft
   int32_t n = 1;

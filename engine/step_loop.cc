@@ -106,6 +106,7 @@ void StepLoop::submit(const JobPtr& job, Time at) {
     s.weight = r.weight;
     s.deadline = r.deadline;
     s.cache_salt = r.cache_salt;
+    if (job->adapter) s.adapter = job->adapter->cache_key;
     s.no_prefix_read = r.prompt_logprobs >= 0;
     // What all of a prompt's tokens give is of use to no other prompt, and needs them all.
     s.no_prefix = runner_.info().encoder ||

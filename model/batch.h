@@ -9,6 +9,8 @@
 
 namespace kvasir::model {
 
+class Adapter;
+
 using kvcache::PageCopy;
 using kvcache::PageMove;
 
@@ -41,7 +43,8 @@ struct Batch {
     float* sum = nullptr;
   };
   std::vector<Pool> pools;
-  std::vector<int32_t> types;  // [T]: which text of a pair each token belongs to; empty: all to the first
+  std::vector<const Adapter*> adapters;  // [B]: of each sequence, or null; empty: none has one
+  std::vector<int32_t> types;            // [T]: which text of a pair each token belongs to; empty: all to the first
   // Called when constraints have refused what was drawn and their masks are still being computed: what is there when it
   // returns is drawn from. Empty: there are no constraints.
   std::function<void()> wait_for_masks;

@@ -77,6 +77,7 @@ struct ModelConfig {
   int32_t token_types = 0;     // texts of a pair that tokens are told apart by
   double step_ms = 0;          // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
+  bool from_gguf = false;         // its tensors lie as GGUF's converters leave them
   int32_t int4_zero_shift = 0;    // of the zeros that a folder of 4 bits stores (Int4)
   std::string dummy_expert_type;  // where experts' weights are of another type than the others
 

@@ -110,6 +110,7 @@ Result<ModelConfig> config_from_gguf(const Gguf& gguf) {
                                 "; the known ones are ", known_architectures()));
   ModelConfig c;
   c.architecture = a->name;
+  c.from_gguf = true;
   c.name = utf8_made_valid(gguf.string("general.name").value_or(a->name));  // shown to clients
   if (a->family) a->family(c);
   if (a->gguf_turns_neighbours) c.rope.style = c.local_rope.style = attention::RopeStyle::gptj;

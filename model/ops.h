@@ -12,6 +12,7 @@
 
 #include "attention/params.h"
 #include "core/status.h"
+#include "model/adapter.h"
 #include "model/batch.h"
 #include "model/config.h"
 #include "model/formats/weights.h"
@@ -59,6 +60,17 @@ struct Experts {
   std::vector<Mlp> mlps;
 };
 
+// A low-rank change of rows [first, first + b.rows) of a weight: its product gains scale * (x a') b' there, and where
+// there are magnitudes each of its rows is then as long as they say (DoRA).
+struct LowRank {
+  Matrix weight;
+  int64_t first = 0;
+  HostTensor a, b;  // [rank, columns of the weight], [rows, rank]
+  float scale = 1;
+  std::vector<float> magnitude;  // as b's rows lie; empty: none
+  std::vector<int32_t> order;    // which of b's rows each is; empty: they lie as the weight's do
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -78,6 +90,12 @@ class Ops {
   // A layer's experts, for moe(). A device that has none says so here.
   virtual Result<int32_t> add_experts(Experts) {
     return unimplemented("mixtures of experts are not supported on this device; on the CPU they are (--device cpu)");
+  }
+
+  // What the rows of a batch's sequences gain from here on where it names this (Batch::adapters), in every product by
+  // these weights, before its bias. May be called while steps run. Refused where it would take more than `room` bytes.
+  virtual Result<AdapterPtr> load_adapter(std::span<const LowRank>, int64_t /*room*/) {
+    return unimplemented("adapters are not supported on this device; on the CPU they are (--device cpu)");
   }
 
   // A step. The runner has called begin(); all that follows is for its rows.

@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "core/thread_pool.h"
 #include "kvcache/form.h"
+#include "model/adapter.h"
 #include "model/batch.h"
 #include "model/pooling.h"
 #include "model/sampling.h"
@@ -78,6 +79,11 @@ class Runner {
   virtual int cache_groups() const { return 1; }
   // Called once, before the first launch.
   virtual Status allocate_cache(const CachePages& pages) = 0;
+
+  // PEFT's folder or llama.cpp's GGUF file. From any thread, while steps run; at most `room` bytes are taken.
+  virtual Result<AdapterPtr> load_adapter(const std::string& /*path*/, int64_t /*room*/) {
+    return unimplemented("adapters are not served on a GPU yet; on the CPU they are (--device cpu)");
+  }
 
   // rows[i] belongs to batch.logit_rows[i], the pools' rows follow; everything pointed to lives until the matching
   // wait().

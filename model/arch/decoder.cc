@@ -105,6 +105,31 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
   return {};
 }
 
+std::vector<Projection> Decoder::projections() const {
+  using Order = Projection::Order;
+  const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
+  std::vector<Projection> out;
+  for (int32_t i = 0; i < c_.layers; ++i) {
+    const DecoderLayer& l = layers_[size_t(i)];
+    auto add = [&](std::string_view name, Matrix weight, int64_t first, int64_t rows, Order order = Order::plain) {
+      out.push_back({LayerLoader::of(i, name), weight, first, rows, order});
+    };
+    add("attn_q", l.qkv, 0, q, Order::heads);
+    add("attn_k", l.qkv, q, kv, Order::heads);
+    add("attn_v", l.qkv, q + kv, kv);
+    add("attn_qkv", l.qkv, 0, q + 2 * kv, Order::groups);
+    add("attn_output", l.attn_out, 0, c_.hidden);
+    if (l.mlp.down.id < 0) continue;
+    const std::string ending = l.experts >= 0 ? "_shexp" : "";
+    const int64_t ffn = l.mlp.down.cols;
+    if (c_.gated) add(cat("ffn_gate", ending), l.mlp.up, 0, ffn);
+    if (c_.gated) add(cat("ffn_gate_up", ending), l.mlp.up, 0, 2 * ffn);
+    add(cat("ffn_up", ending), l.mlp.up, c_.gated ? ffn : 0, ffn);
+    add(cat("ffn_down", ending), l.mlp.down, 0, c_.hidden);
+  }
+  return out;
+}
+
 Status Decoder::make_buffers() {
   const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
   KVASIR_ASSIGN(x_, ops_.make_buffer(c_.hidden, false));

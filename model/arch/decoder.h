@@ -34,6 +34,7 @@ class Decoder : public Network {
   Decoder(const ModelConfig& config, Ops& ops);
   Status load(Weights& weights, const LoadProgress& progress);
 
+  std::vector<Projection> projections() const override;
   Status forward() override;
   Result<Buffer> logits(int64_t first, int64_t count) override;
   Result<Buffer> hidden(int64_t first, int64_t count) override;

@@ -20,17 +20,20 @@ Result<Matrix> LayerLoader::matrix(const std::string& name, int64_t rows, int64_
   return m;
 }
 
+int64_t grouped_head(const ModelConfig& c, int64_t h) {
+  const int64_t heads = c.heads, kv = c.kv_heads, group = heads / kv;
+  return h < heads        ? h / group * (group + 2) + h % group
+         : h < heads + kv ? (h - heads) * (group + 2) + group
+                          : (h - heads - kv) * (group + 2) + group + 1;
+}
+
 // Rows that lie by key/value head (its queries, its key, its value) as all queries, all keys, all values.
 HostTensor LayerLoader::straightened(HostTensor t) const {
-  const int64_t heads = c_.heads, kv = c_.kv_heads, group = heads / kv, all = heads + 2 * kv;
+  const int64_t all = c_.heads + 2 * int64_t(c_.kv_heads);
   const int64_t bytes = t.bytes / all;  // of a head
   std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.bytes)]);
-  for (int64_t h = 0; h < all; ++h) {
-    const int64_t from = h < heads        ? h / group * (group + 2) + h % group
-                         : h < heads + kv ? (h - heads) * (group + 2) + group
-                                          : (h - heads - kv) * (group + 2) + group + 1;
-    std::memcpy(to.get() + h * bytes, t.data + from * bytes, size_t(bytes));
-  }
+  for (int64_t h = 0; h < all; ++h)
+    std::memcpy(to.get() + h * bytes, t.data + grouped_head(c_, h) * bytes, size_t(bytes));
   t.data = to.get();
   t.owned = std::move(to);
   return t;

@@ -11,6 +11,9 @@
 
 namespace kvasir::model {
 
+// Which head of a fused tensor that is qkv_by_group is head `h` of all queries, all keys, all values.
+int64_t grouped_head(const ModelConfig& c, int64_t h);
+
 class LayerLoader {
  public:
   LayerLoader(const ModelConfig& c, Weights& w, Ops& ops) : c_(c), w_(w), ops_(ops) {}

@@ -16,9 +16,24 @@
 
 namespace kvasir::model {
 
+// Where a projection that adapters may change lies: rows [first, first + rows) of a weight.
+struct Projection {
+  enum class Order : uint8_t {
+    plain,
+    heads,
+    groups
+  };                 // heads: q or k, whose rows some files turn; groups: qkv_by_group
+  std::string name;  // "blk.3.attn_q"
+  Matrix weight;
+  int64_t first = 0, rows = 0;
+  Order order = Order::plain;
+};
+
 class Network {
  public:
   virtual ~Network() = default;
+  // None: it takes no adapters.
+  virtual std::vector<Projection> projections() const { return {}; }
   // One packed step, all layers.
   virtual Status forward() = 0;
   // Afterwards, as often as wanted: the logits of `count` of the step's logit rows, from `first`, into this.

@@ -2,6 +2,7 @@
 // own has.
 #pragma once
 
+#include "model/cpu/low_rank.h"
 #include "model/cpu/row_kernels.h"
 #include "model/cpu/row_sums.h"
 
@@ -326,8 +327,8 @@ void quantize(const float* x, Packing packing, const QuantRows& to, int64_t row)
 }
 
 constexpr Kernels make_kernels(const char* name) {
-  return {name,     quantize, integer,  floating,         norm,        silu, gelu,
-          greatest, find,     at_least, exponential_sums, exponentials};
+  return {name,     quantize, integer,  floating,         norm,         silu,    gelu,
+          greatest, find,     at_least, exponential_sums, exponentials, low_rank};
 }
 
 }  // namespace

@@ -48,6 +48,14 @@ class QuantRoom {
 
 constexpr int64_t kSumBlock = 1024;
 
+// A factor of a low-rank adapter, input by input: [depth, stride] of float32, or of bfloat16 where `half`. So many
+// numbers past its end may be read as a vector holds.
+struct Factor {
+  const uint8_t* data = nullptr;
+  bool half = false;
+  int64_t depth = 0, stride = 0;
+};
+
 struct Kernels {
   std::string_view name;
   // Rows 2n and 2n + 1 by one thread, in this order: kernels may keep them as one.
@@ -69,6 +77,8 @@ struct Kernels {
   void (*exponential_sums)(const float* x, int64_t n, float shift, float scale, float* sums);
   // exp((x - shift) * scale), 0 below 1e-38.
   void (*exponentials)(const float* x, int64_t n, float shift, float scale, float* out);
+  // y[t][i] += the sum over d of x[t][d] * f[d][column + i], i < n, for one or two rows t, each by itself.
+  void (*low_rank)(const Factor& f, int64_t column, int64_t n, const float* const* x, int rows, float* const* y);
   bool slow_groups = false;  // of 9 rows and more: a group takes several microseconds
 };
 

@@ -53,6 +53,14 @@ void CpuOps::set_bias(Matrix weight, Vector bias) {
   biases_[size_t(weight.id)] = bias;
 }
 
+Result<AdapterPtr> CpuOps::load_adapter(std::span<const LowRank> changes, int64_t room) {
+  KVASIR_ASSIGN(auto adapter,
+                CpuAdapter::make(changes, options_.precise, room, [this](Matrix m, int64_t row, float* out) {
+                  unpack_row(matrices_[size_t(m.id)], row, 1, out);
+                }));
+  return AdapterPtr(std::move(adapter));
+}
+
 Result<Buffer> CpuOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
   int64_t rows = logit_rows ? options_.max_logit_rows : options_.max_tokens;
   size_t bytes = size_t(rows * cols) * sizeof(float);
@@ -93,6 +101,7 @@ Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<in
 Status CpuOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   batch_ = &batch;
   tokens_ = &tokens;
+  adapter_rows_.begin(batch);
   attention::Step step;
   step.batch = batch.size();
   step.seqstarts = batch.seqstarts.data();
@@ -192,17 +201,24 @@ CpuOps::Input CpuOps::input_of(Buffer in, Matrix weight) {
   KVASIR_CHECK(in.cols == m.cols, "rows of ", in.cols, " by a matrix ", m.cols, " wide");
   Input out{m, rows(in), padded_rows(m, data(in), rows(in)), {}, vector(biases_[size_t(weight.id)])};
   if (packing_info(m.packing).quantized && !options_.precise) out.quants = quantize_rows(m, out.x, out.rows);
+  out.adapters = adapter_rows_.reduce(weight, out.x, m.padded_cols(), kernels_, pool_);
   return out;
 }
 
 void CpuOps::Input::product(const Kernels& kernels, int64_t first, int64_t count, int64_t group, int64_t groups,
                             bool add, float* y, int64_t y_stride) const {
-  if (quants.q)
-    kernels.integer(m, group, groups, quants, first, count, y, y_stride, add);
-  else
-    kernels.floating(m, group, groups, x + first * m.padded_cols(), m.padded_cols(), count, y, y_stride, add);
-  if (!bias) return;
+  auto base = [&] {
+    if (quants.q)
+      kernels.integer(m, group, groups, quants, first, count, y, y_stride, add);
+    else
+      kernels.floating(m, group, groups, x + first * m.padded_cols(), m.padded_cols(), count, y, y_stride, add);
+  };
   const int64_t cols = std::min(m.rows - group * kGroup, groups * kGroup);
+  if (adapters)
+    adapters->around(kernels, first, count, group * kGroup, cols, add, y, y_stride, base);
+  else
+    base();
+  if (!bias) return;
   for (int64_t t = 0; t < count; ++t) add_to(y + t * y_stride, bias + group * kGroup, cols);
 }
 

@@ -10,6 +10,7 @@
 #include "attention/backend.h"
 #include "core/thread_pool.h"
 #include "kvcache/form.h"
+#include "model/cpu/adapter.h"
 #include "model/cpu/kernels.h"
 #include "model/ops.h"
 #include "model/runner.h"
@@ -47,6 +48,7 @@ class CpuOps final : public Ops {
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
   Result<int32_t> add_experts(Experts experts) override;
+  Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
   Status add_row(Matrix table, RowOf which, int64_t shift, Buffer out) override;
@@ -83,6 +85,7 @@ class CpuOps final : public Ops {
     const float* x;    // [rows, padded columns of m]
     QuantRows quants;  // where the product is of integers
     const float* bias;
+    const ProductAdapters* adapters = nullptr;  // of rows that have one
     void product(const Kernels& kernels, int64_t first, int64_t count, int64_t group, int64_t groups, bool add,
                  float* y, int64_t y_stride) const;
   };
@@ -133,6 +136,7 @@ class CpuOps final : public Ops {
   std::vector<kvcache::CacheView> caches_;
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
+  AdapterRows adapter_rows_;
   const Batch* batch_ = nullptr;
   const std::vector<int32_t>* tokens_ = nullptr;
   int64_t logit_rows_ = 0;

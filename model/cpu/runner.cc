@@ -8,6 +8,7 @@
 #include "core/cat.h"
 #include "core/check.h"
 #include "core/host.h"
+#include "model/arch/adapter_places.h"
 #include "model/cache_form.h"
 #include "model/cpu/cache.h"
 #include "model/cpu/ops.h"
@@ -60,6 +61,7 @@ class CpuRunner final : public Runner {
   int depth() const override { return 1; }
   int cache_groups() const override { return 2; }
   Status allocate_cache(const CachePages& pages) override;
+  Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override { return draws_.take(); }
 
@@ -91,6 +93,13 @@ Status CpuRunner::allocate_cache(const CachePages& pages) {
     caches_.push_back(std::move(cache));
   }
   return ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales);
+}
+
+Result<AdapterPtr> CpuRunner::load_adapter(const std::string& path, int64_t room) {
+  // float32 files become bfloat16 unless the model is precise; of quantized ones there is less.
+  KVASIR_ASSIGN(const AdapterFile file, read_adapter(path, 2 * room + (1 << 20)));
+  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, *network_));
+  return ops_->load_adapter(changes, room);
 }
 
 Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {

@@ -34,6 +34,7 @@ struct Piece {  // `tokens` new ones of sequence `seq`, from position `begin`
   int64_t begin;
   std::vector<int32_t> tokens;
   bool every = false;  // sample each token's logits, not only the last's
+  const Adapter* adapter = nullptr;
 };
 
 class Drive {
@@ -86,6 +87,7 @@ class Drive {
       b.seqstarts.push_back(int64_t(b.tokens.size()));
       b.kvstarts.push_back(b.kvstarts.back() + kv);
       b.start_pos.push_back(p.begin);
+      b.adapters.push_back(p.adapter);
       for (int64_t i = 0; i < b.max_pages; ++i) b.cachestarts.push_back(i * kPage < kv ? page(p.seq, i) * kPage : 0);
       b.decoding_batches += n == 1 && b.decoding_batches == b.size() - 1;
       b.max_seqlen = std::max(b.max_seqlen, n);
