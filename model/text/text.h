@@ -89,7 +89,8 @@ class ChatTemplate {
 // Grammars as token masks (llguidance). compile() may be slow and has limits: call it off the step thread.
 struct GrammarSpec {
   enum class Kind { none, json_object, json_schema, regex, lark, choice, tool_calls, structural_tag } kind = Kind::none;
-  std::string text;  // schema, regex, grammar or structural tag; tool_calls: see calls_grammar
+  // Schema, regex, grammar or structural tag; lark: GBNF, too, where rules have ::=; tool_calls: see calls_grammar.
+  std::string text;
   std::vector<std::string> choices;
 };
 

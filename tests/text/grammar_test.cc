@@ -165,7 +165,7 @@ TEST_F(GrammarTest, LarkAndItsErrors) {
   EXPECT_TRUE(accepts(*m, "a,a!"));
   EXPECT_TRUE(m->finished());
   EXPECT_THAT(refusal(Kind::lark, "start: nowhere"), HasSubstr("nowhere"));
-  EXPECT_THAT(refusal(Kind::lark, "root ::= \"a\""), HasSubstr("here they are Lark"));
+  EXPECT_TRUE(accepts(*matcher(Kind::lark, "root ::= \"a\""), "a"));  // GBNF: gbnf_test.cc
   EXPECT_TRUE(accepts(*matcher(Kind::lark, "start: \"x ::= y\""), "x ::= y"));
   EXPECT_THAT(refusal(Kind::regex, "a("), HasSubstr("INVALID_ARGUMENT"));
   EXPECT_THAT(refusal(Kind::json_schema, "{"), HasSubstr("not JSON"));

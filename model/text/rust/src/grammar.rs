@@ -18,6 +18,8 @@ use crate::border::{
     RESOURCE_EXHAUSTED,
 };
 use crate::calls;
+use crate::gbnf;
+use crate::gbnf_lark;
 use crate::schema;
 use crate::tags;
 use crate::tokenizer::{Tokenizer, NEVER_GENERATED, SPECIAL};
@@ -175,6 +177,7 @@ impl Grammar {
                 TopLevelGrammar::from_json_schema(schema::prepare(schema)?)
             }
             3 => TopLevelGrammar::from_regex(text),
+            4 if gbnf::is_gbnf(text) => TopLevelGrammar::from_lark(gbnf_lark::lark(text, &|name| self.token(name))?),
             4 => TopLevelGrammar::from_lark(text.to_string()),
             5 => TopLevelGrammar::from_lark(choice_grammar(choices)?),
             6 => {
@@ -186,15 +189,17 @@ impl Grammar {
         };
         let matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
-            let hint = if kind == 4 && text.contains("::=") {
-                "its rules are written with ::= (GBNF, EBNF), and here they are Lark (start: \"a\" other): "
-            } else {
-                ""
-            };
-            return Err(invalid(format!("the grammar cannot be used: {hint}{}", shorten(&error))));
+            return Err(invalid(format!("the grammar cannot be used: {}", shorten(&error))));
         }
         self.try_out(&mut matcher.deep_clone())?;
         Ok(OneMatcher { matcher, eos: self.eos.clone(), left: STEPS_AHEAD, bytes: 0, all: self.all.clone() })
+    }
+
+    /// A token by its text, as Lark says it: a special one by its id, another as the text that it is.
+    fn token(&self, name: &str) -> Option<String> {
+        let special = self.specials.iter().find(|(_, text)| text == name).map(|(id, _)| format!("<[{id}]>"));
+        let other = || self.factory.tok_env().tok_trie().token_id(name.as_bytes()).map(|_| calls::literal(name));
+        special.or_else(other)
     }
 
     /// A grammar too ambiguous for the limits shows it in its first steps: better here than in a batch.
