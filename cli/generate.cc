@@ -109,6 +109,8 @@ Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) 
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     json j = json::parse(line, nullptr, false);
+    if (j.is_object() && j.contains("custom_id"))
+      return invalid_argument(cat("line ", number, " is a request of OpenAI's batch format: kvasir batch answers it"));
     if (!j.is_object() || !j.contains("prompt") || !j["prompt"].is_string())
       return invalid_argument(cat("line ", number, " is not a JSON object with a \"prompt\" string"));
     Item item{j["prompt"], j.value("id", json()), c.max_tokens, uint64_t(c.seed)};
