@@ -59,7 +59,10 @@ Status check(const RopeConfig& c) {
   if (!positive(c.factor)) return bad("factor", cat("is ", c.factor, "; it must be finite and above 0"));
   if (!std::isfinite(c.attention_factor) || c.attention_factor < 0)
     return bad("attention_factor", cat("is ", c.attention_factor, "; it must be finite and above 0"));
-  bool needs_context = c.scaling != RopeScaling::none && c.scaling != RopeScaling::linear;
+  if (!(c.part >= 0 && c.part <= 1))
+    return bad("partial_rotary_factor", cat("is ", c.part, "; it must be from 0 to 1"));
+  bool needs_context =
+      c.scaling == RopeScaling::llama3 || c.scaling == RopeScaling::yarn || c.scaling == RopeScaling::longrope;
   if (needs_context && c.original_context <= 1)
     return bad("original_max_position_embeddings", cat("is ", c.original_context, "; this scaling needs it above 1"));
   if (c.scaling == RopeScaling::llama3 &&
@@ -87,7 +90,8 @@ Result<RopeScaling> parse_rope_scaling(std::string_view type) {
   if (type == "llama3") return RopeScaling::llama3;
   if (type == "yarn") return RopeScaling::yarn;
   if (type == "longrope" || type == "su") return RopeScaling::longrope;
-  return bad("scaling.type", cat("is '", type, "'; known: default, linear, llama3, yarn, longrope"));
+  if (type == "proportional") return RopeScaling::proportional;
+  return bad("scaling.type", cat("is '", type, "'; known: default, linear, llama3, yarn, longrope, proportional"));
 }
 
 Result<Rope> rope_frequencies(const RopeConfig& c) {
@@ -103,6 +107,7 @@ Result<Rope> rope_frequencies(const RopeConfig& c) {
       case RopeScaling::linear: f /= c.factor; break;
       case RopeScaling::llama3: f = llama3(c, f); break;
       case RopeScaling::yarn: f = yarn(c, f, i); break;
+      case RopeScaling::proportional: f = i < int(c.part * c.rotary_dim / 2) ? f / c.factor : 0; break;
       case RopeScaling::longrope:
         f /= double(c.configured_context > c.original_context ? c.long_factor[size_t(i)] : c.short_factor[size_t(i)]);
     }

@@ -10,14 +10,15 @@
 
 namespace kvasir::attention {
 
-enum class RopeScaling : uint8_t { none, linear, llama3, yarn, longrope };
+enum class RopeScaling : uint8_t { none, linear, llama3, yarn, longrope, proportional };
 
 struct RopeConfig {
   RopeStyle style = RopeStyle::neox;
   int32_t rotary_dim = 0;
   double base = 10000.0;
   RopeScaling scaling = RopeScaling::none;
-  double factor = 1.0;             // linear, llama3, yarn; longrope when attention_factor is absent
+  double factor = 1.0;             // linear, llama3, yarn, proportional; longrope when attention_factor is absent
+  double part = 1.0;               // proportional: of the pairs turn, the first ones; the others stand still
   int64_t original_context = 0;    // what the model was trained on: llama3, yarn, longrope
   int64_t configured_context = 0;  // longrope: chooses the long set once, when above original_context
   double low_freq_factor = 1.0;    // llama3
@@ -32,7 +33,7 @@ struct RopeConfig {
 };
 
 Result<Rope> rope_frequencies(const RopeConfig& config);
-Result<RopeScaling> parse_rope_scaling(std::string_view type);  // "default", "linear", "llama3", "yarn", "longrope"
+Result<RopeScaling> parse_rope_scaling(std::string_view type);  // "default", "linear", ..., "proportional"
 
 // cos and sin of `position` for each pair, times the magnitude: out[2*i] and out[2*i+1].
 void rope_angles(const Rope& rope, int64_t position, float* out);

@@ -128,7 +128,7 @@ int inspect(int argc, char** argv) {
     std::fprintf(stderr, "kvasir inspect: %s\n", form.status().message().c_str());
     return kUsage;
   }
-  int64_t kv = 2 * int64_t(c.layers) * c.kv_heads * form->row_bytes(c.head_dim);  // of one token
+  int64_t kv = c.kv_bytes_per_token(*form, false);
   int64_t cache = kv * context * batch;
   std::map<std::string, std::pair<int64_t, int64_t>> types;  // count and bytes
   auto all = files->weights->tensors();
@@ -137,7 +137,7 @@ int inspect(int argc, char** argv) {
     ++count, bytes += t.bytes;
   }
   model::ModelInfo info = c.info();
-  info.kv_bytes_per_token = kv;
+  info.kv_bytes_per_token = kv, info.windowed_kv_bytes = c.kv_bytes_per_token(*form, true);
   auto pools = pools_of(info, kv_memory.bytes, steps);
   if (!pools.ok()) {
     std::fprintf(stderr, "kvasir inspect: %s\n", pools.status().message().c_str());

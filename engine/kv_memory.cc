@@ -31,9 +31,9 @@ Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const mode
   auto pages = [&](int64_t tokens) { return (tokens + steps.page_size - 1) / steps.page_size; };
   const int64_t wanted = steps.max_running * (pages(model.sliding_window) + 2) + pages(steps.max_tokens_per_step);
   const int64_t windowed = std::min(together, wanted);
-  const int64_t layer_page = steps.page_size * model.kv_bytes_per_token / model.layers;
-  const int64_t left = kv_memory - windowed * layer_page * model.windowed_layers;
-  const int64_t full = left / std::max<int64_t>(1, layer_page * (model.layers - model.windowed_layers));
+  const int64_t page = steps.page_size * (model.kv_bytes_per_token - model.windowed_kv_bytes);
+  const int64_t left = kv_memory - windowed * steps.page_size * model.windowed_kv_bytes;
+  const int64_t full = left / std::max<int64_t>(1, page);
   pools[0].pages = std::clamp(full, together, kMostPages);
   pools.push_back({windowed, model.sliding_window});
   return pools;

@@ -50,6 +50,7 @@ Result<kvcache::CacheForm> cache_form_of(const ModelConfig& config, const kvcach
   kvcache::FormWish w = wish;
   if (w.dtype == "auto" && w.group < 0 && w.scale_dtype == "auto") w.dtype = config.kv.dtype, w.group = config.kv.group;
   if (w.layout == "auto") w.layout = config.kv.layout;
+  for (int32_t other : config.layer_head_dim) KVASIR_TRY(kvcache::cache_form(w, other, otherwise).status());
   KVASIR_ASSIGN(auto form, kvcache::cache_form(w, config.head_dim, otherwise));
   KVASIR_TRY(read_scales(w, config.layers, weights, &form));
   return form;

@@ -31,8 +31,10 @@ Status ModelConfig::validate() const {
   if (heads % kv_heads != 0)
     return invalid_argument(
         cat("the model has ", heads, " heads, which is no multiple of its ", kv_heads, " key/value heads"));
+  int32_t longest_head = head_dim;
+  for (int32_t n : layer_head_dim) longest_head = std::max(longest_head, n);
   for (const attention::RopeConfig* r : {&rope, &local_rope}) {
-    KVASIR_TRY(in_range("rotary dimension", r->rotary_dim, 0, head_dim));
+    KVASIR_TRY(in_range("rotary dimension", r->rotary_dim, 0, longest_head));
     if (r->rotary_dim % 2 != 0)
       return invalid_argument(cat("the model's rotary dimension is ", r->rotary_dim, "; it must be even"));
     KVASIR_TRY(in_range("rope base", r->base, 1.000001, 1e15));
@@ -65,10 +67,68 @@ Status ModelConfig::validate() const {
   KVASIR_TRY(in_range("number of labels", labels, 0, 1 << 16));
   if (encoder && (kv_heads != heads || heads * head_dim != hidden))
     return invalid_argument(cat("the encoder has ", heads, " heads of ", head_dim, " for a hidden size of ", hidden));
+  KVASIR_TRY(validate_layer_sizes());
   KVASIR_TRY(experts.validate(layers));
   if (experts.routing.experts > 0 && (!gated || !input_norms || output_norms))
     return invalid_argument("the model has experts without gates, or beside norms that are not supported with them");
   return in_range("step time in ms", step_ms, 0, 60000);
+}
+
+Status ModelConfig::validate_layer_sizes() const {
+  struct Field {
+    const char* name;
+    const std::vector<int32_t>& values;
+    double low, high;
+  };
+  for (const Field& f : {Field{"feed-forward size", layer_ffn, 1, 1 << 19},
+                         Field{"number of key/value heads", layer_kv_heads, 1, double(heads)},
+                         Field{"head size", layer_head_dim, 2, 512}}) {
+    if (f.values.empty()) continue;
+    if (!sizes_by_layer)
+      return invalid_argument(cat("the model's ", f.name, " differs from layer to layer, which is not supported in ",
+                                  architecture, " models"));
+    if (int64_t(f.values.size()) != layers)
+      return invalid_argument(
+          cat("the model says the ", f.name, " of ", f.values.size(), " of its ", layers, " layers"));
+    for (int32_t v : f.values) KVASIR_TRY(in_range(f.name, v, f.low, f.high));
+  }
+  for (int32_t n : layer_kv_heads)
+    if (heads % n != 0)
+      return invalid_argument(
+          cat("the model has ", heads, " heads, which is no multiple of the ", n, " key/value heads of some layer"));
+  KVASIR_TRY(in_range("number of layers that share a cache", shared_kv_layers, 0, layers - 1));
+  KVASIR_TRY(in_range("numbers that a token gives to each layer", layer_input, 0, 1 << 13));
+  bool seen[2] = {};
+  for (int32_t i = 0; i < layers; ++i) {
+    const int32_t of = cache_layer(i);
+    if (of < 0) return invalid_argument(cat("the model's layer ", i, " shares a cache that no layer of its kind has"));
+    int32_t first = 0;
+    while (windowed(first) != windowed(i)) ++first;
+    if (kv_heads_of(i) != kv_heads_of(first) || head_dim_of(i) != head_dim_of(first))
+      return invalid_argument(
+          cat("the model's layers ", first, " and ", i,
+              " have caches of different shapes; only those with a window may differ from the others"));
+    seen[windowed(i)] = true;
+  }
+  if (two_cache_shapes() && !(seen[0] && seen[1]))
+    return invalid_argument(
+        "the model has sizes for layers with a window and without one, and layers of one kind only");
+  return {};
+}
+
+int32_t ModelConfig::cache_layer(int32_t layer) const {
+  if (layer < layers - shared_kv_layers) return layer;
+  int32_t of = layers - shared_kv_layers - 1;
+  while (of >= 0 && windowed(of) != windowed(layer)) --of;
+  return of;
+}
+
+int64_t ModelConfig::kv_bytes_per_token(const kvcache::CacheForm& form, bool windowed_only) const {
+  int64_t out = 0;
+  for (int32_t i = 0; i < layers; ++i)
+    if (cache_layer(i) == i && (windowed(i) || !windowed_only))
+      out += 2 * int64_t(kv_heads_of(i)) * form.row_bytes(head_dim_of(i));
+  return out;
 }
 
 void ModelConfig::set_window_pattern(int32_t pattern) {

@@ -66,6 +66,13 @@ struct ModelConfig {
   int32_t window = 0;                  // of the layers that have one; 0: none has
   std::vector<LayerKind> layer_kinds;  // empty: all are alike, and have the window where there is one
 
+  // Where layers differ in these (a family that says `sizes_by_layer`); empty: each has the model's.
+  std::vector<int32_t> layer_ffn, layer_kv_heads, layer_head_dim;
+  bool sizes_by_layer = false;
+  bool key_is_value = false;     // in layers without a window: both are made by the same weights
+  int32_t shared_kv_layers = 0;  // the last ones: they read the cache of the last layer of their kind before them
+  int32_t layer_input = 0;       // numbers that a token gives to each layer beside the stream; 0: none
+
   kvcache::FormWish kv;   // of the cache the checkpoint was made for, where it says so
   std::string kv_index;   // likewise; empty: it does not say
   int32_t page_size = 0;  // likewise; 0
@@ -85,6 +92,15 @@ struct ModelConfig {
     return layer_kinds.empty() ? LayerKind{.windowed = window > 0} : layer_kinds[size_t(layer)];
   }
   bool windowed(int32_t layer) const { return window > 0 && kind(layer).windowed; }
+  int32_t ffn_of(int32_t layer) const { return layer_ffn.empty() ? ffn : layer_ffn[size_t(layer)]; }
+  int32_t kv_heads_of(int32_t layer) const { return layer_kv_heads.empty() ? kv_heads : layer_kv_heads[size_t(layer)]; }
+  int32_t head_dim_of(int32_t layer) const { return layer_head_dim.empty() ? head_dim : layer_head_dim[size_t(layer)]; }
+  // The layer whose keys and values this one reads: itself, or one before it. -1: there is none.
+  int32_t cache_layer(int32_t layer) const;
+  // Layers with a window have caches of another shape than the others.
+  bool two_cache_shapes() const { return !layer_kv_heads.empty() || !layer_head_dim.empty(); }
+  // Of one token, with its scales; of all layers, or of those with a window alone.
+  int64_t kv_bytes_per_token(const kvcache::CacheForm& form, bool windowed_only) const;
   // Every `pattern`-th layer has no window, the others do.
   void set_window_pattern(int32_t pattern);
   // LongRoPE's magnitude is that of the model's whole context, whichever part of it is served.
@@ -94,6 +110,9 @@ struct ModelConfig {
   // Every field within what the rest of the program can bear; names the first that is not.
   Status validate() const;
   ModelInfo info() const;
+
+ private:
+  Status validate_layer_sizes() const;
 };
 
 Result<ModelConfig> config_from_gguf(const Gguf& gguf);

@@ -1,4 +1,7 @@
 // A GGUF file's metadata: what every decoder reads. Its architecture's own keys are in model/arch.
+#include <algorithm>
+#include <cstring>
+
 #include "core/cat.h"
 #include "core/utf8.h"
 #include "model/arch/registry.h"
@@ -58,14 +61,29 @@ Status read_layer_kinds(const GgufKeys& in, ModelConfig* c) {
   return {};
 }
 
+// One number, or one a layer: the model's is then the first, and what each has only where they differ.
+Status read_sizes(const GgufKeys& in, std::string_view field, const ModelConfig& c, int32_t* all,
+                  std::vector<int32_t>* each) {
+  const GgufValue* v = in.find(field);
+  if (!v || v->kind != GgufKind::array) return *all > 0 ? in.get(field, all) : in.need(field, all);
+  const bool ints = v->element == GgufKind::i32 || v->element == GgufKind::u32;
+  if (!ints || int64_t(v->count) != c.layers || c.layers < 1)
+    return invalid_argument(cat(in.file().name(), ": ", in.key(field), " must be a whole number, or one a layer"));
+  each->resize(size_t(c.layers));
+  for (size_t i = 0; i < each->size(); ++i) std::memcpy(&(*each)[i], v->data + 4 * i, 4);
+  *all = each->front();
+  if (std::count(each->begin(), each->end(), *all) == std::ssize(*each)) each->clear();
+  return {};
+}
+
 Status read_decoder(const GgufKeys& in, ModelConfig* c) {
   KVASIR_TRY(in.need("context_length", &c->context));
   KVASIR_TRY(in.need("block_count", &c->layers));
   KVASIR_TRY(in.need("embedding_length", &c->hidden));
-  KVASIR_TRY(in.need("feed_forward_length", &c->ffn));
+  KVASIR_TRY(read_sizes(in, "feed_forward_length", *c, &c->ffn, &c->layer_ffn));
   KVASIR_TRY(in.need("attention.head_count", &c->heads));
   c->kv_heads = c->heads;
-  KVASIR_TRY(in.get("attention.head_count_kv", &c->kv_heads));
+  KVASIR_TRY(read_sizes(in, "attention.head_count_kv", *c, &c->kv_heads, &c->layer_kv_heads));
   c->head_dim = c->heads > 0 ? c->hidden / c->heads : 0;
   KVASIR_TRY(in.get("attention.key_length", &c->head_dim));
   int32_t value_length = c->head_dim;

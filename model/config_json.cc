@@ -61,6 +61,7 @@ Status read_ropes(const JsonKeys& in, ModelConfig* c) {
     KVASIR_TRY(read_rope(keys, &c->rope));
   }
   c->rope.rotary_dim = int32_t(std::min(std::max(part, 0.0), 2.0) * c->head_dim);
+  if (c->rope.scaling == attention::RopeScaling::proportional) c->rope.part = part, c->rope.rotary_dim = c->head_dim;
   KVASIR_TRY(in.get({"rotary_dim"}, &c->rope.rotary_dim));
   KVASIR_TRY(in.get({"rope_local_base_freq"}, &c->local_rope.base));
   if (local) {

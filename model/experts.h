@@ -32,6 +32,7 @@ struct ExpertsConfig {
   int32_t shared_ffn = 0;    // of an MLP that every token has beside them; 0: none
   bool shared_gate = false;  // which counts as the sigmoid of its gate
   bool router_bias = false, bias = false;
+  bool scaled = false;    // each has a number that its part of the sum is multiplied by
   bool by_turns = false;  // files have gates and what they open row by row, where one tensor holds both
   // 0: their MLPs are the model's. Else (clamp(up) + 1) * g * sigmoid(slope * g), up clamped within +-limit and g, the
   // gate, at limit.

@@ -57,6 +57,7 @@ struct Experts {
   float limit = 0, slope = 0;  // ExpertsConfig's
   Matrix router;               // [experts, hidden]
   Vector correction;           // Routing's; none: id -1
+  Vector scales;               // of each expert's part of the sum; none: id -1
   std::vector<Mlp> mlps;
 };
 
@@ -98,6 +99,13 @@ class Ops {
     return unimplemented("adapters are not supported on this device; on the CPU they are (--device cpu)");
   }
 
+  // Layers whose heads differ, or that read another layer's cache. A device that has no such layers says so here.
+  virtual Status takes_uneven_layers() const {
+    return unimplemented(
+        "layers with heads of different sizes, or that share a cache, are not supported on this device; on the CPU "
+        "they are (--device cpu)");
+  }
+
   // A step. The runner has called begin(); all that follows is for its rows.
   virtual Status embed(Matrix table, float scale, Buffer out) = 0;
   // out += the table's row; `shift` rows on.
@@ -113,6 +121,15 @@ class Ops {
   // norm() in place of queries and of keys, in pieces as long as their weights (a head, or all of them); qkv rows are
   // [q heads | k heads | v heads], q_cols and twice kv_cols. Only scale_by_position() and attend() read them after.
   virtual Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) = 0;
+  // norm() in place of columns [first, first + cols), in pieces as long as the weight.
+  virtual Status norm_pieces(Buffer, int64_t, int64_t, Vector, float) {
+    return unimplemented("this device norms no pieces of rows");
+  }
+  // out += in, and in_out *= factor (0 clears it, whatever it holds).
+  virtual Status add(Buffer, Buffer) { return unimplemented("this device adds no rows"); }
+  virtual Status scale(Buffer, float) { return unimplemented("this device scales no rows"); }
+  // in_out = activation(in_out) * columns of `by`, from `first`.
+  virtual Status gate(Activation, Buffer, Buffer, int64_t) { return unimplemented("this device has no such gates"); }
   // Columns [0, cols) times 1 + slope * log(1 + floor(position / unit)), before anything rotates them.
   virtual Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) = 0;
   // out = in * weight' (+ bias), and out += that.
@@ -127,8 +144,11 @@ class Ops {
   }
   // out = activation(linear()), for an MLP without gates.
   virtual Status activate(Activation activation, Buffer in, Buffer out) = 0;
-  // out += the sum of the experts that each row's router chooses, as it weighs them.
-  virtual Status moe(Buffer, int32_t, Buffer) { return unimplemented("this device has no mixtures of experts"); }
+  // out += the sum of the experts that each row's router chooses, as it weighs them. The router reads `routed` where
+  // that is there, else what the experts read.
+  virtual Status moe(Buffer, int32_t, Buffer, Buffer = {}) {
+    return unimplemented("this device has no mixtures of experts");
+  }
   // in_out *= sigmoid(in . gate)
   virtual Status sigmoid_gate(Buffer, Vector, Buffer) { return unimplemented("this device has no gates of rows"); }
   // Append this step's keys and values to the cache, and attend. qkv rows are [q heads | k heads | v heads].

@@ -35,6 +35,7 @@ struct ModelInfo {
   int64_t parameters = 0;
   int64_t weight_bytes = 0;
   int64_t kv_bytes_per_token = 0;  // scales included
+  int64_t windowed_kv_bytes = 0;   // of them, of layers with a window
   std::string kv_type;             // what the cache is made of, in words
   PoolingRule pooling;             // of its embeddings
   bool encoder = false;            // every token sees all others: a prompt is computed in one step, and none is drawn

@@ -70,13 +70,16 @@ Result<Matrix> LayerLoader::stacked(int32_t layer, const std::string& fused, std
 }
 
 Result<Matrix> LayerLoader::qkv(int32_t layer) {
-  const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
-  const Part parts[] = {{"attn_q", q}, {"attn_k", kv}, {"attn_v", kv}};
+  const int64_t head = c_.head_dim_of(layer), q = c_.heads * head, kv = c_.kv_heads_of(layer) * head;
+  if (c_.cache_layer(layer) != layer) return matrix(of(layer, "attn_q"), q, c_.hidden, Shard::rows, c_.qkv_bias);
+  const bool same = c_.key_is_value && !c_.windowed(layer);
+  const Part parts[] = {{"attn_q", q}, {"attn_k", kv}, {same ? "attn_k" : "attn_v", kv}};
   return stacked(layer, "attn_qkv", parts, c_.hidden, c_.qkv_bias, c_.qkv_by_group);
 }
 
 Result<Matrix> LayerLoader::attention_out(int32_t layer) {
-  return matrix(of(layer, "attn_output"), c_.hidden, int64_t(c_.heads) * c_.head_dim, Shard::cols, c_.out_bias);
+  return matrix(of(layer, "attn_output"), c_.hidden, int64_t(c_.heads) * c_.head_dim_of(layer), Shard::cols,
+                c_.out_bias);
 }
 
 Result<Mlp> LayerLoader::mlp(int32_t layer, int64_t ffn, std::string_view ending) {
@@ -165,6 +168,9 @@ Result<Experts> LayerLoader::experts(int32_t layer) {
                 matrix(of(layer, "ffn_gate_inp"), e.routing.experts, c_.hidden, Shard::whole, e.router_bias));
   if (e.routing.corrected) {
     KVASIR_ASSIGN(out.correction, vector(of(layer, "exp_probs_b.bias"), e.routing.experts));
+  }
+  if (e.scaled) {
+    KVASIR_ASSIGN(out.scales, vector(of(layer, "ffn_down_exps.scale"), e.routing.experts));
   }
   OfExperts fused(*this, layer, "ffn_gate_up", 2 * e.ffn, c_.hidden), gate(*this, layer, "ffn_gate", e.ffn, c_.hidden),
       up(*this, layer, "ffn_up", e.ffn, c_.hidden), down(*this, layer, "ffn_down", c_.hidden, e.ffn);

@@ -23,9 +23,10 @@ class LayerLoader {
 
   Result<Vector> vector(const std::string& name, int64_t size, float shift = 0, float scale = 1);
   Result<Matrix> matrix(const std::string& name, int64_t rows, int64_t cols, Shard shard, bool bias);
-  Result<Matrix> qkv(int32_t layer);            // [(heads + 2 * kv_heads) * head_dim, hidden], rows
+  // [(heads + 2 * kv_heads) * head_dim, hidden], rows; of a layer without a cache of its own [heads * head_dim, hidden]
+  Result<Matrix> qkv(int32_t layer);
   Result<Matrix> attention_out(int32_t layer);  // [hidden, heads * head_dim], cols
-  Result<Mlp> mlp(int32_t layer) { return mlp(layer, c_.ffn, ""); }
+  Result<Mlp> mlp(int32_t layer) { return mlp(layer, c_.ffn_of(layer), ""); }
   Result<Mlp> shared_expert(int32_t layer) { return mlp(layer, c_.experts.shared_ffn, "_shexp"); }
   Result<Experts> experts(int32_t layer);
 

@@ -61,8 +61,11 @@ Status CpuOps::choose_experts(const LayerExperts& layer, Buffer in) {
   x.chosen.resize(size_t(slots)), x.weights.resize(size_t(slots));
   x.slots.resize(size_t(slots)), x.rows.resize(size_t(slots));
   each_row(rows, r.experts * 16, [&](int64_t t) {
-    r.choose(data(layer.logits) + t * r.experts, vector(layer.of.correction), x.chosen.data() + t * r.used,
-             x.weights.data() + t * r.used);
+    int32_t* chosen = x.chosen.data() + t * r.used;
+    float* weights = x.weights.data() + t * r.used;
+    r.choose(data(layer.logits) + t * r.experts, vector(layer.of.correction), chosen, weights);
+    if (const float* scales = vector(layer.of.scales))
+      for (int32_t k = 0; k < r.used; ++k) weights[k] *= scales[chosen[k]];
   });
   x.ends.assign(size_t(r.experts), 0);
   for (int32_t e : x.chosen) ++x.ends[size_t(e)];
@@ -182,12 +185,12 @@ void CpuOps::expert_glu(const LayerExperts& layer, Buffer in) {
       });
 }
 
-Status CpuOps::moe(Buffer in, int32_t experts, Buffer out) {
+Status CpuOps::moe(Buffer in, int32_t experts, Buffer out, Buffer routed) {
   ExpertRows& x = *expert_rows_;
   const LayerExperts& layer = experts_[size_t(experts)];
   KVASIR_CHECK(in.id != out.id, "experts cannot add to what they read");
   if (rows(in) == 0) return {};
-  KVASIR_TRY(choose_experts(layer, in));
+  KVASIR_TRY(choose_experts(layer, routed.id < 0 ? in : routed));
   expert_glu(layer, in);
   const int64_t used = layer.of.routing.used, stride = matrices_[size_t(layer.of.mlps[0].down.id)].padded_cols();
   const auto inputs =

@@ -77,12 +77,14 @@ Result<int32_t> CpuOps::add_attention(const attention::Attributes& attributes) {
   a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   kinds_.push_back(std::move(a));
+  windowed_.push_back(attributes.window > 0);
   return int32_t(kinds_.size() - 1);
 }
 
-Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                           std::vector<kvcache::TensorScales> scales) {
   caches_ = std::move(caches);
+  apart_ = apart;
   scales_ = std::move(scales);
   places_ = std::move(places);
   attention::Limits limits;
@@ -112,7 +114,7 @@ Status CpuOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   step.max_seqlen = batch.max_seqlen;
   step.max_kvlen = batch.max_kvlen;
   for (size_t kind = 0; kind < attentions_.size(); ++kind) {
-    const size_t group = cache_of(kind);
+    const size_t group = apart_ ? cache_of(kind) : 0;
     step.cachestarts = group == 0 ? batch.cachestarts.data() : batch.more_cachestarts[group - 1].data();
     KVASIR_TRY(attentions_[kind]->plan(step));
   }
@@ -159,6 +161,40 @@ Status CpuOps::qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Ve
     for (int64_t i = 0; i < q_cols; i += q.size) kernels_.norm(row + i, vector(q), q.size, eps, false, row + i);
     for (int64_t i = q_cols; i < q_cols + kv_cols; i += k.size)
       kernels_.norm(row + i, vector(k), k.size, eps, false, row + i);
+  });
+  return {};
+}
+
+Status CpuOps::norm_pieces(Buffer in_out, int64_t first, int64_t cols, Vector weight, float eps) {
+  KVASIR_CHECK(first + cols <= in_out.cols && cols % weight.size == 0, cols, " columns in pieces of ", weight.size);
+  each_row(rows(in_out), cols, [&](int64_t t) {
+    float* x = data(in_out) + t * in_out.cols + first;
+    for (int64_t i = 0; i < cols; i += weight.size)
+      kernels_.norm(x + i, vector(weight), weight.size, eps, false, x + i);
+  });
+  return {};
+}
+
+Status CpuOps::add(Buffer in, Buffer out) {
+  KVASIR_CHECK(in.cols == out.cols, in.cols, " columns onto ", out.cols);
+  each_row(rows(in), in.cols, [&](int64_t t) { add_to(data(out) + t * out.cols, data(in) + t * in.cols, in.cols); });
+  return {};
+}
+
+Status CpuOps::scale(Buffer in_out, float factor) {
+  each_row(rows(in_out), in_out.cols, [&](int64_t t) {
+    float* x = data(in_out) + t * in_out.cols;
+    if (factor == 0) return void(std::fill_n(x, in_out.cols, 0.0f));
+    for (int64_t i = 0; i < in_out.cols; ++i) x[i] *= factor;
+  });
+  return {};
+}
+
+Status CpuOps::gate(Activation activation, Buffer in_out, Buffer by, int64_t first) {
+  KVASIR_CHECK(first + in_out.cols <= by.cols, in_out.cols, " columns from ", first, " of ", by.cols);
+  each_row(rows(in_out), in_out.cols * 8, [&](int64_t t) {
+    float* x = data(in_out) + t * in_out.cols;
+    glu_row(activation, x, data(by) + t * by.cols + first, in_out.cols, x);
   });
   return {};
 }

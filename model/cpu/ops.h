@@ -35,9 +35,10 @@ class CpuOps final : public Ops {
   // A packed step whose token ids are all real. The batch outlives the step.
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
   // The caches exist: attention is set up for them. Once, before the first step. With two, the second is that of
-  // the kinds that have a window; `places` says which layer of its cache each layer of the network is.
+  // the kinds that have a window, with pages of its own where they lie `apart`; `places` says which layer of its cache
+  // each layer of the network is.
   // `scales`: of each layer of the network, where a cache has one for all its elements; empty: 1.
-  Status set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+  Status set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                     std::vector<kvcache::TensorScales> scales);
   float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
   int64_t weight_bytes() const { return int64_t(arena_.used()); }
@@ -63,7 +64,12 @@ class CpuOps final : public Ops {
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status activate(Activation activation, Buffer in, Buffer out) override;
   Status attend(const Attend& how, Buffer qkv, Buffer out) override;
-  Status moe(Buffer in, int32_t experts, Buffer out) override;
+  Status takes_uneven_layers() const override { return {}; }
+  Status norm_pieces(Buffer in_out, int64_t first, int64_t cols, Vector weight, float eps) override;
+  Status add(Buffer in, Buffer out) override;
+  Status scale(Buffer in_out, float factor) override;
+  Status gate(Activation activation, Buffer in_out, Buffer by, int64_t first) override;
+  Status moe(Buffer in, int32_t experts, Buffer out, Buffer routed) override;
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
   Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
@@ -91,7 +97,7 @@ class CpuOps final : public Ops {
   };
   Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
   Status linear(Buffer in, Matrix weight, bool add, Buffer out);
-  size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
+  size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)].data(); }
   int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
   // moe.cc: the rows of a step by expert.
@@ -127,6 +133,7 @@ class CpuOps final : public Ops {
   std::vector<std::vector<float>> vectors_;
   std::vector<Room> buffers_;
   std::vector<attention::Attributes> kinds_;
+  std::vector<bool> windowed_;                                     // kinds that have a window of the model's own
   std::vector<std::unique_ptr<attention::Attention>> attentions_;  // one a kind
   QuantRoom quants_;
   std::vector<float> padded_;
@@ -134,6 +141,7 @@ class CpuOps final : public Ops {
   std::vector<LayerExperts> experts_;
   std::shared_ptr<ExpertRows> expert_rows_;
   std::vector<kvcache::CacheView> caches_;
+  bool apart_ = false;
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
   AdapterRows adapter_rows_;

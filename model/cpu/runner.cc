@@ -30,7 +30,8 @@ class CpuRunner final : public Runner {
         form_(std::move(form)),
         pool_(threads),
         draws_(config.vocab, threads) {
-    info_.kv_bytes_per_token = 2 * int64_t(config.layers) * config.kv_heads * form_.row_bytes(config.head_dim);
+    info_.kv_bytes_per_token = config.kv_bytes_per_token(form_, false);
+    info_.windowed_kv_bytes = config.kv_bytes_per_token(form_, true);
     info_.kv_type = form_.to_string();
   }
 
@@ -76,23 +77,29 @@ class CpuRunner final : public Runner {
   std::optional<CpuOps> ops_;
   std::unique_ptr<Network> network_;
   Draws draws_;
-  std::vector<std::unique_ptr<Cache>> caches_;  // by layer group
+  bool apart_ = false;                          // layers with a window have pages of their own
+  std::vector<std::unique_ptr<Cache>> caches_;  // of layers without a window, and of those with one where it is another
 };
 
 Status CpuRunner::allocate_cache(const CachePages& pages) {
   KVASIR_CHECK(caches_.empty() && !pages.groups.empty() && pages.groups.size() <= 2, "the cache is allocated once");
-  const bool apart = pages.groups.size() > 1;
-  std::vector<int32_t> places, layers(pages.groups.size(), 0);
-  for (int32_t layer = 0; layer < config_.layers; ++layer)
-    places.push_back(layers[apart && config_.windowed(layer) ? 1 : 0]++);
+  apart_ = pages.groups.size() > 1;
+  const bool two = apart_ || config_.two_cache_shapes();
+  std::vector<CacheShape> shapes(two ? 2 : 1, {form_, 0, config_.kv_heads, config_.head_dim, options_.page_size});
+  std::vector<int32_t> places;
+  for (int32_t layer = 0; layer < config_.layers; ++layer) {
+    CacheShape& of = shapes[two && config_.windowed(layer) ? 1 : 0];
+    of.kv_heads = config_.kv_heads_of(layer), of.head_dim = config_.head_dim_of(layer);
+    places.push_back(config_.cache_layer(layer) == layer ? of.layers++ : -1);
+  }
   std::vector<kvcache::CacheView> views;
-  for (size_t g = 0; g < layers.size(); ++g) {
-    const CacheShape shape{form_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
-    KVASIR_ASSIGN(auto cache, Cache::make(shape, pages.groups[g], g == 0 ? pages.host : 0));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const size_t group = apart_ ? i : 0;
+    KVASIR_ASSIGN(auto cache, Cache::make(shapes[i], pages.groups[group], group == 0 ? pages.host : 0));
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
-  return ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales);
+  return ops_->set_caches(std::move(views), apart_, std::move(places), form_.tensor_scales);
 }
 
 Result<AdapterPtr> CpuRunner::load_adapter(const std::string& path, int64_t room) {
@@ -117,8 +124,14 @@ Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
 
 Status CpuRunner::run(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_TRY(draws_.begin(batch, rows));
-  for (const PageMove& m : batch.moves) caches_[0]->move(m);
-  for (const PageCopy& c : batch.copies) caches_[size_t(c.group)]->copy(c);
+  // One pool of pages may lie in two caches; only one that has a second tier moves pages.
+  for (size_t i = 0; i < caches_.size(); ++i) {
+    const int32_t group = apart_ ? int32_t(i) : 0;
+    if (group == 0)
+      for (const PageMove& m : batch.moves) caches_[i]->move(m);
+    for (const PageCopy& c : batch.copies)
+      if (c.group == group) caches_[i]->copy(c);
+  }
   if (!batch.tokens.empty()) {
     KVASIR_TRY(ops_->begin(batch, draws_.tokens()));
     KVASIR_TRY(network_->forward());

@@ -101,10 +101,10 @@ Result<int32_t> CudaOps::add_experts(Experts experts) {
   return experts_->add(std::move(experts), up, down);
 }
 
-Status CudaOps::moe(Buffer in, int32_t id, Buffer out) {
+Status CudaOps::moe(Buffer in, int32_t id, Buffer out, Buffer routed) {
   const Experts& experts = experts_->layer(id);
   const Buffer logits{router_logits_.id, experts.routing.experts};
-  KVASIR_TRY(linear(in, experts.router, logits));
+  KVASIR_TRY(linear(routed.id < 0 ? in : routed, experts.router, logits));
   KVASIR_ASSIGN(const void* half, read_half(in));
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
   written(out, false);

@@ -76,7 +76,7 @@ class CudaOps final : public Ops {
   Status glu(Activation activation, Buffer in, Buffer out) override;
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status activate(Activation activation, Buffer in, Buffer out) override;
-  Status moe(Buffer in, int32_t experts, Buffer out) override;
+  Status moe(Buffer in, int32_t experts, Buffer out, Buffer routed) override;
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
   Status attend(const Attend& how, Buffer qkv, Buffer out) override { return attend(how, {}, qkv, out); }
   // The bias is attention's to add: it reads the products anyway.

@@ -53,7 +53,8 @@ class CudaRunner final : public Runner, public Replaying {
         form_(std::move(form)),
         pool_(std::min(8, host_limits().cpus)),
         flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
-    info_.kv_bytes_per_token = 2 * int64_t(config.layers) * config.kv_heads * form_.row_bytes(config.head_dim);
+    info_.kv_bytes_per_token = config.kv_bytes_per_token(form_, false);
+    info_.windowed_kv_bytes = config.kv_bytes_per_token(form_, true);
     info_.kv_type = form_.to_string();
   }
   ~CudaRunner() override {

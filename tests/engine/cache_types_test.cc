@@ -9,6 +9,9 @@ constexpr const char* kLlama =
 // Two of three layers see 24 tokens, the last one sees all.
 constexpr const char* kGemma =
     "dummy:gemma3,layers=6,hidden=128,heads=4,kv_heads=2,head_dim=64,ffn=128,window=24,type=f32,step_ms=1";
+// Likewise, and the last one's heads are twice as long.
+constexpr const char* kGemma4 =
+    "dummy:gemma4,layers=6,hidden=128,heads=4,kv_heads=2,head_dim=64,ffn=128,window=24,type=f32,step_ms=1";
 
 kvcache::FormWish wish(std::string dtype, int32_t group = -1, std::string scale = "auto", std::string layout = "auto") {
   kvcache::FormWish w;
@@ -28,7 +31,7 @@ class CacheType : public ::testing::TestWithParam<kvcache::FormWish> {
 };
 
 TEST_P(CacheType, TheSameTokensWhicheverWay) {
-  for (const char* model : {kLlama, kGemma}) {
+  for (const char* model : {kLlama, kGemma, kGemma4}) {
     SCOPED_TRACE(model);
     Case c(model);
     c.kv = GetParam();

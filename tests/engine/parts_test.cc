@@ -156,7 +156,7 @@ TEST(KvMemory, AQuarterOfWhatIsFreeAndAtMostFourGiB) {
 TEST(KvMemory, WindowedLayersHaveAPoolOfTheirOwn) {
   model::ModelInfo m;
   m.layers = 6, m.windowed_layers = 5, m.sliding_window = 128;
-  m.kv_bytes_per_token = 6 * 1024;
+  m.kv_bytes_per_token = 6 * 1024, m.windowed_kv_bytes = 5 * 1024;
   const KvSteps steps{16, 4, 64};  // 4 windows of 8 + 2 pages, and 4 of a step
   const int64_t memory = int64_t(1000) * 16 * 6 * 1024;
   auto pools = *kv_pools(memory, m, steps, true);

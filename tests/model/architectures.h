@@ -111,6 +111,8 @@ class StoredNetwork {
   };
 
   static bool is_norm(const std::string& name) {
+    for (const char* last : {"layer_scalar", "router.scale", "per_expert_scale"})
+      if (name.ends_with(last)) return true;
     if (!name.ends_with(".weight")) return false;
     const std::string stem = name.substr(0, name.size() - 7), last = stem.substr(stem.rfind('.') + 1);
     return last.find("norm") != std::string::npos || last.find("ln_") != std::string::npos;

@@ -98,6 +98,22 @@ TEST(Architectures, AloneChunkedAndBatchedAreEqualToTheBit) {
   }
 }
 
+TEST(Architectures, APrefixHitChangesNothing) {
+  const Ids tokens = all()["tokens"], prompt(tokens.begin(), tokens.begin() + 30);
+  constexpr int64_t kShared = Drive::kPage;
+  for (const json& one : all()["cases"]) {
+    SCOPED_TRACE(one["name"].get<std::string>());
+    Folder folder("architecture");
+    StoredNetwork(one).write_folder(folder);
+    Drive drive(folder.path.string(), 2, false, 64, 2);
+    const Sampled whole = drive.step({{0, 0, prompt}})[0];
+    drive.share(1, 0, 1);
+    const Sampled hit = drive.step({{1, kShared, Ids(prompt.begin() + kShared, prompt.end())}})[0];
+    EXPECT_EQ(hit.token, whole.token);
+    EXPECT_EQ(hit.logprob, whole.logprob);
+  }
+}
+
 TEST(Architectures, EachHasANetworkHere) {
   std::set<std::string> seen;
   for (const json& one : all()["cases"]) {
@@ -153,6 +169,12 @@ TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
                {"qwen2", "use_sliding_window", 3, "use_sliding_window"},
                {"gemma2", "final_logit_softcapping", -3.0, "softcap of logits is -3"},
                {"gemma2", "use_bidirectional_attention", true, "use_bidirectional_attention"},
+               {"gemma4", "use_bidirectional_attention", "all", "use_bidirectional_attention is 'all'"},
+               {"gemma4", "per_layer_config", {{"9", {{"head_dim", 32}}}}, "per_layer_config"},
+               {"gemma4", "per_layer_config", {{"1", {{"head_dim", 32}}}}, "caches of different shapes"},
+               {"gemma4", "num_kv_shared_layers", 4, "layer 2 shares a cache that no layer of its kind has"},
+               {"gemma4 of per-layer inputs", "vocab_size_per_layer_input", 128, "vocab_size_per_layer_input is 128"},
+               {"gemma4 with experts", "top_k_experts", nullptr, "top_k_experts is missing"},
                {"granite", "residual_multiplier", 0.0, "residual multiplier is 0"},
                {"granite", "logits_scaling", 0.0, "logit multiplier is inf"},
                {"olmo2", "clip_qkv", 8.0, "clip_qkv is 8"},

@@ -50,6 +50,8 @@ def noise(name, count):
 
 
 def is_norm(name):
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return True
     return name.endswith(".weight") and any(k in name.rsplit(".", 2)[-2] for k in ("norm", "ln_"))
 
 
@@ -80,6 +82,8 @@ def cases():
     glm = dict(plain, moe_intermediate_size=32, n_routed_experts=6, num_experts_per_tok=3, routed_scaling_factor=1.5,
                first_k_dense_replace=1, num_nextn_predict_layers=0)
     gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=16)
+    gemma4 = dict(plain, num_hidden_layers=6, sliding_window=8, global_head_dim=32, hidden_size_per_layer_input=0,
+                  layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2)
     return {
         "llama": ("llama", dict(base, attention_bias=True, mlp_bias=True), old(rope_theta=10000.0)),
         "mistral": ("mistral", dict(plain, sliding_window=None), []),
@@ -89,6 +93,15 @@ def cases():
         "gemma2 of another scale": ("gemma2", dict(gemma, query_pre_attn_scalar=24), []),
         "gemma3": ("gemma3_text", dict(gemma, num_hidden_layers=6), []),
         "gemma3 in threes": ("gemma3_text", dict(gemma, sliding_window_pattern=3), []),
+        "gemma4": ("gemma4_text", dict(gemma4, num_global_key_value_heads=1, attention_k_eq_v=True,
+                                       final_logit_softcapping=3.0),
+                   [dict(per_layer_config=None, global_head_dim=32, num_global_key_value_heads=1)]),
+        "gemma4 of per-layer inputs": ("gemma4_text", dict(
+            gemma4, hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=3,
+            use_double_wide_mlp=True, num_key_value_heads=1), []),
+        "gemma4 with experts": ("gemma4_text", dict(
+            gemma4, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=48,
+            num_global_key_value_heads=1, attention_k_eq_v=True), []),
         "qwen2": ("qwen2", base, old(rope_theta=10000.0)),
         "qwen2 with windows": ("qwen2", dict(base, use_sliding_window=True, sliding_window=8, max_window_layers=2), []),
         "qwen3": ("qwen3", dict(base, head_dim=32), old(rope_theta=10000.0)),
@@ -147,7 +160,7 @@ def reference(case, model_type, kw, work):
     attention = "sdpa" if kw.get("alibi") else "eager"
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(work, safe_serialization=True)
     path = Path(work) / "model.safetensors"
-    base = 0.0 if model_type.startswith("gemma") else 1.0
+    base = 0.0 if model_type.startswith("gemma") and not model_type.startswith("gemma4") else 1.0
     tensors = {n: weights(n, t.shape, base) for n, t in sorted(load_file(path).items())}
     save_file(tensors, path, metadata={"format": "pt"})
     model = transformers.AutoModelForCausalLM.from_pretrained(work, dtype=torch.float32, attn_implementation=attention).eval()
