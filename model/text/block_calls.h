@@ -32,6 +32,8 @@ WrittenCalls read_list_calls(std::string_view block, const TextParameters&);
 WrittenCalls read_deepseek_calls(std::string_view block, const TextParameters&);
 // NAME(KEY=VALUE, ...), ...] with Python's literals
 WrittenCalls read_pythonic_calls(std::string_view block, const TextParameters&);
+// call:NAME{KEY:VALUE,...}, strings between <|"|>
+WrittenCalls read_gemma_calls(std::string_view block, const TextParameters&);
 
 // How a family writes them. `close` empty: the block ends with the answer, or where the next one opens (which it does
 // only once where `only_first`).

@@ -12,6 +12,7 @@ constexpr ReasoningTags kTags[] = {{"none", "", ""},
                                    {"think", "<think>", "</think>"},
                                    {"seed", "<seed:think>", "</seed:think>"},
                                    {"mistral", "[THINK]", "[/THINK]", true},
+                                   {"gemma", "<|channel>thought\n", "<channel|>", true},
                                    {"harmony", "<|channel|>analysis<|message|>", "<|end|>", true}};
 
 // How much of the end of `text` could begin `tag`.

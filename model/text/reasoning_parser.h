@@ -11,7 +11,7 @@
 
 namespace kvasir::text {
 
-enum class ReasoningFormat : uint8_t { none, think, seed, mistral, harmony };
+enum class ReasoningFormat : uint8_t { none, think, seed, mistral, gemma, harmony };
 
 struct ReasoningTags {
   std::string_view name, open, close;

@@ -14,7 +14,8 @@ namespace {
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kPythonTag = "<|python_tag|>";
 constexpr std::string_view kMistral = "[TOOL_CALLS]", kDeepseekOpen = "<｜tool▁calls▁begin｜>",
                            kDeepseekClose = "<｜tool▁calls▁end｜>", kSeedOpen = "<seed:tool_call>",
-                           kSeedClose = "</seed:tool_call>", kList = "<|tool_call|>";
+                           kSeedClose = "</seed:tool_call>", kList = "<|tool_call|>", kGemmaOpen = "<|tool_call>",
+                           kGemmaClose = "<tool_call|>";
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
@@ -27,7 +28,8 @@ size_t tail_of(std::string_view text, std::string_view tag) {
 constexpr std::pair<std::string_view, ToolFormat> kNames[] = {
     {"hermes", ToolFormat::hermes},     {"llama3", ToolFormat::llama3},   {"xml", ToolFormat::xml},
     {"glm", ToolFormat::glm},           {"mistral", ToolFormat::mistral}, {"deepseek", ToolFormat::deepseek},
-    {"pythonic", ToolFormat::pythonic}, {"seed", ToolFormat::seed},       {"list", ToolFormat::list}};
+    {"pythonic", ToolFormat::pythonic}, {"seed", ToolFormat::seed},       {"list", ToolFormat::list},
+    {"gemma", ToolFormat::gemma}};
 
 // Of those that are blocks.
 std::optional<BlockForm> block_form(ToolFormat format) {
@@ -38,6 +40,7 @@ std::optional<BlockForm> block_form(ToolFormat format) {
     case ToolFormat::glm: return BlockForm{kOpen, kClose, false, read_glm_calls};
     case ToolFormat::mistral: return BlockForm{kMistral, "", false, read_mistral_calls};
     case ToolFormat::deepseek: return BlockForm{kDeepseekOpen, kDeepseekClose, false, read_deepseek_calls};
+    case ToolFormat::gemma: return BlockForm{kGemmaOpen, kGemmaClose, false, read_gemma_calls};
     case ToolFormat::pythonic: return BlockForm{"[", "", true, read_pythonic_calls};
     default: return std::nullopt;
   }
@@ -51,12 +54,15 @@ std::optional<ToolFormat> tool_format_named(std::string_view name) {
   return std::nullopt;
 }
 
-bool tags_are_special(ToolFormat format) { return format == ToolFormat::mistral || format == ToolFormat::list; }
+bool tags_are_special(ToolFormat format) {
+  return format == ToolFormat::mistral || format == ToolFormat::list || format == ToolFormat::gemma;
+}
 bool has_grammar(ToolFormat format) { return format == ToolFormat::hermes || format == ToolFormat::llama3; }
 
 ToolFormat tool_format_of(std::string_view chat_template) {
   auto has = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };
   if (has("<function=") && has(kOpen)) return ToolFormat::xml;
+  if (has(kGemmaOpen)) return ToolFormat::gemma;
   if (has(kSeedOpen)) return ToolFormat::seed;
   if (has("<arg_key>")) return ToolFormat::glm;
   if (has(kDeepseekOpen)) return ToolFormat::deepseek;

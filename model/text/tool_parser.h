@@ -7,6 +7,7 @@
 //   mistral   [TOOL_CALLS] and a list of objects, or NAME[ARGS]{...}
 //   list      <|tool_call|> and a list of objects, or one object (Granite 3, Phi 4 mini)
 //   deepseek  calls between its tags, with JSON in a fence or bare
+//   gemma     <|tool_call>call:NAME{KEY:VALUE}<tool_call|>, strings between <|"|> (Gemma 4)
 //   pythonic  the whole answer is [NAME(KEY=VALUE), ...] (Llama 3.2 and 4)
 // Arguments of the first two are sent on as they come; the others' come with the end of their block (block_calls.h).
 // What only looks like a call (no name, no end, other JSON) comes out as content, unchanged.
@@ -24,7 +25,7 @@
 
 namespace kvasir::text {
 
-enum class ToolFormat { none, hermes, llama3, xml, seed, glm, mistral, list, deepseek, pythonic };
+enum class ToolFormat { none, hermes, llama3, xml, seed, glm, mistral, list, deepseek, pythonic, gemma };
 
 // By the names above; nothing: there is none such.
 std::optional<ToolFormat> tool_format_named(std::string_view name);

@@ -61,6 +61,10 @@ TEST_P(Families, SameIdsOnTenThousandStrings) {
     v.unk = 0;
     for (size_t i = 0; i < 259; ++i) v.types[i] = i == 0 ? 2 : i < 3 ? 3 : 6;
   }
+  if (v.model == "gemma4") {
+    v.unk = 3;
+    for (size_t i = 0; i < 260; ++i) v.types[i] = i < 4 ? 3 : 6;
+  }
   Result<TokenizerPtr> t = Tokenizer::from_gguf(v);
   ASSERT_TRUE(t.ok()) << t.status().to_string();
 
@@ -77,8 +81,8 @@ TEST_P(Families, SameIdsOnTenThousandStrings) {
     }
     Result<std::string> back = (*t)->decode(*ids, false);
     const bool same = back.ok() && *back == texts[i];
-    const bool folds = v.pre == "qwen2" || v.pre == "command-r" ||                            // NFC
-                       (v.model == "llama" && texts[i].find("\u2581") != std::string::npos);  // becomes a space
+    const bool folds = v.pre == "qwen2" || v.pre == "command-r" ||                           // NFC
+                       (v.model != "gpt2" && texts[i].find("\u2581") != std::string::npos);  // becomes a space
     if (!same && !folds && ++not_back <= 5) {
       ADD_FAILURE() << i << " " << Json(texts[i]).dump(-1, ' ', true) << " comes back as "
                     << Json(back.ok() ? *back : back.status().to_string()).dump(-1, ' ', true);
@@ -90,7 +94,7 @@ TEST_P(Families, SameIdsOnTenThousandStrings) {
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          ::testing::Values("gpt2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "deepseek-llm",
                                            "default", "deepseek-coder", "deepseek-v3", "falcon", "bloom", "command-r",
-                                           "spm", "spm-no-prefix"),
+                                           "gemma4", "spm", "spm-no-prefix"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

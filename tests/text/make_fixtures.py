@@ -146,6 +146,20 @@ def sentence_piece(texts, corpus, prefix):
                            "add_space_prefix": prefix, "user_defined": [], "hashes": hashes(t, texts)})
 
 
+def gemma(texts, corpus):
+    """Gemma 4: SentencePiece's spaces and bytes, merges in their own order, over texts that nothing cuts."""
+    t = Tokenizer(models.BPE())
+    t = with_parts(t, normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
+    words = [w + " " for text in corpus for w in text.split(" ")]
+    t.train_from_iterator(words, trainers.BpeTrainer(vocab_size=900, show_progress=False, limit_alphabet=250))
+    pieces, merges = parts(t)
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)] + pieces
+    vocab = {p: i for i, p in enumerate(tokens)}
+    t = with_parts(t, model={"vocab": vocab, "merges": merges, "unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True})
+    write("gemma4.json", {"model": "gemma4", "pre": "", "tokens": tokens, "merges": merges, "user_defined": [],
+                          "hashes": hashes(t, texts)})
+
+
 def main():
     os.makedirs(HERE, exist_ok=True)
     texts = strings(10_000)
@@ -156,6 +170,7 @@ def main():
         byte_level_family(name, steps, options, texts, corpus)
     for prefix in (True, False):
         sentence_piece(texts, corpus, prefix)
+    gemma(texts, corpus)
 
 
 main()

@@ -40,6 +40,9 @@ TEST(ReasoningParser, InAFamilysOwnTags) {
   format = ReasoningFormat::mistral;
   expect(false, "[THINK]why[/THINK]so", "why", "so");
   expect(false, "[THIN", "", "[THIN");
+  format = ReasoningFormat::gemma;
+  expect(false, "<|channel>thought\nwhy<channel|>so", "why", "so");
+  expect(false, "<|channel>thought\n<channel|>so", "", "so");
   format = ReasoningFormat::seed;
   expect(false, "<seed:think>why</think></seed:think>so", "why</think>", "so");
   format = ReasoningFormat::think;

@@ -94,6 +94,24 @@ TEST(ToolFamilies, Glm) {
   expect_text(f, "<tool_call>f<arg_key>a</arg_key></tool_call>");
 }
 
+TEST(ToolFamilies, Gemma) {
+  const auto f = ToolFormat::gemma;
+  expect(
+      f,
+      "Sure.<|tool_call>call:weather{city:<|\"|>New {York}, \"x\"<|\"|>,days:3,at:[1.5,null,<|\"|>a<|\"|>]}<tool_call|>"
+      "<|tool_call>call:now{}<tool_call|>",
+      {"Sure.", {{"weather", R"({"city":"New {York}, \"x\"","days":3,"at":[1.5,null,"a"]})"}, {"now", "{}"}}});
+  expect(f, "<|tool_call>call:f{o:{<|\"|>k y<|\"|>:true,b:{}},l:[]}<tool_call|>",
+         {"", {{"f", R"({"o":{"k y":true,"b":{}},"l":[]})"}}});
+  for (const char* text :
+       {"<|tool_call>call:f{a:b}<tool_call|>", "<|tool_call>call:f{a:1", "<|tool_call>f{}<tool_call|>",
+        "<|tool_call>call:f{a:<|\"|>x}<tool_call|>", "<|tool_call>call:f{a:1}}<tool_call|>",
+        "<|tool_call>call:f{a:1 b:2}<tool_call|>", "a <|tool_cal and <|tool_call|>"})
+    expect_text(f, text);
+  const std::string deep = "<|tool_call>call:f{a:" + std::string(100000, '[') + "}<tool_call|>";
+  expect_once(f, deep, {deep, {}});
+}
+
 TEST(ToolFamilies, Mistral) {
   const auto f = ToolFormat::mistral;
   expect(f, R"([TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}])",
@@ -175,7 +193,7 @@ TEST(ToolFamilies, WhateverComes) {
   for (int i = 0; i < 20000; ++i) {
     std::string text;
     for (size_t n = random() % 12; n > 0; --n) text += kPieces[random() % std::size(kPieces)];
-    const auto format = ToolFormat(random() % (int(ToolFormat::pythonic) + 1));
+    const auto format = ToolFormat(random() % (int(ToolFormat::gemma) + 1));
     const Read all = read(format, {text});
     if (all.calls.empty()) ASSERT_EQ(all.content, text) << int(format);
     const size_t cut = random() % (text.size() + 1), again = cut + random() % (text.size() - cut + 1);
@@ -192,6 +210,7 @@ TEST(ToolFamilies, FoundByTheTemplateAndByName) {
   EXPECT_EQ(tool_format_of("<｜tool▁calls▁begin｜>"), ToolFormat::deepseek);
   EXPECT_EQ(tool_format_of("[func_name1(params_name1=params_value1)]"), ToolFormat::pythonic);
   EXPECT_EQ(tool_format_of("<tool_call>"), ToolFormat::hermes);
+  EXPECT_EQ(tool_format_of("{{- '<|tool_call>call:' + name + '{' -}}"), ToolFormat::gemma);
   EXPECT_EQ(tool_format_of("<seed:tool_call>\n<function="), ToolFormat::seed);
   EXPECT_EQ(tool_format_of("write <|tool_call|> followed by a list"), ToolFormat::list);
   EXPECT_EQ(tool_format_named("glm"), ToolFormat::glm);

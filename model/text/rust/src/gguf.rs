@@ -77,11 +77,16 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
     match name {
         "gpt2" => {
             let rule = pretok::find(v.pre.text("tokenizer.ggml.pre")?)?;
-            pipeline = Pipeline::new(byte_level_model(v, &tokens, rule.ignore_merges)?);
+            pipeline = Pipeline::new(merged_model(v, &tokens, rule.ignore_merges, -1)?);
             if rule.nfc {
                 let _ = pipeline.with_normalizer(Some(pretok::nfc()?));
             }
             pipeline.with_pre_tokenizer(Some(pretok::pre_tokenizer(rule)?));
+        }
+        // Gemma 4's: merges as byte-level BPE has them, of characters; what is left over falls to bytes.
+        "gemma4" => {
+            pipeline = Pipeline::new(merged_model(v, &tokens, false, v.unk)?);
+            let _ = pipeline.with_normalizer(Some(pretok::sentence_piece(false)?));
         }
         "llama" => {
             if v.n_scores == 0 {
@@ -95,7 +100,7 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
         other => {
             return Err(Error {
                 code: UNIMPLEMENTED,
-                message: format!("tokenizer.ggml.model is \"{other}\"; this build knows \"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece)"),
+                message: format!("tokenizer.ggml.model is \"{other}\"; this build knows \"gpt2\" (byte-level BPE), \"llama\" (SentencePiece) and \"gemma4\""),
             })
         }
     }
@@ -136,9 +141,10 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
     Ok(t)
 }
 
-unsafe fn byte_level_model(v: &Vocab, tokens: &[String], ignore_merges: bool) -> Result<SharedModel> {
+/// `unknown`: the token of what is in no token, after the tokens of its bytes; -1: the vocabulary is of bytes.
+unsafe fn merged_model(v: &Vocab, tokens: &[String], ignore_merges: bool, unknown: i32) -> Result<SharedModel> {
     if v.n_merges == 0 && tokens.len() > 300 {
-        return Err(invalid("tokenizer.ggml.merges is missing; a \"gpt2\" vocabulary needs it"));
+        return Err(invalid("tokenizer.ggml.merges is missing; this kind of vocabulary needs it"));
     }
     let mut vocab: HashMap<String, u32> = HashMap::with_capacity(tokens.len());
     for (i, token) in tokens.iter().enumerate() {
@@ -168,9 +174,13 @@ unsafe fn byte_level_model(v: &Vocab, tokens: &[String], ignore_merges: bool) ->
         }
         merges.push((a.to_string(), b.to_string()));
     }
-    let bpe = BPE::builder()
+    let mut builder = BPE::builder()
         .vocab_and_merges(vocab.into_iter().collect::<ahash::AHashMap<String, u32>>(), merges)
-        .ignore_merges(ignore_merges)
+        .ignore_merges(ignore_merges);
+    if unknown >= 0 {
+        builder = builder.unk_token(tokens[unknown as usize].clone()).fuse_unk(true).byte_fallback(true);
+    }
+    let bpe = builder
         .build()
         .map_err(|e| invalid(format!("the vocabulary and its merges do not fit: {e}")))?;
     Ok(SharedModel(Arc::new(AnyModel::Hf(ModelWrapper::BPE(bpe)))))

@@ -214,7 +214,7 @@ impl Tokenizer {
 
     /// eos and its like: what the file names, then every special token that models use to end a turn.
     pub fn find_end_of_generation(&mut self, named: &[i32]) {
-        const NAMES: [&str; 13] = [
+        const NAMES: [&str; 15] = [
             "<|im_end|>",
             "<|eot_id|>",
             "<|eom_id|>",
@@ -223,6 +223,8 @@ impl Tokenizer {
             "<|endoftext|>",
             "<|endofturn|>",
             "<end_of_turn>",
+            "<turn|>",
+            "<|tool_response>",
             "<EOT>",
             "<|return|>",
             "<|END_OF_TURN_TOKEN|>",
