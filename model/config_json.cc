@@ -113,12 +113,13 @@ void read_kv_scheme(const JsonKeys& in, const json& object, ModelConfig* c) {
         {{"file", in.file()}});
 }
 
-// Weights of 4 bits: what their makers' tools write without saying it in the tensors.
+// Weights of 4 bits, and of 8: what their makers' tools write without saying it in the tensors.
 Status read_int4(const JsonKeys& q, const std::string& method, ModelConfig* c) {
   int32_t bits = 4;
   KVASIR_TRY(q.get({"bits", "w_bit"}, &bits));
-  if (bits != 4)
-    return invalid_argument(cat(q.file(), ": quantization_config has bits ", bits, "; of ", method, " 4 is supported"));
+  if (bits != 4 && !(bits == 8 && method == "gptq"))
+    return invalid_argument(cat(q.file(), ": quantization_config has bits ", bits, "; of ", method,
+                                method == "gptq" ? " 4 and 8 are" : " 4 is", " supported"));
   const std::string version = q.text("version"), format = q.text("checkpoint_format");
   if (method == "awq" && !version.empty() && version != "gemm" && version != "GEMM")
     return invalid_argument(
@@ -140,7 +141,12 @@ Status read_quantization(const JsonKeys& in, const json& object, ModelConfig* c)
       if (const json groups = found->value("config_groups", json()); groups.is_null() || groups.empty()) return {};
   if (method == "compressed-tensors") {
     const std::string format = q.text("format");
-    known = format == "float-quantized" || format == "naive-quantized" || format == "pack-quantized";
+    known = format == "float-quantized" || format == "naive-quantized" || format == "pack-quantized" ||
+            format == "nvfp4-pack-quantized";
+  }
+  if (method == "modelopt") {
+    const std::string algorithm = q.text("quant_algo");
+    known = algorithm == "FP8" || algorithm == "NVFP4";
   }
   if (method == "awq" || method == "gptq") {
     KVASIR_TRY(read_int4(q, method, c));
@@ -151,8 +157,9 @@ Status read_quantization(const JsonKeys& in, const json& object, ModelConfig* c)
   if (!known)
     return invalid_argument(
         cat(in.file(), ": quantization_config has quant_method '", method.substr(0, 64),
-            "'; fp8 (also in blocks of 128 x 128), mxfp4, awq, gptq and compressed-tensors' float-quantized and "
-            "pack-quantized are supported: take another checkpoint of the model"));
+            "'; fp8 (also in blocks of 128 x 128), mxfp4, awq, gptq, compressed-tensors' float-quantized, "
+            "pack-quantized and nvfp4-pack-quantized, and modelopt's FP8 and NVFP4 are supported: take another "
+            "checkpoint of the model"));
   in.pass_over({"quantization_config"});
   return {};
 }

@@ -81,7 +81,12 @@ std::string main_type(const Weights& weights) {
   std::map<WeightType, int64_t> bytes;
   for (const HostTensor& t : weights.tensors()) bytes[t.type] += t.bytes;
   auto most = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) { return a.second < b.second; });
-  if (most != bytes.end() && most->first == WeightType::u8) return "MXFP4";  // nothing else is of U8
+  if (most != bytes.end() && most->first == WeightType::u8) {
+    const auto all = weights.tensors();
+    return std::any_of(all.begin(), all.end(), [](const HostTensor& t) { return t.name.ends_with("_blocks"); })
+               ? "MXFP4"
+               : "NVFP4";  // nothing else is of U8
+  }
   if (most != bytes.end() && most->first == WeightType::i32) return "INT4";
   return most == bytes.end() ? "" : std::string(type_info(most->first)->name);
 }
@@ -197,11 +202,14 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
-  if (gpu && files.config.encoder) {
-    if (options.device == "cuda")
-      return unimplemented("encoders are served by the CPU alone: device cpu, or auto").with_field("device");
+  if (const char* what = files.config.encoder          ? "encoders"
+                         : files.config.sizes_by_layer ? "models whose layers differ in their sizes"
+                                                       : nullptr;
+      gpu && what) {
+    const std::string why = cat(what, " are served by the CPU alone");
+    if (options.device == "cuda") return unimplemented(why + ": device cpu, or auto").with_field("device");
     gpu = false;
-    log_info("no GPU in use", {{"reason", "encoders are served by the CPU alone"}});
+    log_info("no GPU in use", {{"reason", why}});
   }
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;

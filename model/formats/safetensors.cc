@@ -1,6 +1,7 @@
 #include "model/formats/safetensors.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -54,7 +55,8 @@ Result<SafeTensor> parse_tensor(const std::string& where, const json& entry, std
     t.type = WeightType::i64;
   else
     return bad(
-        cat("dtype ", dtype, " is not supported; F32, F16, BF16, F8_E4M3, U8 (of MXFP4), I32 and I64 (of 4 bits) are"));
+        cat("dtype ", dtype,
+            " is not supported; F32, F16, BF16, F8_E4M3, U8 (of MXFP4 and NVFP4), I32 and I64 (of 4 and 8 bits) are"));
   int64_t elements = 1;
   for (const json& n : entry["shape"]) {
     if (!n.is_number_unsigned() || n.get<uint64_t>() == 0 || n.get<uint64_t>() > uint64_t(INT64_MAX) ||
@@ -107,6 +109,7 @@ class FolderWeights final : public Weights {
     if (it == tensors_.end()) return invalid_argument(cat(folder_, ": the tensor ", missing(name), " is missing"));
     const SafeTensor& t = it->second;
     read_.insert(it->first);
+    if (t.type == WeightType::u8 && !it->first.ends_with("_blocks")) return nvfp4(it->first, t, rows, cols);
     if (t.type == WeightType::u8) return mxfp4(it->first, t, rows, cols);
     if (part_of_others(t.type)) return int4(it->first, t, rows, cols);
     if (!is_shape(t.shape, rows, cols)) {
@@ -139,11 +142,14 @@ class FolderWeights final : public Weights {
   }
   int64_t parameters() const override {
     int64_t n = 0;
-    auto of_4_bits = [](std::string_view name) {
-      return name.ends_with("_blocks") || name.ends_with(".qweight") || name.ends_with(".weight_packed");
+    auto of_4_bits = [](std::string_view name, const SafeTensor& t) {
+      return name.ends_with("_blocks") || name.ends_with(".qweight") || name.ends_with(".weight_packed") ||
+             (t.type == WeightType::u8 && name.ends_with(".weight"));
     };
     for (auto& [name, t] : tensors_)
-      n += !part_of_others(t.type) ? t.bytes / type_info(t.type)->bytes : of_4_bits(name) ? 2 * t.bytes : 0;
+      n += !part_of_others(t.type) ? t.bytes / type_info(t.type)->bytes
+           : of_4_bits(name, t)    ? (of_8_bits(name, t) ? 1 : 2) * t.bytes
+                                   : 0;
     return n;
   }
   int64_t bytes() const override {
@@ -162,6 +168,15 @@ class FolderWeights final : public Weights {
   }
 
  private:
+  // GPTQ's words of four: there are as many zeros for each scale as a word has.
+  bool of_8_bits(const std::string& name, const SafeTensor& words) const {
+    if (!name.ends_with(".qweight")) return false;
+    const std::string stem = name.substr(0, name.size() - 7);
+    const auto zeros = tensors_.find(stem + "qzeros"), scales = tensors_.find(stem + "scales");
+    if (zeros == tensors_.end() || scales == tensors_.end()) return false;
+    const auto &z = zeros->second.shape, &s = scales->second.shape;
+    return z.size() == 2 && s.size() == 2 && words.shape.size() == 2 && words.shape[1] == s[1] && 4 * z[1] == s[1];
+  }
   std::string missing(std::string_view ours) const {
     const std::vector<std::string> names = names_.hugging_face(ours);
     return names.empty() ? std::string(ours) : names.front();
@@ -233,15 +248,17 @@ class FolderWeights final : public Weights {
     const std::string stem = name.substr(0, name.rfind('.') + 1);
     using Shape = std::vector<int64_t>;
     if (words.type != WeightType::i32 || (!packed && !name.ends_with(".qweight")) || rows % 8 != 0 || cols % 8 != 0)
-      return invalid_argument(
-          cat(folder_, ": tensor ", name, " is of integers, which only packed weights of 4 bits may be"));
-    const Shape awq{cols, rows / 8}, gptq{cols / 8, rows};
-    if (words.shape != (packed ? Shape{rows, cols / 8} : words.shape == awq ? awq : gptq))
-      return invalid_argument(
-          cat(folder_, ": tensor ", name, " does not hold ", rows, " x ", cols, " weights of 4 bits"));
+      return invalid_argument(cat(folder_, ": tensor ", name,
+                                  " is of integers, which only packed weights of 4 bits may be, and GPTQ's of 8"));
+    const Shape awq{cols, rows / 8}, gptq{cols / 8, rows}, of_8_bits{cols / 4, rows};
+    const bool wide = !packed && words.shape == of_8_bits;
+    if (!wide && words.shape != (packed ? Shape{rows, cols / 8} : words.shape == awq ? awq : gptq))
+      return invalid_argument(cat(folder_, ": tensor ", name, " does not hold ", rows, " x ", cols,
+                                  " weights of 4 bits, or of 8 as GPTQ's"));
     Int4 in{.form = packed               ? Int4::Form::packed
                     : words.shape == awq ? Int4::Form::awq
                                          : Int4::Form::gptq,
+            .bits = wide ? 8 : 4,
             .rows = rows,
             .cols = cols,
             .words = words.data};
@@ -267,8 +284,8 @@ class FolderWeights final : public Weights {
           cat(folder_, ": tensor ", scale->first, " has ", in.groups, " groups of ", cols, " inputs"));
     const int64_t g = in.groups;
     KVASIR_TRY(beside(scales.c_str(), false, packed ? Shape{rows, g} : Shape{g, rows}, &in.scales));
-    KVASIR_TRY(beside(packed ? "weight_zero_point" : "qzeros", true, packed ? Shape{rows / 8, g} : Shape{g, rows / 8},
-                      &in.zeros));
+    KVASIR_TRY(beside(packed ? "weight_zero_point" : "qzeros", true,
+                      packed ? Shape{rows / 8, g} : Shape{g, rows * in.bits / 32}, &in.zeros));
     if (in.form != Int4::Form::awq) KVASIR_TRY(beside(packed ? "weight_g_idx" : "g_idx", true, {cols}, &in.group_of));
     if (packed) read_.insert(stem + "weight_shape");
     if (in.form == Int4::Form::gptq) in.zero_shift = int4_zero_shift_;
@@ -302,6 +319,46 @@ class FolderWeights final : public Weights {
     }
     HostTensor out{name, WeightType::mxfp4, rows, cols, to.get(), 17 * count};
     out.owned = std::move(to);
+    return out;
+  }
+
+  // Two numbers of E2M1 in a byte, a scale of E4M3 for 16 of them and one for all: compressed-tensors divides by that
+  // (weight_packed, weight_global_scale), modelopt multiplies by it (weight, weight_scale_2).
+  Result<HostTensor> nvfp4(const std::string& name, const SafeTensor& bytes, int64_t rows, int64_t cols) {
+    constexpr float kE2m1[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+    auto bad = [&](const std::string& what) { return invalid_argument(cat(folder_, ": tensor ", name, what)); };
+    const bool packed = name.ends_with(".weight_packed");
+    if (!packed && !name.ends_with(".weight")) return bad(" is of U8, which only weights in MXFP4 or NVFP4 may be");
+    const std::string stem = name.substr(0, name.rfind('.') + 1);
+    if (cols % 16 != 0 || bytes.shape != std::vector<int64_t>{rows, cols / 2})
+      return bad(cat(" does not hold ", rows, " x ", cols, " weights of NVFP4"));
+    const auto scales = tensors_.find(stem + "weight_scale"),
+               all = tensors_.find(stem + (packed ? "weight_global_scale" : "weight_scale_2"));
+    if (scales == tensors_.end() || scales->second.type != WeightType::f8_e4m3 ||
+        scales->second.shape != std::vector<int64_t>{rows, cols / 16})
+      return bad(cat(" is of U8, and ", stem, "weight_scale is no F8_E4M3 of ", rows, " x ", cols / 16));
+    if (all == tensors_.end() || all->second.type != WeightType::f32 || all->second.bytes != 4)
+      return bad(cat(" is in NVFP4, and ", stem, packed ? "weight_global_scale" : "weight_scale_2", " is no F32"));
+    for (const char* other : {"input_scale", "input_global_scale"})  // of activations in NVFP4; ours are not
+      if (tensors_.count(stem + other)) read_.insert(stem + other);
+    read_.insert(scales->first), read_.insert(all->first);
+    float whole = 0;
+    std::memcpy(&whole, all->second.data, 4);
+    if (packed) whole = 1 / whole;
+    if (!std::isfinite(whole)) return bad(cat(" has a scale, ", all->first, ", that is not finite"));
+    HostTensor out{name, WeightType::f16, rows, cols, nullptr, 2 * rows * cols};
+    std::shared_ptr<uint8_t[]> memory(new uint8_t[size_t(out.bytes)]);
+    std::vector<float> of(size_t(cols / 16));
+    for (int64_t r = 0; r < rows; ++r) {
+      dequantize(WeightType::f8_e4m3, scales->second.data + r * (cols / 16), cols / 16, of.data());
+      for (int64_t c = 0; c < cols; ++c) {
+        const int q = bytes.data[(r * cols + c) / 2] >> (c % 2 * 4) & 15;
+        const uint16_t h = f32_to_f16(kE2m1[q] * of[size_t(c / 16)] * whole);
+        std::memcpy(memory.get() + 2 * (r * cols + c), &h, 2);
+      }
+    }
+    out.data = memory.get();
+    out.owned = std::move(memory);
     return out;
   }
 

@@ -157,7 +157,7 @@ TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
   } wrong[] = {{"llama", "attn_logit_softcapping", 50.0, "attn_logit_softcapping is 50"},
                {"llama", "position_embedding_type", "alibi", "position_embedding_type"},
                {"llama", "quantization_config", {{"quant_method", "unheard of"}}, "unheard of"},
-               {"llama", "quantization_config", {{"quant_method", "gptq"}, {"bits", 8}}, "has bits 8; of gptq 4"},
+               {"llama", "quantization_config", {{"quant_method", "gptq"}, {"bits", 3}}, "has bits 3; of gptq 4 and 8"},
                {"llama", "quantization_config", {{"quant_method", "awq"}, {"version", "gemv"}}, "version 'gemv'"},
                {"llama", "num_local_experts", 8, "num_local_experts is 8"},
                {"llama", "layer_types", json::array({"linear_attention", "x", "x", "x"}), "linear_attention"},

@@ -252,6 +252,101 @@ struct UpProjection {  // model.layers.0.mlp.up_proj.*
   }
 };
 
+// GPTQ of 8 bits: as Q8_0 where zeros are in the middle, else as float16.
+TEST(Safetensors, EightBits) {
+  constexpr int64_t kRows = 48, kCols = 96, kGroups = 3;
+  for (const bool middle : {true, false}) {
+    auto q = [](int64_t r, int64_t c) { return uint32_t(r * 7 + c * 5 + r * c) & 255; };
+    auto zero = [&](int64_t r, int64_t g) { return middle ? 128u : uint32_t(100 + (r + g) % 50); };
+    auto scale = [](int64_t r, int64_t g) { return std::ldexp(1.0, -int(5 + (r + g) % 4)); };
+    std::vector<uint32_t> words(size_t(kCols / 4 * kRows)), zeros(size_t(kGroups * kRows / 4));
+    for (int64_t c = 0; c < kCols; ++c)
+      for (int64_t r = 0; r < kRows; ++r) words[size_t(c / 4 * kRows + r)] |= q(r, c) << 8 * (c % 4);
+    std::vector<uint16_t> scales;
+    for (int64_t g = 0; g < kGroups; ++g)
+      for (int64_t r = 0; r < kRows; ++r) {
+        zeros[size_t(g * (kRows / 4) + r / 4)] |= (zero(r, g) - 1) << 8 * (r % 4);
+        scales.push_back(f32_to_f16(float(scale(r, g))));
+      }
+    UpProjection t;
+    t.add("qweight", "I32", {kCols / 4, kRows}, words.data(), words.size() * 4);
+    t.add("qzeros", "I32", {kGroups, kRows / 4}, zeros.data(), zeros.size() * 4);
+    t.add("scales", "F16", {kGroups, kRows}, scales.data(), scales.size() * 2);
+    Folder folder("eight");
+    t.write(folder);
+    auto weights = open_safetensors(folder.path.string(), false, {}, 1);
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    EXPECT_EQ((*weights)->parameters(), kRows * kCols + int64_t(scales.size()));
+    auto w = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
+    ASSERT_TRUE(w.ok()) << w.status().message();
+    EXPECT_TRUE((*weights)->unread().empty());
+    EXPECT_EQ(w->type, middle ? WeightType::q8_0 : WeightType::f16);
+    std::vector<float> row(static_cast<size_t>(kCols));
+    for (int64_t r = 0; r < kRows; ++r) {
+      dequantize(w->type, w->data + r * w->row_bytes(), kCols, row.data());
+      for (int64_t c = 0; c < kCols; ++c) {
+        const int64_t g = c / (kCols / kGroups);
+        ASSERT_EQ(double(row[size_t(c)]), (double(q(r, c)) - zero(r, g)) * scale(r, g)) << r << " " << c;
+      }
+    }
+  }
+}
+
+// NVFP4 as compressed-tensors and as modelopt write it; and what does not fit.
+TEST(Safetensors, Nvfp4) {
+  constexpr int64_t kRows = 6, kCols = 64;
+  constexpr double kE2m1[] = {0, .5, 1, 1.5, 2, 3, 4, 6};
+  auto q = [](int64_t r, int64_t c) { return int(r * 7 + c * 5 + r * c) & 15; };
+  auto scale = [](int64_t r, int64_t g) { return uint8_t(0x30 + 8 * ((r + g) % 4) + (r + 2 * g) % 8); };  // E4M3
+  for (const bool packed : {true, false}) {
+    SCOPED_TRACE(packed);
+    std::string bytes(size_t(kRows * kCols / 2), '\0'), scales;
+    for (int64_t i = 0; i < kRows * kCols; ++i) bytes[size_t(i / 2)] |= char(q(i / kCols, i % kCols) << i % 2 * 4);
+    for (int64_t r = 0; r < kRows; ++r)
+      for (int64_t g = 0; g < kCols / 16; ++g) scales.push_back(char(scale(r, g)));
+    const float whole = packed ? 64 : .015625f, input = 3;
+    auto make = [&](const char* gone, int64_t groups) {
+      UpProjection t;
+      t.add(packed ? "weight_packed" : "weight", "U8", {kRows, kCols / 2}, bytes.data(), bytes.size());
+      if (std::string_view(gone) != "weight_scale")
+        t.add("weight_scale", "F8_E4M3", {kRows, groups}, scales.data(), size_t(kRows * groups));
+      const char* name = packed ? "weight_global_scale" : "weight_scale_2";
+      if (std::string_view(gone) != name) t.add(name, "F32", {1}, &whole, 4);
+      t.add(packed ? "input_global_scale" : "input_scale", "F32", {1}, &input, 4);
+      return t;
+    };
+    Folder folder("nvfp4");
+    make("", kCols / 16).write(folder);
+    auto weights = open_safetensors(folder.path.string(), false);
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    auto w = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
+    ASSERT_TRUE(w.ok()) << w.status().message();
+    EXPECT_TRUE((*weights)->unread().empty());
+    std::vector<float> row(static_cast<size_t>(kCols));
+    for (int64_t r = 0; r < kRows; ++r) {
+      dequantize(w->type, w->data + r * w->row_bytes(), kCols, row.data());
+      for (int64_t c = 0; c < kCols; ++c) {
+        const uint8_t s = scale(r, c / 16);
+        const double of = std::ldexp(1 + (s & 7) / 8.0, (s >> 3) - 7);
+        ASSERT_EQ(double(row[size_t(c)]), kE2m1[q(r, c) & 7] * (q(r, c) < 8 ? 1 : -1) * of / 64) << r << " " << c;
+      }
+    }
+    for (const auto& [gone, groups, wanted, says] :
+         {std::tuple{"weight_scale", kCols / 16, kCols, "weight_scale is no F8_E4M3"},
+          {packed ? "weight_global_scale" : "weight_scale_2", kCols / 16, kCols, "is no F32"},
+          {"", kCols / 32, kCols, "weight_scale is no F8_E4M3 of 6 x 4"},
+          {"", kCols / 16, 2 * kCols, "does not hold 6 x 128"}}) {
+      Folder bad("nvfp4");
+      make(gone, groups).write(bad);
+      auto broken = open_safetensors(bad.path.string(), false);
+      ASSERT_TRUE(broken.ok()) << broken.status().message();
+      auto t = (*broken)->get("blk.0.ffn_up.weight", kRows, wanted);
+      ASSERT_FALSE(t.ok()) << says;
+      EXPECT_NE(t.status().message().find(says), std::string::npos) << t.status().message();
+    }
+  }
+}
+
 // Weights of 4 bits as each maker lays them out, by these definitions: (q - zero) * scale of the input's group.
 TEST(Safetensors, FourBits) {
   constexpr int64_t kRows = 48, kCols = 96;
