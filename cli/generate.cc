@@ -39,7 +39,7 @@ struct GenerateConfig {
     o.positional("prompt", &prompts, "Each is a prompt; without any, standard input is one");
     o.section("Prompts");
     o.add("file", &file,
-          "JSON lines with a \"prompt\" (and \"max_tokens\", \"seed\", \"id\") each; - is standard input")
+          "JSON lines with a \"prompt\" (and \"max_tokens\", \"seed\", \"adapter\", \"id\") each; - is standard input")
         .value_name("FILE");
     o.add("chat", &chat, "Put each prompt into the model's chat template, as a user's message");
     o.add("rounds", &rounds,
@@ -79,8 +79,9 @@ struct GenerateConfig {
     o.check([this]() -> Status {
       const auto& loaded = model.engine.adapters;
       if (adapter.empty() && loaded.size() == 1) adapter = loaded[0].name;
-      if (adapter.empty() && loaded.size() > 1)
-        return invalid_argument(cat("lora names ", loaded.size(), " adapters; say with --adapter which one answers"));
+      if (adapter.empty() && loaded.size() > 1 && file.empty())
+        return invalid_argument(cat("lora names ", loaded.size(),
+                                    " adapters; say with --adapter which one answers, or in the lines of --file"));
       if (!adapter.empty() && std::none_of(loaded.begin(), loaded.end(), [&](auto& a) { return a.name == adapter; }))
         return invalid_argument(cat("adapter is '", adapter, "', which no --lora names"));
       if (model.model.model.empty())
@@ -100,6 +101,7 @@ struct Item {
   json id;  // of a line that has one; given back with its answer
   int64_t max_tokens = 0;
   uint64_t seed = 0;
+  std::string adapter = {};
 };
 
 Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) {
@@ -113,9 +115,15 @@ Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) 
       return invalid_argument(cat("line ", number, " is a request of OpenAI's batch format: kvasir batch answers it"));
     if (!j.is_object() || !j.contains("prompt") || !j["prompt"].is_string())
       return invalid_argument(cat("line ", number, " is not a JSON object with a \"prompt\" string"));
-    Item item{j["prompt"], j.value("id", json()), c.max_tokens, uint64_t(c.seed)};
+    Item item{j["prompt"], j.value("id", json()), c.max_tokens, uint64_t(c.seed), c.adapter};
     for (auto& [key, value] : j.items()) {
       if (key == "prompt" || key == "id") continue;
+      if (key == "adapter" && !value.is_string())
+        return invalid_argument(cat("line ", number, ": \"adapter\" is not the name of one"));
+      if (key == "adapter") {
+        item.adapter = value;
+        continue;
+      }
       if (!value.is_number_unsigned() || (key != "max_tokens" && key != "seed"))
         return invalid_argument(cat("line ", number, ": \"", key, "\" is not max_tokens or seed with a whole number"));
       if (key == "max_tokens" && value.get<uint64_t>() > uint64_t(kMostTokens))
@@ -131,7 +139,7 @@ Result<std::vector<Item>> read_lines(std::istream& in, const GenerateConfig& c) 
 
 Result<std::vector<Item>> read_prompts(const GenerateConfig& c) {
   std::vector<Item> out;
-  for (const std::string& p : c.prompts) out.push_back({p, {}, c.max_tokens, uint64_t(c.seed)});
+  for (const std::string& p : c.prompts) out.push_back({p, {}, c.max_tokens, uint64_t(c.seed), c.adapter});
   if (!c.file.empty() && c.file != "-") {
     std::ifstream in(c.file);
     if (!in) return not_found(cat("the prompt file ", c.file, " cannot be read"));
@@ -141,7 +149,8 @@ Result<std::vector<Item>> read_prompts(const GenerateConfig& c) {
     KVASIR_ASSIGN(auto lines, read_lines(std::cin, c));
     std::move(lines.begin(), lines.end(), std::back_inserter(out));
   } else if (out.empty()) {
-    out.push_back({std::string(std::istreambuf_iterator<char>(std::cin), {}), {}, c.max_tokens, uint64_t(c.seed)});
+    out.push_back(
+        {std::string(std::istreambuf_iterator<char>(std::cin), {}), {}, c.max_tokens, uint64_t(c.seed), c.adapter});
   }
   if (out.empty()) return invalid_argument("there is no prompt");
   return out;
@@ -159,7 +168,7 @@ Result<engine::Request> make_request(const GenerateConfig& c, const engine::Engi
     KVASIR_ASSIGN(text, chat_template->render(messages.dump(), "", true));
   }
   KVASIR_ASSIGN(r.prompt, tokenizer->encode(text, !c.chat, c.chat));
-  r.adapter = c.adapter;
+  r.adapter = item.adapter;
   r.max_tokens = item.max_tokens;
   r.sampling.temperature = float(c.temperature);
   r.sampling.top_p = float(c.top_p);

@@ -11,7 +11,7 @@ namespace {
 
 struct KeysConfig {
   std::string action, id, file = "keys.json", tenant;
-  std::vector<std::string> roles;
+  std::vector<std::string> roles, adapters;
   int priority = 0;
   double weight = 1;
   server::TenantLimits limits;
@@ -29,6 +29,10 @@ struct KeysConfig {
     o.add("requests_per_minute", &limits.requests_per_minute, "0: no limit").at_least(0);
     o.add("tokens_per_minute", &limits.tokens_per_minute, "Prompt and output; 0: no limit").at_least(0);
     o.add("concurrent", &limits.concurrent, "Requests at once; 0: no limit").at_least(0);
+    o.add("adapter", &adapters,
+          "A model's name it may use, the served model's or an adapter's (lora), and none but those named; where it is "
+          "one alone, requests that name no model are for it")
+        .value_name("NAME");
     o.check([this]() -> Status {
       if (!id.empty() && action != "revoke")
         return invalid_argument(cat("'", id, "' means nothing to ", action, "; only revoke takes a key's id"));
@@ -36,6 +40,7 @@ struct KeysConfig {
     });
     o.example("kvasir keys add --tenant acme", "make a key and show it, once");
     o.example("kvasir keys add --tenant ops --role metrics --role admin", "more than generating");
+    o.example("kvasir keys add --tenant acme --adapter sql", "for one of the server's adapters alone");
     o.example("kvasir keys list", "who has a key");
     o.example("kvasir keys revoke k-3f9a", "take one back: a running server sees it within seconds");
   }
@@ -65,6 +70,7 @@ int add(const KeysConfig& c) {
   entry.caller.priority_ceiling = c.priority;
   entry.caller.weight = c.weight;
   entry.caller.limits = c.limits;
+  entry.caller.adapters = c.adapters;
   if (c.tenant.empty()) {
     std::fprintf(stderr, "kvasir keys: a key needs a tenant: --tenant NAME\n");
     return kUsage;

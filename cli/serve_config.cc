@@ -7,6 +7,7 @@ namespace kvasir::cli {
 void ServeConfig::define(Options& o) {
   o.with_config_file();
   model.define(o);
+  model.define_adapters(o);
   model.define_queue(o);
   server.define(o);
   kv_events.define(o);
@@ -23,12 +24,16 @@ void ServeConfig::define(Options& o) {
   o.check([this]() -> Status {
     if (model.model.model.empty())
       return invalid_argument("model is not set: --model FILE.gguf, a folder, hf:ORG/REPO, or dummy: for a load test");
+    for (const auto& a : model.engine.adapters)
+      if (a.name == server.served_model_name)
+        return invalid_argument(cat("lora has the name '", a.name, "', which is served_model_name; give it another"));
     return {};
   });
   o.example("kvasir serve --model SmolLM2-135M-Instruct.Q4_1.gguf", "gRPC on 50051, HTTP and a page on 8000");
   o.example("kvasir serve --model m.gguf --http-port 9000 --grpc-port -1", "HTTP only, elsewhere");
   o.example("kvasir serve --model m.gguf --host '' --keys keys.json --tls-cert c.pem --tls-key k.pem",
             "to the network, with keys and TLS");
+  o.example("kvasir serve --model m.gguf --lora sql=./sql-adapter", "with a LoRA adapter: requests name it as model");
   o.example("kvasir serve --config server.json --check-config", "say whether a configuration is good");
 }
 

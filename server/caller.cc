@@ -1,5 +1,7 @@
 #include "server/caller.h"
 
+#include <algorithm>
+
 #include "core/cat.h"
 
 namespace kvasir::server {
@@ -11,6 +13,10 @@ const char* role_name(Role role) {
     case Role::admin: return "admin";
   }
   return "?";
+}
+
+bool Caller::may_use(const std::string& model) const {
+  return adapters.empty() || std::find(adapters.begin(), adapters.end(), model) != adapters.end();
 }
 
 Status Caller::require(Role role, const char* what) const {

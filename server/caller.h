@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 
@@ -25,8 +26,10 @@ struct Caller {
   int32_t priority_ceiling = 0;
   double weight = 1;
   TenantLimits limits;
+  std::vector<std::string> adapters;  // the only names of models it may use; empty: all
 
   bool may(Role role) const { return admin || (role == Role::user && user) || (role == Role::metrics && metrics); }
+  bool may_use(const std::string& model) const;
   // PERMISSION_DENIED that says which role is missing for `what` ("FlushCache").
   Status require(Role role, const char* what) const;
 };

@@ -46,16 +46,18 @@ json to_json(const KeyEntry& e) {
   if (e.caller.user) roles.push_back("user");
   if (e.caller.metrics) roles.push_back("metrics");
   if (e.caller.admin) roles.push_back("admin");
-  return {{"id", e.id},
-          {"sha256", e.hash},
-          {"created", e.created},
-          {"tenant", e.caller.tenant},
-          {"roles", roles},
-          {"priority", e.caller.priority_ceiling},
-          {"weight", e.caller.weight},
-          {"requests_per_minute", e.caller.limits.requests_per_minute},
-          {"tokens_per_minute", e.caller.limits.tokens_per_minute},
-          {"concurrent", e.caller.limits.concurrent}};
+  json out = {{"id", e.id},
+              {"sha256", e.hash},
+              {"created", e.created},
+              {"tenant", e.caller.tenant},
+              {"roles", roles},
+              {"priority", e.caller.priority_ceiling},
+              {"weight", e.caller.weight},
+              {"requests_per_minute", e.caller.limits.requests_per_minute},
+              {"tokens_per_minute", e.caller.limits.tokens_per_minute},
+              {"concurrent", e.caller.limits.concurrent}};
+  if (!e.caller.adapters.empty()) out["adapters"] = e.caller.adapters;
+  return out;
 }
 
 // A number that is not there is 0.
@@ -97,6 +99,7 @@ Result<KeyEntry> from_json(const json& j, const std::string& path) {
     KVASIR_ASSIGN(c.limits.requests_per_minute, whole_number(j, "requests_per_minute", e.id, path));
     KVASIR_ASSIGN(c.limits.tokens_per_minute, whole_number(j, "tokens_per_minute", e.id, path));
     KVASIR_ASSIGN(c.limits.concurrent, whole_number(j, "concurrent", e.id, path));
+    c.adapters = j.value("adapters", std::vector<std::string>());
   } catch (const json::exception& error) {
     return bad(path, error.what());
   }

@@ -197,9 +197,50 @@ Status Services::check_model(const std::string& model) const {
   if (h.state == engine::State::stopped || h.state == engine::State::draining)
     return unavailable("this server is shutting down; send the request to another")
         .with_retry_after(std::chrono::seconds(5));
-  if (model.empty() || options_.any_model_name || model == model_name() || model == engine_.info().name) return {};
+  if (model.empty() || options_.any_model_name || names_base(model) || engine_.has_adapter(model)) return {};
   return not_found(cat("model '", model.substr(0, 128), "' is not served here; this server has '", model_name(), "'"))
       .with_field("model");
+}
+
+bool Services::names_base(const std::string& model) const {
+  return model == model_name() || model == engine_.info().name;
+}
+
+Result<std::string> Services::chosen_adapter(const Caller& caller, const GenerateInput& in) const {
+  std::string adapter = in.request.adapter;
+  if (!in.model.empty() && !names_base(in.model) && engine_.has_adapter(in.model)) {
+    if (!adapter.empty() && adapter != in.model)
+      return invalid_argument(cat("adapter is '", adapter.substr(0, 128), "' and model '", in.model,
+                                  "', which is another adapter; name one of them"))
+          .with_field("adapter");
+    adapter = in.model;
+  }
+  if (adapter.empty() && in.model.empty() && caller.adapters.size() == 1 && !names_base(caller.adapters[0]))
+    adapter = caller.adapters[0];
+  if (!adapter.empty() && !engine_.has_adapter(adapter))
+    return not_found(cat("the adapter '", adapter.substr(0, 128), "' is not loaded")).with_field("adapter");
+  const std::string used = adapter.empty() ? model_name() : adapter;
+  if (!caller.may_use(used) && !(adapter.empty() && caller.may_use(engine_.info().name)))
+    return Status(Code::permission_denied, cat("the key ", caller.key_id, " may not use '", used,
+                                               "'; it was made for other adapters (its --adapter)"))
+        .with_field("model");
+  return adapter;
+}
+
+Result<engine::AdapterInfo> Services::load_adapter(const Caller& caller, const std::string& name,
+                                                   const std::string& path) {
+  KVASIR_TRY(caller.require(Role::admin, "loading adapters"));
+  KVASIR_TRY(check_model(""));
+  if (names_base(name))
+    return Status(Code::already_exists, cat("'", name, "' is the served model's own name; give the adapter another"))
+        .with_field("lora_name");
+  return engine_.load_adapter(name, path);
+}
+
+Status Services::unload_adapter(const Caller& caller, const std::string& name) {
+  KVASIR_TRY(caller.require(Role::admin, "unloading adapters"));
+  KVASIR_TRY(check_model(""));
+  return engine_.unload_adapter(name);
 }
 
 size_t Services::max_prompt_bytes() {
@@ -268,6 +309,7 @@ Result<std::vector<int32_t>> Services::judged_prompt(const Caller& caller, const
   KVASIR_TRY(check_model(in.model));
   KVASIR_TRY(limiter_.ask(caller));
   const model::ModelInfo& info = engine_.info();
+  KVASIR_TRY(chosen_adapter(caller, in).status());
   KVASIR_TRY(check_fields(in, options_, info));
   KVASIR_TRY(check_priority(caller, in.request));
   KVASIR_ASSIGN(auto ids, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
@@ -278,6 +320,8 @@ Result<std::vector<int32_t>> Services::judged_prompt(const Caller& caller, const
 Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   Submitted out;
   KVASIR_ASSIGN(out.prompt, judged_prompt(caller, in));
+  KVASIR_ASSIGN(in.request.adapter, chosen_adapter(caller, in));
+  out.model = in.request.adapter.empty() ? model_name() : in.request.adapter;
   const model::ModelInfo& info = engine_.info();
   engine::Request& r = in.request;
   if (!in.prediction.empty()) {
@@ -336,6 +380,9 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
     return invalid_argument(
                cat(field, " has ", prompts.size(), " texts; at most ", options_.max_inputs, " are taken (max_inputs)"))
         .with_field(field);
+  Submitted out;
+  KVASIR_ASSIGN(in.request.adapter, chosen_adapter(caller, in));
+  out.model = in.request.adapter.empty() ? model_name() : in.request.adapter;
   KVASIR_TRY(check_priority(caller, in.request));
 
   engine::Request& r = in.request;
@@ -393,7 +440,6 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
     limiter_.release(caller);
     return stream.status();
   }
-  Submitted out;
   out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
                                                std::move(*stream), size_t(tokens));
   return out;

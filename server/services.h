@@ -26,6 +26,7 @@ namespace kvasir::server {
 struct Submitted {
   std::unique_ptr<engine::Stream> stream;
   std::vector<int32_t> prompt;
+  std::string model;  // that answers: the served one's name, or an adapter's
   uint64_t seed = 0;
 };
 
@@ -71,7 +72,7 @@ class Services {
     if (!request.ok()) (void)refuse(caller, protocol, request.status());
     return request;
   }
-  // The model is the served one (or unnamed), and there is one to serve.
+  // The model is the served one (or unnamed) or one of its adapters, and there is one to serve.
   Status check_model(const std::string& model) const;
   Result<std::vector<int32_t>> tokenize(const Caller& caller, const std::string& model, const PromptInput& prompt);
   // The prompt that generate() would give the engine, judged as there; nothing is submitted.
@@ -80,6 +81,9 @@ class Services {
   Result<std::string> render(const Caller& caller, const std::string& model, const ChatInput& chat);
   Result<std::string> detokenize(const Caller& caller, const std::string& model, const std::vector<int64_t>& ids,
                                  bool skip_special);
+  // While serving, by an admin.
+  Result<engine::AdapterInfo> load_adapter(const Caller& caller, const std::string& name, const std::string& path);
+  Status unload_adapter(const Caller& caller, const std::string& name);
   bool cancel(const Caller& caller, const std::string& id) { return engine_.cancel(caller.tenant, id); }
 
   Health health() const;
@@ -102,6 +106,9 @@ class Services {
   Result<Submitted> submit(const Caller& caller, GenerateInput& input);
   Result<std::vector<int32_t>> judged_prompt(const Caller& caller, const GenerateInput& input);
   Result<Submitted> submit_pooled(const Caller& caller, GenerateInput& input, std::vector<PooledPrompt>& prompts);
+  // The adapter of a request, which its caller may use: its own field's, or the one that its model or its key names.
+  Result<std::string> chosen_adapter(const Caller& caller, const GenerateInput& input) const;
+  bool names_base(const std::string& model) const;
   Status check_priority(const Caller& caller, const engine::Request& request) const;
   void refused(const Caller& caller, const GenerateInput& input, const Status& why, Time began);
   size_t max_prompt_bytes();

@@ -37,8 +37,8 @@ Status check_version(const std::string& version) {
       .with_field("model_version");
 }
 
-void name_answer(const Services& services, const std::string& id, pb::ModelInferResponse& out) {
-  out.set_model_name(services.model_name());
+void name_answer(const std::string& model, const std::string& id, pb::ModelInferResponse& out) {
+  out.set_model_name(model);
   out.set_model_version("1");
   out.set_id(id);
 }
@@ -59,13 +59,13 @@ class InferCall final : public AnswerCall<pb::ModelInferRequest, pb::ModelInferR
       std::vector<PooledPrompt> prompts;
       prompts.push_back({TextInput{std::move(input.text_input), true, false}});
       KVASIR_ASSIGN(Submitted submitted, services.pool(caller_, std::move(input.generate), std::move(prompts)));
-      id_ = submitted.stream->id();
+      id_ = submitted.stream->id(), model_ = std::move(submitted.model);
       feed_.add(std::move(submitted.stream));
       return {};
     }
     if (input.echo) text_ = std::move(input.text_input);
     KVASIR_ASSIGN(Submitted submitted, services.generate(caller_, std::move(input.generate)));
-    id_ = submitted.stream->id();
+    id_ = submitted.stream->id(), model_ = std::move(submitted.model);
     feed_.add(std::move(submitted.stream));
     return {};
   }
@@ -81,7 +81,7 @@ class InferCall final : public AnswerCall<pb::ModelInferRequest, pb::ModelInferR
           status = was_cancelled();
           return Next::end;
         }
-        name_answer(context_.services, id_, out);
+        name_answer(model_, id_, out);
         add_end(*e, out);
         if (e->pooled.empty())
           write_text_output(text_, raw_, out);
@@ -104,7 +104,7 @@ class InferCall final : public AnswerCall<pb::ModelInferRequest, pb::ModelInferR
     return input;
   }
 
-  std::string text_, id_;
+  std::string text_, id_, model_;
   bool raw_ = false;
 };
 
@@ -157,6 +157,7 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
   struct Job {
     std::string id, text;
     bool stream = false, raw = false;
+    std::string model;
   };
 
   void read() {
@@ -197,7 +198,8 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
     locked([&] {  // next() may only see its number together with what is kept under it
       const size_t i = feed_.add(std::move(submitted.stream));
       if (i >= jobs_.size()) jobs_.resize(i + 1);
-      jobs_[i] = {request_.id(), input.echo ? input.text_input : "", input.stream, input.raw};
+      jobs_[i] = {request_.id(), input.echo ? input.text_input : "", input.stream, input.raw,
+                  std::move(submitted.model)};
       ++open_;
     });
     return {};
@@ -226,7 +228,7 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
   }
   pb::ModelInferResponse& answer(Job& job, bool final, pb::ModelStreamInferResponse& out) {
     pb::ModelInferResponse& to = *out.mutable_infer_response();
-    name_answer(context_.services, job.id, to);
+    name_answer(job.model, job.id, to);
     write_text_output(job.text, job.raw, to);
     (*to.mutable_parameters())["triton_final_response"].set_bool_param(final);
     job.text.clear();

@@ -82,6 +82,7 @@ Result<GenerateInput> read_request(const pb::GenerateRequest& from, const Server
   in.protocol = "kvasir.v1";
   in.wire = Wire::v1;
   in.model = from.model();
+  in.request.adapter = from.adapter();
   engine::Request& r = in.request;
   r.sampling = from.has_beams() ? model::SamplingParams{.temperature = 0} : limits.sampling;
   r.id = from.request_id();
@@ -215,6 +216,7 @@ class EmbedCall final : public PooledCall<pb::EmbedRequest, pb::EmbedResponse> {
     ask.input.protocol = protocol();
     ask.input.wire = Wire::embeddings;
     ask.input.model = from.model();
+    ask.input.request.adapter = from.adapter();
     ask.input.request.id = id_ = from.request_id();
     read_parameters(from, ask.input);
     const bool special = !from.has_add_special_tokens() || from.add_special_tokens();
@@ -301,16 +303,23 @@ void add_kvasir_v1(Door& door, Services& services) {
       },
       "detokenize");
   door.unary<pb::ListModelsRequest, pb::ListModelsResponse>(
-      at + "ListModels", Role::user, [&services](const Caller&, const auto&, auto& out) -> Status {
+      at + "ListModels", Role::user, [&services](const Caller& caller, const auto&, auto& out) -> Status {
         KVASIR_TRY(services.check_model(""));
         const model::ModelInfo& info = services.engine().info();
-        pb::Model& m = *out.add_models();
+        pb::Model m;
         m.set_id(services.model_name());
         m.set_architecture(info.architecture);
         m.set_quantization(info.quantization);
         m.set_parameters(uint64_t(info.parameters));
         m.set_context_length(uint32_t(info.context_length));
         m.set_vocab_size(uint32_t(info.vocab_size));
+        if (caller.may_use(m.id()) || caller.may_use(info.name)) *out.add_models() = m;
+        m.set_parent(services.model_name());
+        for (const engine::AdapterInfo& a : services.engine().adapters()) {
+          if (!caller.may_use(a.name)) continue;
+          m.set_id(a.name);
+          *out.add_models() = m;
+        }
         return {};
       });
   door.unary<pb::GetStatsRequest, pb::GetStatsResponse>(at + "GetStats", Role::metrics,

@@ -36,6 +36,8 @@ class Api {
   Reply metrics(const Request&, const Caller&);
   Reply stats(const Request&, const Caller&);
   Reply models(const Request&, const Caller&);
+  Reply load_adapter(const Request&, const Caller&);
+  Reply unload_adapter(const Request&, const Caller&);
   Reply chat(const Request&, const Caller&);
   Reply completions(const Request&, const Caller&);
   Reply messages(const Request&, const Caller&);
@@ -80,6 +82,7 @@ class Api {
   struct Sent {
     std::vector<std::unique_ptr<engine::Stream>> streams;
     std::vector<std::vector<int32_t>> prompts;
+    std::string model;
   };
   Result<Sent> send(const Request&, const Caller&, std::vector<GenerateInput> inputs);
   Reply pool(const Request&, const Caller&, struct PooledCall call);

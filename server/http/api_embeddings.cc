@@ -61,7 +61,7 @@ Reply Api::pool(const Request& request, const Caller& caller, PooledCall call) {
   auto submitted = services_.pool(caller, std::move(call.input), std::move(call.prompts));
   if (!submitted.ok()) return call.refuse(submitted.status());
   const std::string id = submitted->stream->id();
-  auto write = [body = std::move(call.body), model = services_.model_name(), id](const engine::Finished& all) {
+  auto write = [body = std::move(call.body), model = submitted->model, id](const engine::Finished& all) {
     return body(all, model, id);
   };
   return pooled_reply(std::move(submitted->stream), std::move(write), headers_of(request, caller, id), call.refuse);

@@ -86,6 +86,7 @@ Result<Api::Sent> Api::send(const Request& request, const Caller& caller, std::v
       input.request.id = cat(id, '-', sent.streams.size());
     auto submitted = services_.generate(caller, std::move(input));
     if (!submitted.ok()) return submitted.status();  // the others are cancelled as they go
+    sent.model = std::move(submitted->model);
     sent.prompts.push_back(std::move(submitted->prompt));
     sent.streams.push_back(std::move(submitted->stream));
   }
@@ -113,7 +114,7 @@ Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall cal
   const std::string& id = shape.call_id = sent->streams[0]->id();
   shape.seed_drawn = call.input.draw_seed;
   shape.tokenizer = services_.engine().tokenizer();
-  shape.model = services_.model_name();
+  shape.model = std::move(sent->model);
   shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", id);
   shape.created = unix_seconds();
   auto headers = headers_of(request, caller, id);

@@ -32,28 +32,48 @@ std::string percent_decoded(std::string_view text) {
 
 }  // namespace
 
-Reply Api::models(const Request& request, const Caller&) {
+namespace {
+
+// An adapter, as vLLM lists it.
+std::string adapter_entry(const engine::AdapterInfo& a, const std::string& base, int32_t context) {
+  return cat("{\"id\":", json_string(a.name), ",\"object\":\"model\",\"created\":0,\"owned_by\":\"kvasir\"",
+             ",\"root\":", json_string(a.path), ",\"parent\":", json_string(base), ",\"max_model_len\":", context,
+             ",\"meta\":{\"rank\":", a.rank, ",\"bytes\":", a.bytes, "}}");
+}
+
+}  // namespace
+
+// What this caller may use.
+Reply Api::models(const Request& request, const Caller& caller) {
   std::string name = services_.model_name();
   if (services_.engine().state() == engine::State::starting)
     return error_response(unavailable("the model is still loading; ask /ready"));
   const model::ModelInfo& info = services_.engine().info();
-  std::string model =
-      cat("{\"id\":", json_string(name), ",\"object\":\"model\",\"created\":0,\"owned_by\":\"kvasir\"",
-          ",\"max_model_len\":", info.context_length, ",\"meta\":{\"architecture\":", json_string(info.architecture),
-          ",\"quantization\":", json_string(info.quantization), ",\"n_params\":", info.parameters,
-          ",\"n_vocab\":", info.vocab_size, "}}");
+  std::vector<std::pair<std::string, std::string>> entries;
+  if (caller.may_use(name) || caller.may_use(info.name))
+    entries.emplace_back(
+        name, cat("{\"id\":", json_string(name), ",\"object\":\"model\",\"created\":0,\"owned_by\":\"kvasir\"",
+                  ",\"root\":", json_string(name), ",\"parent\":null,\"max_model_len\":", info.context_length,
+                  ",\"meta\":{\"architecture\":", json_string(info.architecture),
+                  ",\"quantization\":", json_string(info.quantization), ",\"n_params\":", info.parameters,
+                  ",\"n_vocab\":", info.vocab_size, "}}"));
+  for (const engine::AdapterInfo& a : services_.engine().adapters())
+    if (caller.may_use(a.name)) entries.emplace_back(a.name, adapter_entry(a, name, info.context_length));
   Response r;
   constexpr std::string_view kByName = "/v1/models/";
   const std::string asked =
       request.path.starts_with(kByName) ? percent_decoded(request.path.substr(kByName.size())) : "";
   if (asked.empty()) {
-    r.body = cat("{\"object\":\"list\",\"data\":[", model, "]}");
-  } else if (asked == name || services_.options().any_model_name) {
-    r.body = model;
-  } else {
+    for (const auto& [id, entry] : entries) r.body += cat(r.body.empty() ? "" : ",", entry);
+    r.body = cat("{\"object\":\"list\",\"data\":[", r.body, "]}");
+    return r;
+  }
+  for (const auto& [id, entry] : entries)
+    if (id == asked) r.body = entry;
+  if (r.body.empty() && services_.options().any_model_name && !entries.empty()) r.body = entries[0].second;
+  if (r.body.empty())
     return error_response(not_found(cat("there is no model '", asked.substr(0, 100), "'; this server has '", name, "'"))
                               .with_field("model"));
-  }
   return r;
 }
 

@@ -45,7 +45,7 @@ Reply Api::llama_generate(const Request& request, const Caller& caller, LlamaCal
     if (!text.ok()) return error_response(text.status());
     shape.prompts.push_back(*std::move(text));
   }
-  shape.model = services_.model_name();
+  shape.model = std::move(sent->model);
   auto headers = headers_of(request, caller, sent->streams[0]->id());
   return llama_reply(std::move(shape), std::move(sent->streams), std::move(headers));
 }

@@ -19,7 +19,7 @@ Reply Api::messages(const Request& request, const Caller& caller) {
   if (!submitted.ok()) return messages_error(submitted.status());
   prepare_reasoning(services_, submitted->prompt, grammar, shape.answer);
   shape.id = cat("msg_", submitted->stream->id());
-  shape.model = services_.model_name();
+  shape.model = submitted->model;
   shape.prompt_tokens = static_cast<int64_t>(submitted->prompt.size());
   auto headers = headers_of(request, caller, submitted->stream->id());
   headers.emplace_back("request-id", headers[0].second);  // where Anthropic's clients look for it

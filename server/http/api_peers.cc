@@ -42,4 +42,35 @@ Reply Api::flush_cache(const Request&, const Caller&) {
   return r;
 }
 
+Reply Api::load_adapter(const Request& request, const Caller& caller) {
+  auto json = parse_json(request.body);
+  if (!json.ok()) return error_response(json.status());
+  Fields f(*json);
+  std::string name, path;
+  if (!f.string("lora_name", &name)) f.fail("lora_name", "is missing; give the adapter a name");
+  if (!f.string("lora_path", &path)) f.fail("lora_path", "is missing; say where on the server the adapter is");
+  f.unserved("load_inplace", "unload the adapter first; requests that run keep it");
+  if (Status s = f.finish(); !s.ok()) return error_response(s);
+  const auto loaded = services_.load_adapter(caller, name, path);
+  if (!loaded.ok()) return error_response(loaded.status());
+  Response r;
+  r.body = cat("{\"success\":true,\"lora_name\":", json_string(name), ",\"rank\":", loaded->rank,
+               ",\"bytes\":", loaded->bytes, "}");
+  return r;
+}
+
+Reply Api::unload_adapter(const Request& request, const Caller& caller) {
+  auto json = parse_json(request.body);
+  if (!json.ok()) return error_response(json.status());
+  Fields f(*json);
+  std::string name;
+  if (!f.string("lora_name", &name)) f.fail("lora_name", "is missing; say which adapter to unload");
+  f.unserved("lora_int_id", "adapters are known by their names", "null");
+  if (Status s = f.finish(); !s.ok()) return error_response(s);
+  if (Status s = services_.unload_adapter(caller, name); !s.ok()) return error_response(s);
+  Response r;
+  r.body = cat("{\"success\":true,\"lora_name\":", json_string(name), "}");
+  return r;
+}
+
 }  // namespace kvasir::server::http

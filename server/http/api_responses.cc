@@ -60,7 +60,7 @@ Reply Api::responses(const Request& request, const Caller& caller) {
   prepare_reasoning(services_, submitted->prompt, grammar, shape.answer);
   shape.stream = call->stream;
   shape.id = cat("resp_", submitted->stream->id());
-  shape.model = services_.model_name();
+  shape.model = submitted->model;
   shape.created = unix_seconds();
   for (const auto& [name, value] : call->echoed.items()) shape.echoed += cat(",\"", name, "\":", dumped(value));
   if (call->store)

@@ -19,7 +19,7 @@ Reply Api::tokens_generate(const Request& request, const Caller& caller) {
   TokensShape& shape = call->shape;
   shape.prompt = int64_t(submitted->prompt.size());
   shape.id = submitted->stream->id();
-  shape.model = services_.model_name();
+  shape.model = submitted->model;
   shape.created = unix_seconds();
   shape.tokenizer = services_.engine().tokenizer();
   auto headers = headers_of(request, caller, shape.id);
@@ -48,7 +48,8 @@ Reply Api::render(const Request& request, const Caller& caller, OpenAiCall call)
   for (GenerateInput& input : for_each_prompt(call.input, std::move(call.prompts))) {
     auto ids = services_.prompt(caller, input);
     if (!ids.ok()) return error_response(ids.status());
-    all.push_back(tokens_request(*body, input, *ids, services_.model_name()));
+    const bool adapter = services_.engine().has_adapter(input.model);
+    all.push_back(tokens_request(*body, input, *ids, adapter ? input.model : services_.model_name()));
   }
   Response r;
   r.body = (call.shape.chat ? all[0] : all).dump();

@@ -104,7 +104,7 @@ constexpr struct {
   const char *name, *why, *usual = "false";
 } kUnserved[] = {
     {"post_sampling_probs", "n_probs gives the model's own, before anything is cut off"},
-    {"lora", "no adapter is loaded"},
+    {"lora", "name an adapter as model (/v1/models lists them)"},
     {"n_indent", "use stop", "0"},
     {"t_max_predict_ms", "use the header X-Request-Timeout", "0"},
     {"t_max_prompt_ms", "use the header X-Request-Timeout", "0"},

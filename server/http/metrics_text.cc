@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "core/cat.h"
+#include "server/http/api.h"
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
@@ -79,6 +80,26 @@ double hit_rate(const engine::Stats& s) {
   return s.prompt_tokens == 0 ? 0 : static_cast<double>(s.cached_tokens) / static_cast<double>(s.prompt_tokens);
 }
 
+// As vLLM says it: who is in use, as labels; the value is the time.
+void add_adapters(Text& t, const Services& services) {
+  const std::vector<engine::AdapterInfo> all = services.engine().adapters();
+  if (all.empty()) return;
+  std::string running, waiting;
+  int64_t bytes = 0;
+  for (const engine::AdapterInfo& a : all) {
+    bytes += a.bytes;
+    if (a.running > 0) running += cat(running.empty() ? "" : ",", a.name);
+    if (a.waiting > 0) waiting += cat(waiting.empty() ? "" : ",", a.name);
+  }
+  t.family("gauge", "vllm:lora_requests_info", "Adapters whose requests run or wait, as labels; the value is the time");
+  t.row("vllm:lora_requests_info",
+        cat("max_lora=\"", services.options().max_running, "\",running_lora_adapters=", json_string(running),
+            ",waiting_lora_adapters=", json_string(waiting)),
+        unix_seconds());
+  t.gauge("kvasir_adapters", nullptr, "Adapters that requests may name", double(all.size()));
+  t.gauge("kvasir_adapter_bytes", nullptr, "Memory of these", double(bytes));
+}
+
 }  // namespace
 
 std::string metrics_text(const Services& services) {
@@ -138,6 +159,7 @@ std::string metrics_text(const Services& services) {
     t.row("vllm:request_success_total",
           cat("model_name=", json_string(services.model_name()), ",finished_reason=\"", Metrics::kEndings[i], '"'),
           services.metrics().ended(i));
+  add_adapters(t, services);
   if (const SpanExporter* spans = services.spans()) {
     t.counter("kvasir_spans_sent_total", nullptr, "Spans the collector took", spans->sent());
     t.counter("kvasir_spans_dropped_total", nullptr, "Spans the collector did not take", spans->dropped());

@@ -74,7 +74,6 @@ constexpr struct {
     {"bad_words", "use logit_bias of -100"},
     {"truncate_prompt_tokens", "shorten the prompt: /tokenize says its length"},
     {"kv_transfer_params", "this server does not move caches between machines"},
-    {"lora_path", "no adapter is loaded"},
 };
 
 // A search of n beams (vLLM's way to say it), or of beam_width of which the n best are answers (transformers').
@@ -112,6 +111,7 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   const bool beams = searches(f);
   in.request.sampling = beams ? model::SamplingParams{.temperature = 0} : limits.sampling;
   f.string("model", &in.model);
+  f.string("lora_path", &in.request.adapter);  // SGLang's name for an adapter's name
   f.parameters(in);
   if (beams) {
     read_beams(f, in);

@@ -111,7 +111,6 @@ constexpr struct {
     {"input_embeds", "send text or input_ids"},
     {"token_ids_logprob", "use top_logprobs_num"},
     {"return_hidden_states", "hidden states are not sent; log-probabilities are"},
-    {"lora_path", "no adapter is loaded"},
     {"session_params", "send the whole prompt; what it shares with another is in the cache"},
     {"custom_logit_processor", "use logit_bias, or a constraint such as regex"},
     {"background", "keep the call open, or stream it"},
@@ -123,9 +122,10 @@ Result<SglangCall> parse_sglang(std::string_view body, const ServerOptions& limi
   KVASIR_ASSIGN(Json json, parse_json(body));
   Fields f(json);
   SglangCall call;
-  std::string model, salt;
+  std::string model, adapter, salt;
   int64_t priority = 0, choices = 0;
   f.string("model", &model);
+  f.string("lora_path", &adapter);  // an adapter's name
   f.boolean("stream", &call.shape.stream);
   f.boolean("return_text_in_logprobs", &call.shape.texts);
   f.string("extra_key", &salt);
@@ -148,6 +148,7 @@ Result<SglangCall> parse_sglang(std::string_view body, const ServerOptions& limi
       return wrong("rid", cat("is ", shown(*id), "; it must be a string, or one for each prompt"));
     if (id) in.request.id = id->get<std::string>();
     in.model = model;
+    in.request.adapter = adapter;
     if (!salt.empty()) in.request.cache_salt = salt;
     if (priority != 0) set_integer(parameter("priority"), priority, in);
     shape.choices = in.request.n;

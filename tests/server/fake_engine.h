@@ -96,6 +96,28 @@ class FakeEngine final : public engine::Engine {
     ++flushes;
     return {};
   }
+  Result<engine::AdapterInfo> load_adapter(const std::string& name, const std::string& path) override {
+    std::lock_guard lock(mutex_);
+    if (path == "broken") return invalid_argument("the adapter is broken").with_field("lora_path");
+    return adapters_[name] = {.name = name, .path = path, .bytes = 1000, .rank = 8};
+  }
+  Status unload_adapter(const std::string& name) override {
+    std::lock_guard lock(mutex_);
+    return adapters_.erase(name) > 0 ? Status() : not_found(cat("the adapter '", name, "' is not loaded"));
+  }
+  std::vector<engine::AdapterInfo> adapters() const override {
+    std::lock_guard lock(mutex_);
+    std::vector<engine::AdapterInfo> out;
+    for (const auto& [name, info] : adapters_) {
+      out.push_back(info);
+      for (const engine::Request& r : requests) out.back().running += r.adapter == name;  // that ever were
+    }
+    return out;
+  }
+  bool has_adapter(const std::string& name) const override {
+    std::lock_guard lock(mutex_);
+    return adapters_.contains(name);
+  }
   std::shared_ptr<const engine::CacheEvents> cache_events() const override { return events; }
   void drain(std::chrono::milliseconds) override { state_ = engine::State::stopped; }
 
@@ -291,7 +313,8 @@ class FakeEngine final : public engine::Engine {
       *text::ChatTemplate::compile(ByteTokenizer().chat_template(), ByteTokenizer());
   std::atomic<engine::State> state_{engine::State::serving};
   text::TokenizerPtr tokenizer_ = std::make_shared<ByteTokenizer>();
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::map<std::string, engine::AdapterInfo> adapters_;
   std::condition_variable open_changed_;
   Status refusal_;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<Script>> live_;

@@ -23,6 +23,8 @@ const std::map<std::string, Needs>& table() {
       {"/stats", {"GET", "metrics"}},
       {"/v1/models", {"GET", "user"}},
       {"/v1/models/", {"GET", "user"}},
+      {"/v1/load_lora_adapter", {"POST", "admin"}},
+      {"/v1/unload_lora_adapter", {"POST", "admin"}},
       {"/v1/messages", {"POST", "user"}},
       {"/v1/messages/count_tokens", {"POST", "user"}},
       {"/v1/responses", {"POST", "user"}},

@@ -166,7 +166,7 @@ TEST_F(Llama, EachWrongFieldIsNamed) {
       {R"({"prompt":"x","xtc_probability":0.5})", "xtc_probability", "min_p"},
       {R"({"prompt":"x","dynatemp_range":0.5})", "dynatemp_range", "temperature"},
       {R"({"prompt":"x","samplers":["top_k"]})", "samplers", "order is fixed"},
-      {R"({"prompt":"x","lora":[{"id":0,"scale":1}]})", "lora", "no adapter"},
+      {R"({"prompt":"x","lora":[{"id":0,"scale":1}]})", "lora", "as model"},
       {R"({"prompt":"x","logit_bias":[[1]]})", "logit_bias", "pairs"},
       {R"({"prompt":"x","logit_bias":{"1":"a"}})", "logit_bias", "number"},
       {R"({"prompt":"x","prompt_logprobs":1})", "prompt_logprobs", "not a field"},

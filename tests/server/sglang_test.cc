@@ -93,7 +93,7 @@ TEST_F(Sglang, EachWrongFieldIsNamed) {
            {R"({"text":"x","return_logprob":1})", "return_logprob", "true or false"},
            {R"({"text":"x","return_logprob":true,"top_logprobs_num":99})", "top_logprobs_num", "99"},
            {R"({"text":"x","image_data":"x"})", "image_data", "text only"},
-           {R"({"text":"x","lora_path":"x"})", "lora_path", "no adapter"}}) {
+           {R"({"text":"x","background":true})", "background", "keep the call open"}}) {
     SCOPED_TRACE(body);
     expect_error(post("/generate", body), 400, param, says);
   }
