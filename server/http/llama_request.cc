@@ -54,9 +54,14 @@ Status read_bias(Json& body, const text::Tokenizer* tokenizer) {
 // A text; ids; or both in turn.
 Result<PromptInput> read_prompt(const Json& prompt) {
   if (prompt.is_string()) return PromptInput(TextInput{prompt.get<std::string>()});
-  if (prompt.is_object())
-    return wrong("prompt",
-                 "is an object, as prompts with pictures are; this model reads text only: give it as a string");
+  if (prompt.is_object()) {  // as a prompt with pictures is; of text alone it is that text
+    Fields f(prompt, "prompt");
+    TextInput text;
+    if (!f.string("prompt_string", &text.text)) f.fail("prompt_string", "is missing");
+    f.unserved("multimodal_data", "this model reads text only", "[]");
+    KVASIR_TRY(f.finish());
+    return PromptInput(std::move(text));
+  }
   if (!prompt.is_array() || prompt.empty()) return wrong("prompt", "must be a text, token ids, or a list of both");
   TokensInput ids;
   PiecesInput mixed;

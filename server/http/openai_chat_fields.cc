@@ -176,7 +176,14 @@ void read_grammar(Fields& f, text::GrammarSpec& grammar) {
     std::string type;
     if (!inner.enumeration("type", &type, {"text", "json_object", "json_schema", "structural_tag"}))
       inner.fail("type", "is missing");
-    if (type == "json_object") set("response_format", {Kind::json_object});
+    // A schema beside it is llama-server's, and OpenAI's own of some years ago.
+    const Json* schema = type == "json_object" ? inner.raw("schema") : nullptr;
+    if (schema && !schema->is_object())
+      inner.fail("schema", "must be an object");
+    else if (schema)
+      set("response_format", {Kind::json_schema, schema->dump()});
+    else if (type == "json_object")
+      set("response_format", {Kind::json_object});
     if (type == "json_schema") {
       const Json* wrapper = inner.raw("json_schema");
       if (!wrapper || !wrapper->is_object() || !wrapper->contains("schema") || !(*wrapper)["schema"].is_object())

@@ -71,6 +71,7 @@ TEST_F(Llama, PromptsAreTextsIdsOrBoth) {
   EXPECT_EQ(whole("/completion", R"({"prompt":[104,105]})")["content"], "hi");
   EXPECT_EQ(whole("/completion", R"({"prompt":[104,"i ",121,"ou"]})")["content"], "hi you");
   EXPECT_EQ(whole("/completion", R"({"prompt":["hi"]})")["content"], "hi");
+  EXPECT_EQ(whole("/completion", R"({"prompt":{"prompt_string":"hi","multimodal_data":[]}})")["content"], "hi");
   Json list = whole("/completion", R"({"prompt":["ab",[99,100],["e",102]],"n":2})");
   ASSERT_EQ(list.size(), 6u);
   for (size_t i = 0; i < 6; ++i) {
@@ -152,7 +153,8 @@ TEST_F(Llama, EachWrongFieldIsNamed) {
   const std::vector<std::tuple<const char*, const char*, const char*>> wrong = {
       {R"({})", "prompt", "is missing"},
       {R"({"prompt":[]})", "prompt", "empty"},
-      {R"({"prompt":{"prompt_string":"x","multimodal_data":[]}})", "prompt", "text only"},
+      {R"({"prompt":{"prompt_string":"x","multimodal_data":["aGk="]}})", "prompt.multimodal_data", "text only"},
+      {R"({"prompt":{"text":"x"}})", "prompt.prompt_string", "is missing"},
       {R"({"prompt":[1,true]})", "prompt", "true"},
       {R"({"prompt":["a",300,"b"]})", "prompt", "300"},
       {R"({"prompt":"x","n_predict":1.5})", "n_predict", "1.5"},

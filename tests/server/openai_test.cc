@@ -333,6 +333,8 @@ TEST_F(OpenAi, AConstraintUnderEachOfItsNames) {
           {R"("response_format":{"type":"json_object"})", Kind::json_object, ""},
           {R"("response_format":{"type":"json_schema","json_schema":{"name":"x","strict":true,"schema":{"type":"null"}}})",
            Kind::json_schema, R"({"type":"null"})"},
+          {R"("response_format":{"type":"json_object","schema":{"const":"42"}})", Kind::json_schema,
+           R"({"const":"42"})"},
           {R"("guided_json":{"type":"null"})", Kind::json_schema, R"({"type":"null"})"},
           {R"("guided_json":"{\"type\":\"null\"}")", Kind::json_schema, R"({"type":"null"})"},
           {R"("guided_regex":"a+")", Kind::regex, "a+"},
