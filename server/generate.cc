@@ -2,10 +2,12 @@
 
 #include "core/cat.h"
 #include "core/utf8.h"
+#include "model/text/bounded.h"
 #include "server/continued_chat.h"
 #include "server/described_tools.h"
 #include "server/json_text.h"
 #include "server/parameters.h"
+#include "server/prompt.h"
 
 namespace kvasir::server {
 namespace {
@@ -94,17 +96,35 @@ Status check_depth(const char* field, std::string_view json) {
   return {};
 }
 
+struct PromptLimits {
+  size_t bytes, tokens;
+};
+
+// A text in tokens. Where there are too many the rest of a large text is not read, so that nobody knows their number.
+Result<std::vector<int32_t>> encode_text(const TextInput& text, const engine::Engine& engine, PromptLimits limits) {
+  KVASIR_TRY(check_utf8(text.text, "prompt"));
+  const text::TokenizerPtr tokenizer = engine.tokenizer();
+  const auto* bounded = dynamic_cast<const text::BoundedTokenizer*>(tokenizer.get());
+  if (!bounded) return tokenizer->encode(text.text, text.add_special, text.parse_special);
+  const text::EncodeLimits within{.most_tokens = limits.tokens};
+  KVASIR_ASSIGN(auto ids, bounded->encode_within(within, text.text, text.add_special, text.parse_special));
+  if (ids.size() <= limits.tokens || text.text.size() <= within.piece_bytes) return ids;
+  return invalid_argument(cat("the prompt has more than ", limits.tokens, " tokens; ", kContextHolds,
+                              engine.info().context_length, "; shorten the prompt"))
+      .with_field("prompt");
+}
+
 // The first text begins the prompt; the others go on in it.
-Result<std::vector<int32_t>> encode_pieces(const PiecesInput& mixed, const text::Tokenizer& tokenizer) {
+Result<std::vector<int32_t>> encode_pieces(const PiecesInput& mixed, const engine::Engine& engine,
+                                           PromptLimits limits) {
   std::vector<int32_t> ids;
   for (const auto& piece : mixed.pieces) {
     if (auto* id = std::get_if<int64_t>(&piece)) {
       ids.push_back(int32_t(*id));
       continue;
     }
-    const std::string& text = std::get<std::string>(piece);
-    KVASIR_TRY(check_utf8(text, "prompt"));
-    KVASIR_ASSIGN(auto more, tokenizer.encode(text, ids.empty(), mixed.parse_special));
+    KVASIR_ASSIGN(auto more,
+                  encode_text({std::get<std::string>(piece), ids.empty(), mixed.parse_special}, engine, limits));
     ids.insert(ids.end(), more.begin(), more.end());
   }
   return ids;
@@ -128,30 +148,37 @@ Result<std::string> prompt_text(const ChatInput& chat, const engine::Engine& eng
 }
 
 Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engine::Engine& engine, size_t max_bytes) {
+  return encode_prompt_within(SIZE_MAX, prompt, engine, max_bytes);
+}
+
+Result<std::vector<int32_t>> encode_prompt_within(size_t max_tokens, const PromptInput& prompt,
+                                                  const engine::Engine& engine, size_t max_bytes) {
+  const PromptLimits limits{max_bytes, max_tokens};
   if (auto* ids = std::get_if<TokensInput>(&prompt)) return std::vector<int32_t>(ids->begin(), ids->end());
-  text::TokenizerPtr tokenizer = engine.tokenizer();
-  if (!tokenizer) return failed_precondition("this model came without a tokenizer; send token ids instead of text");
+  if (!engine.tokenizer())
+    return failed_precondition("this model came without a tokenizer; send token ids instead of text");
   auto fits = [&](const std::string& text) -> Status {
-    if (text.size() <= max_bytes) return {};
+    if (text.size() <= limits.bytes) return {};
     return invalid_argument(cat("the prompt has ", text.size(), " bytes; ", kContextHolds, engine.info().context_length,
-                                " tokens, which have at most ", max_bytes))
+                                " tokens, which have at most ", limits.bytes))
         .with_field("prompt");
   };
   if (auto* text = std::get_if<TextInput>(&prompt)) {
     KVASIR_TRY(fits(text->text));
-    KVASIR_TRY(check_utf8(text->text, "prompt"));
-    return tokenizer->encode(text->text, text->add_special, text->parse_special);
+    return encode_text(*text, engine, limits);
   }
   if (auto* mixed = std::get_if<PiecesInput>(&prompt)) {
     std::string all;
     for (const auto& piece : mixed->pieces)
       if (auto* text = std::get_if<std::string>(&piece)) all += *text;
     KVASIR_TRY(fits(all));
-    return encode_pieces(*mixed, *tokenizer);
+    return encode_pieces(*mixed, engine, limits);
   }
-  KVASIR_ASSIGN(std::string text, prompt_text(std::get<ChatInput>(prompt), engine));
-  KVASIR_TRY(fits(text));
-  return tokenizer->encode(text, false, true);  // the template wrote the special tokens, bos too
+  // The template wrote the special tokens, bos too.
+  TextInput chat{.text = {}, .add_special = false, .parse_special = true};
+  KVASIR_ASSIGN(chat.text, prompt_text(std::get<ChatInput>(prompt), engine));
+  KVASIR_TRY(fits(chat.text));
+  return encode_text(chat, engine, limits);
 }
 
 Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::ModelInfo& info) {

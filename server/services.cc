@@ -6,6 +6,7 @@
 #include "core/cat.h"
 #include "core/log.h"
 #include "server/pooled_stream.h"
+#include "server/prompt.h"
 
 namespace kvasir::server {
 
@@ -312,7 +313,7 @@ Result<std::vector<int32_t>> Services::judged_prompt(const Caller& caller, const
   KVASIR_TRY(chosen_adapter(caller, in).status());
   KVASIR_TRY(check_fields(in, options_, info));
   KVASIR_TRY(check_priority(caller, in.request));
-  KVASIR_ASSIGN(auto ids, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
+  KVASIR_ASSIGN(auto ids, encode_prompt_within(size_t(info.context_length), in.prompt, engine_, max_prompt_bytes()));
   KVASIR_TRY(check_length(in, ids.size(), info));
   return ids;
 }
@@ -325,7 +326,8 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   const model::ModelInfo& info = engine_.info();
   engine::Request& r = in.request;
   if (!in.prediction.empty()) {
-    auto predicted = encode_prompt(TextInput{std::move(in.prediction), false, false}, engine_, max_prompt_bytes());
+    auto predicted = encode_prompt_within(
+        size_t(info.context_length), TextInput{std::move(in.prediction), false, false}, engine_, max_prompt_bytes());
     if (!predicted.ok()) return Status(predicted.status()).with_field("prediction");
     r.prediction = std::move(*predicted);
   }
@@ -403,10 +405,12 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
       in.prompt = std::move(p.input);
       KVASIR_TRY(check_fields(in, options_, info));
       Each& each = all->emplace_back();
-      KVASIR_ASSIGN(each.tokens, encode_prompt(in.prompt, engine_, max_prompt_bytes()));
+      KVASIR_ASSIGN(each.tokens,
+                    encode_prompt_within(size_t(info.context_length), in.prompt, engine_, max_prompt_bytes()));
       if (p.pair) each.second_text = int32_t(each.tokens.size());
       for (TextInput& text : p.more) {
-        KVASIR_ASSIGN(auto more, encode_prompt(std::move(text), engine_, max_prompt_bytes()));
+        KVASIR_ASSIGN(auto more,
+                      encode_prompt_within(size_t(info.context_length), std::move(text), engine_, max_prompt_bytes()));
         // What begins a text stands before the first of a pair; RoBERTa's kind has a second separator instead.
         if (p.pair && !more.empty() && info.architecture == "bert")
           more.erase(more.begin());

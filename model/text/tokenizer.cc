@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/awaited.h"
 #include "model/text/utf8.h"
 
 namespace kvasir::text {
@@ -75,9 +76,13 @@ Status RustTokenizer::add_end(int32_t id) {
   return {};
 }
 
-Result<std::vector<int32_t>> RustTokenizer::encode(std::string_view text, bool add_bos, bool parse_special) const {
+Result<std::vector<int32_t>> RustTokenizer::encode_within(const EncodeLimits& limits, std::string_view text,
+                                                          bool add_bos, bool parse_special) const {
+  auto stopped = [](void*) -> uint8_t { return !Awaited::still(); };
+  const kvt_encode_limits within{limits.piece_bytes, limits.most_tokens, stopped, nullptr};
   Buffer out;
-  if (const int code = kvt_encode(handle_, as_str(text), add_bos, parse_special, out.out())) return out.error(code);
+  if (const int code = kvt_encode(handle_, as_str(text), add_bos, parse_special, &within, out.out()))
+    return out.error(code);
   std::vector<int32_t> ids(out.size() / sizeof(int32_t));
   if (!ids.empty()) std::memcpy(ids.data(), out.data(), ids.size() * sizeof(int32_t));
   return ids;

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "model/text/border.h"
-#include "model/text/text.h"
+#include "model/text/bounded.h"
 
 namespace kvasir::text {
 
-class RustTokenizer final : public Tokenizer {
+class RustTokenizer final : public BoundedTokenizer {
  public:
   explicit RustTokenizer(kvt_tokenizer* handle);
   ~RustTokenizer() override { kvt_tokenizer_free(handle_); }
@@ -14,7 +14,8 @@ class RustTokenizer final : public Tokenizer {
   RustTokenizer& operator=(const RustTokenizer&) = delete;
 
   int32_t vocab_size() const override { return view_.vocab_size; }
-  Result<std::vector<int32_t>> encode(std::string_view text, bool add_bos, bool parse_special) const override;
+  Result<std::vector<int32_t>> encode_within(const EncodeLimits& limits, std::string_view text, bool add_bos,
+                                             bool parse_special) const override;
   Result<std::string> decode(std::span<const int32_t> ids, bool skip_special) const override;
   std::string token_text(int32_t id) const override;
   std::string token_bytes(int32_t id) const override { return std::string(bytes(id)); }

@@ -8,6 +8,7 @@
 #include <boost/beast/http/string_body.hpp>
 #include <optional>
 
+#include "core/awaited.h"
 #include "core/cat.h"
 #include "server/http/error_body.h"
 
@@ -234,6 +235,7 @@ class Connection {
     auto doorbell = std::make_shared<Doorbell>(executor_);
     auto work = [job, doorbell] {
       if (job->gone.load(std::memory_order_acquire)) return;
+      const Awaited awaited(job->gone);
       job->reply.emplace(job->admission.answer(job->request));
       job->ready.store(true, std::memory_order_release);
       doorbell->ring();

@@ -23,6 +23,9 @@ typedef struct {
 } kvt_buf;
 void kvt_buf_free(kvt_buf buf);
 
+// Whether what is asked for is wanted no longer. Called on any thread, by grammars every millisecond or so.
+typedef uint8_t (*kvt_stopped)(void* of);
+
 typedef struct kvt_tokenizer kvt_tokenizer;
 typedef struct kvt_template kvt_template;
 typedef struct kvt_grammar kvt_grammar;
@@ -60,16 +63,21 @@ void kvt_tokenizer_look(const kvt_tokenizer* t, kvt_tokenizer_view* out);
 // `out`: the tokenizer as a tokenizer.json, or the error's message.
 int kvt_tokenizer_json(const kvt_tokenizer* t, kvt_buf* out);
 int32_t kvt_token_id(const kvt_tokenizer* t, kvt_str text);  // -1: none
+// Where a text may be cut, at most some `piece` bytes of it are encoded at a time. With more than `most` tokens it ends
+// early, and so it does when it is stopped (1, cancelled).
+typedef struct {
+  size_t piece, most;
+  kvt_stopped stopped;  // called before each piece; may be null
+  void* stopped_of;
+} kvt_encode_limits;
 // `out`: int32 ids, or the error's message.
-int kvt_encode(const kvt_tokenizer* t, kvt_str text, uint8_t add_bos, uint8_t parse_special, kvt_buf* out);
+int kvt_encode(const kvt_tokenizer* t, kvt_str text, uint8_t add_bos, uint8_t parse_special,
+               const kvt_encode_limits* limits, kvt_buf* out);
 
 int kvt_template_compile(kvt_str source, kvt_str bos_text, kvt_str eos_text, kvt_template** out, kvt_buf* error);
 void kvt_template_free(kvt_template* t);
 int kvt_template_render(const kvt_template* t, kvt_str messages_json, kvt_str tools_json, uint8_t add_generation_prompt,
                         kvt_str extra_json, kvt_buf* out);
-
-// Whether what is asked for is wanted no longer; called every millisecond or so, on another thread than the caller's.
-typedef uint8_t (*kvt_stopped)(void* of);
 
 // kind: 1 JSON object, 2 JSON schema, 3 regex, 4 Lark, 5 choice (`choices`), 6 calls of tools. One kvt_grammar is
 // shared by threads; a matcher belongs to one thread at a time. All of them end within limits of time and memory.

@@ -5,6 +5,7 @@ static ALLOCATOR: meter::Counting = meter::Counting;
 
 mod border;
 mod calls;
+mod cuts;
 mod date;
 mod gbnf;
 mod gbnf_lark;

@@ -10,7 +10,8 @@ use tokenizers::{
     TokenizerImpl,
 };
 
-use crate::border::{Error, Result, INTERNAL};
+use crate::border::{invalid, Error, Result, CANCELLED, INTERNAL};
+use crate::cuts::{self, Cuts, Joining};
 use crate::spm::Spm;
 
 /// The model proper. Shared, so that the two encoders below cost one vocabulary.
@@ -20,6 +21,22 @@ pub struct SharedModel(pub Arc<AnyModel>);
 pub enum AnyModel {
     Hf(ModelWrapper),
     Spm(Spm),
+}
+
+impl AnyModel {
+    fn joining(&self) -> Joining<'_> {
+        match self {
+            AnyModel::Hf(ModelWrapper::BPE(m)) => Joining {
+                by_pairs: !m.ignore_merges
+                    && m.dropout.is_none()
+                    && m.continuing_subword_prefix.is_none()
+                    && m.end_of_word_suffix.is_none(),
+                vocabulary: Box::new(m.get_vocab().into_keys()),
+            },
+            AnyModel::Hf(_) => Joining { by_pairs: false, vocabulary: Box::new(std::iter::empty()) },
+            AnyModel::Spm(m) => Joining { by_pairs: true, vocabulary: Box::new(m.vocab().into_keys()) },
+        }
+    }
 }
 
 type HfResult<T> = tokenizers::Result<T>;
@@ -108,7 +125,19 @@ pub struct Tokenizer {
     pub strips_leading_space: bool,
     pub prefix: Vec<i32>, // what add_bos adds when the pipeline itself adds nothing (GGUF)
     pub suffix: Vec<i32>,
+    cuts: Cuts,
+    around: Option<(Vec<u32>, Vec<u32>)>, // what the pipeline itself adds before a text and behind it, where that is known
 }
+
+/// What an encoding may cost, and whether it is wanted.
+pub struct Limits<'a> {
+    pub piece: usize, // bytes that are encoded at a time, where the text may be cut
+    pub most: usize,  // tokens: with more it ends early
+    pub stopped: &'a dyn Fn() -> bool,
+}
+
+/// A piece without a place to cut takes time and memory as a whole: some 100 bytes a byte.
+const MOST_UNCUT: usize = 1 << 20;
 
 impl Tokenizer {
     pub fn new(mut pipeline: Pipeline) -> Tokenizer {
@@ -126,23 +155,73 @@ impl Tokenizer {
             strips_leading_space: false,
             prefix: Vec::new(),
             suffix: Vec::new(),
+            cuts: Cuts::default(),
+            around: None,
         }
+        .with_cuts()
     }
 
-    pub fn encode(&self, text: &str, add_bos: bool, parse_special: bool) -> Result<Vec<i32>> {
+    fn with_cuts(mut self) -> Tokenizer {
+        let json = |part: serde_json::Result<serde_json::Value>| part.unwrap_or_default();
+        let added: Vec<AddedToken> =
+            self.special.get_added_vocabulary().get_added_tokens_decoder().values().cloned().collect();
+        let model = &self.special.get_model().0;
+        self.cuts = cuts::find(
+            &json(serde_json::to_value(self.special.get_normalizer())),
+            &json(serde_json::to_value(self.special.get_pre_tokenizer())),
+            &added,
+            || model.joining(),
+        );
+        self.around = self.what_stands_around();
+        self
+    }
+
+    fn what_stands_around(&self) -> Option<(Vec<u32>, Vec<u32>)> {
+        let ids = |around| self.special.encode_fast("a", around).ok().map(|encoding| encoding.get_ids().to_vec());
+        let (bare, whole) = (ids(false)?, ids(true)?);
+        let mut places = (0..=whole.len().checked_sub(bare.len())?).filter(|&i| whole[i..].starts_with(&bare));
+        let at = places.next()?;
+        let ambiguous = bare.is_empty() || places.next().is_some();
+        (!ambiguous).then(|| (whole[..at].to_vec(), whole[at + bare.len()..].to_vec()))
+    }
+
+    /// With more tokens than `limits.most` it ends there: what comes back is longer than that, and not the whole.
+    pub fn encode(&self, text: &str, add_bos: bool, parse_special: bool, limits: &Limits) -> Result<Vec<i32>> {
         let pipeline = if parse_special { &self.special } else { &self.plain };
-        let encoding = pipeline
-            .encode_fast(text, add_bos)
-            .map_err(|e| Error { code: INTERNAL, message: format!("the text could not be tokenized: {e}") })?;
-        let mut ids = Vec::with_capacity(encoding.len() + 2);
+        let mut ids = Vec::new();
         if add_bos {
             ids.extend_from_slice(&self.prefix);
         }
-        ids.extend(encoding.get_ids().iter().map(|&id| id as i32));
+        match self.around.as_ref().filter(|_| text.len() > limits.piece && self.cuts.any()) {
+            Some((before, behind)) => {
+                let around = if add_bos { (before.as_slice(), behind.as_slice()) } else { (&[][..], &[][..]) };
+                ids.extend(around.0.iter().map(|&id| id as i32));
+                self.encode_pieces(pipeline, text, limits, &mut ids)?;
+                ids.extend(around.1.iter().map(|&id| id as i32));
+            }
+            None => encode_piece(pipeline, text, add_bos, &mut ids)?,
+        }
         if add_bos {
             ids.extend_from_slice(&self.suffix);
         }
         Ok(ids)
+    }
+
+    fn encode_pieces(&self, pipeline: &Pipeline, text: &str, limits: &Limits, ids: &mut Vec<i32>) -> Result<()> {
+        let mut begin = 0;
+        while begin < text.len() && ids.len() <= limits.most {
+            if (limits.stopped)() {
+                return Err(Error { code: CANCELLED, message: "nobody waits for the text's tokens".into() });
+            }
+            let cut = match text.len() - begin > limits.piece {
+                true => self.cuts.next(text, begin + limits.piece, begin + MOST_UNCUT),
+                false => None,
+            };
+            let (end, next) = cut.unwrap_or((text.len(), text.len()));
+            encode_piece(pipeline, &text[begin..end], false, ids)?;
+            begin = next;
+        }
+        Ok(())
     }
 
     /// The whole as a tokenizer.json, for those who tokenize elsewhere.
@@ -243,6 +322,19 @@ impl Tokenizer {
         }
         self.end_of_generation = all;
     }
+}
+
+fn encode_piece(pipeline: &Pipeline, text: &str, add_bos: bool, ids: &mut Vec<i32>) -> Result<()> {
+    if text.len() > MOST_UNCUT {
+        return Err(invalid(format!(
+            "the text has more than {MOST_UNCUT} bytes without a place where it may be cut, such as a space behind a word"
+        )));
+    }
+    let encoding = pipeline
+        .encode_fast(text, add_bos)
+        .map_err(|e| Error { code: INTERNAL, message: format!("the text could not be tokenized: {e}") })?;
+    ids.extend(encoding.get_ids().iter().map(|&id| id as i32));
+    Ok(())
 }
 
 /// An added token matched as it is written, in no other form.

@@ -1,7 +1,9 @@
 //! What C calls of a tokenizer: made from a file's contents, looked at, asked for ids.
 
+use std::ffi::c_void;
+
 use crate::border::{give, guard, invalid, take_back, Buf, Str};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Limits, Tokenizer};
 use crate::{gguf, json};
 
 #[repr(C)]
@@ -80,19 +82,31 @@ pub unsafe extern "C" fn kvt_tokenizer_json(t: *const Tokenizer, out: *mut Buf) 
     })
 }
 
+#[repr(C)]
+pub struct EncodeLimits {
+    piece: usize,
+    most: usize,
+    stopped: Option<unsafe extern "C" fn(*mut c_void) -> u8>,
+    stopped_of: *mut c_void,
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn kvt_encode(
     t: *const Tokenizer,
     text: Str,
     add_bos: u8,
     parse_special: u8,
+    limits: *const EncodeLimits,
     out: *mut Buf,
 ) -> i32 {
+    let limits = &*limits;
     guard(out, || {
         if text.bytes().len() > 1 << 30 {
             return Err(invalid(format!("the text has {} bytes; at most 1073741824", text.bytes().len())));
         }
-        let ids = (*t).encode(text.text("the text")?, add_bos != 0, parse_special != 0)?;
+        let stopped = || limits.stopped.is_some_and(|ask| ask(limits.stopped_of) != 0);
+        let limits = Limits { piece: limits.piece.max(1), most: limits.most, stopped: &stopped };
+        let ids = (*t).encode(text.text("the text")?, add_bos != 0, parse_special != 0, &limits)?;
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for id in ids {
             bytes.extend_from_slice(&id.to_ne_bytes());
