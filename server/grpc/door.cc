@@ -1,6 +1,7 @@
 #include "server/grpc/door.h"
 
 #include "core/cat.h"
+#include "server/grpc/wire_guard.h"
 
 namespace kvasir::server::rpc {
 
@@ -36,6 +37,7 @@ std::shared_ptr<Incoming> Door::open(grpc::GenericCallbackServerContext* call) {
     if (caller.status().code() == Code::unauthenticated) context_.calls.refused(call->peer());
     return refuse(caller.status());
   }
+  if (method.role) know_connection(call->peer());
   std::shared_ptr<Incoming> made = method.make({context_, call, *std::move(caller)});
   if (context_.calls.enter(*made, !method.role)) return made;
   return refuse(resource_exhausted("the server has as many open calls as it may (max_calls); try again")

@@ -1,7 +1,8 @@
 // Looks at the frames of an HTTP/2 connection as they come in, for the few things gRPC does not bound: a header block
 // that goes on and on in CONTINUATION frames (it is kept whole, whatever the metadata limit says), streams of a client
 // that never acknowledges how many it may open (the limit holds from the acknowledgement on), and streams that are
-// opened only to be reset (each costs a call).
+// opened only to be reset (each costs a call). And it says when a connection on which nobody has shown a key opens
+// streams faster than strangers may: each costs some 100 us of the threads that all share.
 //
 // An acknowledgement that comes before our settings went out says nothing: gRPC would take it for one of the settings
 // of before, which know no limit.
@@ -21,6 +22,8 @@ class FrameScanner {
   static constexpr size_t kMostHeaderBlock = 64 << 10;
   static constexpr int kMostUnacknowledged = 1000;  // clients that know no limit yet open a hundred
   static constexpr int kMostResetsASecond = 2000;   // a busy gateway's users hang up some tens of times a second
+  static constexpr double kStrangersStreams = 32;   // at once, and then by the second: health is asked a few times
+  static constexpr double kStrangersASecond = 128;
 
   // False once too much has come.
   bool take(const unsigned char* bytes, size_t n) {
@@ -32,18 +35,30 @@ class FrameScanner {
       n -= used;
     }
     crowded_ = opened_ >= kManyOpened && opened_ * 1024 >= all;
+    if (opened_ > 0 && stranger()) count_opened();
     return !over_ && !ended_.load(std::memory_order_relaxed);
   }
   // Whatever comes is too much from now on. From any thread.
   void end() { ended_.store(true, std::memory_order_relaxed); }
   // How much to read in one go. Streams are dear, some 100 us each: where they come close together, others' turns come
   // between few of them.
-  size_t most_at_once() const { return crowded_ ? kCrowdedPart : foreign_ ? kForeignPart : SIZE_MAX; }
+  size_t most_at_once() const {
+    return foreign_ ? kForeignPart : stranger() ? kStrangersPart : crowded_ ? kCrowdedPart : SIZE_MAX;
+  }
+  // How long the connection is not to be read: a stranger's that opened more streams than strangers may.
+  std::chrono::microseconds rest() const {
+    if (!stranger() || streams_ <= kStrangersStreams) return {};
+    return std::chrono::microseconds(int64_t((streams_ - kStrangersStreams) / kStrangersASecond * 1e6) + 1);
+  }
+  // Somebody who may has called here. From any thread.
+  void know() { known_.store(true, std::memory_order_relaxed); }
+  bool stranger() const { return !known_.load(std::memory_order_relaxed); }
   // Something goes out to the client. A server's first bytes are its settings. From any thread.
   void sends() { sent_.store(true, std::memory_order_relaxed); }
 
  private:
-  static constexpr size_t kPreface = 24, kHead = 9, kManyOpened = 8, kCrowdedPart = 2 << 10, kForeignPart = 16 << 10;
+  static constexpr size_t kPreface = 24, kHead = 9, kManyOpened = 8, kCrowdedPart = 2 << 10, kStrangersPart = 1 << 10,
+                          kForeignPart = 16 << 10;
   enum : unsigned char { kHeaders = 1, kReset = 3, kSettings = 4, kContinuation = 9, kEndHeaders = 4, kAck = 1 };
 
   size_t take_preface(const unsigned char* bytes, size_t n) {
@@ -89,14 +104,22 @@ class FrameScanner {
     if (++resets_ > kMostResetsASecond) over_ = true;
   }
 
-  std::chrono::steady_clock::time_point second_{};
+  void count_opened() {
+    const auto now = std::chrono::steady_clock::now();
+    streams_ = std::max(0., streams_ - kStrangersASecond * std::chrono::duration<double>(now - counted_).count());
+    streams_ += double(opened_);
+    counted_ = now;
+  }
+
+  std::chrono::steady_clock::time_point second_{}, counted_{};
+  double streams_ = 0;  // a stranger's, less those that time has allowed
   int unacknowledged_ = 0, resets_ = 0;
   bool acknowledged_ = false;
   size_t preface_ = 0, head_size_ = 0, payload_ = 0, block_ = 0;
   unsigned char head_[kHead] = {};
   size_t opened_ = 0;  // in what was taken last
   bool crowded_ = false, over_ = false, foreign_ = false;
-  std::atomic<bool> sent_{false}, ended_{false};
+  std::atomic<bool> sent_{false}, ended_{false}, known_{false};
 };
 
 }  // namespace kvasir::server::rpc

@@ -68,12 +68,13 @@ void Listener::stop() {
     ::eventfd_write(wake_, 1);
     thread_.join();
   }
+  wake(pacer_->due(true));
   for (int fd : sockets_) ::close(fd);
   sockets_.clear();
 }
 
 void Listener::run() {
-  std::vector<pollfd> all{{wake_, POLLIN, 0}};
+  std::vector<pollfd> all{{wake_, POLLIN, 0}, {pacer_->fd(), POLLIN, 0}};
   for (int fd : sockets_) all.push_back({fd, POLLIN, 0});
   while (true) {
     if (::poll(all.data(), all.size(), spares_.empty() ? -1 : 100) < 0) continue;  // EINTR
@@ -82,7 +83,8 @@ void Listener::run() {
       std::lock_guard lock(mutex_);
       end_spares(kSpares);
     }
-    for (size_t i = 1; i < all.size(); ++i)
+    if (all[1].revents != 0) wake(pacer_->due());
+    for (size_t i = 2; i < all.size(); ++i)
       if (all[i].revents != 0) take(all[i].fd);
   }
 }
@@ -107,7 +109,7 @@ void Listener::take(int listening) {
   else
     open_[fd] = inode;
   lock.unlock();
-  guard_connection(fd);
+  guard_connection(fd, peer_of(fd), pacer_);
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.listener_fd = listening;
   connection.fd = fd;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "server/grpc/pacer.h"
 
 namespace kvasir::server::rpc {
 
@@ -42,6 +43,7 @@ class Listener {
 
   const size_t max_connections_;
   int port_ = -1, wake_ = -1;
+  const std::shared_ptr<Pacer> pacer_ = std::make_shared<Pacer>();  // connections outlive this
   std::vector<int> sockets_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   // What was handed over: descriptor and inode. gRPC does not say when it closes one, but then the number stands for

@@ -23,8 +23,11 @@ uint64_t inode_of(int fd) {
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <unordered_map>
+#include <utility>
 
 #include "server/grpc/frame_scanner.h"
 
@@ -34,15 +37,26 @@ using kvasir::server::rpc::FrameScanner;
 
 std::mutex g_closing;  // gRPC closes no connection while it is looked at
 
+using kvasir::server::rpc::Pacer;
+
 struct Guard {
   FrameScanner scanner;
-  int epoll = -1;  // gRPC's, and what it waits for there
+  std::string peer;
+  std::shared_ptr<Pacer> pacer;
+  std::atomic<bool> rests{false};  // nothing of it is read
+  int epoll = -1;                  // gRPC's, and what it waits for there
   epoll_event event{};
+
+  // Strangers who open streams too fast are read on later, unless they have left meanwhile.
+  void rest(int fd);
+  void read_on(int fd);
 
   // gRPC reads on and on where the kernel says that more has come (TCP_INQ), and one busy connection keeps a thread.
   // It is told that there is no more, and woken for it when the others have had their turns.
   void let_others(int fd, msghdr& message);
 };
+
+std::unordered_map<std::string, int> g_peers;  // those of strangers and others, under g_closing
 
 // By descriptor. A slot is filled before gRPC knows the descriptor and emptied before its number is free again, and
 // gRPC reads a connection from one thread at a time.
@@ -78,8 +92,29 @@ FrameScanner* scanner_of(SSL* ssl) {
 
 namespace kvasir::server::rpc {
 
-void guard_connection(int fd) {
-  if (fd >= 0 && size_t(fd) < g_guards.size()) delete g_guards[size_t(fd)].exchange(new Guard);
+void guard_connection(int fd, std::string peer, std::shared_ptr<Pacer> pacer) {
+  if (fd < 0 || size_t(fd) >= g_guards.size()) return;
+  auto guard = std::make_unique<Guard>();
+  guard->peer = std::move(peer);
+  guard->pacer = std::move(pacer);
+  std::lock_guard lock(g_closing);
+  g_peers[guard->peer] = fd;
+  delete g_guards[size_t(fd)].exchange(guard.release());
+}
+
+void know_connection(const std::string& peer) {
+  std::lock_guard lock(g_closing);
+  auto at = g_peers.find(peer);
+  Guard* guard = at == g_peers.end() ? nullptr : guard_of(at->second);
+  if (!guard || !guard->scanner.stranger()) return;
+  guard->scanner.know();
+  guard->read_on(at->second);
+}
+
+void wake(const std::vector<Pacer::Connection>& rested) {
+  std::lock_guard lock(g_closing);
+  for (const Pacer::Connection& one : rested)
+    if (Guard* guard = inode_of(one.fd) == one.inode ? guard_of(one.fd) : nullptr) guard->read_on(one.fd);
 }
 
 void shut_connection(int fd, uint64_t inode) {
@@ -95,13 +130,33 @@ void shut_connection(int fd, uint64_t inode) {
 // NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" int __real_epoll_ctl(int epoll, int operation, int fd, epoll_event* event);
 
+void Guard::rest(int fd) {
+  const auto time = scanner.rest();
+  if (time.count() == 0 || epoll < 0) return;
+  rests = true;
+  const uint64_t inode = kvasir::server::rpc::inode_of(fd);
+  if (!pacer->rests({fd, inode}, Pacer::Clock::now() + time)) rests = false;
+}
+
+void Guard::read_on(int fd) {
+  if (rests.exchange(false)) __real_epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event);
+}
+
+bool has_left(int fd) {
+  constexpr unsigned char kEstablished = 1;  // TCP_ESTABLISHED of <netinet/tcp.h>, which does not go with <linux/tcp.h>
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state != kEstablished;
+}
+
 void Guard::let_others(int fd, msghdr& message) {
   if (epoll < 0) return;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != IPPROTO_TCP || c->cmsg_type != TCP_CM_INQ) continue;
     int waiting = 0;
     std::memcpy(&waiting, CMSG_DATA(c), sizeof waiting);
-    if (waiting <= 0 || __real_epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event) != 0) return;
+    if (waiting <= 0) return;
+    if (!rests && __real_epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event) != 0) return;
     waiting = 0;
     std::memcpy(CMSG_DATA(c), &waiting, sizeof waiting);
     return;
@@ -115,6 +170,11 @@ ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags);
 ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
   Guard* guard = guard_of(fd);
   if (!guard || message->msg_iovlen == 0) return __real_recvmsg(fd, message, flags);
+  if (guard->rests) {
+    errno = EAGAIN;
+    return -1;
+  }
+  if (guard->scanner.rest().count() > 0 && has_left(fd)) return 0;  // what a stranger left behind
   const size_t most = guard->scanner.most_at_once(), parts = message->msg_iovlen, first = message->msg_iov[0].iov_len;
   if (most < first) {
     message->msg_iovlen = 1;
@@ -131,8 +191,10 @@ ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
     fine = guard->scanner.take(static_cast<const unsigned char*>(message->msg_iov[i].iov_base), part);
     left -= part;
   }
-  if (fine) guard->let_others(fd, *message);
-  return fine ? n : 0;
+  if (!fine) return 0;
+  guard->rest(fd);
+  guard->let_others(fd, *message);
+  return n;
 }
 
 int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event);
@@ -156,7 +218,8 @@ int __wrap_close(int fd);
 int __wrap_close(int fd) {
   if (!guard_of(fd)) return __real_close(fd);
   std::lock_guard lock(g_closing);
-  delete g_guards[size_t(fd)].exchange(nullptr);
+  std::unique_ptr<Guard> guard(g_guards[size_t(fd)].exchange(nullptr));
+  if (auto at = g_peers.find(guard->peer); at != g_peers.end() && at->second == fd) g_peers.erase(at);
   return __real_close(fd);
 }
 
@@ -183,7 +246,9 @@ int __wrap_SSL_write(SSL* ssl, const void* from, int size) {
 #else
 
 namespace kvasir::server::rpc {
-void guard_connection(int) {}
+void guard_connection(int, std::string, std::shared_ptr<Pacer>) {}
+void know_connection(const std::string&) {}
+void wake(const std::vector<Pacer::Connection>&) {}
 void shut_connection(int fd, uint64_t inode) {
   if (inode != 0 && inode_of(fd) == inode) ::shutdown(fd, SHUT_RDWR);
 }

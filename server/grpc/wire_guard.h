@@ -1,15 +1,24 @@
 // Puts a FrameScanner before gRPC's eyes. The linker sends the library's calls of recvmsg(), sendmsg(), close() and of
 // SSL_read() and SSL_write() through here (--wrap), where a connection that is over the scanner's limits reads as
-// ended, and epoll_ctl(), so that a connection with much to read takes turns with the others. Where gRPC is a shared
-// library nothing is wrapped and nothing is scanned.
+// ended, and epoll_ctl(), so that a connection with much to read takes turns with the others, and a stranger's that
+// opens streams too fast (in the clear) is read on later. Where gRPC is a shared library nothing is wrapped and nothing
+// is scanned.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/grpc/pacer.h"
 
 namespace kvasir::server::rpc {
 
-// An accepted connection of the gRPC port, before gRPC has it.
-void guard_connection(int fd);
+// An accepted connection of the gRPC port, before gRPC has it. `peer`: gRPC's name of its other end.
+void guard_connection(int fd, std::string peer, std::shared_ptr<Pacer> pacer);
+// Somebody who may has called on it: it is no stranger's.
+void know_connection(const std::string& peer);
+// Read on those that have rested.
+void wake(const std::vector<Pacer::Connection>& rested);
 
 // What tells a descriptor from another that has its number later; 0: there is none.
 uint64_t inode_of(int fd);

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <future>
+#include <iostream>
 #include <new>
 
 #include "health.grpc.pb.h"
@@ -34,8 +35,9 @@ using namespace std::chrono_literals;
 namespace pb = kvasir::v1;
 
 constexpr int64_t kMiB = 1 << 20;
-// gRPC's few threads serve health too: so long it waits beside twenty connections that open a thousand calls each.
-constexpr double kBesideGuestsMs = 5000, kBesideStrangersMs = 500;
+// gRPC's few threads serve health too: so long it waits beside twenty connections that have a thousand calls refused
+// each.
+constexpr double kBesideStrangersMs = 500;
 constexpr const char* kReflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 constexpr const char* kWatch = "/grpc.health.v1.Health/Watch";
 constexpr const char* kGenerate = "/kvasir.v1.Inference/Generate";
@@ -50,8 +52,11 @@ class RpcHealthWatch {
     stop();
     ASSERT_FALSE(times_.empty());
     std::sort(times_.begin(), times_.end());
+    const double p99 = times_[(times_.size() * 99) / 100];
+    std::cout << "grpc.health answered " << times_.size() << " times, p99 " << p99 << " ms, at most " << times_.back()
+              << " ms\n";
     if (std::getenv("KVASIR_QUIET")) {
-      EXPECT_LE(times_[(times_.size() * 99) / 100], quiet_ms) << times_.size() << " were asked";
+      EXPECT_LE(p99, quiet_ms) << times_.size() << " were asked";
     }
     EXPECT_EQ(wrong_, "");
   }
@@ -158,7 +163,7 @@ TEST_F(Streams, OfThoseWhoNeedNoKeyAreFew) {
               120 * kMiB)
         << reads;
   }
-  health.expect_answered(kBesideGuestsMs);
+  health.expect_answered();
   expect_served();
 }
 
