@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "attention/backend.h"
 #include "core/cat.h"
@@ -17,6 +18,7 @@
 #include "model/formats/gguf.h"
 #include "model/formats/gguf_model.h"
 #include "model/formats/mapped_file.h"
+#include "model/formats/mistral_vocab.h"
 #include "model/formats/safetensors.h"
 #include "model/generation_config.h"
 
@@ -177,6 +179,25 @@ Result<GenerationConfig> read_generation_config(const std::string& model) {
   return generation_config_from_json(json, (fs::path(model) / "generation_config.json").string());
 }
 
+// Of a folder without tokenizer.json: Mistral's own file, or SentencePiece's.
+static Status read_mistral_vocab(const std::string& folder, TextAssets& out) {
+  KVASIR_ASSIGN(const std::string tekken, read_text(folder, "tekken.json"));
+  if (!tekken.empty()) {
+    KVASIR_ASSIGN(out.tokenizer_json, tokenizer_json_from_tekken(tekken, (fs::path(folder) / "tekken.json").string()));
+    if (out.tokenizer_config_json.empty()) out.tokenizer_config_json = R"({"bos_token": "<s>", "eos_token": "</s>"})";
+    return {};
+  }
+  KVASIR_ASSIGN(const std::string model, read_text(folder, "tokenizer.model"));
+  if (model.empty()) return {};
+  KVASIR_ASSIGN(out.vocab, vocab_from_sentencepiece(model, (fs::path(folder) / "tokenizer.model").string()));
+  const auto config = nlohmann::json::parse(out.tokenizer_config_json, nullptr, false);
+  if (out.chat_template.empty() && config.is_object() && config.contains("chat_template") &&
+      config["chat_template"].is_string())
+    out.chat_template = config["chat_template"];
+  out.vocab->chat_template = out.chat_template;
+  return {};
+}
+
 Result<TextAssets> load_text_assets(const std::string& model) {
   TextAssets out;
   if (model.starts_with(kDummy)) {
@@ -186,6 +207,7 @@ Result<TextAssets> load_text_assets(const std::string& model) {
     KVASIR_ASSIGN(out.tokenizer_json, read_text(model, "tokenizer.json"));
     KVASIR_ASSIGN(out.tokenizer_config_json, read_text(model, "tokenizer_config.json"));
     KVASIR_ASSIGN(out.chat_template, read_text(model, "chat_template.jinja"));
+    if (out.tokenizer_json.empty()) KVASIR_TRY(read_mistral_vocab(model, out));
     KVASIR_ASSIGN(GenerationConfig generation, read_generation_config(model));
     out.end_of_generation = std::move(generation.end_of_generation);
     return out;

@@ -1,0 +1,324 @@
+#include "model/formats/mistral_vocab.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "core/cat.h"
+
+namespace kvasir::model {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMostTokens = 4'000'000;
+constexpr size_t kLongestToken = 512;
+
+// Of files without a list of their own (up to version 7), in the order of their ids.
+constexpr const char* kSpecial[] = {"<unk>",
+                                    "<s>",
+                                    "</s>",
+                                    "[INST]",
+                                    "[/INST]",
+                                    "[AVAILABLE_TOOLS]",
+                                    "[/AVAILABLE_TOOLS]",
+                                    "[TOOL_RESULTS]",
+                                    "[/TOOL_RESULTS]",
+                                    "[TOOL_CALLS]",
+                                    "[IMG]",
+                                    "<pad>",
+                                    "[IMG_BREAK]",
+                                    "[IMG_END]",
+                                    "[PREFIX]",
+                                    "[MIDDLE]",
+                                    "[SUFFIX]",
+                                    "[SYSTEM_PROMPT]",
+                                    "[/SYSTEM_PROMPT]",
+                                    "[TOOL_CONTENT]"};
+
+std::optional<std::string> from_base64(const std::string& text) {
+  constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  uint32_t bits = 0;
+  int have = 0;
+  for (const char c : text.substr(0, text.find('='))) {
+    const size_t value = kLetters.find(c);
+    if (value == std::string_view::npos) return std::nullopt;
+    bits = bits << 6 | uint32_t(value), have += 6;
+    if (have < 8) continue;
+    have -= 8;
+    out += char(bits >> have & 255);
+  }
+  return out;
+}
+
+// The characters that stand for bytes in byte-level vocabularies.
+std::array<std::string, 256> byte_letters() {
+  std::array<std::string, 256> out;
+  uint32_t spare = 256;
+  for (uint32_t b = 0; b < 256; ++b) {
+    const bool plain = (b > 32 && b < 127) || (b > 160 && b != 173);
+    const uint32_t c = plain ? b : spare++;
+    out[b] = c < 128 ? std::string(1, char(c)) : std::string{char(0xc0 | c >> 6), char(0x80 | (c & 63))};
+  }
+  return out;
+}
+
+class Tekken {
+ public:
+  Tekken(const json& root, const std::string& name) : root_(root), name_(name) {}
+
+  Result<std::string> tokenizer_json() {
+    KVASIR_TRY(read_config());
+    KVASIR_TRY(read_special());
+    KVASIR_TRY(read_tokens());
+    json model = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", std::move(vocab_)}, {"merges", merges()}};
+    const json bytes = {
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+    const json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", pattern_}}}, {"behavior", "Isolated"}, {"invert", false}};
+    const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
+               more = {{"Sequence", {{"id", "B"}, {"type_id", 0}}}},
+               begin = {{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}};
+    const json out = {{"version", "1.0"},
+                      {"added_tokens", special_},
+                      {"normalizer", nullptr},
+                      {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", json::array({split, bytes})}}},
+                      {"post_processor",
+                       {{"type", "TemplateProcessing"},
+                        {"single", json::array({begin, text})},
+                        {"pair", json::array({begin, text, begin, more})},
+                        {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {begin_}}, {"tokens", {"<s>"}}}}}}}},
+                      {"decoder", bytes},
+                      {"model", std::move(model)}};
+    return out.dump();
+  }
+
+ private:
+  Status bad(const std::string& what) const { return invalid_argument(cat(name_, ": ", what)); }
+  Status count(const json& in, const char* key, int64_t* out) const {
+    const auto it = in.find(key);
+    if (it == in.end() || !it->is_number_unsigned() || it->get<uint64_t>() > uint64_t(kMostTokens))
+      return bad(cat(key, " must be a whole number of at most ", kMostTokens));
+    *out = it->get<int64_t>();
+    return {};
+  }
+
+  Status read_config() {
+    const auto config = root_.find("config");
+    if (config == root_.end() || !config->is_object()) return bad("config must be an object");
+    const auto pattern = config->find("pattern");
+    if (pattern == config->end() || !pattern->is_string()) return bad("config.pattern must be a text");
+    pattern_ = *pattern;
+    int64_t all = 0;
+    KVASIR_TRY(count(*config, "default_vocab_size", &all));
+    KVASIR_TRY(count(*config, "default_num_special_tokens", &reserved_));
+    if (all < reserved_ + 256)
+      return bad(
+          cat("default_vocab_size is ", all, "; there are ", reserved_, " special tokens and 256 bytes at least"));
+    count_ = all - reserved_;
+    return {};
+  }
+
+  Status read_special() {
+    std::vector<std::string> names;
+    if (const auto listed = root_.find("special_tokens"); listed != root_.end() && !listed->is_null()) {
+      if (!listed->is_array()) return bad("special_tokens must be a list");
+      for (const json& one : *listed) {
+        if (!one.is_object() || !one.value("token_str", json()).is_string() ||
+            one.value("rank", json()) != names.size())
+          return bad(cat("special_tokens must be texts (token_str) by rank; that of rank ", names.size(), " is not"));
+        names.push_back(one["token_str"]);
+      }
+    } else {
+      names.assign(std::begin(kSpecial), std::end(kSpecial));
+    }
+    if (int64_t(names.size()) > reserved_)
+      return bad(cat("it has ", names.size(), " special tokens; default_num_special_tokens is ", reserved_));
+    while (int64_t(names.size()) < reserved_) names.push_back(cat("<SPECIAL_", names.size(), ">"));
+    special_ = json::array(), vocab_ = json::object();
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (names[i] == "<s>") begin_ = int64_t(i);
+      if (!vocab_.emplace(names[i], i).second) return bad(cat("the special token of rank ", i, " stands there twice"));
+      special_.push_back({{"id", i},
+                          {"content", names[i]},
+                          {"single_word", false},
+                          {"lstrip", false},
+                          {"rstrip", false},
+                          {"normalized", false},
+                          {"special", true}});
+    }
+    return begin_ < 0 ? bad("it has no token <s>") : Status();
+  }
+
+  Status read_tokens() {
+    const auto listed = root_.find("vocab");
+    if (listed == root_.end() || !listed->is_array() || int64_t(listed->size()) < count_)
+      return bad(cat("vocab must be a list of at least ", count_, " tokens"));
+    for (int64_t i = 0; i < count_; ++i) {
+      const json& one = (*listed)[size_t(i)];
+      if (!one.is_object() || one.value("rank", json()) != i || !one.value("token_bytes", json()).is_string())
+        return bad(cat("vocab must be tokens (token_bytes) by rank; that of rank ", i, " is not"));
+      auto bytes = from_base64(one["token_bytes"]);
+      if (!bytes || bytes->empty() || bytes->size() > kLongestToken || (i < 256 && bytes->size() != 1))
+        return bad(
+            cat("token_bytes of rank ", i, " is no base64 of 1 to ", kLongestToken, " bytes (one of the first 256)"));
+      if (!ranks_.emplace(*bytes, i).second) return bad(cat("the token of rank ", i, " stands there twice"));
+      if (!vocab_.emplace(letters(*bytes), i + reserved_).second)
+        return bad(cat("the token of rank ", i, " is the text of a special token"));
+      tokens_.push_back(*std::move(bytes));
+    }
+    return {};
+  }
+
+  std::string letters(std::string_view bytes) const {
+    static const auto kLetters = byte_letters();
+    std::string out;
+    for (const char c : bytes) out += kLetters[uint8_t(c)];
+    return out;
+  }
+
+  json merges() const {
+    json out = json::array();
+    std::vector<std::pair<int64_t, int64_t>> ways;
+    for (const std::string& token : tokens_) {
+      ways.clear();
+      for (size_t at = 1; at < token.size(); ++at) {
+        const auto left = ranks_.find(token.substr(0, at)), right = ranks_.find(token.substr(at));
+        if (left != ranks_.end() && right != ranks_.end()) ways.emplace_back(left->second, right->second);
+      }
+      std::sort(ways.begin(), ways.end());
+      for (const auto& [left, right] : ways)
+        out.push_back({letters(tokens_[size_t(left)]), letters(tokens_[size_t(right)])});
+    }
+    return out;
+  }
+
+  const json& root_;
+  const std::string& name_;
+  std::string pattern_;
+  int64_t reserved_ = 0, count_ = 0, begin_ = -1;
+  json special_, vocab_;
+  std::vector<std::string> tokens_;
+  std::unordered_map<std::string, int64_t> ranks_;
+};
+
+// Fields of a protocol buffer, one after another. Ends at the first that is not whole.
+class Fields {
+ public:
+  explicit Fields(std::string_view bytes) : left_(bytes) {}
+  bool next() {
+    if (left_.empty()) return false;
+    const auto tag = varint();
+    if (!tag) return fail();
+    field = int(*tag >> 3 & 0xffff), kind = int(*tag & 7), number = 0, text = {};
+    if (kind == 0) {
+      const auto v = varint();
+      if (!v) return fail();
+      number = *v;
+      return true;
+    }
+    size_t size = kind == 1 ? 8 : kind == 5 ? 4 : left_.size() + 1;
+    if (kind == 2) {
+      const auto v = varint();
+      if (!v) return fail();
+      size = size_t(*v);
+    }
+    if (size > left_.size()) return fail();
+    text = left_.substr(0, size);
+    left_.remove_prefix(size);
+    return true;
+  }
+  bool whole() const { return !broken_; }
+
+  int field = 0, kind = 0;
+  uint64_t number = 0;
+  std::string_view text;
+
+ private:
+  bool fail() {
+    broken_ = true;
+    return false;
+  }
+  std::optional<uint64_t> varint() {
+    uint64_t out = 0;
+    for (int shift = 0; shift < 64 && !left_.empty(); shift += 7) {
+      const auto byte = uint8_t(left_.front());
+      left_.remove_prefix(1);
+      out |= uint64_t(byte & 127) << shift;
+      if (byte < 128) return out;
+    }
+    return std::nullopt;
+  }
+
+  std::string_view left_;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+Result<std::string> tokenizer_json_from_tekken(std::string_view text, const std::string& name) {
+  const json root = json::parse(text, nullptr, false);
+  if (!root.is_object()) return invalid_argument(cat(name, " is not a JSON object"));
+  return Tekken(root, name).tokenizer_json();
+}
+
+Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const std::string& name) {
+  text::GgufVocab v;
+  v.model = "llama";
+  v.unk = 0, v.bos = 1, v.eos = 2, v.add_bos = true;
+  uint64_t kind = 1;  // unigram, where it does not say
+  bool folds = false, trims = true;
+  Fields model(bytes);
+  bool whole = true;
+  while (model.next()) {
+    if (model.kind != 2) continue;
+    Fields in(model.text);
+    if (model.field == 1) {  // a piece
+      std::string piece;
+      float score = 0;
+      int32_t type = 1;
+      while (in.next()) {
+        if (in.field == 1 && in.kind == 2) piece = in.text;
+        if (in.field == 2 && in.kind == 5) std::memcpy(&score, in.text.data(), 4);
+        if (in.field == 3 && in.kind == 0) type = int32_t(std::min<uint64_t>(in.number, 7));
+      }
+      if (type < 1 || type > 6)
+        return invalid_argument(cat(name, ": the piece ", v.tokens.size(), " is of a kind that is not known"));
+      v.tokens.push_back(std::move(piece)), v.scores.push_back(score), v.types.push_back(type);
+    } else if (model.field == 2) {  // how it was trained
+      while (in.next()) {
+        if (in.kind != 0) continue;
+        if (in.field == 3) kind = in.number;
+        for (const auto& [field, id] : {std::pair{40, &v.unk}, {41, &v.bos}, {42, &v.eos}, {43, &v.pad}})
+          if (in.field == field) *id = int32_t(uint32_t(in.number));
+      }
+    } else if (model.field == 3) {  // what texts become first
+      while (in.next()) {
+        if (in.field == 2 && in.kind == 2) folds = !in.text.empty();
+        if (in.field == 3 && in.kind == 0) v.add_space_prefix = in.number != 0;
+        if (in.field == 4 && in.kind == 0) trims = in.number != 0;
+      }
+    }
+    whole &= in.whole();
+  }
+  constexpr const char* kInstead = ": put the tokenizer.json there that transformers writes of it";
+  if (!model.whole() || !whole || v.tokens.empty())
+    return invalid_argument(cat(name, " is no SentencePiece model, or not all of one"));
+  if (kind != 2)
+    return unimplemented(cat(name, " is a SentencePiece model of ", kind == 1 ? "unigrams" : "another kind",
+                             "; BPE is supported", kInstead));
+  if (folds || trims)
+    return unimplemented(cat(name, " changes texts (", folds ? "a map of characters" : "spaces that it removes",
+                             "), which is not supported in SentencePiece models", kInstead));
+  for (int32_t* id : {&v.unk, &v.bos, &v.eos, &v.pad})
+    if (*id >= int32_t(v.tokens.size()) || *id < -1)
+      return invalid_argument(cat(name, " names the token ", *id, " of ", v.tokens.size()));
+  return v;
+}
+
+}  // namespace kvasir::model

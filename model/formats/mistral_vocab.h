@@ -1,0 +1,19 @@
+// Mistral's own files of a vocabulary, and SentencePiece's, for folders that have no tokenizer.json.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+#include "model/text/text.h"
+
+namespace kvasir::model {
+
+// tekken.json as the tokenizer.json that says the same: byte-level BPE whose merges are all ways to make a token of two
+// others, in the order of the tokens they make.
+Result<std::string> tokenizer_json_from_tekken(std::string_view text, const std::string& name);
+
+// SentencePiece's tokenizer.model of BPE, as a GGUF file has it. Other kinds are refused with what to put there.
+Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const std::string& name);
+
+}  // namespace kvasir::model

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Writes tests/text/data/mistral.json: small vocabularies as Mistral's tekken.json and SentencePiece's tokenizer.model have
+them, and the ids that mistral-common and sentencepiece give the 10,000 strings (a hash of 24 bits a string).
+
+    python3 -m venv /tmp/v && /tmp/v/bin/pip install mistral-common==1.13.1 sentencepiece==0.2.3 && /tmp/v/bin/python tests/text/make_mistral.py
+"""
+import base64, io, json, os, re, tempfile, zlib
+
+import sentencepiece
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
+SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"]
+PATTERN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+           r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+           r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+def hashes(ids_of, texts):
+    parts = [zlib.crc32(",".join(map(str, ids_of(t))).encode()).to_bytes(4, "little")[:3] for t in texts]
+    return base64.b64encode(b"".join(parts)).decode()
+
+
+def byte_of():
+    plain = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    out, spare = {}, 256
+    for b in range(256):
+        if b in plain:
+            out[chr(b)] = b
+        else:
+            out[chr(spare)] = b
+            spare += 1
+    return out
+
+
+def tekken(texts):
+    """The vocabulary of the family's fixture, single bytes first."""
+    letters = byte_of()
+    with open(os.path.join(HERE, "tekken.json")) as f:
+        tokens = [bytes(letters[c] for c in t) for t in json.load(f)["tokens"] if all(c in letters for c in t)]
+    tokens = [t for t in tokens if t != b"<think>"]
+    tokens = sorted(t for t in tokens if len(t) == 1) + [t for t in tokens if len(t) > 1]
+    assert len(set(tokens)) == len(tokens) and tokens[:256] == [bytes([b]) for b in range(256)]
+    special = [{"rank": i, "token_str": s, "is_control": True} for i, s in enumerate(SPECIAL)]
+    file = {"config": {"pattern": PATTERN, "num_vocab_tokens": len(tokens), "default_vocab_size": len(tokens) + 10,
+                       "default_num_special_tokens": 10, "version": "v11"},
+            "vocab": [{"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": None} for i, t in enumerate(tokens)],
+            "special_tokens": special}
+    with tempfile.TemporaryDirectory() as work:
+        path = os.path.join(work, "tekken.json")
+        with open(path, "w") as f:
+            json.dump(file, f)
+        t = Tekkenizer.from_file(path)
+    return {"file": json.dumps(file, separators=(",", ":")), "hashes": hashes(lambda s: t.encode(s, bos=False, eos=False), texts)}
+
+
+def sentence_piece(texts, prefix):
+    out = io.BytesIO()
+    # Strings with these come out otherwise of SentencePiece itself: it takes a zero byte for the end.
+    corpus = [re.sub(r"<\S*?>|\x00", "", t).replace("\n", " ") for t in texts[::3]]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus), model_writer=out, vocab_size=900, model_type="bpe", byte_fallback=True,
+        character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        add_dummy_prefix=prefix, split_digits=True, allow_whitespace_only_pieces=True, num_threads=1, minloglevel=2)
+    model = out.getvalue()
+    s = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return {"file": base64.b64encode(model).decode(), "hashes": hashes(s.encode, texts)}
+
+
+def main():
+    with open(os.path.join(HERE, "strings.json")) as f:
+        texts = json.load(f)
+    out = {"tekken": tekken(texts), "spm": sentence_piece(texts, True), "spm without a prefix": sentence_piece(texts, False)}
+    with open(os.path.join(HERE, "mistral.json"), "w") as f:
+        json.dump(out, f, separators=(",", ":"))
+        f.write("\n")
+
+
+if __name__ == "__main__":
+    main()
