@@ -83,9 +83,10 @@ struct Stats {
   int64_t kv_bytes_per_token = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
-  int64_t steps_cut = 0;                  // that took up fewer prompt tokens, for max_step_ms
-  int64_t drafted = 0, accepted = 0;      // tokens of drafts that were verified, and those that were right
-  int64_t moved = 0;                      // preemptions that moved their pages to the second tier
+  int64_t steps_cut = 0;              // that took up fewer prompt tokens, for max_step_ms
+  int64_t drafted = 0, accepted = 0;  // tokens of drafts that were verified, and those that were right
+  int64_t moved = 0;                  // preemptions that moved their pages to the second tier
+  model::ExpertLoad experts;
   std::map<std::string, int64_t> errors;  // by cause (code name)
   double step_seconds_p50 = 0, step_seconds_p99 = 0;
   double tokens_per_second = 0;   // computed, prompts included, lately

@@ -282,6 +282,7 @@ void StepLoop::publish_stats() {
   out.moved = s.swaps;
   out.steps = s.steps;
   out.steps_cut = s.steps_cut;
+  out.experts = runner_.expert_load();
   out.drafted = drafted_;
   out.accepted = accepted_;
   out.tokens_per_second = s.tokens_per_second;

@@ -42,6 +42,13 @@ struct ModelInfo {
   int32_t labels = 0;              // scores of its classification head; 0: it has none
 };
 
+// What the routers of a mixture of experts have chosen.
+struct ExpertLoad {
+  int64_t tokens = 0;           // an expert each: a token counts as often as it has experts, in every layer
+  int64_t reads = 0;            // experts whose weights a step has read, in all layers
+  double worst = 0, usual = 0;  // tokens of the most chosen expert over the mean, lately: of one layer, of all
+};
+
 struct RunnerOptions {
   std::string model;               // file, directory, dummy:...
   std::string device = "auto";     // auto, cpu, cuda
@@ -78,6 +85,8 @@ class Runner {
   virtual int64_t cache_room() const { return -1; }
   // Groups of layers that may have pages of their own.
   virtual int cache_groups() const { return 1; }
+  // Of mixtures of experts; zeros where it is not counted. Called by who launches.
+  virtual ExpertLoad expert_load() const { return {}; }
   // Called once, before the first launch.
   virtual Status allocate_cache(const CachePages& pages) = 0;
 

@@ -14,6 +14,7 @@ constexpr int64_t kManyRows = 16;  // of one expert: weights are unpacked for th
 constexpr int64_t kTall = 16;      // kernels may write so many rows of integers together
 constexpr int64_t kLeastGroups = 8;
 constexpr int64_t kRowBytes = 5 << 18;  // of a piece, as in ops.cc
+constexpr int64_t kLately = 1 << 20;    // tokens of a layer that count as often as all before them
 }  // namespace
 
 // A slot is one of the experts of a row; those of an expert lie together, by row.
@@ -27,6 +28,13 @@ struct CpuOps::ExpertRows {
     size_t input;
     int64_t first, count, group, groups;
   };
+  // Of a layer's experts; halved now and then, so that it is of late.
+  struct Usage {
+    std::vector<int64_t> tokens;
+    int64_t all = 0, most = 0;
+  };
+  std::vector<Usage> usage;  // by layer
+  int64_t tokens = 0, reads = 0;
   std::vector<int32_t> chosen, slots;  // [rows, used]
   std::vector<float> weights;          // likewise
   std::vector<int32_t> rows;           // of each slot
@@ -84,6 +92,34 @@ Status CpuOps::choose_experts(const LayerExperts& layer, Buffer in) {
     x.slots[size_t(i)] = int32_t(slot), x.rows[size_t(slot)] = int32_t(i / r.used);
   }
   return {};
+}
+
+void CpuOps::count_experts(size_t layer) {
+  ExpertRows& x = *expert_rows_;
+  if (x.usage.size() < experts_.size()) x.usage.resize(experts_.size());
+  ExpertRows::Usage& u = x.usage[layer];
+  u.tokens.resize(experts_[layer].of.mlps.size());
+  for (const ExpertRows::Group& g : x.groups) {
+    u.most = std::max(u.most, u.tokens[size_t(g.expert)] += g.count);
+    u.all += g.count, x.tokens += g.count;
+  }
+  x.reads += std::ssize(x.groups);
+  if (u.all < kLately) return;
+  u.all = u.most = 0;
+  for (int64_t& n : u.tokens) n /= 2, u.all += n, u.most = std::max(u.most, n);
+}
+
+ExpertLoad CpuOps::expert_load() const {
+  if (!expert_rows_) return {};
+  ExpertLoad out{.tokens = expert_rows_->tokens, .reads = expert_rows_->reads};
+  int64_t layers = 0;
+  for (const ExpertRows::Usage& u : expert_rows_->usage) {
+    if (u.all == 0) continue;
+    const double over = double(u.most) * double(u.tokens.size()) / double(u.all);
+    out.worst = std::max(out.worst, over), out.usual += over, ++layers;
+  }
+  if (layers > 0) out.usual /= double(layers);
+  return out;
 }
 
 // The left sides of the groups' products by their experts' `which`. row_at(slot): a row, which begins the next one
@@ -191,6 +227,7 @@ Status CpuOps::moe(Buffer in, int32_t experts, Buffer out, Buffer routed) {
   KVASIR_CHECK(in.id != out.id, "experts cannot add to what they read");
   if (rows(in) == 0) return {};
   KVASIR_TRY(choose_experts(layer, routed.id < 0 ? in : routed));
+  count_experts(size_t(experts));
   expert_glu(layer, in);
   const int64_t used = layer.of.routing.used, stride = matrices_[size_t(layer.of.mlps[0].down.id)].padded_cols();
   const auto inputs =

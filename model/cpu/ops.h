@@ -42,6 +42,7 @@ class CpuOps final : public Ops {
                     std::vector<kvcache::TensorScales> scales);
   float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
   int64_t weight_bytes() const { return int64_t(arena_.used()); }
+  ExpertLoad expert_load() const;
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
   Result<Vector> load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) override;
@@ -107,6 +108,7 @@ class CpuOps final : public Ops {
     Buffer logits;
   };
   Status choose_experts(const LayerExperts& layer, Buffer in);
+  void count_experts(size_t layer);
   template <class F>
   void each_expert_piece(const std::vector<Input>& inputs, int64_t groups, int64_t most_groups, const F& f);
   template <class RowAt>

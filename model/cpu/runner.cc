@@ -61,6 +61,7 @@ class CpuRunner final : public Runner {
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 1; }
   int cache_groups() const override { return 2; }
+  ExpertLoad expert_load() const override { return ops_->expert_load(); }
   Status allocate_cache(const CachePages& pages) override;
   Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;

@@ -148,6 +148,15 @@ std::string metrics_text(const Services& services) {
       "kvasir_steps_cut_total", nullptr,
       "Steps that took up fewer prompt tokens, so that decodes beside them are not held up longer than max_step_ms",
       s.steps_cut);
+  t.counter("kvasir_expert_tokens_total", nullptr,
+            "Tokens by expert that they were sent to, of all layers; 0 without experts, and on a GPU",
+            s.experts.tokens);
+  t.counter("kvasir_expert_reads_total", nullptr, "Experts whose weights a step has read, of all layers",
+            s.experts.reads);
+  t.gauge("kvasir_expert_imbalance", nullptr,
+          "Tokens of the most chosen expert over the mean of its layer, lately: the layers on average",
+          s.experts.usual);
+  t.gauge("kvasir_expert_imbalance_worst", nullptr, "The same of the layer where it is greatest", s.experts.worst);
   t.family("counter", "kvasir_errors_total", "Requests that failed, by cause");
   for (const auto& [cause, count] : s.errors) t.row("kvasir_errors_total", "cause=" + json_string(cause), count);
   t.family("counter", "kvasir_calls_total", "Generation calls, by protocol and outcome");

@@ -157,6 +157,26 @@ TEST(Experts, RowsThatShareOneDoNotKnowIt) {
 }
 
 // Products of integers are near those of float32, expert by expert too.
+TEST(Experts, WhatWasChosenIsCounted) {
+  Drive drive("dummy:qwen3_moe,layers=3,hidden=64,heads=4,kv_heads=2,head_dim=16,experts=8,experts_used=2,type=f32", 2);
+  EXPECT_EQ(drive.runner->expert_load().tokens, 0);
+  drive.step({{0, 0, Ids{5, 9, 100, 7, 3, 40}}});
+  const ExpertLoad first = drive.runner->expert_load();
+  EXPECT_EQ(first.tokens, 6 * 2 * 3);
+  EXPECT_GE(first.reads, 2 * 3);
+  EXPECT_LE(first.reads, 8 * 3);
+  EXPECT_GE(first.usual, 1);
+  EXPECT_LE(first.usual, first.worst);
+  EXPECT_LE(first.worst, 8 / 2.0);  // each token's experts differ
+  drive.step({{0, 6, Ids{11}}});
+  const ExpertLoad then = drive.runner->expert_load();
+  EXPECT_EQ(then.tokens, 7 * 2 * 3);
+  EXPECT_EQ(then.reads, first.reads + 2 * 3);  // one token reads its own
+  Drive dense("dummy:llama,layers=1,hidden=64,type=f32", 1);
+  dense.step({{0, 0, Ids{5}}});
+  EXPECT_EQ(dense.runner->expert_load().tokens, 0);
+}
+
 TEST(Experts, IntegersAreNearFloat) {
   Ids prompt;
   for (int32_t i = 0; i < 40; ++i) prompt.push_back((11 * i + 3) % 256);
