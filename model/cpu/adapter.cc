@@ -1,5 +1,7 @@
 #include "model/cpu/adapter.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,24 +13,16 @@
 namespace kvasir::model::cpu {
 namespace {
 
-constexpr int64_t kLanes = 16;  // of the widest vector
-int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+int64_t padded(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
+int64_t factor_bytes(int64_t depth, int64_t outputs, bool half) { return depth * padded(outputs) * (half ? 2 : 4); }
 
-// Room for `depth` rows of `n` outputs, and for a vector that is read past its end.
-Factor make_factor(std::vector<uint8_t>& bytes, int64_t depth, int64_t n, bool half) {
-  Factor f{nullptr, half, depth, padded(n)};
-  bytes.assign(size_t((depth * f.stride + kLanes) * (half ? 2 : 4)), 0);
-  f.data = bytes.data();
-  return f;
-}
-
-void put(std::vector<uint8_t>& bytes, const Factor& f, int64_t d, int64_t i, float value) {
-  const int64_t at = d * f.stride + i;
+void put(uint8_t* bytes, const Factor& f, int64_t d, int64_t output, float value) {
+  const int64_t at = (output / kGroup * f.depth + d) * kGroup + output % kGroup;
   if (f.half) {
     const uint16_t h = f32_to_bf16(value);
-    std::memcpy(bytes.data() + 2 * at, &h, 2);
+    std::memcpy(bytes + 2 * at, &h, 2);
   } else {
-    std::memcpy(bytes.data() + 4 * at, &value, 4);
+    std::memcpy(bytes + 4 * at, &value, 4);
   }
 }
 
@@ -50,30 +44,47 @@ float stretch(std::vector<float>& weight_row, const std::vector<std::vector<floa
 
 }  // namespace
 
+void CpuAdapter::Unmap::operator()(uint8_t* p) const { ::munmap(p, bytes); }
+
 Result<std::shared_ptr<const CpuAdapter>> CpuAdapter::make(std::span<const LowRank> changes, bool precise, int64_t room,
                                                            const RowOf& row_of) {
   auto out = std::make_shared<CpuAdapter>();
+  const bool half = !precise;
+  int64_t factors = 0;
   for (const LowRank& c : changes) {
-    out->bytes_ += (c.a.cols * padded(c.a.rows) + c.a.rows * padded(c.b.rows)) * (precise ? 4 : 2) +
-                   int64_t(c.magnitude.size()) * 4;
+    factors += factor_bytes(c.a.cols, c.a.rows, half) + factor_bytes(c.a.rows, c.b.rows, half);
+    out->bytes_ += int64_t(c.magnitude.size()) * 4;
     out->rank_ = std::max(out->rank_, c.a.rows);
     const auto id = size_t(c.weight.id);
     if (out->by_matrix_.size() <= id) out->by_matrix_.resize(id + 1);
   }
+  out->bytes_ += factors;
   if (out->bytes_ > room)
     return resource_exhausted(cat("the adapter takes ", out->bytes_, " bytes, and there is room for ", room,
                                   ": unload another, or serve with more lora_memory"));
+  void* mapped = ::mmap(nullptr, size_t(factors), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return resource_exhausted(cat("no memory for an adapter of ", factors, " bytes"));
+  out->memory_ = {static_cast<uint8_t*>(mapped), Unmap{size_t(factors)}};
+  ::madvise(mapped, size_t(factors), MADV_HUGEPAGE);
+  uint8_t* next = out->memory_.get();
+  auto take = [&](int64_t depth, int64_t outputs) {
+    const Factor f{next, half, depth, padded(outputs)};
+    next += factor_bytes(depth, outputs, half);
+    return f;
+  };
   for (const LowRank& c : changes) {
     Part& p = out->by_matrix_[size_t(c.weight.id)].emplace_back();
     const int64_t rank = c.a.rows, inputs = c.a.cols;
     p.first = c.first, p.rows = c.b.rows;
-    p.a = make_factor(p.bytes_of_a, inputs, rank, !precise);
-    p.b = make_factor(p.bytes_of_b, rank, p.rows, !precise);
+    uint8_t* const bytes_of_a = next;
+    p.a = take(inputs, rank);
+    uint8_t* const bytes_of_b = next;
+    p.b = take(rank, p.rows);
     std::vector<std::vector<float>> a(static_cast<size_t>(rank));
     for (int64_t r = 0; r < rank; ++r) {
       a[size_t(r)].resize(size_t(inputs));
       row_at(c.a, r, a[size_t(r)].data());
-      for (int64_t i = 0; i < inputs; ++i) put(p.bytes_of_a, p.a, i, r, a[size_t(r)][size_t(i)]);
+      for (int64_t i = 0; i < inputs; ++i) put(bytes_of_a, p.a, i, r, a[size_t(r)][size_t(i)]);
     }
     std::vector<float> b(static_cast<size_t>(rank)), weight_row(c.magnitude.empty() ? 0 : size_t(inputs));
     for (int64_t o = 0; o < p.rows; ++o) {
@@ -84,7 +95,7 @@ Result<std::shared_ptr<const CpuAdapter>> CpuAdapter::make(std::span<const LowRa
         factor = stretch(weight_row, a, b, c.scale, c.magnitude[size_t(o)]);
         p.factors.push_back(factor);
       }
-      for (int64_t r = 0; r < rank; ++r) put(p.bytes_of_b, p.b, r, o, factor * c.scale * b[size_t(r)]);
+      for (int64_t r = 0; r < rank; ++r) put(bytes_of_b, p.b, r, o, factor * c.scale * b[size_t(r)]);
     }
   }
   return std::shared_ptr<const CpuAdapter>(std::move(out));
@@ -116,7 +127,7 @@ const ProductAdapters* AdapterRows::reduce(Matrix weight, const float* x, int64_
   for (size_t i = 0; i < used_; ++i) {
     ProductAdapters::Group g{rows_[i].rows, rows_[i].adapter->parts(weight), nullptr, 0};
     if (g.parts.empty()) continue;
-    for (const CpuAdapter::Part& p : g.parts) g.width += p.a.stride;
+    for (const CpuAdapter::Part& p : g.parts) g.width += p.a.outputs;
     need += g.rows.size() * size_t(g.width);
     groups.push_back(g);
   }
@@ -137,7 +148,7 @@ const ProductAdapters* AdapterRows::reduce(Matrix weight, const float* x, int64_
       float* to = at + int64_t(r) * g.width;
       for (const CpuAdapter::Part& p : g.parts) {
         tasks.push_back({&p, &g.rows[r], int(std::min<size_t>(2, g.rows.size() - r)), to, g.width});
-        to += p.a.stride;
+        to += p.a.outputs;
       }
     }
     at += int64_t(g.rows.size()) * g.width;
@@ -146,7 +157,7 @@ const ProductAdapters* AdapterRows::reduce(Matrix weight, const float* x, int64_
     const Task& t = tasks[size_t(i)];
     const float* from[2] = {x + int64_t(t.row[0]) * x_stride, x + int64_t(t.row[t.rows - 1]) * x_stride};
     float* to[2] = {t.to, t.to + t.width};
-    kernels.low_rank(t.part->a, 0, t.part->a.stride, from, t.rows, to);
+    kernels.low_rank(t.part->a, 0, t.part->a.outputs, from, t.rows, to);
   };
   if (pool.threads() == 1 || tasks.size() == 1)
     for (int64_t i = 0; i < std::ssize(tasks); ++i) run(i, 0);
@@ -167,7 +178,7 @@ void ProductAdapters::each(int64_t first, int64_t count, int64_t column, int64_t
     for (const CpuAdapter::Part& p : g.parts) {
       const int64_t from = std::max(column, p.first), to = std::min(column + columns, p.first + p.rows);
       if (from < to) f(std::span<const int32_t>(begin, end), p, reduced, g.width, from, to);
-      reduced += p.a.stride;
+      reduced += p.a.outputs;
     }
   }
 }

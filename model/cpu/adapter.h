@@ -20,9 +20,8 @@ class CpuAdapter final : public Adapter {
   // Of rows [first, first + rows) of a weight.
   struct Part {
     int64_t first = 0, rows = 0;
-    Factor a, b;                 // [inputs, rank], [rank, rows]: b holds the scale, and of DoRA the factors
+    Factor a, b;                 // of inputs to ranks, and on to rows: b holds the scale, and of DoRA the factors
     std::vector<float> factors;  // DoRA: of the weight's own product; empty: 1
-    std::vector<uint8_t> bytes_of_a, bytes_of_b;
   };
   using RowOf = std::function<void(Matrix weight, int64_t row, float* out)>;  // a weight's, as the device has it
 
@@ -37,6 +36,12 @@ class CpuAdapter final : public Adapter {
   }
 
  private:
+  struct Unmap {
+    size_t bytes;
+    void operator()(uint8_t* p) const;
+  };
+  std::unique_ptr<uint8_t, Unmap> memory_{nullptr,
+                                          Unmap{0}};  // of all factors, on large pages where the system gives them
   std::vector<std::vector<Part>> by_matrix_;
   int64_t bytes_ = 0, rank_ = 0;
 };

@@ -48,12 +48,12 @@ class QuantRoom {
 
 constexpr int64_t kSumBlock = 1024;
 
-// A factor of a low-rank adapter, input by input: [depth, stride] of float32, or of bfloat16 where `half`. So many
-// numbers past its end may be read as a vector holds.
+// A factor of a low-rank adapter, 16 outputs together: [outputs / 16, depth, 16] of float32, or of bfloat16 where
+// `half`, so that whoever reads some outputs reads one run of memory.
 struct Factor {
   const uint8_t* data = nullptr;
   bool half = false;
-  int64_t depth = 0, stride = 0;
+  int64_t depth = 0, outputs = 0;  // outputs: filled up to a multiple of 16
 };
 
 struct Kernels {
@@ -77,7 +77,7 @@ struct Kernels {
   void (*exponential_sums)(const float* x, int64_t n, float shift, float scale, float* sums);
   // exp((x - shift) * scale), 0 below 1e-38.
   void (*exponentials)(const float* x, int64_t n, float shift, float scale, float* out);
-  // y[t][i] += the sum over d of x[t][d] * f[d][column + i], i < n, for one or two rows t, each by itself.
+  // y[t][i] += the sum over d of x[t][d] * f of output column + i, i < n, for one or two rows t, each by itself.
   void (*low_rank)(const Factor& f, int64_t column, int64_t n, const float* const* x, int rows, float* const* y);
   bool slow_groups = false;  // of 9 rows and more: a group takes several microseconds
 };

@@ -20,31 +20,33 @@ inline simd::V load_factor(const uint8_t* p) {
 template <bool kHalf, int kRows>
 inline void low_rank_rows(const Factor& f, int64_t column, int64_t n, const float* const* x, float* const* y) {
   constexpr int kChains = 4;
-  constexpr int64_t kBytes = kHalf ? 2 : 4;
-  const int64_t stride = f.stride * kBytes;
-  for (int64_t i = 0; i < n; i += simd::W) {
-    const uint8_t* p = f.data + (column + i) * kBytes;
+  constexpr int64_t kBytes = kHalf ? 2 : 4, kStep = kGroup * kBytes;
+  for (int64_t at = column - column % simd::W; at < column + n; at += simd::W) {
+    const uint8_t* p = f.data + (at / kGroup * f.depth * kGroup + at % kGroup) * kBytes;
     simd::V sums[kRows][kChains];
     for (int t = 0; t < kRows; ++t)
       for (int c = 0; c < kChains; ++c) sums[t][c] = simd::zero();
     int64_t d = 0;
     for (; d + kChains <= f.depth; d += kChains)
 #pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c, p += stride) {
+      for (int c = 0; c < kChains; ++c, p += kStep) {
         const simd::V w = load_factor<kHalf>(p);
         for (int t = 0; t < kRows; ++t) sums[t][c] = simd::fused(simd::set1(x[t][d + c]), w, sums[t][c]);
       }
-    for (; d < f.depth; ++d, p += stride) {
+    for (; d < f.depth; ++d, p += kStep) {
       const simd::V w = load_factor<kHalf>(p);
       for (int t = 0; t < kRows; ++t) sums[t][0] = simd::fused(simd::set1(x[t][d]), w, sums[t][0]);
     }
-    const int lanes = n - i < simd::W ? int(n - i) : simd::W;
+    const int64_t i = at - column;
     for (int t = 0; t < kRows; ++t) {
       const simd::V sum = simd::add(simd::add(sums[t][0], sums[t][1]), simd::add(sums[t][2], sums[t][3]));
-      if (lanes == simd::W)
+      if (i >= 0 && i + simd::W <= n) {
         simd::store(y[t] + i, simd::add(simd::load(y[t] + i), sum));
-      else
-        simd::store_first(lanes, y[t] + i, simd::add(simd::load_first(lanes, y[t] + i), sum));
+        continue;
+      }
+      float lanes[simd::W];
+      simd::store(lanes, sum);
+      for (int64_t l = i < 0 ? -i : 0; l < simd::W && i + l < n; ++l) y[t][i + l] += lanes[l];
     }
   }
 }

@@ -159,13 +159,13 @@ TEST(Adapters, AloneChunkedAndInAMixedBatchAreEqualToTheBit) {
 }
 
 TEST(Adapters, EveryInstructionSetHasTheSameBits) {
-  constexpr int64_t kDepth = 67, kStride = 48;
-  std::vector<float> wide = formula("factor", kDepth * kStride + 16, 2), x = formula("x", 2 * kDepth, 2);
+  constexpr int64_t kDepth = 67, kOutputs = 48;
+  std::vector<float> wide = formula("factor", kDepth * kOutputs, 2), x = formula("x", 2 * kDepth, 2);
   std::vector<uint16_t> half;
   for (float f : wide) half.push_back(f32_to_bf16(f));
   for (bool is_half : {false, true}) {
     const cpu::Factor f{reinterpret_cast<const uint8_t*>(is_half ? static_cast<const void*>(half.data()) : wide.data()),
-                        is_half, kDepth, kStride};
+                        is_half, kDepth, kOutputs};
     std::vector<float> expected;
     for (const cpu::Kernels* k : cpu::runnable_kernels())
       for (int rows : {1, 2}) {  // both rows alone, and together
@@ -182,7 +182,7 @@ TEST(Adapters, EveryInstructionSetHasTheSameBits) {
     double sum = 0.5;
     for (int64_t d = 0; d < kDepth; ++d)
       sum += double(x[size_t(d)]) *
-             (is_half ? double(bf16_to_f32(half[size_t(d * kStride + 5)])) : double(wide[size_t(d * kStride + 5)]));
+             (is_half ? double(bf16_to_f32(half[size_t(d * 16 + 5)])) : double(wide[size_t(d * 16 + 5)]));
     EXPECT_NEAR(expected[0], sum, 1e-4);
   }
 }
