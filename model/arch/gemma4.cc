@@ -161,7 +161,7 @@ Status gemma4_metadata(const GgufKeys& in, ModelConfig& c) {
 void gemma4_derive(ModelConfig& c) {
   c.embedding_scale = std::sqrt(float(c.hidden));
   if (c.window > 0 && c.layer_kinds.empty() && c.layers <= 1024) {  // a dummy: as its models are
-    c.set_window_pattern(6);
+    c.set_window_pattern(std::clamp(c.layers, 1, 6));               // a small one has a layer without a window, too
     set_full_layers(c, &ModelConfig::head_dim, &ModelConfig::layer_head_dim, 2 * c.head_dim);
     c.rope.rotary_dim = 2 * c.head_dim;
   }

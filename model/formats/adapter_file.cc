@@ -204,7 +204,9 @@ Result<AdapterFile> peft_adapter(const std::string& path, std::string_view confi
   const std::map<std::string, SafeTensor> sorted(tensors.begin(), tensors.end());
   std::map<std::string, size_t> places;
   for (const auto& [key, t] : sorted) {
-    auto bad = [&](const std::string& what) { return invalid_argument(cat(out.path, ": tensor ", key, what)); };
+    auto bad = [&, &key = key](const std::string& what) {
+      return invalid_argument(cat(out.path, ": tensor ", key, what));
+    };
     std::string name = key;
     if (name.starts_with("base_model.model.")) name.erase(0, 17);
     const bool a = take_end(name, ".lora_A.weight"), b = !a && take_end(name, ".lora_B.weight");
