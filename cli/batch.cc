@@ -12,7 +12,6 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "cli/command.h"
@@ -54,6 +53,7 @@ struct BatchConfig {
           "Answer requests whatever they call the model; else other names are refused");
     model.engine.max_step_ms = 60000;  // nobody waits for each token
     model.define(o);
+    model.define_adapters(o);
     log.define(o);
     o.example("kvasir batch --model m.gguf requests.jsonl", "answers in requests.answers.jsonl");
     o.example("kvasir batch --model m.gguf --any-model-name requests.jsonl --output a.jsonl",

@@ -11,17 +11,21 @@ Reply Api::tokens_generate(const Request& request, const Caller& caller) {
   auto call = services_.read(caller, "vllm.tokens", parse_tokens(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   if (Status s = carry(request, caller, call->input); !s.ok()) return error_response(s);
+  TokensShape& shape = call->shape;
+  shape.tokenizer = services_.engine().tokenizer();
+  if (shape.prompt_logprobs && !shape.tokenizer)
+    return error_response(
+        failed_precondition("prompt_logprobs tells each token's text, and this model came without a tokenizer")
+            .with_field("prompt_logprobs"));
   auto submitted = services_.generate(caller, std::move(call->input));
   if (!submitted.ok()) {
     const Status& why = submitted.status();
     return error_response(why.field() == "prompt" ? Status(why).with_field("token_ids") : why);
   }
-  TokensShape& shape = call->shape;
   shape.prompt = int64_t(submitted->prompt.size());
   shape.id = submitted->stream->id();
   shape.model = submitted->model;
   shape.created = unix_seconds();
-  shape.tokenizer = services_.engine().tokenizer();
   auto headers = headers_of(request, caller, shape.id);
   return tokens_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
@@ -43,13 +47,16 @@ Reply Api::render(const Request& request, const Caller& caller, OpenAiCall call)
   prepare_tools(services_, call.tools, call.input.request);
   auto body = parse_json(request.body);
   if (!body.ok()) return error_response(body.status());
-  if (call.input.request.id.empty()) call.input.request.id = std::string(request.header("x-request-id"));
+  if (Status s = carry(request, caller, call.input); !s.ok()) return error_response(s);
+  // The ids are for whoever would have answered: an adapter, by its name.
+  std::string model = call.input.request.adapter;
+  if (model.empty())
+    model = services_.engine().has_adapter(call.input.model) ? call.input.model : services_.model_name();
   Json all = Json::array();
   for (GenerateInput& input : for_each_prompt(call.input, std::move(call.prompts))) {
     auto ids = services_.prompt(caller, input);
     if (!ids.ok()) return error_response(ids.status());
-    const bool adapter = services_.engine().has_adapter(input.model);
-    all.push_back(tokens_request(*body, input, *ids, adapter ? input.model : services_.model_name()));
+    all.push_back(tokens_request(*body, input, *ids, model));
   }
   Response r;
   r.body = (call.shape.chat ? all[0] : all).dump();

@@ -42,8 +42,7 @@ class TokensReply final : public StreamsProducer {
  private:
   void on(size_t, engine::Started& e) override {
     cached_ = e.cached_tokens;
-    if (shape_.prompt_logprobs && shape_.tokenizer)
-      append_prompt_logprobs(prompt_logprobs_, *shape_.tokenizer, e.prompt_logprobs);
+    if (shape_.prompt_logprobs) append_prompt_logprobs(prompt_logprobs_, *shape_.tokenizer, e.prompt_logprobs);
   }
 
   void on(size_t, engine::Tokens& e) override {

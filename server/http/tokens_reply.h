@@ -20,7 +20,7 @@ struct TokensShape {
   int64_t prompt = 0;                // its tokens
   std::string id, model;
   int64_t created = 0;
-  text::TokenizerPtr tokenizer;  // null: the model came without one
+  text::TokenizerPtr tokenizer;  // may be null where no prompt_logprobs are wanted
 };
 
 std::unique_ptr<Producer> tokens_reply(TokensShape shape, std::unique_ptr<engine::Stream> stream,

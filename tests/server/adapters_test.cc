@@ -56,6 +56,15 @@ TEST_F(NamedAdapters, TheModelOfARequestNamesOne) {
   EXPECT_EQ(engine_.last().adapter, "");
 }
 
+TEST_F(NamedAdapters, ARenderedRequestKeepsItsAdapter) {
+  for (const char* named : {R"("model":"sql")", R"("lora_path":"sql")"}) {
+    Json request = whole("/v1/completions/render", cat(R"({"prompt":"ab",)", named, "}"))[0];
+    EXPECT_EQ(request["model"], "sql");
+    EXPECT_EQ(whole("/inference/v1/generate", request.dump())["model"], "sql");
+    EXPECT_EQ(engine_.last().adapter, "sql");
+  }
+}
+
 TEST_F(NamedAdapters, AFieldNamesOne) {
   V1 v1 = v1_request();
   v1.set_adapter("law");
