@@ -100,10 +100,13 @@ def main():
             best = {k: statistics.median(v) for k, v in rates.items()}
             slower = best["none"] / best["eight"]
             worst = max(worst, slower)
-            figures[str(batch)] = {**best, "slower": round(slower, 3)}
+            figures[str(batch)] = {**best, "slower": round(slower, 3), "runs": rates}
             print(f"{batch:5} | {best['none']:9.1f} | {best['one']:9.1f} | {best['eight']:9.1f} | {100 * (slower - 1):5.1f} %")
     if a.out:
-        pathlib.Path(a.out).write_text(json.dumps({"command": " ".join(sys.argv), "load": os.getloadavg(), "rank": a.rank,
+        commit = subprocess.run([a.kvasir, "version"], capture_output=True, text=True, check=True).stdout
+        commit = re.search(r"commit +(\S+)", commit).group(1)
+        command = " ".join([a.kvasir, os.path.basename(a.model), *sys.argv[3:]])
+        pathlib.Path(a.out).write_text(json.dumps({"commit": commit, "command": "bench/cpu/adapters.py " + command, "load": os.getloadavg(), "rank": a.rank,
                                                    "threads": a.threads, "batches": figures}, indent=1) + "\n")
     sys.exit(worst > BAR)
 

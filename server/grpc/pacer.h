@@ -1,5 +1,5 @@
-// Connections that are read on later: those of strangers who open streams faster than they may. It has no thread:
-// whoever polls fd() asks for due() when there is something to read from it.
+// Connections that are read on later: those that have shown no key and open streams faster than they may. It has no
+// thread: whoever polls fd() asks for due() when there is something to read from it.
 #pragma once
 
 #include <sys/timerfd.h>
