@@ -79,7 +79,7 @@ Status RustTokenizer::add_end(int32_t id) {
 Result<std::vector<int32_t>> RustTokenizer::encode_within(const EncodeLimits& limits, std::string_view text,
                                                           bool add_bos, bool parse_special) const {
   auto stopped = [](void*) -> uint8_t { return !Awaited::still(); };
-  const kvt_encode_limits within{limits.piece_bytes, limits.most_tokens, stopped, nullptr};
+  const kvt_encode_limits within{limits.piece_bytes, limits.most_tokens, stopped, nullptr, limits.by_library};
   Buffer out;
   if (const int code = kvt_encode(handle_, as_str(text), add_bos, parse_special, &within, out.out()))
     return out.error(code);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "model/text/bounded.h"
 
@@ -42,6 +43,18 @@ std::string joined(const std::vector<int32_t>& ids) {
   std::string s;
   for (const int32_t id : ids) s += (s.empty() ? "" : ",") + std::to_string(id);
   return s;
+}
+
+void append_utf8(std::string& out, uint32_t c) {
+  if (c < 0x80) {
+    out += char(c);
+  } else if (c < 0x800) {
+    out += {char(0xC0 | c >> 6), char(0x80 | (c & 63))};
+  } else if (c < 0x10000) {
+    if (c < 0xD800 || c > 0xDFFF) out += {char(0xE0 | c >> 12), char(0x80 | (c >> 6 & 63)), char(0x80 | (c & 63))};
+  } else {
+    out += {char(0xF0 | c >> 18), char(0x80 | (c >> 12 & 63)), char(0x80 | (c >> 6 & 63)), char(0x80 | (c & 63))};
+  }
 }
 
 class Families : public ::testing::TestWithParam<const char*> {};
@@ -106,6 +119,35 @@ TEST_P(Families, SameIdsOnTenThousandStrings) {
     if (!same && !folds && ++not_back <= 5) {
       ADD_FAILURE() << i << " " << Json(texts[i]).dump(-1, ' ', true) << " comes back as "
                     << Json(back.ok() ? *back : back.status().to_string()).dump(-1, ' ', true);
+    }
+  }
+  EXPECT_EQ(different, 0);
+}
+
+// The direct way makes the ids of the library: of texts one behind the other, and of characters of all of Unicode.
+TEST_P(Families, SameIdsAsTheLibrary) {
+  const Family f = family(GetParam());
+  ASSERT_TRUE(f.tokenizer);
+  const auto* bounded = dynamic_cast<const BoundedTokenizer*>(f.tokenizer.get());
+  ASSERT_TRUE(bounded);
+  const std::vector<std::string>& texts = strings();
+  std::mt19937 random(3);
+  int different = 0;
+  for (size_t i = 0; i < 3000; ++i) {
+    std::string text;
+    for (auto parts = 1 + random() % 4; parts > 0; --parts) text += texts[random() % texts.size()];
+    for (auto letters = random() % 12; letters > 0; --letters) {
+      const uint32_t of_planes = random() % 4 ? 0x3000 : 0x20000;
+      append_utf8(text, random() % of_planes);
+      if (random() % 4 == 0) text += " \n\t\r'"[random() % 5];
+    }
+    text += std::string(random() % 8 == 0 ? 100 : 0, char('a' + random() % 26));
+    for (const bool special : {false, true}) {
+      const auto ids = bounded->encode_within({}, text, true, special);
+      const auto want = bounded->encode_within({.by_library = true}, text, true, special);
+      ASSERT_TRUE(ids.ok() && want.ok());
+      if (*ids != *want && ++different <= 5)
+        ADD_FAILURE() << Json(text).dump(-1, ' ', true) << ": " << joined(*ids) << " and not " << joined(*want);
     }
   }
   EXPECT_EQ(different, 0);

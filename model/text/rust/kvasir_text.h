@@ -69,6 +69,7 @@ typedef struct {
   size_t piece, most;
   kvt_stopped stopped;  // called before each piece; may be null
   void* stopped_of;
+  uint8_t by_library;  // nothing by the direct way (direct.rs), which is to make the same ids
 } kvt_encode_limits;
 // `out`: int32 ids, or the error's message.
 int kvt_encode(const kvt_tokenizer* t, kvt_str text, uint8_t add_bos, uint8_t parse_special,

@@ -33,7 +33,7 @@ const PAIRS: [(&str, &str); 13] = [
 /// Characters that NFC, NFKC and lowercasing leave alone or among themselves, whatever stands beside them.
 const STABLE: &str =
     r"[\x00-\x7F\u{410}-\u{44F}\u{3041}-\u{3094}\u{30A1}-\u{30F4}\u{3001}\u{3002}\u{4E00}-\u{9FFF}\u{AC00}-\u{D7A3}]";
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const BLOCK: char = '\u{2581}'; // SentencePiece's space
 
 #[derive(Clone)]

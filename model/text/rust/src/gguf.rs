@@ -1,6 +1,6 @@
 //! A tokenizer from the vocabulary inside a GGUF file.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokenizers::models::bpe::BPE;
@@ -74,10 +74,12 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
     let name = v.model.text("tokenizer.ggml.model")?;
     let space_prefix = v.add_space_prefix != 0;
     let mut pipeline;
+    let mut merges = Vec::new();
     match name {
         "gpt2" => {
             let rule = pretok::find(v.pre.text("tokenizer.ggml.pre")?)?;
-            pipeline = Pipeline::new(merged_model(v, &tokens, rule.ignore_merges, -1)?);
+            merges = read_merges(v, &tokens)?;
+            pipeline = Pipeline::new(merged_model(&tokens, &merges, rule.ignore_merges, -1)?);
             if rule.nfc {
                 let _ = pipeline.with_normalizer(Some(pretok::nfc()?));
             }
@@ -85,7 +87,7 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
         }
         // Gemma 4's: merges as byte-level BPE has them, of characters; what is left over falls to bytes.
         "gemma4" => {
-            pipeline = Pipeline::new(merged_model(v, &tokens, false, v.unk)?);
+            pipeline = Pipeline::new(merged_model(&tokens, &read_merges(v, &tokens)?, false, v.unk)?);
             let _ = pipeline.with_normalizer(Some(pretok::sentence_piece(false)?));
         }
         "llama" => {
@@ -114,7 +116,7 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
         .collect();
     pipeline.add_tokens(added).map_err(|e| invalid(format!("the special tokens cannot be matched: {e}")))?;
 
-    let mut t = Tokenizer::new(pipeline);
+    let mut t = Tokenizer::new(pipeline, merges.iter().map(|(a, b)| (a.as_str(), b.as_str())));
     t.bytes = Pieces::with_capacity(n);
     t.text = Pieces::with_capacity(n);
     for (i, token) in tokens.iter().enumerate() {
@@ -141,15 +143,11 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
     Ok(t)
 }
 
-/// `unknown`: the token of what is in no token, after the tokens of its bytes; -1: the vocabulary is of bytes.
-unsafe fn merged_model(v: &Vocab, tokens: &[String], ignore_merges: bool, unknown: i32) -> Result<SharedModel> {
+unsafe fn read_merges(v: &Vocab, tokens: &[String]) -> Result<Vec<(String, String)>> {
     if v.n_merges == 0 && tokens.len() > 300 {
         return Err(invalid("tokenizer.ggml.merges is missing; this kind of vocabulary needs it"));
     }
-    let mut vocab: HashMap<String, u32> = HashMap::with_capacity(tokens.len());
-    for (i, token) in tokens.iter().enumerate() {
-        vocab.entry(token.clone()).or_insert(i as u32);
-    }
+    let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
     let mut merges = Vec::with_capacity(v.n_merges);
     let mut union = String::new();
     for (i, merge) in slice(v.merges, v.n_merges).iter().enumerate() {
@@ -166,7 +164,7 @@ unsafe fn merged_model(v: &Vocab, tokens: &[String], ignore_merges: bool, unknow
         union.push_str(a);
         union.push_str(b);
         for token in [a, b, union.as_str()] {
-            if !vocab.contains_key(token) {
+            if !known.contains(token) {
                 return Err(invalid(format!(
                     "tokenizer.ggml.merges[{i}] names {token:?}, which is not in the vocabulary"
                 )));
@@ -174,8 +172,22 @@ unsafe fn merged_model(v: &Vocab, tokens: &[String], ignore_merges: bool, unknow
         }
         merges.push((a.to_string(), b.to_string()));
     }
+    Ok(merges)
+}
+
+/// `unknown`: the token of what is in no token, after the tokens of its bytes; -1: the vocabulary is of bytes.
+fn merged_model(
+    tokens: &[String],
+    merges: &[(String, String)],
+    ignore_merges: bool,
+    unknown: i32,
+) -> Result<SharedModel> {
+    let mut vocab: ahash::AHashMap<String, u32> = ahash::AHashMap::with_capacity(tokens.len());
+    for (i, token) in tokens.iter().enumerate() {
+        vocab.entry(token.clone()).or_insert(i as u32);
+    }
     let mut builder = BPE::builder()
-        .vocab_and_merges(vocab.into_iter().collect::<ahash::AHashMap<String, u32>>(), merges)
+        .vocab_and_merges(vocab, merges.to_vec())
         .ignore_merges(ignore_merges);
     if unknown >= 0 {
         builder = builder.unk_token(tokens[unknown as usize].clone()).fuse_unk(true).byte_fallback(true);

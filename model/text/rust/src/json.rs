@@ -10,22 +10,18 @@ use crate::tokenizer::{AnyModel, Pieces, Pipeline, SharedModel, Tokenizer, SPECI
 const MAX_ID: u32 = 8_000_000;
 const MAX_GROWTH: f64 = 64.0;
 
-/// The byte each character of a byte-level vocabulary stands for.
-static BYTE_OF: LazyLock<std::collections::HashMap<char, u8>> = LazyLock::new(|| {
-    let mut map = std::collections::HashMap::new();
+/// The character that stands for each byte in a byte-level vocabulary.
+pub static BYTES_AS_WRITTEN: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut spare = 0x100u32;
-    for byte in 0..=255u8 {
-        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-        let c = if printable {
-            byte as u32
-        } else {
-            spare += 1;
-            spare - 1
-        };
-        map.insert(char::from_u32(c).unwrap(), byte);
-    }
-    map
+    std::array::from_fn(|byte| {
+        let printable = matches!(byte as u8, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        spare += u32::from(!printable);
+        char::from_u32(if printable { byte as u32 } else { spare - 1 }).unwrap()
+    })
 });
+
+static BYTE_OF: LazyLock<std::collections::HashMap<char, u8>> =
+    LazyLock::new(|| BYTES_AS_WRITTEN.iter().enumerate().map(|(byte, &c)| (c, byte as u8)).collect());
 
 pub fn byte_level_bytes(token: &str) -> Vec<u8> {
     token
@@ -116,6 +112,37 @@ fn growth(normalizer: &Value) -> f64 {
     }
 }
 
+/// What is learned first stands first; as pairs, or as a text with a space between.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair(String, String),
+    Text(String),
+}
+
+impl Merge {
+    fn pair(&self) -> Option<(&str, &str)> {
+        match self {
+            Merge::Pair(a, b) => Some((a, b)),
+            Merge::Text(text) => text.split_once(' ').filter(|(_, b)| !b.contains(' ')),
+        }
+    }
+}
+
+/// None where there are none, or some cannot be read.
+fn merges(json: &str) -> Option<Vec<Merge>> {
+    #[derive(serde::Deserialize)]
+    struct Model {
+        merges: Vec<Merge>,
+    }
+    #[derive(serde::Deserialize)]
+    struct File {
+        model: Model,
+    }
+    let read = serde_json::from_str::<File>(json).ok()?.model.merges;
+    read.iter().all(|merge| merge.pair().is_some()).then_some(read)
+}
+
 pub fn load(json: &str, config_json: &str) -> Result<Tokenizer> {
     let full: tokenizers::Tokenizer =
         serde_json::from_str(json).map_err(|e| invalid(format!("tokenizer.json cannot be read: {e}")))?;
@@ -161,7 +188,8 @@ pub fn load(json: &str, config_json: &str) -> Result<Tokenizer> {
     pipeline.with_decoder(full.get_decoder().cloned()); // only to be told to others: kvasir decodes by bytes
     pipeline.with_added_vocabulary(added);
 
-    let mut t = Tokenizer::new(pipeline);
+    let merges = merges(json);
+    let mut t = Tokenizer::new(pipeline, merges.as_deref().unwrap_or_default().iter().filter_map(Merge::pair));
     t.bytes = bytes;
     t.text = text;
     t.flags = flags;

@@ -12,6 +12,7 @@ use tokenizers::{
 
 use crate::border::{invalid, Error, Result, CANCELLED, INTERNAL};
 use crate::cuts::{self, Cuts, Joining};
+use crate::direct::Direct;
 use crate::spm::Spm;
 
 /// The model proper. Shared, so that the two encoders below cost one vocabulary.
@@ -126,6 +127,7 @@ pub struct Tokenizer {
     pub prefix: Vec<i32>, // what add_bos adds when the pipeline itself adds nothing (GGUF)
     pub suffix: Vec<i32>,
     cuts: Cuts,
+    direct: Option<Direct>,
     around: Option<(Vec<u32>, Vec<u32>)>, // what the pipeline itself adds before a text and behind it, where that is known
 }
 
@@ -134,13 +136,16 @@ pub struct Limits<'a> {
     pub piece: usize, // bytes that are encoded at a time, where the text may be cut
     pub most: usize,  // tokens: with more it ends early
     pub stopped: &'a dyn Fn() -> bool,
+    pub by_library: bool, // all of it: what the direct way is held to
 }
 
 /// A piece without a place to cut takes time and memory as a whole: some 100 bytes a byte.
 const MOST_UNCUT: usize = 1 << 20;
 
 impl Tokenizer {
-    pub fn new(mut pipeline: Pipeline) -> Tokenizer {
+    /// `merges`: the pairs of a byte-level vocabulary, in the order in which they were learned.
+    pub fn new<'a>(mut pipeline: Pipeline, merges: impl Iterator<Item = (&'a str, &'a str)>) -> Tokenizer {
+        let direct = Direct::of(&pipeline, merges);
         let special = pipeline.clone();
         pipeline.set_encode_special_tokens(true);
         Tokenizer {
@@ -156,6 +161,7 @@ impl Tokenizer {
             prefix: Vec::new(),
             suffix: Vec::new(),
             cuts: Cuts::default(),
+            direct,
             around: None,
         }
         .with_cuts()
@@ -187,19 +193,24 @@ impl Tokenizer {
 
     /// With more tokens than `limits.most` it ends there: what comes back is longer than that, and not the whole.
     pub fn encode(&self, text: &str, add_bos: bool, parse_special: bool, limits: &Limits) -> Result<Vec<i32>> {
-        let pipeline = if parse_special { &self.special } else { &self.plain };
+        let way = Way {
+            pipeline: if parse_special { &self.special } else { &self.plain },
+            direct: self.direct.as_ref().filter(|_| !limits.by_library),
+            special: parse_special,
+        };
         let mut ids = Vec::new();
         if add_bos {
             ids.extend_from_slice(&self.prefix);
         }
-        match self.around.as_ref().filter(|_| text.len() > limits.piece && self.cuts.any()) {
+        let in_pieces = way.direct.is_some() || text.len() > limits.piece && self.cuts.any();
+        match self.around.as_ref().filter(|_| in_pieces) {
             Some((before, behind)) => {
                 let around = if add_bos { (before.as_slice(), behind.as_slice()) } else { (&[][..], &[][..]) };
                 ids.extend(around.0.iter().map(|&id| id as i32));
-                self.encode_pieces(pipeline, text, limits, &mut ids)?;
+                self.encode_pieces(&way, text, limits, &mut ids)?;
                 ids.extend(around.1.iter().map(|&id| id as i32));
             }
-            None => encode_piece(pipeline, text, add_bos, &mut ids)?,
+            None => way.encode_whole(text, add_bos, &mut ids)?,
         }
         if add_bos {
             ids.extend_from_slice(&self.suffix);
@@ -207,7 +218,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    fn encode_pieces(&self, pipeline: &Pipeline, text: &str, limits: &Limits, ids: &mut Vec<i32>) -> Result<()> {
+    fn encode_pieces(&self, way: &Way, text: &str, limits: &Limits, ids: &mut Vec<i32>) -> Result<()> {
         let mut begin = 0;
         while begin < text.len() && ids.len() <= limits.most {
             if (limits.stopped)() {
@@ -218,7 +229,7 @@ impl Tokenizer {
                 false => None,
             };
             let (end, next) = cut.unwrap_or((text.len(), text.len()));
-            encode_piece(pipeline, &text[begin..end], false, ids)?;
+            way.encode_piece(&text[begin..end], ids)?;
             begin = next;
         }
         Ok(())
@@ -324,17 +335,37 @@ impl Tokenizer {
     }
 }
 
-fn encode_piece(pipeline: &Pipeline, text: &str, add_bos: bool, ids: &mut Vec<i32>) -> Result<()> {
-    if text.len() > MOST_UNCUT {
-        return Err(invalid(format!(
-            "the text has more than {MOST_UNCUT} bytes without a place where it may be cut, such as a space behind a word"
-        )));
+/// How the parts of one text are encoded.
+struct Way<'a> {
+    pipeline: &'a Pipeline,
+    direct: Option<&'a Direct>,
+    special: bool,
+}
+
+impl Way<'_> {
+    fn encode_piece(&self, text: &str, ids: &mut Vec<i32>) -> Result<()> {
+        match self.direct {
+            Some(direct) if text.len() <= MOST_UNCUT => {
+                direct.encode(self.pipeline.get_model(), text, self.special, ids);
+                Ok(())
+            }
+            _ => self.encode_whole(text, false, ids),
+        }
     }
-    let encoding = pipeline
-        .encode_fast(text, add_bos)
-        .map_err(|e| Error { code: INTERNAL, message: format!("the text could not be tokenized: {e}") })?;
-    ids.extend(encoding.get_ids().iter().map(|&id| id as i32));
-    Ok(())
+
+    fn encode_whole(&self, text: &str, add_bos: bool, ids: &mut Vec<i32>) -> Result<()> {
+        if text.len() > MOST_UNCUT {
+            return Err(invalid(format!(
+                "the text has more than {MOST_UNCUT} bytes without a place where it may be cut, such as a space behind a word"
+            )));
+        }
+        let encoding = self
+            .pipeline
+            .encode_fast(text, add_bos)
+            .map_err(|e| Error { code: INTERNAL, message: format!("the text could not be tokenized: {e}") })?;
+        ids.extend(encoding.get_ids().iter().map(|&id| id as i32));
+        Ok(())
+    }
 }
 
 /// An added token matched as it is written, in no other form.

@@ -88,6 +88,7 @@ pub struct EncodeLimits {
     most: usize,
     stopped: Option<unsafe extern "C" fn(*mut c_void) -> u8>,
     stopped_of: *mut c_void,
+    by_library: u8,
 }
 
 #[no_mangle]
@@ -105,7 +106,7 @@ pub unsafe extern "C" fn kvt_encode(
             return Err(invalid(format!("the text has {} bytes; at most 1073741824", text.bytes().len())));
         }
         let stopped = || limits.stopped.is_some_and(|ask| ask(limits.stopped_of) != 0);
-        let limits = Limits { piece: limits.piece.max(1), most: limits.most, stopped: &stopped };
+        let limits = Limits { piece: limits.piece.max(1), most: limits.most, stopped: &stopped, by_library: limits.by_library != 0 };
         let ids = (*t).encode(text.text("the text")?, add_bos != 0, parse_special != 0, &limits)?;
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for id in ids {
