@@ -81,7 +81,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 #pragma unroll
       for (int p = 0; p < kParts; ++p) y[p] += sums[w][p][row][f];
     const int64_t at = int64_t(row) * n + feature + f;
-    if constexpr (kParts == 2)
+    if (kParts == 2 && form == Form::apart) {
+      float* both = static_cast<float*>(out) + int64_t(row) * n + at;
+      both[0] = y[0], both[n] = y[kParts - 1];
+    } else if constexpr (kParts == 2)
       static_cast<__nv_bfloat16*>(out)[at] =
           __float2bfloat16_rn((form == Form::gelu ? gelu_tanh(y[0]) : silu(y[0])) * y[1]);
     else if (form == Form::bf16)
@@ -102,13 +105,13 @@ bool few_rows_takes(int64_t rows, int64_t n, int64_t k, Form form) {
   // Every block reads all rows: where these are long, a library that shares them is faster sooner. And where the
   // weights are many, it is they that take the time, which it knows well how to hide.
   constexpr int64_t kRowElements = 32768, kWeights = 26 << 20;
-  const int64_t parts = form == Form::silu || form == Form::gelu ? 2 : 1;
+  const int64_t parts = joins_gates(form) ? 2 : 1;
   return rows <= 32 && rows * k <= kRowElements && parts * n * k <= kWeights && n % kTall == 0 && k % kStep == 0;
 }
 
 void launch_few_rows(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,
                      cudaStream_t stream) {
-  auto kernel = form == Form::silu || form == Form::gelu ? kernel_for<2>(rows) : kernel_for<1>(rows);
+  auto kernel = joins_gates(form) ? kernel_for<2>(rows) : kernel_for<1>(rows);
   launch_early(kernel, unsigned(n / kTall), kWarps * 32, stream, static_cast<const __nv_bfloat16*>(in),
                static_cast<const __nv_bfloat16*>(weight), out, int(rows), n, int(k), form);
 }

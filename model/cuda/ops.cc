@@ -166,6 +166,7 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
       tokens_ == batch.size() && tokens_ == logit_rows && batch.pools.empty() && tokens_ <= options_.max_logit_rows;
   if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   slot_ ^= 1;
+  KVASIR_TRY(adapters_.begin(batch, slot_, stream_));
   int32_t* ids = host_ids_[slot_].as<int32_t>();
   step_logit_rows_ = logit_rows;
   std::fill_n(ids, 2 * tokens_ + logit_rows, 0);
@@ -178,7 +179,7 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
 }
 
 uint64_t CudaOps::key() const {
-  uint64_t key = uint64_t(tokens_) * 2 + uint64_t(slot_);
+  uint64_t key = (uint64_t(tokens_) * 2 + uint64_t(slot_)) ^ adapters_.key();
   for (const auto& a : attentions_) {
     const uint64_t launches = dynamic_cast<const attention::cuda::GraphKeyed&>(*a).launch_key();
     if (launches == 0) return 0;  // its first run() prepares what later ones need
@@ -290,7 +291,7 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool bi
                " x ", w.cols, " into ", out.cols);
   KVASIR_CHECK(form != Form::added_f32 || !room(out).half, "what is added to is float32");
   const int64_t rows = product_rows(in);
-  const bool by_bytes = products_->reads_bytes(w, rows), wide = form == Form::f32 || form == Form::added_f32;
+  const bool by_bytes = products_->reads_bytes(w, rows), wide = form != Form::bf16 && !gated;
   const void* half = nullptr;
   Bytes bytes;
   if (by_bytes) {
@@ -300,7 +301,14 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool bi
   }
   if (rows > kFewRows) (by_bytes ? room(in).wants_bytes : room(in).wants_half) = true;
   void* to = wide ? write(out) : write_half(out);
+  const bool adapted = adapters_.changes(weight), added = form == Form::added_f32;
+  if (adapted && added) KVASIR_TRY(adapters_.before_adding(weight, to, w.rows, stream_));
   KVASIR_TRY(products_->run(half, bytes, w, to, rows, form));
+  if (adapted) {
+    KVASIR_CHECK(!gated, "gates are joined before adapters have changed them");
+    KVASIR_ASSIGN(half, read_half(in));
+    KVASIR_TRY(adapters_.add(weight, half, w.cols, to, !wide, w.rows, added, stream_));
+  }
   if (biased && w.bias.id >= 0) launch_add_bias(to, !wide, vector(w.bias), this->rows(in), w.rows, stream_);
   return launched("product");
 }
@@ -309,8 +317,10 @@ Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buff
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
   const Loaded& w = *matrices_[size_t(weight.id)];
   const bool fused = w.bias.id < 0 && (activation == Activation::silu || activation == Activation::gelu_tanh);
-  if (fused && products_->joins(w, product_rows(in), form)) return product(in, weight, form, out);
-  KVASIR_TRY(product(in, weight, Form::bf16, between));
+  const bool joins = fused && products_->joins(w, product_rows(in), form);
+  if (joins && !adapters_.changes(weight)) return product(in, weight, form, out);
+  // What adapters change is joined after that: as the same float32 sums, of which it makes the same bits.
+  KVASIR_TRY(product(in, weight, joins ? Form::apart : Form::bf16, between));
   return glu(activation, between, out);
 }
 

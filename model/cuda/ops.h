@@ -10,6 +10,7 @@
 #include "attention/cuda/memory.h"
 #include "core/thread_pool.h"
 #include "kvcache/form.h"
+#include "model/cuda/adapter.h"
 #include "model/cuda/experts.h"
 #include "model/cuda/products.h"
 #include "model/ops.h"
@@ -17,8 +18,6 @@
 #include "model/shared_prefix.h"
 
 namespace kvasir::model::cuda {
-
-using attention::cuda::PinnedMemory;
 
 struct CudaOptions {
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;
@@ -44,6 +43,7 @@ class CudaOps final : public Ops {
   // comes of the rows past its own is read by nobody.
   // A token below 0 is what that row of drawn() was given in the step begun before. So two steps may be in flight.
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
+  Status end() { return adapters_.end(stream_); }                     // after all that the step launches
   int32_t* drawn() { return drawn_[slot_].as<int32_t>(); }            // this step's tokens by sample row
   int64_t max_logit_rows() const { return options_.max_logit_rows; }  // of one take_logit_rows()
   int64_t most_rows() const { return 2 * options_.max_tokens + options_.max_batch; }  // to draw from
@@ -64,6 +64,10 @@ class CudaOps final : public Ops {
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
   Result<int32_t> add_experts(Experts experts) override;
+  Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) override {
+    return adapters_.load(changes, matrices_.size(), room, options_.max_tokens,
+                          [this](Matrix m) -> const Weight& { return *matrices_[size_t(m.id)]; });
+  }
 
   Status embed(Matrix table, float scale, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override;
@@ -142,6 +146,7 @@ class CudaOps final : public Ops {
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
   SharedPrefixes shared_;
+  AdapterRows adapters_;
   bool decodes_ = false;
   int64_t tokens_ = 0, logit_rows_ = 0, step_logit_rows_ = 0, weight_bytes_ = 0;
 };

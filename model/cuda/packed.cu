@@ -405,7 +405,7 @@ void run(const void* in, const void* weight, float unit, void* out, int64_t rows
   constexpr int kBytes = kShared - 2048;
   static const cudaError_t asked = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (asked != cudaSuccess) return;
-  const bool gated = form == Form::silu || form == Form::gelu;
+  const bool gated = joins_gates(form);
   const int tiles = int(n / (kTall * (gated ? 8 : 16)));
   const int blocks = std::min((tiles + S::kSets - 1) / S::kSets, device().multiprocessors);
   attention::cuda::launch_early(kernel, dim3(unsigned(blocks)), S::kThreads, kBytes, stream,
@@ -503,14 +503,15 @@ bool packs(int64_t rows, int64_t cols) {
 
 void launch_packed(Packing packing, const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n,
                    int64_t k, Form form, cudaStream_t stream) {
-  const bool gated = form == Form::silu || form == Form::gelu, wide = form == Form::f32 || form == Form::added_f32;
+  const bool gated = joins_gates(form);
+  const int64_t row_bytes = form == Form::apart ? 8 * n : form == Form::f32 || form == Form::added_f32 ? 4 * n : 2 * n;
   for (int64_t row = 0; row < rows; row += kPackedRows) {
     const int64_t count = std::min(kPackedRows, rows - row);
     auto* run = packing == Packing::q4   ? by_shape<Packing::q4>(count, n, k, gated)
                 : packing == Packing::q6 ? by_shape<Packing::q6>(count, n, k, gated)
                                          : by_shape<Packing::q8>(count, n, k, gated);
-    run(static_cast<const __nv_bfloat16*>(in) + row * k, weight, unit,
-        static_cast<uint8_t*>(out) + row * n * (wide ? 4 : 2), count, n, k, form, stream);
+    run(static_cast<const __nv_bfloat16*>(in) + row * k, weight, unit, static_cast<uint8_t*>(out) + row * row_bytes,
+        count, n, k, form, stream);
   }
 }
 

@@ -21,8 +21,7 @@ constexpr int64_t kMostPackedRows = 32, kUnpacked = int64_t(16) << 20;
 constexpr int64_t kApartRows = 256, kApartResults = 2 << 20;
 bool scaled_apart(int64_t rows, int64_t n) { return rows <= kApartRows && rows * n <= kApartResults; }
 
-bool gated(Form form) { return form == Form::silu || form == Form::gelu; }
-int64_t features(const Weight& w, Form form) { return gated(form) ? w.rows / 2 : w.rows; }
+int64_t features(const Weight& w, Form form) { return joins_gates(form) ? w.rows / 2 : w.rows; }
 
 }  // namespace
 
@@ -98,7 +97,7 @@ Status Products::by_library(Bytes bytes, const Weight& w, void* out, int64_t row
 
 Status Products::one_order(const void* half, const Weight& w, void* out, int64_t rows, Form form) {
   const int64_t n = features(w, form), k = w.cols;
-  const int64_t row_bytes = n * (form == Form::f32 || form == Form::added_f32 ? 4 : 2);
+  const int64_t row_bytes = form == Form::apart ? 8 * n : form == Form::f32 || form == Form::added_f32 ? 4 * n : 2 * n;
   const int64_t most = w.packing == Packing::fp8 ? 16 : 32;
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(most, rows - row);
@@ -117,7 +116,7 @@ Status Products::one_order(const void* half, const Weight& w, void* out, int64_t
 }
 
 Status Products::by_parts(const void* half, const Weight& w, void* out, int64_t rows, Form form) {
-  KVASIR_CHECK(!gated(form), "gates of many rows are no product's");
+  KVASIR_CHECK(!joins_gates(form), "gates of many rows are no product's");
   const int64_t most = std::max<int64_t>(16, kUnpacked / w.cols / 16 * 16), size = form == Form::bf16 ? 2 : 4;
   KVASIR_CHECK(most * w.cols <= kUnpacked, "rows of ", w.cols, " elements");
   for (int64_t first = 0; first < w.rows; first += most) {

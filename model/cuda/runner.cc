@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "model/arch/adapter_places.h"
 #include "model/cache_form.h"
 #include "model/cuda/cache.h"
 #include "model/cuda/draw.h"
@@ -111,6 +112,7 @@ class CudaRunner final : public Runner, public Replaying {
     return std::max<int64_t>(0, int64_t(free) - int64_t(total / 20));  // a twentieth stays for the libraries
   }
   Status allocate_cache(const CachePages& pages) override;
+  Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override;
   int64_t replays() const override { return graphs_ ? graphs_->replays() : 0; }
@@ -191,6 +193,13 @@ Status CudaRunner::time_products(int64_t cache_tokens) {
   return {};
 }
 
+Result<AdapterPtr> CudaRunner::load_adapter(const std::string& path, int64_t room) {
+  // float32 files become bfloat16; of quantized ones there is less.
+  KVASIR_ASSIGN(const AdapterFile file, read_adapter(path, 2 * room + (1 << 20)));
+  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, *network_));
+  return ops_->load_adapter(changes, room);
+}
+
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_CHECK(in_flight_ < depth(), in_flight_, " launches are in flight");
   Flight* before = in_flight_ > 0 ? &flight(in_flight_ - 1) : nullptr;
@@ -215,6 +224,7 @@ Status CudaRunner::enqueue(Flight& f, const Batch& batch) {
     KVASIR_TRY(ops_->begin(batch, f.draws.tokens()));
     KVASIR_TRY(forward(f));
     if (!f.pools.empty()) KVASIR_TRY(enqueue_pooled(f, batch.pooled_rows()));
+    KVASIR_TRY(ops_->end());
   }
   return check(cudaEventRecord(f.done, stream_), "step");
 }

@@ -26,7 +26,12 @@ __device__ void end_tile(int thread, const float* sums, void* out, int rows, int
     y *= scale(feature);
     if constexpr (kGated) {
       up *= scale(n + feature);
-      static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn((form == Form::gelu ? gelu_tanh(y) : silu(y)) * up);
+      if (form == Form::apart) {
+        float* both = static_cast<float*>(out) + int64_t(r) * n + at;
+        both[0] = y, both[n] = up;
+      } else {
+        static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn((form == Form::gelu ? gelu_tanh(y) : silu(y)) * up);
+      }
     } else if (form == Form::bf16) {
       static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(y);
     } else {
