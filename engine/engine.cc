@@ -143,6 +143,10 @@ Status EngineImpl::load(const Loader& loader) {
                   message_ = cat(phase, ' ', int(fraction * 100), '%');
                 }));
   info_ = loaded_.runner->info();
+  // Before the cache, which takes what they leave.
+  for (const AdapterSource& a : options_.adapters) {
+    KVASIR_TRY(load_into_runner(a.name, a.path).status());
+  }
   int64_t memory = options_.kv_memory, room = loaded_.runner->cache_room();
   if (memory <= 0)
     memory = int64_t(double(room >= 0 ? room : default_kv_memory(host_limits().memory_available)) *
@@ -164,9 +168,6 @@ Status EngineImpl::load(const Loader& loader) {
       return invalid_argument(cat("stop_tokens has ", t, "; the model's token ids are 0 to ", info_.vocab_size - 1))
           .with_field("stop_tokens");
     end_of_generation_.push_back(t);
-  }
-  for (const AdapterSource& a : options_.adapters) {
-    KVASIR_TRY(load_into_runner(a.name, a.path).status());
   }
   publisher_.set_tokenizer(loaded_.tokenizer);
   const bool has_grammars = loaded_.tokenizer || loaded_.grammars;

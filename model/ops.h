@@ -95,9 +95,7 @@ class Ops {
 
   // What the rows of a batch's sequences gain from here on where it names this (Batch::adapters), in every product by
   // these weights, before its bias. May be called while steps run. Refused where it would take more than `room` bytes.
-  virtual Result<AdapterPtr> load_adapter(std::span<const LowRank>, int64_t /*room*/) {
-    return unimplemented("adapters are not supported on this device; on the CPU they are (--device cpu)");
-  }
+  virtual Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) = 0;
 
   // Layers whose heads differ, or that read another layer's cache. A device that has no such layers says so here.
   virtual Status takes_uneven_layers() const {

@@ -92,7 +92,7 @@ class Runner {
 
   // PEFT's folder or llama.cpp's GGUF file. From any thread, while steps run; at most `room` bytes are taken.
   virtual Result<AdapterPtr> load_adapter(const std::string& /*path*/, int64_t /*room*/) {
-    return unimplemented("adapters are not served on a GPU yet; on the CPU they are (--device cpu)");
+    return unimplemented("this model takes no adapters");
   }
 
   // rows[i] belongs to batch.logit_rows[i], the pools' rows follow; everything pointed to lives until the matching

@@ -151,8 +151,9 @@ Result<std::shared_ptr<const CudaAdapter>> CudaAdapter::make(std::span<const Low
                                   ": unload another, or serve with more lora_memory"));
   if (!out->memory_.allocate(size_t(bytes)).ok()) {
     cudaGetLastError();
-    return resource_exhausted(cat("the GPU has no ", bytes, " bytes left for the adapter: serve with a smaller ",
-                                  "kv_memory_share, which leaves room for adapters"));
+    return resource_exhausted(cat("the GPU has no ", bytes,
+                                  " bytes left for the adapter: name it with lora, so that it is ",
+                                  "loaded before the cache, or serve with less kv_memory"));
   }
   Loading loading;
   KVASIR_TRY(loading.begin(changes));

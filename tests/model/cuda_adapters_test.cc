@@ -38,28 +38,17 @@ AdapterPtr load(Drive& drive, const std::string& path) {
 
 // ---- the fixtures
 
-// Whether `got` is the best of `want` where that is best by more than .1; the greatest difference goes to `worst`.
-void compare(const std::vector<double>& want, const Sampled& got, double* worst) {
-  std::vector<double> best = want;
-  std::nth_element(best.begin(), best.begin() + 1, best.end(), std::greater<>());
-  const auto most = std::max_element(want.begin(), want.end());
-  if (*most - best[1] > 0.1) {
-    EXPECT_EQ(got.top[0].token, most - want.begin());
-  }
-  *worst = std::max(*worst, std::fabs(got.top[0].logprob - want[size_t(got.top[0].token)]));
-}
-
 // In a prompt, and in decodes of which the later ones are replayed.
 double worst(Drive& drive, const Adapter* adapter, const json& all, const json& logprobs) {
   const Ids tokens = all["tokens"];
   const std::vector<size_t> rows = all["rows"];
   double worst = 0;
   const auto whole = drive.step({{0, 0, tokens, true, adapter}});
-  for (size_t i = 0; i < rows.size(); ++i) compare(logprobs[i], whole[rows[i]], &worst);
+  for (size_t i = 0; i < rows.size(); ++i) compare_best(logprobs[i], whole[rows[i]], &worst);
   Sampled s = drive.step({{1, 0, Ids(tokens.begin(), tokens.begin() + int64_t(rows[0]) + 1), false, adapter}})[0];
   for (size_t at = rows[0];; ++at) {
     for (size_t i = 0; i < rows.size(); ++i)
-      if (rows[i] == at) compare(logprobs[i], s, &worst);
+      if (rows[i] == at) compare_best(logprobs[i], s, &worst);
     if (at == rows.back()) break;
     s = drive.step({{1, int64_t(at) + 1, {tokens[at + 1]}, false, adapter}})[0];
   }

@@ -3,7 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <vector>
+
 #include "attention/cuda/cuda.h"
+#include "model/sampling.h"
 
 namespace kvasir::model {
 
@@ -13,5 +19,17 @@ class NeedsDevice : public ::testing::Test {
     if (Status s = attention::cuda_backend().available(); !s.ok()) GTEST_SKIP() << "skipped: " << s.message();
   }
 };
+
+// Whether `got` is the best of `want` where that is best by more than .1; the greatest difference of its
+// log-probability goes to `worst`.
+inline void compare_best(const std::vector<double>& want, const Sampled& got, double* worst) {
+  std::vector<double> best = want;
+  std::nth_element(best.begin(), best.begin() + 1, best.end(), std::greater<>());
+  const auto most = std::max_element(want.begin(), want.end());
+  if (*most - best[1] > 0.1) {
+    EXPECT_EQ(got.top[0].token, most - want.begin());
+  }
+  *worst = std::max(*worst, std::fabs(got.top[0].logprob - want[size_t(got.top[0].token)]));
+}
 
 }  // namespace kvasir::model
