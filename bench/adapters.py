@@ -111,9 +111,13 @@ def main():
     if a.out:
         commit = subprocess.run([a.kvasir, "version"], capture_output=True, text=True, check=True).stdout
         commit = re.search(r"commit +(\S+)", commit).group(1)
-        command = " ".join([a.kvasir, os.path.basename(a.model), *sys.argv[3:]])
-        pathlib.Path(a.out).write_text(json.dumps({"commit": commit, "command": "bench/adapters.py " + command, "load": os.getloadavg(), "rank": a.rank,
-                                                   "threads": a.threads, "device": a.device, "adapters": a.adapters, "batches": figures}, indent=1) + "\n")
+        given = sys.argv[3:sys.argv.index("--out")] if "--out" in sys.argv else sys.argv[3:]
+        gpu = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        about = {"commit": commit, "command": " ".join(["bench/adapters.py kvasir", os.path.basename(a.model), *given]),
+                 "load": os.getloadavg(), "rank": a.rank, "threads": a.threads, "device": a.device, "adapters": a.adapters}
+        if a.device == "cuda":
+            about["gpu"] = subprocess.run(gpu, capture_output=True, text=True, check=True).stdout.strip()
+        pathlib.Path(a.out).write_text(json.dumps({**about, "batches": figures}, indent=1) + "\n")
     sys.exit(worst > BARS[a.device])
 
 
