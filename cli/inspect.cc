@@ -78,7 +78,7 @@ void describe_unserved(const std::string& path) {
 
 int inspect(int argc, char** argv) {
   std::string model;
-  int batch = 16, context = 0;
+  int batch = 16, context = 0, rank_count = 1;
   bool tensors = false, as_json = false, architectures = false;
   ByteSize kv_memory;
   engine::KvSteps steps;
@@ -91,6 +91,7 @@ int inspect(int argc, char** argv) {
                "A GGUF file, a directory with config.json and safetensors, hf:ORG/REPO[:FILE], or dummy:...");
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
+  o.add("ranks", &rank_count, "Show what each of so many ranks has").range(1, model::kMostRanks).only_flag();
   o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default on a CPU").only_flag();
   kvcache::FormWish wish;
   define_cache_form(o, wish);
@@ -128,7 +129,11 @@ int inspect(int argc, char** argv) {
     std::fprintf(stderr, "kvasir inspect: %s\n", form.status().message().c_str());
     return kUsage;
   }
-  int64_t kv = c.kv_bytes_per_token(*form, false);
+  const auto ranks = model::split_over_ranks(c, *files->weights, rank_count);
+  if (!ranks.ok()) return fail(ranks.status());
+  int64_t kv = 0, windowed_kv = 0;  // of all ranks
+  for (const model::ModelConfig& r : *ranks)
+    kv += r.kv_bytes_per_token(*form, false), windowed_kv += r.kv_bytes_per_token(*form, true);
   int64_t cache = kv * context * batch;
   std::map<std::string, std::pair<int64_t, int64_t>> types;  // count and bytes
   auto all = files->weights->tensors();
@@ -137,7 +142,7 @@ int inspect(int argc, char** argv) {
     ++count, bytes += t.bytes;
   }
   model::ModelInfo info = c.info();
-  info.kv_bytes_per_token = kv, info.windowed_kv_bytes = c.kv_bytes_per_token(*form, true);
+  info.kv_bytes_per_token = kv, info.windowed_kv_bytes = windowed_kv;
   auto pools = pools_of(info, kv_memory.bytes, steps);
   if (!pools.ok()) {
     std::fprintf(stderr, "kvasir inspect: %s\n", pools.status().message().c_str());
@@ -168,6 +173,14 @@ int inspect(int argc, char** argv) {
                                 {"kv_memory", pools->memory}};
     for (const scheduler::PageGroup& g : pools->groups)
       j["pools"].push_back({{"pages", g.pages}, {"page_size", steps.page_size}, {"window", g.window}});
+    for (const model::ModelConfig& r : *ranks)
+      if (r.part.ranks > 1)
+        j["ranks"].push_back({{"heads", r.heads},
+                              {"kv_heads", r.kv_heads},
+                              {"ffn", r.ffn},
+                              {"experts", r.part.experts.count},
+                              {"vocab", r.vocab},
+                              {"kv_bytes_per_token", r.kv_bytes_per_token(*form, false)}});
     for (auto& [name, t] : types) j["types"][name] = {{"tensors", t.first}, {"bytes", t.second}};
     if (tensors)
       for (const auto& t : all)
@@ -189,6 +202,13 @@ int inspect(int argc, char** argv) {
   for (auto& [name, t] : types)
     std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
   std::printf("cache         %lld bytes a token in %s\n", static_cast<long long>(kv), form->to_string().c_str());
+  for (const model::ModelConfig& r : *ranks)
+    if (r.part.ranks > 1)
+      std::printf(
+          "rank %-8d heads %d from %lld, kv heads %d, ffn %d, %sof the vocabulary %d, cache %lld bytes a token\n",
+          r.part.rank, r.heads, static_cast<long long>(r.part.heads.first), r.kv_heads, r.ffn,
+          r.part.experts.split() ? cat("experts ", r.part.experts.count, ", ").c_str() : "", r.vocab,
+          static_cast<long long>(r.kv_bytes_per_token(*form, false)));
   std::printf("memory        weights %s + cache %s (%d sequences of %d tokens)\n",
               human(files->weights->bytes()).c_str(), human(cache).c_str(), batch, context);
   std::printf("pages         %s\n", pools->formula.c_str());

@@ -56,6 +56,10 @@ void ModelFlags::define(Options& o) {
   o.add("device", &model.device, "What it runs on").one_of({"auto", "cpu", "cuda"});
   o.add("threads", &model.threads, "Threads of a step; 0 is what the machine and its control group allow")
       .range(0, 1024);
+  o.add("ranks", &model.ranks,
+        "Parts the model is split into, which compute each step together: by heads, columns and experts. On a CPU each "
+        "has its own threads, and its own node of memory where the machine has several")
+      .range(1, model::kMostRanks);
   o.add("attention", &model.attention, "Attention back end; auto takes the best one here").value_name("NAME");
   o.add("chat_template", &engine.chat_template, "Jinja file that replaces the model's own chat template")
       .value_name("FILE");

@@ -35,7 +35,6 @@ void define_settled(Options& o) {
             true);
   o.foreign("tokenizer_type", {"huggingface"}, "the tokenizer is the model's own: tokenizer.json, or in the GGUF file");
   o.foreign("special_tokens", {}, "the tokenizer's files name them");
-  o.foreign("tensor_parallel_size", {"1"}, "the model runs on one device");
   o.foreign("quant_method", {"none"},
             "weights are computed with as the model's file has them: quantize the file (a GGUF of Q8_0 or Q4_0)");
   o.foreign("max_cooldown_request", {}, "a request without room is preempted and comes back by itself: leave it out");
@@ -62,6 +61,7 @@ void PplNames::define(Options& o, ServeConfig& config) {
   o.alias("max_running_batch", "max_running");
   o.alias("enable_prefix_cache", "prefix_cache");
   o.alias("max_tokens_scale", "kv_memory_share");
+  o.alias("tensor_parallel_size", "ranks");
 
   o.section("As ppl.llm.serving has it");
   o.add("kv_memory_share", &config.model.engine.kv_memory_share, "Part of what kv_memory 0 is that the cache takes")

@@ -231,8 +231,9 @@ State EngineImpl::state() const {
   std::lock_guard lock(phase_mutex_);
   if (phase_ != State::serving && phase_ != State::draining) return phase_;
   if (watchdog_.stuck()) return State::stuck;
-  if (phase_ != State::serving) return phase_;
   std::lock_guard stats_lock(shared_.mutex);
+  if (!shared_.lost.ok()) return State::stuck;
+  if (phase_ != State::serving) return phase_;
   const bool many = double(shared_.waiting.all().requests) > options_.degraded_at * double(options_.max_waiting);
   const bool long_wait = shared_.stats.expected_wait > options_.degraded_at * shared_.stats.wait_bound;
   return many || (long_wait && shared_.stats.wait_bound > 0) ? State::degraded : phase_;
@@ -240,9 +241,11 @@ State EngineImpl::state() const {
 
 Stats EngineImpl::stats() const {
   Stats s;
+  Status lost;
   {
     std::lock_guard lock(shared_.mutex);
     s = shared_.stats;
+    lost = shared_.lost;
   }
   Published p = publisher_.counts();
   s.finished = p.finished;
@@ -264,10 +267,14 @@ Stats EngineImpl::stats() const {
   s.waiting += waiting.requests;
   s.waiting_tokens = waiting.tokens;
   s.state = state();
-  if (has_loaded_) s.kv_type = info_.kv_type, s.kv_bytes_per_token = info_.kv_bytes_per_token;
+  if (has_loaded_) {
+    s.kv_type = info_.kv_type, s.kv_bytes_per_token = info_.kv_bytes_per_token;
+    s.ranks = info_.ranks;
+  }
   std::lock_guard lock(phase_mutex_);
   s.message = message_;
   if (s.state == State::stuck) s.message = cat("no step has finished for ", options_.watchdog.count() / 1000.0, " s");
+  if (s.state == State::stuck && !lost.ok()) s.message = lost.message();
   if (s.state == State::degraded)
     s.message = cat(s.waiting, " requests are waiting; one that came now would wait for ",
                     std::round(s.expected_wait * 10) / 10, " s");
@@ -290,6 +297,10 @@ std::vector<AdapterInfo> EngineImpl::adapters() const {
 
 Status EngineImpl::accepting() const {
   std::lock_guard lock(phase_mutex_);
+  if (phase_ == State::serving) {
+    std::lock_guard stats_lock(shared_.mutex);
+    if (!shared_.lost.ok()) return shared_.lost;
+  }
   switch (phase_) {
     case State::serving: return {};
     case State::starting:

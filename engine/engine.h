@@ -81,6 +81,7 @@ struct Stats {
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
   std::string kv_type;  // what the cache is made of, once there is one
   int64_t kv_bytes_per_token = 0;
+  std::vector<model::RankInfo> ranks;                               // likewise; empty: one
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
   int64_t steps_cut = 0;              // that took up fewer prompt tokens, for max_step_ms

@@ -21,6 +21,7 @@ struct Shared {
   mutable std::mutex mutex;  // the rest
   Stats stats;               // the step thread's part
   std::deque<StepSample> recent;
+  Status lost;  // why no step will succeed again
 };
 
 }  // namespace kvasir::engine

@@ -260,6 +260,10 @@ void StepLoop::plan_mask(const RowOwner& owner) {
 
 void StepLoop::fail_step(const PackedStep& step, const Status& why) {
   log_error("a step failed", {{"step", int64_t(step.batch.step)}, {"why", why.message()}});
+  if (Status lost = runner_.lost(); !lost.ok()) {
+    std::lock_guard lock(shared_.mutex);
+    shared_.lost = std::move(lost);
+  }
   for (const JobPtr& job : step.jobs) fail(*job, why);
 }
 

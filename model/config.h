@@ -10,6 +10,7 @@
 #include "attention/rope.h"
 #include "core/status.h"
 #include "model/experts.h"
+#include "model/ranks.h"
 #include "model/runner.h"
 
 namespace kvasir::model {
@@ -87,6 +88,9 @@ struct ModelConfig {
   bool from_gguf = false;         // its tensors lie as GGUF's converters leave them
   int32_t int4_zero_shift = 0;    // of the zeros that a folder of 4 bits stores (Int4)
   std::string dummy_expert_type;  // where experts' weights are of another type than the others
+  int32_t dummy_lost_rank = -1;   // which fails at step `dummy_lost_step`: tests see what becomes of the others
+  int32_t dummy_lost_step = 0;
+  RankPart part;  // of a network that is split over ranks: heads, ffn, vocab and the like are then this rank's
 
   LayerKind kind(int32_t layer) const {
     return layer_kinds.empty() ? LayerKind{.windowed = window > 0} : layer_kinds[size_t(layer)];

@@ -240,6 +240,9 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   if (o.attention_window > 0) o.max_kvlen = o.attention_window + 3 * (o.max_tokens + o.page_size);
   if (o.max_kvlen <= 0) o.max_kvlen = files.config.context;
   files.config.rope.configured_context = std::min<int64_t>(o.max_kvlen, files.config.context);
+  if (gpu && o.ranks > 1)
+    return unimplemented(cat("ranks is ", o.ranks, "; a GPU runs one so far, and the CPU several: --device cpu"))
+        .with_field("ranks");
 #ifdef KVASIR_CUDA
   if (gpu) return cuda::make_runner(files.config, std::move(files.weights), o, {progress, context});
 #endif

@@ -58,7 +58,7 @@ struct Experts {
   Matrix router;               // [experts, hidden]
   Vector correction;           // Routing's; none: id -1
   Vector scales;               // of each expert's part of the sum; none: id -1
-  std::vector<Mlp> mlps;
+  std::vector<Mlp> mlps;       // of those that another rank has: ids -1
 };
 
 // A low-rank change of rows [first, first + b.rows) of a weight: its product gains scale * (x a') b' there, and where
@@ -85,7 +85,7 @@ class Ops {
   // Room for the rows of the largest step, or for the logit rows of one take_logit_rows(); `shard` other than
   // whole: each rank holds its part of the columns.
   virtual Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard = Shard::whole) = 0;
-  // Layers that attend alike share a kind; heads are those of the whole model. A step of begin() plans all kinds.
+  // Layers that attend alike share a kind. A step of begin() plans all kinds.
   virtual Result<int32_t> add_attention(const attention::Attributes& attributes) = 0;
 
   // A layer's experts, for moe(). A device that has none says so here.
@@ -130,7 +130,7 @@ class Ops {
   virtual Status gate(Activation, Buffer, Buffer, int64_t) { return unimplemented("this device has no such gates"); }
   // Columns [0, cols) times 1 + slope * log(1 + floor(position / unit)), before anything rotates them.
   virtual Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) = 0;
-  // out = in * weight' (+ bias), and out += that.
+  // out = in * weight' (+ bias), and out += that. By a weight that is split by columns: the sum over all ranks.
   virtual Status linear(Buffer in, Matrix weight, Buffer out) = 0;
   virtual Status add_linear(Buffer in, Matrix weight, Buffer out) = 0;
   // out = activation(first half of in) * second half.
@@ -161,6 +161,8 @@ class Ops {
   // [first, first + count) of the rows whose logits are wanted, into a buffer of logit rows; what follows on
   // such buffers is for these `count` rows.
   virtual Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) = 0;
+  // The columns of all ranks beside one another, on the first of them.
+  virtual Result<Buffer> gather(Buffer logits) { return logits; }
 };
 
 }  // namespace kvasir::model

@@ -18,6 +18,13 @@
 
 namespace kvasir::model {
 
+// One of several that compute each step together (model/ranks.h).
+struct RankInfo {
+  std::string device;  // "node 1, 8 threads"
+  int32_t heads = 0, kv_heads = 0, experts = 0;
+  int64_t weight_bytes = 0, kv_bytes_per_token = 0;
+};
+
 struct ModelInfo {
   std::string name;          // "SmolLM2-135M-Instruct"
   std::string architecture;  // "llama"
@@ -40,6 +47,7 @@ struct ModelInfo {
   PoolingRule pooling;             // of its embeddings
   bool encoder = false;            // every token sees all others: a prompt is computed in one step, and none is drawn
   int32_t labels = 0;              // scores of its classification head; 0: it has none
+  std::vector<RankInfo> ranks;     // empty: there is one
 };
 
 // What the routers of a mixture of experts have chosen.
@@ -57,6 +65,7 @@ struct RunnerOptions {
   std::string quantize = "auto";   // of the weights: auto (as stored), bf16, fp8; on a CPU auto alone
   std::string pooling = "auto", embed_normalize = "auto";  // of embeddings; auto: as the model's files have it
   int32_t threads = 0;                                     // 0: what the machine and its cgroup allow
+  int32_t ranks = 1;                                       // that compute each step together (model/ranks.h)
   bool batch_invariant = false;                            // a row's logits do not depend on its batch, on a GPU too
   bool precise = false;                                    // float32 activations instead of 12-bit integers
   int32_t page_size = 16;
@@ -87,6 +96,8 @@ class Runner {
   virtual int cache_groups() const { return 1; }
   // Of mixtures of experts; zeros where it is not counted. Called by who launches.
   virtual ExpertLoad expert_load() const { return {}; }
+  // Why no step will ever succeed again: a rank was lost. Called by who launches.
+  virtual Status lost() const { return {}; }
   // Called once, before the first launch.
   virtual Status allocate_cache(const CachePages& pages) = 0;
 

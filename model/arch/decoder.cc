@@ -44,10 +44,10 @@ Status Decoder::load(Weights& w, const LoadProgress& progress) {
     }
     return {};
   };
-  KVASIR_ASSIGN(embedding_, in.matrix("token_embd", c_.vocab, c_.hidden, Shard::whole, false));
+  KVASIR_ASSIGN(embedding_, in.matrix("token_embd", c_.vocab, c_.hidden, Shard::rows, false, c_.part.vocab));
   head_ = embedding_;
   if (w.has("output.weight")) {
-    KVASIR_ASSIGN(head_, in.matrix("output", c_.vocab, c_.hidden, Shard::rows, c_.head_bias));
+    KVASIR_ASSIGN(head_, in.matrix("output", c_.vocab, c_.hidden, Shard::rows, c_.head_bias, c_.part.vocab));
   }
   if (c_.embedding_norm) KVASIR_TRY(norm("token_embd_norm", 1, &embedding_norm_));
   KVASIR_TRY(norm("output_norm", c_.logit_scale, &output_norm_));
@@ -84,7 +84,7 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
     KVASIR_ASSIGN(l.k_norm, in.vector(in.of(i, "attn_k_norm.weight"), size * (full ? c_.kv_heads : 1), c_.norm_shift));
   }
   if (c_.head_sinks) {
-    KVASIR_ASSIGN(l.sinks, in.vector(in.of(i, "attn_sinks.weight"), c_.heads));
+    KVASIR_ASSIGN(l.sinks, in.vector(in.of(i, "attn_sinks.weight"), c_.heads, 0, 1, c_.part.heads));
   }
   KVASIR_ASSIGN(l.attn_out, in.attention_out(i));
   if (c_.output_norms) KVASIR_TRY(norm("post_attention_norm", &l.attn_output_norm));
@@ -210,7 +210,7 @@ Result<Buffer> Decoder::logits(int64_t first, int64_t count) {
   KVASIR_ASSIGN(const Buffer last, hidden(first, count));
   KVASIR_TRY(ops_.linear(last, head_, logits_));
   if (c_.logit_softcap > 0) KVASIR_TRY(ops_.softcap(logits_, c_.logit_softcap));
-  return logits_;
+  return ops_.gather(logits_);
 }
 
 Result<std::unique_ptr<Network>> load_decoder(const ModelConfig& config, Weights& weights, Ops& ops,

@@ -3,25 +3,40 @@
 #include <cstring>
 #include <optional>
 
+#include "model/formats/slices.h"
+
 namespace kvasir::model {
 
-Result<Vector> LayerLoader::vector(const std::string& name, int64_t size, float shift, float scale) {
-  KVASIR_ASSIGN(HostTensor t, w_.get(name, 1, size));
+Result<Vector> LayerLoader::vector(const std::string& name, int64_t size, float shift, float scale,
+                                   const Share& share) {
+  KVASIR_ASSIGN(HostTensor t, w_.get(name, 1, share.whole(size)));
+  if (share.split()) {
+    KVASIR_ASSIGN(t, columns_of(t, share));
+  }
   return ops_.load_vector(w_, {&t, 1}, shift, scale);
 }
 
-Result<Matrix> LayerLoader::matrix(const std::string& name, int64_t rows, int64_t cols, Shard shard, bool bias) {
-  KVASIR_ASSIGN(HostTensor t, w_.get(name + ".weight", rows, cols));
+Result<Matrix> LayerLoader::matrix(const std::string& name, int64_t rows, int64_t cols, Shard shard, bool bias,
+                                   const Share& share) {
+  const bool by_rows = shard == Shard::rows, by_cols = shard == Shard::cols;
+  KVASIR_ASSIGN(HostTensor t,
+                w_.get(name + ".weight", by_rows ? share.whole(rows) : rows, by_cols ? share.whole(cols) : cols));
+  if (share.split() && by_rows) t = rows_of(t, share.first, share.count);
+  if (share.split() && by_cols) {
+    KVASIR_ASSIGN(t, columns_of(t, share));
+  }
   KVASIR_ASSIGN(Matrix m, ops_.load_matrix(w_, {&t, 1}, shard));
   if (bias) {
-    KVASIR_ASSIGN(Vector b, vector(name + ".bias", rows));
-    ops_.set_bias(m, b);
+    KVASIR_ASSIGN(Vector b, vector(name + ".bias", rows, 0, 1, by_rows ? share : Share()));
+    if (!by_cols || c_.part.first()) ops_.set_bias(m, b);  // once in the sum over ranks
   }
   return m;
 }
 
-int64_t grouped_head(const ModelConfig& c, int64_t h) {
-  const int64_t heads = c.heads, kv = c.kv_heads, group = heads / kv;
+int64_t grouped_head(const ModelConfig& c, int64_t h) { return grouped_head(c.heads, c.kv_heads, h); }
+
+int64_t grouped_head(int64_t heads, int64_t kv, int64_t h) {
+  const int64_t group = heads / kv;
   return h < heads        ? h / group * (group + 2) + h % group
          : h < heads + kv ? (h - heads) * (group + 2) + group
                           : (h - heads - kv) * (group + 2) + group + 1;
@@ -29,11 +44,11 @@ int64_t grouped_head(const ModelConfig& c, int64_t h) {
 
 // Rows that lie by key/value head (its queries, its key, its value) as all queries, all keys, all values.
 HostTensor LayerLoader::straightened(HostTensor t) const {
-  const int64_t all = c_.heads + 2 * int64_t(c_.kv_heads);
+  const int64_t heads = c_.part.heads.whole(c_.heads), kv = c_.part.kv_heads.whole(c_.kv_heads), all = heads + 2 * kv;
   const int64_t bytes = t.bytes / all;  // of a head
   std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.bytes)]);
   for (int64_t h = 0; h < all; ++h)
-    std::memcpy(to.get() + h * bytes, t.data + grouped_head(c_, h) * bytes, size_t(bytes));
+    std::memcpy(to.get() + h * bytes, t.data + grouped_head(heads, kv, h) * bytes, size_t(bytes));
   t.data = to.get();
   t.owned = std::move(to);
   return t;
@@ -41,21 +56,39 @@ HostTensor LayerLoader::straightened(HostTensor t) const {
 
 Result<Matrix> LayerLoader::stacked(int32_t layer, const std::string& fused, std::span<const Part> parts, int64_t cols,
                                     bool bias, bool by_group) {
-  int64_t rows = 0;
-  for (const Part& p : parts) rows += p.rows;
+  int64_t rows = 0;  // of all ranks
+  for (const Part& p : parts) rows += p.share.whole(p.rows);
   const bool whole = w_.has(of(layer, cat(fused, ".weight")));
   auto load = [&](const char* ending, bool is_matrix) -> Result<std::vector<HostTensor>> {
     std::vector<HostTensor> out;
-    auto add = [&](const std::string& name, int64_t n) -> Status {
-      KVASIR_ASSIGN(HostTensor t, is_matrix ? w_.get(of(layer, cat(name, ending)), n, cols)
-                                            : w_.get(of(layer, cat(name, ending)), 1, n));
-      out.push_back(whole && by_group ? straightened(std::move(t)) : std::move(t));
+    auto get = [&](const std::string& name, int64_t n) {
+      return is_matrix ? w_.get(of(layer, cat(name, ending)), n, cols) : w_.get(of(layer, cat(name, ending)), 1, n);
+    };
+    // What this rank has of a part that begins at row `at` of a tensor.
+    auto add = [&](const HostTensor& t, int64_t at, const Share& share) -> Status {
+      const int64_t first = at + share.first, all = is_matrix ? t.rows : t.cols;
+      if (is_matrix) return out.push_back(rows_of(t, first, share.count)), Status();
+      KVASIR_ASSIGN(out.emplace_back(), columns_of(t, {first, share.count, all}));
       return {};
     };
+    std::optional<HostTensor> fused_tensor;
     if (whole) {
-      KVASIR_TRY(add(fused, rows));
-    } else {
-      for (const Part& p : parts) KVASIR_TRY(add(p.name, p.rows));
+      KVASIR_ASSIGN(fused_tensor, get(fused, rows));
+      if (by_group) fused_tensor = straightened(std::move(*fused_tensor));
+      if (!parts[0].share.split()) return out.push_back(std::move(*fused_tensor)), out;
+    }
+    int64_t at = 0;
+    for (const Part& p : parts) {
+      if (whole) {
+        KVASIR_TRY(add(*fused_tensor, at, p.share));
+        at += p.share.all;
+        continue;
+      }
+      KVASIR_ASSIGN(HostTensor t, get(p.name, p.share.whole(p.rows)));
+      if (!p.share.split())
+        out.push_back(std::move(t));
+      else
+        KVASIR_TRY(add(t, 0, p.share));
     }
     return out;
   };
@@ -73,25 +106,27 @@ Result<Matrix> LayerLoader::qkv(int32_t layer) {
   const int64_t head = c_.head_dim_of(layer), q = c_.heads * head, kv = c_.kv_heads_of(layer) * head;
   if (c_.cache_layer(layer) != layer) return matrix(of(layer, "attn_q"), q, c_.hidden, Shard::rows, c_.qkv_bias);
   const bool same = c_.key_is_value && !c_.windowed(layer);
-  const Part parts[] = {{"attn_q", q}, {"attn_k", kv}, {same ? "attn_k" : "attn_v", kv}};
+  const Share of_q = c_.part.heads.times(head), of_kv = c_.part.kv_heads.times(head);
+  const Part parts[] = {{"attn_q", q, of_q}, {"attn_k", kv, of_kv}, {same ? "attn_k" : "attn_v", kv, of_kv}};
   return stacked(layer, "attn_qkv", parts, c_.hidden, c_.qkv_bias, c_.qkv_by_group);
 }
 
 Result<Matrix> LayerLoader::attention_out(int32_t layer) {
-  return matrix(of(layer, "attn_output"), c_.hidden, int64_t(c_.heads) * c_.head_dim_of(layer), Shard::cols,
-                c_.out_bias);
+  const int64_t head = c_.head_dim_of(layer);
+  return matrix(of(layer, "attn_output"), c_.hidden, c_.heads * head, Shard::cols, c_.out_bias,
+                c_.part.heads.times(head));
 }
 
-Result<Mlp> LayerLoader::mlp(int32_t layer, int64_t ffn, std::string_view ending) {
+Result<Mlp> LayerLoader::mlp(int32_t layer, int64_t ffn, const Share& share, std::string_view ending) {
   const std::string gate = cat("ffn_gate", ending), up = cat("ffn_up", ending);
   Mlp out;
   if (c_.gated) {
-    const Part parts[] = {{gate, ffn}, {up, ffn}};
+    const Part parts[] = {{gate, ffn, share}, {up, ffn, share}};
     KVASIR_ASSIGN(out.up, stacked(layer, cat("ffn_gate_up", ending), parts, c_.hidden, c_.mlp_bias, false));
   } else {
-    KVASIR_ASSIGN(out.up, matrix(of(layer, up), ffn, c_.hidden, Shard::rows, c_.mlp_bias));
+    KVASIR_ASSIGN(out.up, matrix(of(layer, up), ffn, c_.hidden, Shard::rows, c_.mlp_bias, share));
   }
-  KVASIR_ASSIGN(out.down, matrix(of(layer, cat("ffn_down", ending)), c_.hidden, ffn, Shard::cols, c_.mlp_bias));
+  KVASIR_ASSIGN(out.down, matrix(of(layer, cat("ffn_down", ending)), c_.hidden, ffn, Shard::cols, c_.mlp_bias, share));
   return out;
 }
 
@@ -111,6 +146,13 @@ class LayerLoader::OfExperts {
     }
     HostTensor t = part(*all_, expert, rows_);
     return transposed() ? exchanged(std::move(t)) : t;
+  }
+  // One that another rank has: all ranks read what there is in the same order.
+  Status pass(int32_t expert) {
+    if (together()) return {};
+    KVASIR_ASSIGN(const HostTensor t, get(expert));
+    w_.release(t);
+    return {};
   }
   // A row an expert.
   Result<HostTensor> bias(int32_t expert) {
@@ -181,10 +223,14 @@ Result<Experts> LayerLoader::experts(int32_t layer) {
     to->push_back(whole && e.by_turns && &from == &fused ? gates_first(std::move(t)) : std::move(t));
     return {};
   };
-  auto load = [&](int32_t i, std::initializer_list<OfExperts*> from, Shard shard) -> Result<Matrix> {
+  auto load = [&](int32_t i, std::initializer_list<OfExperts*> from) -> Result<Matrix> {
     std::vector<HostTensor> weights, biases;
+    if (const Share& own = c_.part.experts; own.split() && (i < own.first || i >= own.first + own.count)) {
+      for (OfExperts* f : from) KVASIR_TRY(f->pass(i));
+      return Matrix();
+    }
     for (OfExperts* f : from) KVASIR_TRY(add(*f, i, &OfExperts::get, &weights));
-    KVASIR_ASSIGN(Matrix m, ops_.load_matrix(w_, weights, shard));
+    KVASIR_ASSIGN(Matrix m, ops_.load_matrix(w_, weights, Shard::whole));
     if (!e.bias) return m;
     for (OfExperts* f : from) KVASIR_TRY(add(*f, i, &OfExperts::bias, &biases));
     KVASIR_ASSIGN(Vector b, ops_.load_vector(w_, biases, 0, 1));
@@ -193,8 +239,8 @@ Result<Experts> LayerLoader::experts(int32_t layer) {
   };
   for (int32_t i = 0; i < e.routing.experts; ++i) {
     Mlp& mlp = out.mlps.emplace_back();
-    KVASIR_ASSIGN(mlp.up, whole ? load(i, {&fused}, Shard::rows) : load(i, {&gate, &up}, Shard::rows));
-    KVASIR_ASSIGN(mlp.down, load(i, {&down}, Shard::cols));
+    KVASIR_ASSIGN(mlp.up, whole ? load(i, {&fused}) : load(i, {&gate, &up}));
+    KVASIR_ASSIGN(mlp.down, load(i, {&down}));
   }
   return out;
 }

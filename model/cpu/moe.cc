@@ -51,7 +51,9 @@ struct CpuOps::ExpertRows {
 Result<int32_t> CpuOps::add_experts(Experts experts) {
   if (!expert_rows_) expert_rows_ = std::make_shared<ExpertRows>();
   LayerExperts layer{std::move(experts), {}};
-  KVASIR_CHECK(!layer.of.mlps.empty() && layer.of.mlps[0].down.cols % kGroup == 0, "experts of no whole groups");
+  while (!layer.has(int32_t(layer.own))) ++layer.own;
+  if (options_.link) KVASIR_TRY(make_partials(layer.of.mlps[layer.own].down.rows));
+  KVASIR_CHECK(layer.of.mlps[layer.own].down.cols % kGroup == 0, "experts of no whole groups");
   if (experts_.empty() || experts_[0].of.mlps.size() != layer.of.mlps.size()) {
     KVASIR_ASSIGN(layer.logits, make_buffer(layer.of.routing.experts, false, Shard::whole));
   } else {
@@ -83,6 +85,10 @@ Status CpuOps::choose_experts(const LayerExperts& layer, Buffer in) {
     const int64_t count = x.ends[size_t(e)];
     x.ends[size_t(e)] = first;  // and then where its next slot is
     if (count == 0) continue;
+    if (!layer.has(e)) {  // another rank's: they take their slots, which nobody reads
+      first += count;
+      continue;
+    }
     for (int64_t t = 0; t < count; t += 2) x.pairs.emplace_back(x.groups.size(), t);
     x.groups.push_back({e, first, count, tall});
     first += count, tall += (count + kTall - 1) / kTall * kTall;
@@ -99,11 +105,12 @@ void CpuOps::count_experts(size_t layer) {
   if (x.usage.size() < experts_.size()) x.usage.resize(experts_.size());
   ExpertRows::Usage& u = x.usage[layer];
   u.tokens.resize(experts_[layer].of.mlps.size());
-  for (const ExpertRows::Group& g : x.groups) {
-    u.most = std::max(u.most, u.tokens[size_t(g.expert)] += g.count);
-    u.all += g.count, x.tokens += g.count;
+  for (size_t e = 0; e < u.tokens.size(); ++e) {  // of all ranks
+    const int64_t count = x.ends[e] - (e > 0 ? x.ends[e - 1] : 0);
+    if (count == 0) continue;
+    u.most = std::max(u.most, u.tokens[e] += count);
+    u.all += count, x.tokens += count, ++x.reads;
   }
-  x.reads += std::ssize(x.groups);
   if (u.all < kLately) return;
   u.all = u.most = 0;
   for (int64_t& n : u.tokens) n /= 2, u.all += n, u.most = std::max(u.most, n);
@@ -129,7 +136,7 @@ std::vector<CpuOps::Input> CpuOps::expert_inputs(const LayerExperts& layer, Matr
                                                  const RowAt& row_at) {
   ExpertRows& x = *expert_rows_;
   std::vector<Input> out;
-  const int64_t cols = matrices_[size_t((layer.of.mlps[0].*which).id)].padded_cols();
+  const int64_t cols = matrices_[size_t((layer.of.mlps[layer.own].*which).id)].padded_cols();
   const int64_t lines = (cols + 63) / 64 * 2;  // of a row in QuantRoom
   const ExpertRows::Group& last = x.groups.back();
   const QuantRows all = x.quants.rows(last.tall + last.count, cols);
@@ -198,7 +205,7 @@ void CpuOps::expert_glu(const LayerExperts& layer, Buffer in) {
   ExpertRows& x = *expert_rows_;
   const auto inputs =
       expert_inputs(layer, &Mlp::up, false, [&](int64_t slot) { return data(in) + x.rows[size_t(slot)] * in.cols; });
-  const PackedMatrix& down = matrices_[size_t(layer.of.mlps[0].down.id)];
+  const PackedMatrix& down = matrices_[size_t(layer.of.mlps[layer.own].down.id)];
   const int64_t ffn = down.cols, stride = down.padded_cols(), half = ffn / kGroup;
   x.gated.resize(std::max(x.gated.size(), x.rows.size() * size_t(stride)));
   gates_.resize(size_t(pool_.threads()));
@@ -228,24 +235,35 @@ Status CpuOps::moe(Buffer in, int32_t experts, Buffer out, Buffer routed) {
   if (rows(in) == 0) return {};
   KVASIR_TRY(choose_experts(layer, routed.id < 0 ? in : routed));
   count_experts(size_t(experts));
-  expert_glu(layer, in);
-  const int64_t used = layer.of.routing.used, stride = matrices_[size_t(layer.of.mlps[0].down.id)].padded_cols();
-  const auto inputs =
-      expert_inputs(layer, &Mlp::down, true, [&](int64_t slot) { return x.gated.data() + slot * stride; });
-  x.results.resize(std::max(x.results.size(), x.rows.size() * size_t(out.cols)));
-  each_expert_piece(inputs, inputs[0].m.groups, 16,
-                    [&](size_t i, int64_t first, int64_t count, int64_t group, int64_t groups, int) {
-                      float* to = x.results.data() + (x.groups[i].first + first) * out.cols + group * kGroup;
-                      inputs[i].product(kernels_, first, count, group, groups, false, to, out.cols);
-                    });
+  if (!x.groups.empty()) run_experts(layer, in, out.cols);
+  const int64_t used = layer.of.routing.used;
+  const bool sum = options_.link != nullptr;
+  const Buffer to_rows = sum ? partial() : out;
   each_row(rows(in), used * out.cols, [&](int64_t t) {
-    float* to = data(out) + t * out.cols;
+    float* to = data(to_rows) + t * out.cols;
+    if (sum) std::fill_n(to, out.cols, 0.0f);
     for (int64_t k = t * used; k < (t + 1) * used; ++k) {
+      if (!layer.has(x.chosen[size_t(k)])) continue;
       const float weight = x.weights[size_t(k)], *from = x.results.data() + x.slots[size_t(k)] * out.cols;
       for (int64_t i = 0; i < out.cols; ++i) to[i] += weight * from[i];
     }
   });
-  return {};
+  return sum ? sum_partials(true, out) : Status();
+}
+
+// The results of each slot of the experts that this rank has.
+void CpuOps::run_experts(const LayerExperts& layer, Buffer in, int64_t cols) {
+  ExpertRows& x = *expert_rows_;
+  expert_glu(layer, in);
+  const int64_t stride = matrices_[size_t(layer.of.mlps[layer.own].down.id)].padded_cols();
+  const auto inputs =
+      expert_inputs(layer, &Mlp::down, true, [&](int64_t slot) { return x.gated.data() + slot * stride; });
+  x.results.resize(std::max(x.results.size(), x.rows.size() * size_t(cols)));
+  each_expert_piece(inputs, inputs[0].m.groups, 16,
+                    [&](size_t i, int64_t first, int64_t count, int64_t group, int64_t groups, int) {
+                      float* to = x.results.data() + (x.groups[i].first + first) * cols + group * kGroup;
+                      inputs[i].product(kernels_, first, count, group, groups, false, to, cols);
+                    });
 }
 
 Status CpuOps::sigmoid_gate(Buffer in, Vector gate, Buffer in_out) {

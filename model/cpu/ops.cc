@@ -27,9 +27,11 @@ GateKernel gate_kernel(const Kernels& kernels, Activation activation) {
 
 void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
 
-Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
+Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) {
   matrices_.push_back(pack(parts, arena_, pool_, options_.precise));
   biases_.emplace_back();
+  shards_.push_back(shard);
+  if (options_.link && shard == Shard::cols) KVASIR_TRY(make_partials(matrices_.back().rows));
   for (const HostTensor& t : parts) source.release(t);
   const PackedMatrix& m = matrices_.back();
   return Matrix{int32_t(matrices_.size() - 1), m.rows, m.cols};
@@ -123,9 +125,72 @@ Status CpuOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
 
 Status CpuOps::embed(Matrix table, float scale, Buffer out) {
   const PackedMatrix& m = matrices_[size_t(table.id)];
+  if (options_.link && shards_[size_t(table.id)] == Shard::rows) return embed_own(m, scale, out);
   each_row(int64_t(tokens_->size()), m.cols * 8,
            [&](int64_t t) { unpack_row(m, (*tokens_)[size_t(t)], scale, data(out) + t * out.cols); });
   return {};
+}
+
+// A token's row is one rank's, and zeros of the others.
+Status CpuOps::embed_own(const PackedMatrix& m, float scale, Buffer out) {
+  KVASIR_TRY(make_partials(m.cols));
+  const Share& own = options_.part.vocab;
+  each_row(int64_t(tokens_->size()), m.cols * 8, [&](int64_t t) {
+    const int64_t row = (*tokens_)[size_t(t)] - own.first;
+    float* to = data(partial()) + t * m.cols;
+    if (row >= 0 && row < own.count)
+      unpack_row(m, row, scale, to);
+    else
+      std::fill_n(to, m.cols, 0.0f);
+  });
+  return sum_partials(false, out);
+}
+
+Status CpuOps::make_partials(int64_t cols) {
+  KVASIR_CHECK(partials_[0].id < 0 || partials_[0].cols == cols, "sums of ", cols, " and ", partials_[0].cols,
+               " columns");
+  for (Buffer& b : partials_)
+    if (b.id < 0) {
+      KVASIR_ASSIGN(b, make_buffer(cols, false, Shard::whole));
+    }
+  return {};
+}
+
+Status CpuOps::sum_partials(bool add, Buffer out) {
+  Link& link = *options_.link;
+  const int64_t cols = partial().cols;
+  KVASIR_TRY(link.meet(options_.part.rank, data(partial())));
+  each_row(rows(out), cols * link.ranks(), [&](int64_t t) {
+    thread_local std::vector<float> sum;
+    const float* first = link.published_by(0) + t * cols;
+    float* to = data(out) + t * out.cols;
+    if (add) {
+      sum.assign(first, first + cols);
+    } else {
+      std::copy_n(first, cols, to);
+    }
+    for (int32_t r = 1; r < link.ranks(); ++r) add_to(add ? sum.data() : to, link.published_by(r) + t * cols, cols);
+    if (add) add_to(to, sum.data(), cols);
+  });
+  turn_ ^= 1;
+  return {};
+}
+
+Result<Buffer> CpuOps::gather(Buffer logits) {
+  if (!options_.link) return logits;
+  Link& link = *options_.link;
+  const Share& own = options_.part.vocab;
+  const bool first = options_.part.first();
+  if (first && whole_logits_.id < 0) {
+    KVASIR_ASSIGN(whole_logits_, make_buffer(own.all, true, Shard::whole));
+  }
+  // Who draws has done with those before.
+  KVASIR_TRY(link.meet(options_.part.rank, first ? data(whole_logits_) : nullptr));
+  float* to = const_cast<float*>(link.published_by(0)) + own.first;
+  each_row(logit_rows_, logits.cols,
+           [&](int64_t t) { std::copy_n(data(logits) + t * logits.cols, logits.cols, to + t * own.all); });
+  KVASIR_TRY(link.meet(options_.part.rank, nullptr));
+  return first ? whole_logits_ : logits;
 }
 
 Status CpuOps::add_row(Matrix table, RowOf which, int64_t shift, Buffer out) {
@@ -289,11 +354,14 @@ void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, co
 Status CpuOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
   const PackedMatrix& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(out.cols == m.rows, m.rows, " columns into ", out.cols);
+  const bool sum = summed(weight);
+  const Buffer to = sum ? partial() : out;
   Input input = input_of(in, weight);
   each_piece(input, m.groups, 16, [&](int64_t first, int64_t count, int64_t group, int64_t groups, int) {
-    input.product(kernels_, first, count, group, groups, add, data(out) + first * out.cols + group * kGroup, out.cols);
+    input.product(kernels_, first, count, group, groups, add && !sum, data(to) + first * to.cols + group * kGroup,
+                  to.cols);
   });
-  return {};
+  return sum ? sum_partials(add, out) : Status();
 }
 
 // A piece's gates, and what they are to open, stay in the second-level cache instead of going through the buffer.

@@ -12,6 +12,7 @@
 #include "kvcache/form.h"
 #include "model/cpu/adapter.h"
 #include "model/cpu/kernels.h"
+#include "model/cpu/link.h"
 #include "model/ops.h"
 #include "model/runner.h"
 
@@ -25,6 +26,8 @@ struct CpuOptions {
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   const attention::Backend* attention = nullptr;
   RunnerOptions runner;  // what it says of attention
+  RankPart part;
+  Link* link = nullptr;  // to the other ranks; null: there are none
 };
 
 class CpuOps final : public Ops {
@@ -74,6 +77,7 @@ class CpuOps final : public Ops {
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
   Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
+  Result<Buffer> gather(Buffer logits) override;
 
  private:
   struct Unmap {
@@ -98,6 +102,13 @@ class CpuOps final : public Ops {
   };
   Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
   Status linear(Buffer in, Matrix weight, bool add, Buffer out);
+  // Ranks: what this one has of a sum over all is written into partial(), and sum_partials() makes it the sum: out, or
+  // what is added to it.
+  bool summed(Matrix weight) const { return options_.link && shards_[size_t(weight.id)] == Shard::cols; }
+  Status make_partials(int64_t cols);
+  Status embed_own(const PackedMatrix& m, float scale, Buffer out);
+  Buffer partial() const { return partials_[turn_]; }
+  Status sum_partials(bool add, Buffer out);
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)].data(); }
   int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
@@ -106,6 +117,8 @@ class CpuOps final : public Ops {
   struct LayerExperts {
     Experts of;
     Buffer logits;
+    size_t own = 0;  // the first that this rank has
+    bool has(int32_t expert) const { return of.mlps[size_t(expert)].up.id >= 0; }
   };
   Status choose_experts(const LayerExperts& layer, Buffer in);
   void count_experts(size_t layer);
@@ -114,6 +127,7 @@ class CpuOps final : public Ops {
   template <class RowAt>
   std::vector<Input> expert_inputs(const LayerExperts& layer, Matrix Mlp::*which, bool dense, const RowAt& row_at);
   void expert_glu(const LayerExperts& layer, Buffer in);
+  void run_experts(const LayerExperts& layer, Buffer in, int64_t cols);
   void glu_row(Activation activation, const float* gate, const float* up, int64_t n, float* out) const;
   // f(row) for every row, on the pool when there is enough to share.
   template <class F>
@@ -132,6 +146,7 @@ class CpuOps final : public Ops {
   Arena arena_;
   std::vector<PackedMatrix> matrices_;
   std::vector<Vector> biases_;  // of each matrix
+  std::vector<Shard> shards_;   // likewise
   std::vector<std::vector<float>> vectors_;
   std::vector<Room> buffers_;
   std::vector<attention::Attributes> kinds_;
@@ -147,6 +162,8 @@ class CpuOps final : public Ops {
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
   AdapterRows adapter_rows_;
+  Buffer partials_[2], whole_logits_;  // alternate: others still read one while the next is written
+  size_t turn_ = 0;
   const Batch* batch_ = nullptr;
   const std::vector<int32_t>* tokens_ = nullptr;
   int64_t logit_rows_ = 0;

@@ -2,25 +2,25 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <exception>
 #include <thread>
 
 #include "core/cat.h"
 #include "core/check.h"
 #include "core/host.h"
+#include "core/log.h"
+#include "core/numa.h"
 #include "model/arch/adapter_places.h"
 #include "model/cache_form.h"
-#include "model/cpu/cache.h"
-#include "model/cpu/ops.h"
-#include "model/draws.h"
+#include "model/cpu/rank.h"
+#include "model/formats/shared_weights.h"
 #include "model/streaming.h"
 
 namespace kvasir::model::cpu {
 namespace {
 
-// Logits of so many rows are made at a time, so that scoring a long prompt needs no room for all.
-constexpr int64_t kLogitRows = 64;
-
+// A network's ranks, one where it is not split: the same batch for all of them, each with a thread that leads its own
+// workers, on a node of memory of its own where there are several.
 class CpuRunner final : public Runner {
  public:
   CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, kvcache::CacheForm form)
@@ -28,126 +28,139 @@ class CpuRunner final : public Runner {
         options_(options),
         info_(config.info()),
         form_(std::move(form)),
-        pool_(threads),
-        draws_(config.vocab, threads) {
-    info_.kv_bytes_per_token = config.kv_bytes_per_token(form_, false);
-    info_.windowed_kv_bytes = config.kv_bytes_per_token(form_, true);
-    info_.kv_type = form_.to_string();
-  }
+        threads_(threads),
+        draws_(config.vocab, threads) {}
 
-  Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
-    KVASIR_TRY(say_streaming(config_, options_, &info_));
-    CpuOptions o;
-    o.precise = options_.precise;
-    o.max_batch = options_.max_batch;
-    o.max_tokens = options_.max_tokens;
-    o.max_kvlen = options_.max_kvlen;
-    o.max_logit_rows = kLogitRows;
-    o.page_size = options_.page_size;
-    o.index_mode = options_.index_mode;
-    o.attention = attention;
-    o.runner = options_;
-    ops_.emplace(o, pool_, best_kernels());
-    pool_.begin_step();  // the workers stay awake between the tensors
-    auto network = load_network(config_, *weights, *ops_, progress);
-    pool_.end_step();
-    if (!network.ok()) return network.status();
-    network_ = std::move(network).value();
-    info_.parameters = weights->parameters();
-    info_.weight_bytes = ops_->weight_bytes();
-    return {};
-  }
+  Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress);
 
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 1; }
   int cache_groups() const override { return 2; }
-  ExpertLoad expert_load() const override { return ops_->expert_load(); }
-  Status allocate_cache(const CachePages& pages) override;
+  ExpertLoad expert_load() const override { return ranks_[0]->ops().expert_load(); }
+  Status lost() const override { return link_ ? link_->lost() : Status(); }
+  Status allocate_cache(const CachePages& pages) override {
+    return on_all([&](size_t rank) { return ranks_[rank]->allocate_cache(pages); });
+  }
   Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override { return draws_.take(); }
 
  private:
-  Status run(const Batch& batch, std::span<const SampleRow> rows);
+  // f(rank) on each rank's own thread; the first that fails is lost to the others.
+  template <class F>
+  Status on_all(const F& f);
+  void describe_ranks(const std::vector<NumaNode>& nodes);
 
   ModelConfig config_;
   RunnerOptions options_;
   ModelInfo info_;
   kvcache::CacheForm form_;
-  ThreadPool pool_;
-  std::optional<CpuOps> ops_;
-  std::unique_ptr<Network> network_;
+  int threads_;
   Draws draws_;
-  bool apart_ = false;                          // layers with a window have pages of their own
-  std::vector<std::unique_ptr<Cache>> caches_;  // of layers without a window, and of those with one where it is another
+  std::unique_ptr<Link> link_;           // where there are several
+  std::unique_ptr<ThreadPool> leaders_;  // likewise: a thread a rank, and the caller, who only waits
+  std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-Status CpuRunner::allocate_cache(const CachePages& pages) {
-  KVASIR_CHECK(caches_.empty() && !pages.groups.empty() && pages.groups.size() <= 2, "the cache is allocated once");
-  apart_ = pages.groups.size() > 1;
-  const bool two = apart_ || config_.two_cache_shapes();
-  std::vector<CacheShape> shapes(two ? 2 : 1, {form_, 0, config_.kv_heads, config_.head_dim, options_.page_size});
-  std::vector<int32_t> places;
-  for (int32_t layer = 0; layer < config_.layers; ++layer) {
-    CacheShape& of = shapes[two && config_.windowed(layer) ? 1 : 0];
-    of.kv_heads = config_.kv_heads_of(layer), of.head_dim = config_.head_dim_of(layer);
-    places.push_back(config_.cache_layer(layer) == layer ? of.layers++ : -1);
+template <class F>
+Status CpuRunner::on_all(const F& f) {
+  if (!leaders_) return f(0);
+  leaders_->run([&](int worker) {
+    if (worker == 0) return;
+    const int32_t rank = worker - 1;
+    Status s;
+    try {
+      s = f(size_t(rank));
+    } catch (const std::exception& e) {
+      s = resource_exhausted(e.what());
+    }
+    if (!s.ok()) link_->lose(rank, s);
+  });
+  return link_->lost();
+}
+
+Status CpuRunner::load(std::unique_ptr<Weights> weights, const attention::Backend* attention,
+                       const LoadProgress& progress) {
+  KVASIR_TRY(say_streaming(config_, options_, &info_));
+  KVASIR_ASSIGN(const std::vector<ModelConfig> parts, split_over_ranks(config_, *weights, options_.ranks));
+  const auto count = int32_t(parts.size());
+  if (count == 1) {
+    ranks_.push_back(std::make_unique<Rank>(config_, options_, form_, threads_, nullptr));
+    KVASIR_TRY(ranks_[0]->load(*weights, attention, progress));
+  } else {
+    const std::vector<NumaNode> nodes = numa_nodes();
+    link_ = std::make_unique<Link>(count);
+    leaders_ = std::make_unique<ThreadPool>(count + 1);
+    ranks_.resize(size_t(count));
+    SharedWeights shared(*weights, count);
+    std::vector<std::unique_ptr<Weights>> sources;
+    sources.reserve(parts.size());
+    for (int32_t rank = 0; rank < count; ++rank) sources.push_back(shared.of_rank(rank));
+    std::vector<Status> loaded(parts.size());
+    // Workers are where the thread that makes them is, and so is the memory that they write first.
+    const Status ran = on_all([&](size_t rank) {
+      if (nodes.size() > 1) run_on(nodes[rank * nodes.size() / size_t(count)]);
+      const int threads = (threads_ + int(rank)) / count;
+      auto source = std::move(sources[rank]);
+      ranks_[rank] = std::make_unique<Rank>(parts[rank], options_, form_, std::max(1, threads), link_.get());
+      return loaded[rank] = ranks_[rank]->load(*source, attention, rank == 0 ? progress : LoadProgress());
+    });
+    for (const Status& s : loaded) KVASIR_TRY(s);  // a file's fault, in its own words
+    KVASIR_TRY(ran);
+    describe_ranks(nodes);
   }
-  std::vector<kvcache::CacheView> views;
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    const size_t group = apart_ ? i : 0;
-    KVASIR_ASSIGN(auto cache, Cache::make(shapes[i], pages.groups[group], group == 0 ? pages.host : 0));
-    views.push_back(cache->view());
-    caches_.push_back(std::move(cache));
+  for (const auto& rank : ranks_) {
+    info_.kv_bytes_per_token += rank->config().kv_bytes_per_token(form_, false);
+    info_.windowed_kv_bytes += rank->config().kv_bytes_per_token(form_, true);
+    info_.weight_bytes += rank->ops().weight_bytes();
   }
-  return ops_->set_caches(std::move(views), apart_, std::move(places), form_.tensor_scales);
+  info_.kv_type = form_.to_string();
+  info_.parameters = weights->parameters();
+  return {};
+}
+
+void CpuRunner::describe_ranks(const std::vector<NumaNode>& nodes) {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = *ranks_[i];
+    const ModelConfig& c = rank.config();
+    RankInfo& r = info_.ranks.emplace_back();
+    if (nodes.size() > 1) r.device = cat("node ", nodes[i * nodes.size() / ranks_.size()].number, ", ");
+    r.device += cat(rank.threads(), rank.threads() == 1 ? " thread" : " threads");
+    r.heads = c.heads, r.kv_heads = c.kv_heads, r.experts = int32_t(c.part.experts.count);
+    r.weight_bytes = rank.ops().weight_bytes(), r.kv_bytes_per_token = c.kv_bytes_per_token(form_, false);
+    log_info("rank", {{"rank", i},
+                      {"of", ranks_.size()},
+                      {"device", r.device},
+                      {"heads", r.heads},
+                      {"kv_heads", r.kv_heads},
+                      {"weight_bytes", r.weight_bytes},
+                      {"bytes_per_token", r.kv_bytes_per_token}});
+  }
 }
 
 Result<AdapterPtr> CpuRunner::load_adapter(const std::string& path, int64_t room) {
+  if (link_) return unimplemented(cat("ranks is ", ranks_.size(), "; adapters are served by one rank: --ranks 1"));
   // float32 files become bfloat16 unless the model is precise; of quantized ones there is less.
   KVASIR_ASSIGN(const AdapterFile file, read_adapter(path, 2 * room + (1 << 20)));
-  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, *network_));
-  return ops_->load_adapter(changes, room);
+  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, ranks_[0]->network()));
+  return ranks_[0]->ops().load_adapter(changes, room);
 }
 
 Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
-  KVASIR_CHECK(!caches_.empty(), "the cache is not allocated");
+  KVASIR_CHECK(ranks_[0]->has_cache(), "the cache is not allocated");
   KVASIR_CHECK(int64_t(batch.tokens.size()) <= options_.max_tokens, batch.tokens.size(), " tokens, the limit is ",
                options_.max_tokens);
-  auto begun = std::chrono::steady_clock::now();
-  pool_.begin_step();
-  Status status = run(batch, rows);
-  pool_.end_step();
+  const auto begun = std::chrono::steady_clock::now();
+  KVASIR_TRY(lost());
+  KVASIR_TRY(draws_.begin(batch, rows));
+  if (leaders_) leaders_->begin_step();
+  const Status status = on_all([&](size_t rank) {
+    return ranks_[rank]->step(batch, draws_.tokens(), std::ssize(rows), rank == 0 ? &draws_ : nullptr);
+  });
+  if (leaders_) leaders_->end_step();
   if (config_.step_ms > 0)
     std::this_thread::sleep_until(begun + std::chrono::duration<double, std::milli>(config_.step_ms));
-  return status;
-}
-
-Status CpuRunner::run(const Batch& batch, std::span<const SampleRow> rows) {
-  KVASIR_TRY(draws_.begin(batch, rows));
-  // One pool of pages may lie in two caches; only one that has a second tier moves pages.
-  for (size_t i = 0; i < caches_.size(); ++i) {
-    const int32_t group = apart_ ? int32_t(i) : 0;
-    if (group == 0)
-      for (const PageMove& m : batch.moves) caches_[i]->move(m);
-    for (const PageCopy& c : batch.copies)
-      if (c.group == group) caches_[i]->copy(c);
-  }
-  if (!batch.tokens.empty()) {
-    KVASIR_TRY(ops_->begin(batch, draws_.tokens()));
-    KVASIR_TRY(network_->forward());
-    while (draws_.rows_left() > 0) {
-      const int64_t count = std::min(kLogitRows, draws_.rows_left());
-      KVASIR_ASSIGN(Buffer logits, network_->logits(draws_.rows_drawn(), count));
-      draws_.draw(pool_, ops_->data(logits), logits.cols, count);
-    }
-    const int64_t drawn = std::ssize(rows), pooled = batch.pooled_rows();
-    for (int64_t first = 0; first < pooled; first += kLogitRows) {
-      const int64_t count = std::min(kLogitRows, pooled - first);
-      KVASIR_ASSIGN(Buffer hidden, network_->hidden(drawn + first, count));
-      add_pooled(batch.pools, first, count, ops_->data(hidden), hidden.cols, 1 / config_.logit_scale);
-    }
-  }
+  KVASIR_TRY(status);
   draws_.end();
   return {};
 }

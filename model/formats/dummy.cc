@@ -83,7 +83,9 @@ class DummyWeights final : public Weights {
     } else {
       fill(t, memory.get());
     }
-    if (live_.emplace(t.name, std::move(memory)).second) parameters_ += rows * cols, bytes_ += t.bytes;
+    const auto [at, fresh] = live_.try_emplace(t.name);
+    at->second = std::move(memory);
+    if (fresh) parameters_ += rows * cols, bytes_ += t.bytes;
     return t;
   }
   void release(const HostTensor& tensor) override { live_[tensor.name].reset(); }
@@ -228,6 +230,10 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
       if (!number(&c.dummy_seed)) return bad_value(key, value, "a whole number");
     } else if (key == "step_ms") {
       if (!number(&c.step_ms)) return bad_value(key, value, "a number of milliseconds");
+    } else if (key == "lost_rank") {
+      if (!number(&c.dummy_lost_rank)) return bad_value(key, value, "a whole number");
+    } else if (key == "lost_step") {
+      if (!number(&c.dummy_lost_step)) return bad_value(key, value, "a whole number");
     } else if (key == "name") {
       c.name = value;
     } else if (key == "type" || (key == "expert_type" && routing.experts > 0)) {
@@ -241,7 +247,7 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
       return bad_value(
           key, value,
           cat("left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, ",
-              "window, seed, step_ms, type and name",
+              "window, seed, step_ms, lost_rank, lost_step, type and name",
               routing.experts > 0 ? ", and experts, experts_used, expert_ffn, shared_ffn and expert_type" : ""));
     }
   }

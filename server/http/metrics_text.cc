@@ -100,6 +100,24 @@ void add_adapters(Text& t, const Services& services) {
   t.gauge("kvasir_adapter_bytes", nullptr, "Memory of these", double(bytes));
 }
 
+// Of a model that is split; what each rank has of it.
+void add_ranks(Text& t, const Services& services) {
+  const std::vector<model::RankInfo> ranks = services.engine().stats().ranks;
+  if (ranks.empty()) return;
+  t.family("gauge", "kvasir_rank_info", "The ranks that compute each step together, as labels");
+  for (size_t i = 0; i < ranks.size(); ++i)
+    t.row("kvasir_rank_info",
+          cat("rank=\"", i, "\",device=", json_string(ranks[i].device), ",heads=\"", ranks[i].heads, "\",kv_heads=\"",
+              ranks[i].kv_heads, '"'),
+          1);
+  t.family("gauge", "kvasir_rank_weight_bytes", "Weights of a rank");
+  for (size_t i = 0; i < ranks.size(); ++i)
+    t.row("kvasir_rank_weight_bytes", cat("rank=\"", i, '"'), double(ranks[i].weight_bytes));
+  t.family("gauge", "kvasir_rank_cache_bytes_per_token", "Bytes of a rank's cache that a token takes");
+  for (size_t i = 0; i < ranks.size(); ++i)
+    t.row("kvasir_rank_cache_bytes_per_token", cat("rank=\"", i, '"'), double(ranks[i].kv_bytes_per_token));
+}
+
 }  // namespace
 
 std::string metrics_text(const Services& services) {
@@ -169,6 +187,7 @@ std::string metrics_text(const Services& services) {
           cat("model_name=", json_string(services.model_name()), ",finished_reason=\"", Metrics::kEndings[i], '"'),
           services.metrics().ended(i));
   add_adapters(t, services);
+  add_ranks(t, services);
   if (const SpanExporter* spans = services.spans()) {
     t.counter("kvasir_spans_sent_total", nullptr, "Spans the collector took", spans->sent());
     t.counter("kvasir_spans_dropped_total", nullptr, "Spans the collector did not take", spans->dropped());

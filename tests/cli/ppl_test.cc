@@ -41,7 +41,7 @@ constexpr Theirs kTheirs[] = {
     {"use_pmx", "false", nullptr, "true"},
     {"tokenizer_type", "\"huggingface\"", nullptr, "\"sentencepiece\""},
     {"special_tokens", nullptr, nullptr, "\"x\""},
-    {"tensor_parallel_size", "1", nullptr, "2"},
+    {"tensor_parallel_size", "2", "\"ranks\": 2", "0"},
     {"quant_method", "\"none\"", nullptr, "\"online_i8i8\""},
     {"max_cooldown_request", nullptr, nullptr, "2"},
     {"max_prefill_batch", nullptr, nullptr, "64"},

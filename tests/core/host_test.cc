@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "core/cpu.h"
+#include "core/numa.h"
 
 namespace kvasir {
 namespace {
@@ -135,6 +136,26 @@ TEST(Cpu, TheComplaintNamesWhatIsMissing) {
 #endif
   require_supported_cpu();  // comes back on a machine that got this far
   EXPECT_EQ((CpuFeatures{.avx2 = true, .fma = true}.to_string()), "avx2 fma");
+}
+
+TEST_F(HostTest, NodesHaveTheProcessorsThatThisProcessMayUse) {
+  EXPECT_TRUE(numa_nodes(root_).empty());
+  const std::string nodes = "/sys/devices/system/node/";
+  file(nodes + "node10/cpulist", "0-16383\n");
+  file(nodes + "node2/cpulist", "0-16383\n");
+  file(nodes + "node3/cpulist", "\n");  // memory alone
+  file(nodes + "possible", "0-10\n");
+  const auto found = numa_nodes(root_);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].number, 2);
+  EXPECT_EQ(found[1].number, 10);
+  EXPECT_EQ(int(found[0].cpus.size()), host_limits(root_).cpus);
+}
+
+TEST(Numa, ListsOfProcessors) {
+  EXPECT_THAT(parse_cpu_list("0-3,8,10-11\n"), testing::ElementsAre(0, 1, 2, 3, 8, 10, 11));
+  EXPECT_TRUE(parse_cpu_list("").empty());
+  EXPECT_TRUE(parse_cpu_list("0-99999999").empty());
 }
 
 }  // namespace

@@ -25,6 +25,30 @@ TEST(Life, AModelThatIsNotThereIsOneMessageAndExitCodeOne) {
   EXPECT_THAT(server.log(), HasSubstr("/nonexistent.gguf"));
 }
 
+TEST(Life, ALostRankIsSaidByHealthAndEndsWhatWaitsForIt) {
+  const std::string model =
+      "dummy:llama,layers=1,hidden=64,heads=2,kv_heads=2,ffn=64,vocab=260,step_ms=20,lost_rank=1,lost_step=10";
+  ServerProcess server({"--model", model, "--ranks", "2", "--kv-memory", "16MiB", "--threads", "2"});
+  ASSERT_TRUE(server.ready()) << server.log();
+  auto stub = connect(server.address());
+  StreamReader first(*stub, greedy("one", 200, true)), second(*stub, greedy("two", 200, true));
+  for (StreamReader* s : {&first, &second}) {
+    s->wait();
+    EXPECT_EQ(s->status.error_code(), grpc::StatusCode::UNAVAILABLE);
+    EXPECT_THAT(s->status.error_message(), HasSubstr("rank 1 of 2 is lost"));
+  }
+  server::RawClient http(server.http_port());
+  http.send(server::RawClient::get("/health"));
+  const auto health = http.read();
+  EXPECT_EQ(health.status, 503);
+  EXPECT_THAT(health.body, HasSubstr("rank 1 of 2 is lost"));
+  StreamReader late(*stub, greedy("three", 4, true));
+  late.wait();
+  EXPECT_EQ(late.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0) << server.log();
+}
+
 TEST(Life, SigtermUnderLoadLosesNothingAndExitsZero) {
   ServerProcess server(slow_model());
   ASSERT_TRUE(server.ready()) << server.log();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/model/drive.h"
 #include "tests/model/small_gguf.h"
 #include "tests/model/small_network.h"
 
@@ -184,5 +185,26 @@ class StoredNetwork {
   std::map<std::string, Tensor> tensors_;
   std::map<std::string, std::pair<std::vector<int64_t>, std::string>> bytes_;  // of U8
 };
+
+inline const nlohmann::json& stored_networks() {
+  static const nlohmann::json networks = fixture("architectures.json");
+  return networks;
+}
+
+// The greatest difference of a log-probability over the stored rows.
+inline double worst(Drive& drive, const nlohmann::json& one) {
+  SamplingParams params = Drive::greedy();
+  params.logprobs = 256;
+  const nlohmann::json& all = stored_networks();
+  const auto rows = drive.step({{0, 0, all["tokens"].get<std::vector<int32_t>>(), true}}, params);
+  double out = 0;
+  for (size_t i = 0; i < all["rows"].size(); ++i) {
+    const std::vector<double> want = one["logprobs"][i];
+    const Sampled& row = rows[all["rows"][i].get<size_t>()];
+    EXPECT_EQ(row.top.size(), want.size());
+    for (const TokenLogprob& t : row.top) out = std::max(out, std::fabs(t.logprob - want[size_t(t.token)]));
+  }
+  return out;
+}
 
 }  // namespace kvasir::model

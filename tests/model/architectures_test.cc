@@ -17,26 +17,11 @@ namespace {
 using nlohmann::json;
 using Ids = std::vector<int32_t>;
 
-const json& all() {
-  static const json networks = fixture("architectures.json");
-  return networks;
-}
+const json& all() { return stored_networks(); }
 
-// The greatest difference of a log-probability over the stored rows.
 double worst(const std::string& model, const json& one) {
   Drive drive(model, 2, true, 64);
-  SamplingParams params = Drive::greedy();
-  params.logprobs = 256;
-  const Ids tokens = all()["tokens"];
-  const auto rows = drive.step({{0, 0, tokens, true}}, params);
-  double out = 0;
-  for (size_t i = 0; i < all()["rows"].size(); ++i) {
-    const std::vector<double> want = one["logprobs"][i];
-    const Sampled& row = rows[all()["rows"][i].get<size_t>()];
-    EXPECT_EQ(row.top.size(), want.size());
-    for (const TokenLogprob& t : row.top) out = std::max(out, std::fabs(t.logprob - want[size_t(t.token)]));
-  }
-  return out;
+  return model::worst(drive, one);
 }
 
 TEST(Architectures, AFolderIsAsTransformersHasIt) {

@@ -1,0 +1,37 @@
+#include "model/formats/slices.h"
+
+#include <cstring>
+
+#include "core/cat.h"
+#include "core/check.h"
+
+namespace kvasir::model {
+
+HostTensor rows_of(const HostTensor& t, int64_t first, int64_t count) {
+  KVASIR_CHECK(first >= 0 && first + count <= t.rows && !t.seeded, "rows ", first, " to ", first + count, " of ",
+               t.rows);
+  HostTensor out = t;
+  out.rows = count, out.data = t.data + first * t.row_bytes(), out.bytes = count * t.row_bytes();
+  if (!t.row_scales.empty()) out.row_scales.assign(t.row_scales.begin() + first, t.row_scales.begin() + first + count);
+  return out;
+}
+
+Result<HostTensor> columns_of(const HostTensor& t, const Share& share) {
+  KVASIR_CHECK(share.all == t.cols && !t.seeded, t.name, " is ", t.cols, " wide, not ", share.all);
+  const TypeInfo& type = *type_info(t.type);
+  if (share.first % type.block != 0 || share.count % type.block != 0)
+    return invalid_argument(cat(t.name, " is ", type.name, ", in blocks of ", type.block,
+                                " columns; a rank's part of it would be columns ", share.first, " to ",
+                                share.first + share.count, ": fewer ranks, or weights of another type"))
+        .with_field("ranks");
+  HostTensor out = t;
+  const int64_t at = share.first / type.block * type.bytes, bytes = share.count / type.block * type.bytes;
+  std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.rows * bytes)]);
+  for (int64_t r = 0; r < t.rows; ++r)
+    std::memcpy(to.get() + r * bytes, t.data + r * t.row_bytes() + at, size_t(bytes));
+  out.cols = share.count, out.bytes = t.rows * bytes, out.data = to.get();
+  out.owned = std::move(to);
+  return out;
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,15 @@
+// Parts of tensors, as a rank has them.
+#pragma once
+
+#include "core/status.h"
+#include "model/formats/weights.h"
+#include "model/ranks.h"
+
+namespace kvasir::model {
+
+// Rows [first, first + count): the same data.
+HostTensor rows_of(const HostTensor& tensor, int64_t first, int64_t count);
+// Columns, copied. Refused where they begin or end inside a block.
+Result<HostTensor> columns_of(const HostTensor& tensor, const Share& share);
+
+}  // namespace kvasir::model
