@@ -44,14 +44,9 @@ int64_t grouped_head(int64_t heads, int64_t kv, int64_t h) {
 
 // Rows that lie by key/value head (its queries, its key, its value) as all queries, all keys, all values.
 HostTensor LayerLoader::straightened(HostTensor t) const {
-  const int64_t heads = c_.part.heads.whole(c_.heads), kv = c_.part.kv_heads.whole(c_.kv_heads), all = heads + 2 * kv;
-  const int64_t bytes = t.bytes / all;  // of a head
-  std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.bytes)]);
-  for (int64_t h = 0; h < all; ++h)
-    std::memcpy(to.get() + h * bytes, t.data + grouped_head(heads, kv, h) * bytes, size_t(bytes));
-  t.data = to.get();
-  t.owned = std::move(to);
-  return t;
+  const int64_t heads = c_.part.heads.whole(c_.heads), kv = c_.part.kv_heads.whole(c_.kv_heads);
+  const int64_t size = (t.rows > 1 ? t.rows : t.cols) / (heads + 2 * kv);  // of a head
+  return reordered(std::move(t), [=](int64_t i) { return grouped_head(heads, kv, i / size) * size + i % size; });
 }
 
 Result<Matrix> LayerLoader::stacked(int32_t layer, const std::string& fused, std::span<const Part> parts, int64_t cols,
@@ -169,6 +164,10 @@ class LayerLoader::OfExperts {
   bool transposed() const { return w_.has(cat(name_, "_exps_t.weight")); }
   HostTensor part(HostTensor t, int32_t expert, int64_t rows) const {
     t.bytes /= count_, t.data += expert * t.bytes, t.rows = rows, t.cols = cols_;
+    if (const auto scales = std::ssize(t.row_scales) / count_; scales > 0) {
+      const auto first = t.row_scales.begin() + expert * scales;
+      t.row_scales = std::vector<float>(first, first + scales);
+    }
     return t;
   }
   HostTensor exchanged(HostTensor t) const {
@@ -192,13 +191,8 @@ namespace {
 
 // Rows (or numbers, of a vector) that are by turns a gate's and what it opens: all gates first.
 HostTensor gates_first(HostTensor t) {
-  const int64_t count = t.rows > 1 ? t.rows : t.cols, each = t.bytes / count;
-  std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.bytes)]);
-  for (int64_t i = 0; i < count; ++i)
-    std::memcpy(to.get() + (i % 2 * (count / 2) + i / 2) * each, t.data + i * each, size_t(each));
-  t.data = to.get();
-  t.owned = std::move(to);
-  return t;
+  const int64_t half = (t.rows > 1 ? t.rows : t.cols) / 2;
+  return reordered(std::move(t), [=](int64_t i) { return i < half ? 2 * i : 2 * (i - half) + 1; });
 }
 
 }  // namespace

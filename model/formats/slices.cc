@@ -34,4 +34,18 @@ Result<HostTensor> columns_of(const HostTensor& t, const Share& share) {
   return out;
 }
 
+HostTensor reordered(HostTensor t, const std::function<int64_t(int64_t)>& from) {
+  const int64_t count = t.rows > 1 ? t.rows : t.cols, each = t.bytes / count;
+  std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.bytes)]);
+  std::vector<float> scales(t.row_scales.size());
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to.get() + i * each, t.data + from(i) * each, size_t(each));
+    if (!scales.empty()) scales[size_t(i)] = t.row_scales[size_t(from(i))];
+  }
+  t.data = to.get();
+  t.owned = std::move(to);
+  t.row_scales = std::move(scales);
+  return t;
+}
+
 }  // namespace kvasir::model
