@@ -123,7 +123,7 @@ void ModelFlags::define(Options& o) {
   o.add("max_draft", &engine.max_draft,
         "Speculative decoding by prompt lookup: where an answer repeats the prompt or itself, so many of its next "
         "tokens are drafted from there at most and verified in one step. The answers are the same; how many tokens pay "
-        "is learned. On a CPU, not under a grammar, with max_step_ms; 0: none")
+        "is learned. Not under a grammar, with max_step_ms; 0: none")
       .range(0, 64);
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
@@ -169,9 +169,6 @@ Status ModelFlags::check() const {
     if (engine.max_step_ms == 0)
       return invalid_argument(
           cat("max_draft is ", engine.max_draft, "; it needs max_step_ms, with which is learned what steps take"));
-    if (model::prefers_gpu(model))
-      return invalid_argument(
-          cat("max_draft is ", engine.max_draft, "; drafts are verified on a CPU only: leave it out, or --device cpu"));
   }
   if (engine.max_step_ms > 0 && engine.max_step_ms < 1)
     return invalid_argument(

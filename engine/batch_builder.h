@@ -38,6 +38,7 @@ struct PackedStep {
   bool constrained = false;                  // some row has a grammar
   std::vector<kvcache::CacheStarts> starts;  // of the batch's tables, by layer group
   std::vector<int32_t> seen;                 // a table without its middle
+  bool ahead = false;                        // launched while the one before it was in flight
   bool failed = false;
   Time began{}, planned{};
 };

@@ -61,11 +61,14 @@ size_t PromptLookup::slot(size_t end) const {
   return at;
 }
 
-int PromptLookup::draft_length(int most, double gain, double price) const {
-  if (source_ < 0) return 0;
-  int count = 0;
-  for (double likely = right_; count < most && likely * gain > price; likely *= right_) ++count;
-  return count;
+PromptLookup::Worth PromptLookup::draft_length(int most, double gain, double price) const {
+  Worth worth;
+  if (source_ < 0) return worth;
+  for (double likely = right_; worth.tokens < most && likely * gain > price; likely *= right_) {
+    ++worth.tokens;
+    worth.saves += likely * gain - price;
+  }
+  return worth;
 }
 
 std::vector<int32_t> PromptLookup::draft(int count) const {

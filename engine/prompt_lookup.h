@@ -17,9 +17,14 @@ class PromptLookup {
   // The next tokens of the answer.
   void add(std::span<const int32_t> tokens);
 
-  // How many tokens are worth drafting: each is right as often as the last ones were, if all before it are. `gain` is
-  // the time that a right one saves, `price` the time that verifying any one takes.
-  int draft_length(int most, double gain, double price) const;
+  // How many tokens are worth drafting, and the time that they save on average: each is right as often as the last ones
+  // were, if all before it are. `gain` is the time that a right one saves, `price` the time that verifying any one
+  // takes.
+  struct Worth {
+    int tokens = 0;
+    double saves = 0;
+  };
+  Worth draft_length(int most, double gain, double price) const;
   // So many tokens; none where no likeness is known.
   std::vector<int32_t> draft(int count) const;
 

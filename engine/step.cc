@@ -12,6 +12,7 @@ float us(Duration d) { return std::chrono::duration<float, std::micro>(d).count(
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 constexpr size_t kRecentSteps = 256;
+constexpr double kNewest = 0.125, kForgotten = 1.0 / 32;  // weights in moving averages
 
 using std::chrono::microseconds;
 
@@ -19,9 +20,10 @@ using std::chrono::microseconds;
 
 bool StepLoop::step() {
   if (!paused_.empty()) end_slow_readers(now());
-  // What follows a constrained draw is planned when it is known; launched meanwhile, a step would lack that sequence.
-  while (int(in_flight_.size()) < runner_.depth() && (in_flight_.empty() || !in_flight_.back()->constrained) &&
-         launch_next()) {
+  // What follows a constrained draw, or a draft, is planned when it is known; launched meanwhile, a step would lack
+  // that sequence.
+  while (int(in_flight_.size()) < runner_.depth() &&
+         (in_flight_.empty() || (!in_flight_.back()->constrained && !drafting_)) && launch_next()) {
   }
   flush_records();
   if (in_flight_.empty()) return false;
@@ -57,6 +59,7 @@ bool StepLoop::launch_next() {
     };
   }
   packed->began = began;
+  packed->ahead = !in_flight_.empty();
   packed->planned = now();
   flush_records();  // endings and starts need not wait for the step
   Status launched = runner_.launch(packed->batch, packed->rows);
@@ -83,6 +86,7 @@ void StepLoop::finish_oldest() {
   }
   Time ran = now();
   watchdog_.beat();
+  if (!step->failed && runner_.depth() > 1) compare_overlap(*step, ran);
   draws_.clear();
   results_.clear();
   drawn_.clear();
@@ -115,6 +119,14 @@ void StepLoop::finish_oldest() {
   step->jobs.clear();  // a spare holds on to nobody
   step->owners.clear();
   spare_.push_back(std::move(step));
+}
+
+// What a step without prompts takes, launched ahead of the end of the one before it or after it.
+void StepLoop::compare_overlap(const PackedStep& step, Time ran) {
+  if (step.prefills > 0) return;
+  double& mean = step.ahead ? ahead_us_ : alone_us_;
+  const double took = us(ran - (step.ahead ? last_ran_ : step.began));
+  mean = mean == 0 ? took : mean + kNewest * (std::min(took, 4 * mean) - mean);  // one that was held up is an exception
 }
 
 void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampled) {
@@ -224,12 +236,16 @@ void StepLoop::publish_draws() {
     if (size_t(results_[draw.result].accepted) > draw.place && !draw.owner->job->beams) plan_mask(*draw.owner);
 }
 
-// Drafts for the next step to verify. A draft continues the last token, so with two steps in flight (a GPU) there are
-// none. A right token saves its sequence's share of a step: the more sequences, the less, until no draft pays.
+// Drafts for the next step to verify. A right token saves its sequence's share of a step: the more sequences, the less,
+// until no draft pays. A draft continues the last token; where steps overlap (a GPU) that is not known when the next
+// step is planned. So while drafts save more than overlapping does, steps wait for one another.
 void StepLoop::propose_drafts() {
-  if (options_.max_draft == 0 || options_.max_step_ms == 0 || runner_.depth() > 1 || results_.empty()) return;
+  drafting_ = false;
+  if (options_.max_draft == 0 || options_.max_step_ms == 0 || results_.empty()) return;
   const scheduler::StepCost& cost = scheduler_->cost();
   const double sequences = double(results_.size());
+  double saved = 0;
+  drafts_.clear();
   for (const Draw& draw : draws_) {
     Job& job = *draw.owner->job;
     if (draw.owner->after_draft || job.ended || job.beams || results_[draw.result].accepted == 0) continue;
@@ -242,9 +258,18 @@ void StepLoop::propose_drafts() {
     choice.lookup->add(tokens.subspan(prompt + choice.lookup->answer_tokens()));
     const double context = double(tokens.size());
     const double token = cost.decode_token_us + cost.decode_context_us * context;
-    const int count = choice.lookup->draft_length(options_.max_draft, cost.fixed_us / sequences + token, token);
-    if (count > 0) (void)scheduler_->propose(draw.owner->seq, choice.lookup->draft(count));
+    const auto worth = choice.lookup->draft_length(options_.max_draft, cost.fixed_us / sequences + token, token);
+    if (worth.tokens == 0) continue;
+    saved += worth.saves;
+    drafts_.push_back({draw.owner->seq, choice.lookup.get(), worth.tokens});
   }
+  if (drafts_.empty()) return;
+  if (runner_.depth() > 1) {
+    drafting_ = saved > alone_us_ - ahead_us_;
+    if (!drafting_) alone_us_ += kForgotten * (ahead_us_ - alone_us_);  // so that it is tried again some time
+    if (!drafting_ || !in_flight_.empty()) return;
+  }
+  for (const Draft& d : drafts_) (void)scheduler_->propose(d.seq, d.lookup->draft(d.tokens));
 }
 
 // The next draw is tried without a mask, and most often right. Only where a mask takes longer than a step it is

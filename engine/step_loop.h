@@ -39,6 +39,7 @@ class StepLoop {
   bool step();  // false: there was nothing to run
   bool launch_next();
   void finish_oldest();
+  void compare_overlap(const PackedStep& step, Time ran);
   void take_results(PackedStep& step, std::vector<model::Sampled>& sampled);
   void advance_searches();
   void gather_results();
@@ -90,6 +91,14 @@ class StepLoop {
   std::vector<scheduler::Event> events_;
   std::vector<Record> records_;
   int64_t drafted_ = 0, accepted_ = 0;
+  struct Draft {
+    scheduler::SeqId seq;
+    const PromptLookup* lookup;
+    int tokens;
+  };
+  std::vector<Draft> drafts_;
+  bool drafting_ = false;               // the next step is planned when the one in flight is known
+  double ahead_us_ = 0, alone_us_ = 0;  // mean step, launched before the one before it ended or after
   Duration last_step_{};
   Time last_ran_{};
   Histogram step_time_ = time_histogram(), queued_ = time_histogram();

@@ -52,6 +52,7 @@ class FakeRunner final : public model::Runner {
     std::atomic<int32_t> poison{-1};            // a sequence that holds this token gets logits that are no numbers
     std::atomic<bool> break_launch{false}, break_wait{false};
     std::atomic<int64_t> launches{0}, most_rows{0}, moves{0};
+    std::atomic<int64_t> ahead{0};  // launches while one was in flight
     int32_t context = 4096;
     model::Pooling pooling = model::Pooling::last;
     bool encoder = false;
@@ -77,6 +78,7 @@ class FakeRunner final : public model::Runner {
 
   Status launch(const model::Batch& b, std::span<const model::SampleRow> rows) override {
     ++script_.launches;
+    script_.ahead += !results_.empty();
     if (script_.before) script_.before(b.step);
     const auto takes = script_.step + script_.token * int64_t(b.tokens.size());
     if (takes.count()) std::this_thread::sleep_for(takes);

@@ -18,7 +18,7 @@ Ids run_of(int32_t first, int32_t count) {
 
 TEST(PromptLookup, WhatStoodBehindTheSameThree) {
   PromptLookup lookup({}, run_of(100, 50));
-  EXPECT_EQ(lookup.draft_length(8, 10, 1), 0) << "the prompt's end is like nothing before it";
+  EXPECT_EQ(lookup.draft_length(8, 10, 1).tokens, 0) << "the prompt's end is like nothing before it";
   lookup.add(Ids{7, 120, 121});
   EXPECT_TRUE(lookup.draft(4).empty()) << "two tokens are no likeness";
   lookup.add(Ids{122});
@@ -38,7 +38,7 @@ TEST(PromptLookup, ATextThatRepeatsItself) {
 TEST(PromptLookup, ThePredictionComesFirst) {
   PromptLookup lookup(run_of(500, 20), run_of(100, 30));
   EXPECT_EQ(lookup.draft(3), (Ids{500, 501, 502}));
-  EXPECT_GE(lookup.draft_length(8, 10, 1), 8);
+  EXPECT_GE(lookup.draft_length(8, 10, 1).tokens, 8);
   lookup.add(Ids{500, 501, 3});  // changed here
   EXPECT_TRUE(lookup.draft(3).empty());
   lookup.add(Ids{503, 504, 505});
@@ -48,13 +48,13 @@ TEST(PromptLookup, ThePredictionComesFirst) {
 TEST(PromptLookup, HowFarItPays) {
   PromptLookup lookup({}, run_of(100, 2000));
   lookup.add(Ids{110, 111, 112});
-  EXPECT_EQ(lookup.draft_length(8, 1, 1), 0) << "verifying costs what is saved";
-  const int first = lookup.draft_length(8, 10, 1);
+  EXPECT_EQ(lookup.draft_length(8, 1, 1).tokens, 0) << "verifying costs what is saved";
+  const int first = lookup.draft_length(8, 10, 1).tokens;
   EXPECT_GT(first, 0);
   for (int32_t t = 113; t < 150; ++t) lookup.add(Ids{t});
-  EXPECT_EQ(lookup.draft_length(8, 10, 1), 8) << "all of them have been right";
+  EXPECT_EQ(lookup.draft_length(8, 10, 1).tokens, 8) << "all of them have been right";
   for (int round = 0; round < 20; ++round) lookup.add(Ids{110 + round, 111 + round, 112 + round, 5});
-  EXPECT_LT(lookup.draft_length(8, 10, 1), first) << "most of them have been wrong";
+  EXPECT_LT(lookup.draft_length(8, 10, 1).tokens, first) << "most of them have been wrong";
 }
 
 TEST(PromptLookup, DraftsAreAlwaysOfTheText) {
@@ -165,6 +165,56 @@ TEST(Speculation, TheSameAnswersWhenPagesAreTakenAway) {
   EXPECT_GT(ahead.stats.preemptions, 0);
   EXPECT_GT(ahead.stats.accepted, 0);
   expect_same(plain, ahead);
+}
+
+// Two steps in flight, as on a GPU. The clients predict their answers, some of them wrongly half-way.
+TEST(Speculation, StepsThatOverlapWaitForDrafts) {
+  for (int depth : {1, 2}) {
+    SCOPED_TRACE(depth);
+    Harness h;
+    h.script.depth = depth;
+    h.script.step = std::chrono::microseconds(300);
+    h.options.max_step_ms = 100;
+    Engine& engine = h.start();
+    std::vector<Request> requests;
+    std::vector<std::unique_ptr<Stream>> streams;
+    for (int32_t i = 0; i < 6; ++i) {
+      requests.push_back(ask(9 + i, 60 + i, i));
+      Request& r = requests.back();
+      if (i % 3 == 1) r.sampling.temperature = 1, r.sampling.seed = uint64_t(i), r.n = 2;
+      if (i % 3 == 2) r.sampling.repetition_penalty = 1.1f;
+      r.prediction = expected(r);
+      if (i >= 3) r.prediction.resize(30), r.prediction.push_back(1);
+      auto stream = engine.submit(r);
+      ASSERT_TRUE(stream.ok()) << stream.status().message();
+      streams.push_back(std::move(*stream));
+    }
+    for (size_t i = 0; i < streams.size(); ++i) {
+      const Answer a = read(*streams[i]);
+      ASSERT_TRUE(a.complete()) << a.failed.message();
+      for (int32_t c = 0; c < requests[i].n; ++c) EXPECT_EQ(a.tokens[size_t(c)], expected(requests[i], c)) << i;
+    }
+    expect_all_pages_back(engine);
+    const Stats stats = engine.stats();
+    EXPECT_GT(stats.accepted, 100);
+    EXPECT_GE(stats.drafted, stats.accepted);
+    const int64_t mixed = h.script.launches, ahead = h.script.ahead;
+    Request alone = ask(9, 60, 7);
+    alone.prediction = expected(alone);
+    EXPECT_EQ(run(engine, alone).tokens[0], expected(alone));
+    EXPECT_LT(h.script.launches - mixed, 20) << "plain steps would be 60";
+    EXPECT_LT(h.script.ahead - ahead, 5) << "drafts follow known tokens";
+  }
+}
+
+TEST(Speculation, StepsThatOverlapDoSoWhereNothingIsDrafted) {
+  Harness h;
+  h.script.depth = 2;
+  Engine& engine = h.start();
+  const Answer a = run(engine, ask(8, 50));
+  EXPECT_TRUE(a.complete());
+  EXPECT_EQ(engine.stats().drafted, 0);
+  EXPECT_GT(h.script.ahead, 40);
 }
 
 TEST(Speculation, GrammarsAndBeamsAreLeftAlone) {
