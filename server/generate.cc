@@ -27,10 +27,19 @@ Status check_grammar(const text::GrammarSpec& grammar) {
   return {};
 }
 
-Status check_token(int64_t id, size_t place, const model::ModelInfo& info) {
+Status check_token(const char* field, int64_t id, size_t place, const model::ModelInfo& info) {
   if (id >= 0 && id < info.vocab_size) return {};
-  return invalid_argument(cat("prompt token ", place, " is ", id, "; it must be an id from 0 to ", info.vocab_size - 1))
-      .with_field("prompt");
+  return invalid_argument(
+             cat(field, " token ", place, " is ", id, "; it must be an id from 0 to ", info.vocab_size - 1))
+      .with_field(field);
+}
+
+Status check_tokens(const char* field, const TokensInput& ids, const model::ModelInfo& info) {
+  if (ids.size() > size_t(info.context_length))
+    return invalid_argument(cat("the ", field, " has ", ids.size(), " tokens; ", kContextHolds, info.context_length))
+        .with_field(field);
+  for (size_t i = 0; i < ids.size(); ++i) KVASIR_TRY(check_token(field, ids[i], i, info));
+  return {};
 }
 
 }  // namespace
@@ -75,16 +84,15 @@ Status check_fields(const GenerateInput& in, const ServerOptions& limits, const 
   if (in.request.deadline && *in.request.deadline <= std::chrono::steady_clock::now())
     return {Code::deadline_exceeded, "the deadline had passed when the request came"};
   if (auto* ids = std::get_if<TokensInput>(&in.prompt)) {
-    if (ids->size() > size_t(info.context_length))
-      return invalid_argument(cat("the prompt has ", ids->size(), " tokens; ", kContextHolds, info.context_length))
-          .with_field("prompt");
-    for (size_t i = 0; i < ids->size(); ++i) KVASIR_TRY(check_token((*ids)[i], i, info));
+    KVASIR_TRY(check_tokens("prompt", *ids, info));
   } else if (auto* mixed = std::get_if<PiecesInput>(&in.prompt)) {
     for (size_t i = 0; i < mixed->pieces.size(); ++i)
-      if (auto* id = std::get_if<int64_t>(&mixed->pieces[i])) KVASIR_TRY(check_token(*id, i, info));
+      if (auto* id = std::get_if<int64_t>(&mixed->pieces[i])) KVASIR_TRY(check_token("prompt", *id, i, info));
   } else if (auto* text = std::get_if<TextInput>(&in.prompt)) {
     KVASIR_TRY(check_utf8(text->text, "prompt"));
   }
+  if (in.prediction)
+    if (auto* ids = std::get_if<TokensInput>(&*in.prediction)) KVASIR_TRY(check_tokens("prediction", *ids, info));
   return {};
 }
 

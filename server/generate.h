@@ -60,7 +60,7 @@ struct GenerateInput {
   Wire wire = Wire::v1;
   std::string model;  // empty: the one that is served
   PromptInput prompt;
-  std::string prediction;  // of the answer's text; empty: none
+  std::optional<PromptInput> prediction;  // of the answer
   engine::Request request;
   Said said;
   bool draw_seed = true;           // the client gave none

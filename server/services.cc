@@ -325,9 +325,8 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   out.model = in.request.adapter.empty() ? model_name() : in.request.adapter;
   const model::ModelInfo& info = engine_.info();
   engine::Request& r = in.request;
-  if (!in.prediction.empty()) {
-    auto predicted = encode_prompt_within(
-        size_t(info.context_length), TextInput{std::move(in.prediction), false, false}, engine_, max_prompt_bytes());
+  if (in.prediction) {
+    auto predicted = encode_prompt_within(size_t(info.context_length), *in.prediction, engine_, max_prompt_bytes());
     if (!predicted.ok()) return Status(predicted.status()).with_field("prediction");
     r.prediction = std::move(*predicted);
   }

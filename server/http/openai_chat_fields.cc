@@ -260,25 +260,6 @@ void read_effort(Fields& f, ChatInput& chat) {
   chat.variables_json = variables.dump();
 }
 
-// OpenAI's predicted outputs: a text, or parts of one.
-void read_prediction(Fields& f, std::string& out) {
-  const Json* prediction = f.raw("prediction");
-  if (!prediction) return;
-  const std::string type = prediction->is_object() ? text_of(*prediction, "type") : "";
-  if (type != "content") return f.fail("prediction", "must be {\"type\":\"content\",\"content\":...}");
-  const Json content = prediction->value("content", Json());
-  if (content.is_string()) {
-    out = content.get<std::string>();
-    return;
-  }
-  if (!content.is_array()) return f.fail("prediction.content", "must be a string or a list of text parts");
-  for (const Json& part : content) {
-    if (!part.is_object() || text_of(part, "type") != "text" || !part.value("text", Json()).is_string())
-      return f.fail("prediction.content", "has a part that is not {\"type\":\"text\",\"text\":...}");
-    out += text_of(part, "text");
-  }
-}
-
 }  // namespace
 
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
@@ -305,7 +286,6 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   }
   read_template_input(f, chat);
   read_effort(f, chat);
-  read_prediction(f, call.input.prediction);
   call.prompts.emplace_back(std::move(chat));
 
   if (const Json* kinds = f.raw("modalities"); kinds && *kinds != Json::array({"text"}))

@@ -106,7 +106,38 @@ void read_identity(Fields& f, GenerateInput& in) {
 }
 
 // What chat and completions have in common.
+// OpenAI's predicted outputs: a text, or parts of one. Token ids are ours.
+void read_prediction(Fields& f, std::optional<PromptInput>& out) {
+  const Json* prediction = f.raw("prediction");
+  if (!prediction) return;
+  const std::string type = prediction->is_object() ? text_of(*prediction, "type") : "";
+  if (type != "content") return f.fail("prediction", "must be {\"type\":\"content\",\"content\":...}");
+  const Json content = prediction->value("content", Json());
+  TextInput text{"", false, false};
+  if (content.is_string()) {
+    text.text = content.get<std::string>();
+  } else if (content.is_array() && !content.empty() && content[0].is_number()) {
+    const Json object{{"prediction.content", content}};
+    Fields inner(object);
+    TokensInput ids;
+    inner.integers("prediction.content", &ids);
+    if (Status s = inner.finish(); !s.ok()) return f.fail("prediction.content", "must be token ids: " + s.message());
+    out = std::move(ids);
+    return;
+  } else if (content.is_array()) {
+    for (const Json& part : content) {
+      if (!part.is_object() || text_of(part, "type") != "text" || !part.value("text", Json()).is_string())
+        return f.fail("prediction.content", "has a part that is not {\"type\":\"text\",\"text\":...}");
+      text.text += text_of(part, "text");
+    }
+  } else {
+    return f.fail("prediction.content", "must be a string, a list of text parts or token ids");
+  }
+  if (!text.text.empty()) out = std::move(text);
+}
+
 void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
+  read_prediction(f, call.input.prediction);
   GenerateInput& in = call.input;
   const bool beams = searches(f);
   in.request.sampling = beams ? model::SamplingParams{.temperature = 0} : limits.sampling;
@@ -195,7 +226,6 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   in.wire = Wire::completions;
   read_common(f, limits, call);
   in.default_max_tokens = 16;  // OpenAI's
-  f.unserved("prediction", "chat completions take it");
   f.boolean("echo", &call.echo);
   if (call.echo) r.prompt_logprobs = std::max(r.prompt_logprobs, r.sampling.logprobs);
   call.shape.choices = call.shape.best_of = r.n;

@@ -56,10 +56,13 @@ TEST_F(OpenAi, APredictionIsADraft) {
   whole("/v1/chat/completions",
         chat + R"({"type":"content","content":[{"type":"text","text":"c"},{"type":"text","text":"d"}]}})");
   EXPECT_EQ(engine_.last().prediction, (std::vector<int32_t>{'c', 'd'}));
+  whole("/v1/completions", R"({"prompt":"hi","prediction":{"type":"content","content":[7,8,9]}})");
+  EXPECT_EQ(engine_.last().prediction, (std::vector<int32_t>{7, 8, 9}));
   whole("/v1/chat/completions", chat + "null}");
   EXPECT_TRUE(engine_.last().prediction.empty());
   for (const char* bad : {"1", R"({"type":"x","content":"a"})", R"({"type":"content"})",
-                          R"({"type":"content","content":[{"type":"text"}]})"}) {
+                          R"({"type":"content","content":[{"type":"text"}]})",
+                          R"({"type":"content","content":[1,"a"]})", R"({"type":"content","content":[-1]})"}) {
     RawClient::Answer a = post("/v1/chat/completions", cat(chat, bad, "}"));
     EXPECT_EQ(a.status, 400) << bad;
     EXPECT_NE(a.body.find("prediction"), std::string::npos) << a.body;
