@@ -112,17 +112,18 @@ def ask_all(port, bodies):
 
 def by_trace(a, figures):
     """Recorded answers as predictions, over HTTP."""
-    rng, batches = random.Random(3), list(map(int, a.batches.split(",")))
-    servers = {}
-    for draft in (0, 8):
-        process, log = start(a.kvasir, a.model, "--device", a.device, "--no-access-log", "--max-draft", str(draft),
-                             "--max-running", str(max(batches)), "--no-prefix-cache", *a.serve.split())
-        servers[draft] = process, log[-1]["http_port"]
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+    rng = random.Random(3)
     print("acceptance of the trace, batch | tokens/s without | with | ratio | draft tokens accepted | same answers")
-    for batch in batches:
+    for batch in map(int, a.batches.split(",")):
+        servers = {}
+        for draft in (0, 8):
+            process, log = start(a.kvasir, a.model, "--device", a.device, "--no-access-log", "--max-draft", str(draft),
+                                 "--max-running", str(batch), "--no-prefix-cache", "--max-wait", "1h", *a.serve.split())
+            servers[draft] = process, log[-1]["http_port"]
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+        # More than fit, so that the batch stays full while answers that come faster leave.
         bodies = [{"prompt": [rng.randrange(3, 250) for _ in range(128)], "max_tokens": a.tokens, "temperature": 0,
-                   "ignore_eos": True, "return_token_ids": True} for _ in range(batch)]
+                   "ignore_eos": True, "return_token_ids": True} for _ in range(4 * batch)]
         for _, port in servers.values():
             recorded = ask_all(port, bodies)[0]
         for share in map(float, a.traces.split(",")):
@@ -137,10 +138,10 @@ def by_trace(a, figures):
                     rates[draft].append(rate)
                     if draft:
                         drafts, same = came, sum(x == y for x, y in zip(said, recorded))
-            note(figures, f"{share}, {batch}", rates[0], rates[8], drafts, f"{same} of {batch}")
-    for process, _ in servers.values():
-        process.terminate()
-        process.wait()
+            note(figures, f"{share}, {batch}", rates[0], rates[8], drafts, f"{same} of {len(bodies)}")
+        for process, _ in servers.values():
+            process.terminate()
+            process.wait()
 
 
 def main():

@@ -18,6 +18,11 @@ bool packs(int64_t rows, int64_t cols);
 void launch_packed(Packing packing, const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n,
                    int64_t k, Form form, cudaStream_t stream);
 
+// The same of at most kPackedRows rows, by one packing (packed_kernel.cuh).
+template <Packing kPacking>
+void launch_few(const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n, int64_t k,
+                Form form, cudaStream_t stream);
+
 // Rows [first, first + rows) of the weight as bfloat16; `half` as in block_at().
 void launch_unpack(Packing packing, const void* weight, float unit, int64_t half, void* out, int64_t first,
                    int64_t rows, int64_t cols, cudaStream_t stream);

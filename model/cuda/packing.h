@@ -5,6 +5,7 @@
 //
 // q4, q8: elements 32 * j + 8 * t + (0..7) of each group j of 32.
 //   q4: [row][t][j] words of 8 nibbles, elements 0 2 4 6 1 3 5 7 from the lowest; then [row][j] d, m: w = d * q + m
+//   q4_128: the same words; then [row] d, m of all 128
 //   q8: [j / 2][row][t][j % 2] words of 4 bytes twice; then [row][j] d: w = d * (q - 128)
 // q6: elements 16 * j + 4 * t + (0..3) of each group j of 16, w = d * q + m.
 //   [row][t][j / 2] words of 8 nibbles: elements 0 2 of group j, 0 2 of j + 1, then 1 3 and 1 3;
@@ -22,17 +23,31 @@ namespace kvasir::model::cuda {
 #define KVASIR_BOTH inline
 #endif
 
-enum class Packing : uint8_t { bf16, fp8, q4, q6, q8, mxfp4 };  // mxfp4: as files have it, for experts to cut up
+enum class Packing : uint8_t {
+  bf16,
+  fp8,
+  q4,
+  q4_128,
+  q6,
+  q8,
+  mxfp4
+};  // mxfp4: as files have it, for experts to cut up
 
 constexpr int kBlockRows = 8, kBlockElements = 128;
 
-KVASIR_BOTH constexpr int quant_bytes(Packing p) {
-  return p == Packing::q4 ? 64 : p == Packing::q6 ? 96 : 128;
-}  // of a row
-KVASIR_BOTH constexpr int scale_bytes(Packing p) { return p == Packing::q4 ? 16 : p == Packing::q6 ? 32 : 8; }
+KVASIR_BOTH constexpr bool is_nibbles(Packing p) { return p == Packing::q4 || p == Packing::q4_128; }
+// Elements that share d and m.
+KVASIR_BOTH constexpr int group_elements(Packing p) {
+  return p == Packing::q4_128 ? kBlockElements : p == Packing::q6 ? 16 : 32;
+}
+// Of a row.
+KVASIR_BOTH constexpr int quant_bytes(Packing p) { return is_nibbles(p) ? 64 : p == Packing::q6 ? 96 : 128; }
+KVASIR_BOTH constexpr int scale_bytes(Packing p) {
+  return kBlockElements / group_elements(p) * (p == Packing::q8 ? 2 : 4);
+}
 KVASIR_BOTH constexpr int block_bytes(Packing p) { return kBlockRows * (quant_bytes(p) + scale_bytes(p)); }
 KVASIR_BOTH constexpr int64_t block_count(int64_t cols) { return (cols + kBlockElements - 1) / kBlockElements; }
-KVASIR_BOTH constexpr bool is_blocks(Packing p) { return p == Packing::q4 || p == Packing::q6 || p == Packing::q8; }
+KVASIR_BOTH constexpr bool is_blocks(Packing p) { return is_nibbles(p) || p == Packing::q6 || p == Packing::q8; }
 
 // Where a strip's block is, of so many steps of 128 elements. `half`: the strips of a gate, 0 where there is none.
 KVASIR_BOTH int64_t block_at(int64_t strip, int64_t step, int64_t steps, int64_t half) {
@@ -56,7 +71,7 @@ KVASIR_BOTH void pack32(Packing p, uint8_t* block, int r, int j, const uint8_t* 
   uint8_t* scales = block + kBlockRows * quant_bytes(p) + r * scale_bytes(p);
   for (int t = 0; t < 4; ++t) {
     uint8_t* lane = block + r * 64 + t * 16;
-    if (p == Packing::q4) {
+    if (is_nibbles(p)) {
       word(lane + j * 4) = nibble_word(q + 8 * t);
     } else if (p == Packing::q8) {
       for (int i = 0; i < 8; ++i) lane[j / 2 * kBlockRows * 64 + j % 2 * 8 + i] = q[8 * t + i];
@@ -74,8 +89,9 @@ KVASIR_BOTH void pack32(Packing p, uint8_t* block, int r, int j, const uint8_t* 
   }
   if (p == Packing::q8) {
     half(scales + 2 * j) = d[0];
-  } else if (p == Packing::q4) {
-    half(scales + 4 * j) = d[0], half(scales + 4 * j + 2) = m[0];
+  } else if (is_nibbles(p)) {  // those of a q4_128 are the same for each j
+    const int at = p == Packing::q4 ? 4 * j : 0;
+    half(scales + at) = d[0], half(scales + at + 2) = m[0];
   } else {
     for (int h = 0; h < 2; ++h) half(scales + 8 * j + 4 * h) = d[h], half(scales + 8 * j + 4 * h + 2) = m[h];
   }
@@ -91,10 +107,11 @@ KVASIR_BOTH float unpack_one(Packing p, const uint8_t* block, int r, int col, Ha
     const int at = j / 2 * kBlockRows * 64 + r * 64 + e / 8 * 16 + j % 2 * 8 + e % 8;
     return half(scales + 2 * j) * float(block[at] - 128);
   }
-  if (p == Packing::q4) {
+  if (is_nibbles(p)) {
+    const int at = p == Packing::q4 ? 4 * j : 0;
     const int i = e % 8, place = i / 2 + i % 2 * 4;
     const int q = block[r * 64 + e / 8 * 16 + j * 4 + place / 2] >> place % 2 * 4 & 15;
-    return half(scales + 4 * j) * float(q) + half(scales + 4 * j + 2);
+    return half(scales + at) * float(q) + half(scales + at + 2);
   }
   const int h = e / 16, t = e % 16 / 4, i = h * 4 + e % 4, place = i / 2 + i % 2 * 4;
   const int low = block[r * 64 + t * 16 + j * 4 + place / 2] >> place % 2 * 4 & 15;

@@ -40,10 +40,10 @@ __global__ void seeded(WeightType type, Seeded from, float step, float least, __
   };
   if (type == WeightType::q8_0) {
     for (int i = 0; i < 16; ++i) put(counter * 16 + i, step * float(int8_t(words[i / 4] >> i % 4 * 8)));
-  } else if (type == WeightType::q4_0 || type == WeightType::q4_1) {
+  } else if (type == WeightType::q4_0 || type == WeightType::q4_1 || type == WeightType::int4) {
     for (int i = 0; i < 32; ++i) {
       const float q = float(words[i % 16 / 4] >> (i % 4 * 8 + i / 16 * 4) & 15);
-      put(counter * 32 + i, __fadd_rn(__fmul_rn(step, type == WeightType::q4_0 ? q - 8 : q), least));
+      put(counter * 32 + i, __fadd_rn(__fmul_rn(step, type == WeightType::q4_1 ? q : q - 8), least));
     }
   } else {
     for (int i = 0; i < 4; ++i) {
@@ -92,7 +92,8 @@ void launch_seeded_blocks(const HostTensor& t, Packing packing, float unit, int6
 
 void launch_seeded(const HostTensor& t, void* out, cudaStream_t stream) {
   const int64_t count = t.rows * t.cols;
-  const bool eight = t.type == WeightType::q8_0, four = t.type == WeightType::q4_0 || t.type == WeightType::q4_1;
+  const bool eight = t.type == WeightType::q8_0,
+             four = t.type == WeightType::q4_0 || t.type == WeightType::q4_1 || t.type == WeightType::int4;
   const int64_t threads = (count + (eight ? 15 : four ? 31 : 3)) / (eight ? 16 : four ? 32 : 4);
   auto half = [](float x) { return f16_to_f32(f32_to_f16(x)); };
   const float step = t.seeded->spread / (eight ? 127.0f : 8.0f);

@@ -10,7 +10,7 @@ namespace kvasir::model::cuda {
 
 // A seeded tensor as bfloat16.
 void launch_seeded(const HostTensor& tensor, void* out, cudaStream_t stream);
-// The same in blocks (packing.h), from row `first` on, of Q4_0, Q4_1 and Q8_0; blocks are zero before.
+// The same in blocks (packing.h), from row `first` on, of Q4_0, Q4_1, Q8_0 and INT4; blocks are zero before.
 void launch_seeded_blocks(const HostTensor& t, Packing packing, float unit, int64_t half, void* out, int64_t first,
                           cudaStream_t stream);
 float seeded_unit(const HostTensor& t);

@@ -18,11 +18,15 @@ using attention::cuda::check;
 // Strips of rows that one task makes.
 constexpr int64_t kStrips = 8;
 
-Packing packing_of(WeightType type) {
-  switch (type) {
+Packing packing_of(const HostTensor& t) {
+  switch (t.type) {
+    case WeightType::int4: return t.group > 0 && t.group % kBlockElements == 0 ? Packing::q4_128 : Packing::q4;
     case WeightType::q4_0:
     case WeightType::q4_1:
     case WeightType::q4_k: return Packing::q4;
+    case WeightType::iq4_nl:
+    case WeightType::iq4_xs:
+    case WeightType::mxfp4:
     case WeightType::q8_0: return Packing::q8;
     case WeightType::q2_k:
     case WeightType::q3_k:
@@ -34,14 +38,14 @@ Packing packing_of(WeightType type) {
   }
 }
 
-// One packing for all parts: q6 holds every type that q4 does, and six bits with a scale for each 16.
+// One packing for all parts: q6 holds every type that those of four bits do, and six bits with a scale for each 16.
 Packing common_packing(std::span<const HostTensor> parts, int64_t rows, int64_t cols) {
-  Packing all = packing_of(parts[0].type);
+  Packing all = packing_of(parts[0]);
   for (const HostTensor& t : parts) {
-    const Packing p = packing_of(t.type);
+    const Packing p = packing_of(t);
     if (p == all) continue;
-    const bool small = (p == Packing::q4 || p == Packing::q6) && (all == Packing::q4 || all == Packing::q6);
-    all = small ? Packing::q6 : Packing::bf16;
+    const bool small = p != Packing::q8 && all != Packing::q8 && is_blocks(p) && is_blocks(all);
+    all = !small ? Packing::bf16 : is_nibbles(p) && is_nibbles(all) ? Packing::q4 : Packing::q6;
   }
   const bool fits = packs(rows, cols) &&
                     std::all_of(parts.begin(), parts.end(), [](auto& t) { return t.rows % (2 * kBlockRows) == 0; });
@@ -111,6 +115,8 @@ Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, Thread
     return check(cudaGetLastError(), "seeded weights");
   }
   const int64_t steps = block_count(w.cols), strips = t.rows / kBlockRows, size = block_bytes(w.packing);
+  // q8 has no m: its middle is 128.
+  const int shift = w.packing == Packing::q8 ? 128 - type_info(t.type)->zero : 0;
   std::vector<uint8_t> host(size_t(strips * steps * size));
   pool.for_each(strips, kStrips, [&](int64_t strip, int) {
     Unpacked u;
@@ -118,6 +124,7 @@ Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, Thread
       for (int64_t i = 0; i < t.cols / 32; ++i) {
         unpack32(t.type, t.data + (strip * kBlockRows + r) * t.row_bytes(), i, &u);
         uint16_t d[2], m[2];
+        for (uint8_t& q : u.q) q = uint8_t(q + shift);
         for (int h = 0; h < 2; ++h) d[h] = f32_to_f16(u.d[h] / w.unit), m[h] = f32_to_f16(u.m[h] / w.unit);
         const int64_t at = w.half > 0 ? strip * steps + i / 4 : block_at(strip, i / 4, steps, 0);
         pack32(w.packing, host.data() + at * size, r, int(i % 4), u.q, d, m);

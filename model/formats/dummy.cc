@@ -17,9 +17,10 @@
 namespace kvasir::model {
 namespace {
 
-constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q4_0,
-                                 WeightType::q4_1, WeightType::q8_0, WeightType::q4_k, WeightType::mxfp4};
-constexpr const char* kTypeNames = "f32, f16, bf16, q4_0, q4_1, q8_0, q4_k or mxfp4";
+constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,   WeightType::bf16,
+                                 WeightType::q4_0, WeightType::q4_1,  WeightType::q8_0,
+                                 WeightType::q4_k, WeightType::mxfp4, WeightType::int4};
+constexpr const char* kTypeNames = "f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, mxfp4 or int4";
 
 // A device makes the others itself.
 bool host_only(WeightType type) { return type == WeightType::q4_k || type == WeightType::mxfp4; }
@@ -71,6 +72,7 @@ class DummyWeights final : public Weights {
     HostTensor t{std::string(name), plain ? WeightType::f32 : expert ? expert_type_ : type_, rows, cols, nullptr, 0};
     const TypeInfo& info = *type_info(t.type);
     t.bytes = rows * cols / info.block * info.bytes;
+    if (t.type == WeightType::int4) t.group = cols;  // as AWQ and GPTQ have one for 128
     if (leave_seeded_ && rows > 1 && !host_only(t.type) && !name.ends_with(".bias")) {  // biases are read by the host
       t.seeded = seeded(t);
       if (live_.emplace(t.name, nullptr).second) parameters_ += rows * cols, bytes_ += t.bytes;
@@ -141,6 +143,12 @@ class DummyWeights final : public Weights {
           put(p, f32_to_f16(spread / 256)), put(p + 2, f32_to_f16(spread / 256 * 7.5f));
           std::memset(p + 4, 160, 8), std::memset(p + 12, 0, 4);
           for (int j = 16; j < info.bytes; j += 4) put(p + j, next());
+          break;
+        }
+        case WeightType::int4: {
+          const float d = f16_to_f32(f32_to_f16(spread / 8));
+          put(p, d), put(p + 4, -8 * d);
+          for (int j = 8; j < info.bytes; j += 4) put(p + j, next());
           break;
         }
         default: {

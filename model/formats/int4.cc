@@ -52,12 +52,14 @@ struct Reader {
 
 Result<HostTensor> int4_tensor(const std::string& name, const Int4& from) {
   const Reader in{from};
-  bool mixed = from.cols % 32 != 0;
+  const int64_t each = from.cols / from.groups;
+  bool mixed = from.cols % 32 != 0, in_turn = true;
   for (int64_t c = 0; c < from.cols; ++c) {
     const int64_t g = in.group(c);
     if (g < 0 || g >= from.groups)
       return invalid_argument(cat("tensor ", name, ": input ", c, " is of group ", g, " of ", from.groups));
     mixed |= g != in.group(c / 32 * 32);
+    in_turn &= g == c / each;
   }
   // What Q8_0 can say: q - 128 in a byte, and the scale in float16.
   bool bytes = from.bits == 8 && from.scale_type == WeightType::f16;
@@ -65,6 +67,7 @@ Result<HostTensor> int4_tensor(const std::string& name, const Int4& from) {
     for (int64_t r = 0; bytes && r < from.rows; ++r) bytes = in.zero(r, g) == 128;
   mixed |= from.bits == 8 && !bytes;
   HostTensor out{name, mixed ? WeightType::f16 : bytes ? WeightType::q8_0 : WeightType::int4, from.rows, from.cols};
+  if (in_turn) out.group = each;
   const TypeInfo& info = *type_info(out.type);
   out.bytes = from.rows * from.cols / info.block * info.bytes;
   std::shared_ptr<uint8_t[]> memory(new uint8_t[size_t(out.bytes)]);

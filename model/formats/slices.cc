@@ -29,6 +29,7 @@ Result<HostTensor> columns_of(const HostTensor& t, const Share& share) {
   std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.rows * bytes)]);
   for (int64_t r = 0; r < t.rows; ++r)
     std::memcpy(to.get() + r * bytes, t.data + r * t.row_bytes() + at, size_t(bytes));
+  if (t.group > 0 && (share.first % t.group != 0 || share.count % t.group != 0)) out.group = 0;
   out.cols = share.count, out.bytes = t.rows * bytes, out.data = to.get();
   out.owned = std::move(to);
   return out;

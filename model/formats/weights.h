@@ -25,8 +25,9 @@ struct HostTensor {
   int64_t rows = 1, cols = 0;     // a vector has one row
   const uint8_t* data = nullptr;  // rows lie densely, each type_info(type)->bytes * cols / block
   int64_t bytes = 0;
-  std::optional<Seeded> seeded;                      // then there is no data: a device makes it (Weights::leave_seeded)
-  std::vector<float> row_scales;                     // of F8_E4M3 (Weights::leave_bytes)
+  std::optional<Seeded> seeded;   // then there is no data: a device makes it (Weights::leave_seeded)
+  int64_t group = 0;              // of INT4: so many elements of a row have the same scale, if that is known
+  std::vector<float> row_scales;  // of F8_E4M3 (Weights::leave_bytes)
   std::shared_ptr<const uint8_t[]> owned = nullptr;  // what `data` is in where it is not the source's own
 
   int64_t row_bytes() const { return bytes / rows; }

@@ -19,6 +19,7 @@
 #include "model/cuda/streamed.h"
 #include "model/cuda/weight.h"
 #include "model/formats/dummy.h"
+#include "model/formats/int4.h"
 #include "model/formats/weight_type.h"
 #include "tests/model/cuda_case.h"
 
@@ -29,7 +30,7 @@ using CudaProducts = NeedsDevice;
 
 // A dummy's weights are the same ones on every device.
 TEST_F(CudaProducts, SeededWeightsAreTheOnesOfTheHost) {
-  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"}) {
+  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "int4"}) {
     auto config = config_from_dummy("llama,seed=77777777777,type=" + type);
     ASSERT_TRUE(config.ok());
     const auto host = dummy_weights(*config), device = dummy_weights(*config);
@@ -150,7 +151,8 @@ struct Quantized {
   std::vector<uint8_t> bytes;
   std::vector<float> values;
 };
-std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols, uint32_t seed) {
+// Those of INT4 have a scale for each `group`.
+std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols, uint32_t seed, int64_t group) {
   auto q = std::make_unique<Quantized>();
   const TypeInfo& info = *type_info(type);
   std::mt19937 random(seed);
@@ -162,7 +164,16 @@ std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols
       std::memcpy(&q->bytes[at + offset], &h, 2);
     };
     const float d = std::ldexp(float(1 + random() % 1000), -18);
+    if (type == WeightType::int4) {
+      const size_t first = at - at / size_t(info.bytes) % size_t(group / 32) * size_t(info.bytes);
+      const float scale[2] = {d, -float(random() % 16) * d};
+      std::memcpy(&q->bytes[first], scale, at == first ? 8 : 0);
+      std::memcpy(&q->bytes[at], &q->bytes[first], 8);
+      continue;
+    }
     switch (type) {
+      case WeightType::iq4_xs: put(0, d / 64); break;
+      case WeightType::mxfp4: q->bytes[at] = uint8_t(110 + random() % 12); break;
       case WeightType::q2_k: put(80, d), put(82, d / 2); break;
       case WeightType::q3_k: put(108, d); break;
       case WeightType::q6_k: put(208, d / 64); break;
@@ -178,6 +189,7 @@ std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols
   for (int64_t r = 0; r < rows; ++r)
     dequantize(type, &q->bytes[size_t(r * row_bytes)], cols, &q->values[size_t(r * cols)]);
   q->tensor = {"blk.0.ffn_up.weight", type, rows, cols, q->bytes.data(), int64_t(q->bytes.size())};
+  q->tensor.group = group;
   return q;
 }
 
@@ -388,6 +400,7 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
     std::vector<T> types;
     int64_t rows, n, k;  // features of each part
     cuda::Packing packing;
+    int64_t group = 0;
   };
   for (const Case& c : {Case{{T::q4_0}, 1, 64, 576, cuda::Packing::q4},
                         {{T::q4_1}, 8, 2144, 1536, cuda::Packing::q4},
@@ -413,11 +426,24 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
                         {{T::q5_k}, 12, 96, 512, cuda::Packing::q6},
                         {{T::q3_k}, 2, 96, 768, cuda::Packing::q6},
                         {{T::q2_k}, 2, 96, 768, cuda::Packing::q6},
+                        {{T::iq4_nl}, 3, 96, 608, cuda::Packing::q8},
+                        {{T::iq4_xs, T::iq4_xs}, 9, 64, 1280, cuda::Packing::q8},
+                        {{T::mxfp4}, 5, 4224, 1056, cuda::Packing::q8},
+                        {{T::int4}, 2, 96, 608, cuda::Packing::q4, 32},
+                        {{T::int4}, 1, 64, 640, cuda::Packing::q4_128, 128},
+                        {{T::int4}, 16, 64, 14336, cuda::Packing::q4_128, 128},
+                        {{T::int4}, 7, 4256, 1024, cuda::Packing::q4_128, 1024},
+                        {{T::int4}, 16, 4224, 1280, cuda::Packing::q4_128, 128},
+                        {{T::int4, T::int4}, 37, 160, 2048, cuda::Packing::q4_128, 256},
+                        {{T::int4, T::int4}, 1, 2112, 4096, cuda::Packing::q4_128, 128},
+                        {{T::int4, T::int4}, 16, 2112, 4096, cuda::Packing::q4_128, 128},
+                        {{T::int4, T::q6_k}, 4, 112, 512, cuda::Packing::q6, 128},
+                        {{T::int4, T::q4_k}, 4, 112, 512, cuda::Packing::q4, 128},
                         {{T::q4_k, T::q4_k, T::q6_k}, 4, 112, 512, cuda::Packing::q6}}) {
     std::vector<std::unique_ptr<Quantized>> parts;
     std::vector<HostTensor> tensors;
     for (T type : c.types) {
-      parts.push_back(quantized(type, c.n, c.k, uint32_t(parts.size() + 1)));
+      parts.push_back(quantized(type, c.n, c.k, uint32_t(parts.size() + 1), c.group));
       tensors.push_back(parts.back()->tensor);
       if (c.types.size() == 2)
         tensors.back().name = parts.size() == 1 ? "blk.0.ffn_gate.weight" : "blk.0.ffn_up.weight";
@@ -462,6 +488,47 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
   }
 }
 
+// As a folder has them, by inputs in turn: in blocks of 128 where a group fills them, else of 32; else bfloat16.
+TEST_F(CudaProducts, FourBitsOfFoldersStayPacked) {
+  if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
+  ThreadPool pool(2);
+  constexpr int64_t kRows = 64, kCols = 512;
+  std::mt19937 random(3);
+  for (int64_t groups : {1, 4, 8, 16, 32}) {
+    SCOPED_TRACE(groups);
+    std::vector<uint8_t> words(size_t(kRows * kCols / 2)), zeros(size_t(kRows * groups / 2));
+    std::vector<uint16_t> scales(size_t(kRows * groups));
+    for (uint8_t& b : words) b = uint8_t(random());
+    for (uint8_t& b : zeros) b = uint8_t(random());
+    for (uint16_t& s : scales) s = f32_to_f16(std::ldexp(float(1 + random() % 1000), -16));
+    const Int4 in{.form = Int4::Form::awq,
+                  .rows = kRows,
+                  .cols = kCols,
+                  .groups = groups,
+                  .words = words.data(),
+                  .zeros = zeros.data(),
+                  .scales = reinterpret_cast<const uint8_t*>(scales.data())};
+    const auto t = int4_tensor("blk.0.attn_q.weight", in);
+    ASSERT_TRUE(t.ok()) << t.status().message();
+    cuda::Weight w;
+    ASSERT_TRUE(cuda::load_weight({&*t, 1}, cuda::Quantize::as_stored, pool, nullptr, &w).ok());
+    ASSERT_EQ(w.packing, groups > 16 ? cuda::Packing::bf16 : groups > 4 ? cuda::Packing::q4 : cuda::Packing::q4_128);
+    if (!cuda::is_blocks(w.packing)) continue;
+    EXPECT_EQ(w.bytes, kRows * kCols * (groups > 4 ? 5 * 8 : 34) / 64) << "5, and 4.25 bits";
+    attention::cuda::DeviceMemory out;
+    ASSERT_TRUE(out.allocate(size_t(kRows * kCols) * 2).ok());
+    cuda::launch_unpack(w.packing, w.data.get(), w.unit, w.half, out.get(), 0, kRows, kCols, nullptr);
+    std::vector<uint16_t> unpacked(size_t(kRows * kCols));
+    ASSERT_EQ(cudaMemcpy(unpacked.data(), out.get(), unpacked.size() * 2, cudaMemcpyDefault), cudaSuccess);
+    std::vector<float> row(static_cast<size_t>(kCols));
+    for (int64_t r = 0; r < kRows; ++r) {
+      dequantize(t->type, t->data + r * t->row_bytes(), kCols, row.data());
+      for (int64_t c = 0; c < kCols; ++c)
+        ASSERT_NEAR(whole(unpacked[size_t(r * kCols + c)]), row[size_t(c)], std::fabs(row[size_t(c)]) / 100 + 1e-4f);
+    }
+  }
+}
+
 // A checkpoint's E4M3 is multiplied as it is.
 TEST_F(CudaProducts, BytesOfACheckpoint) {
   if (!cuda::multiplies_bytes()) GTEST_SKIP() << "skipped: no matrix unit for E4M3";
@@ -501,7 +568,7 @@ TEST_F(CudaProducts, BytesOfACheckpoint) {
 TEST_F(CudaProducts, SeededBlocksAreTheOnesOfTheHost) {
   if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
   ThreadPool pool(2);
-  for (const std::string type : {"q4_0", "q4_1", "q8_0"}) {
+  for (const std::string type : {"q4_0", "q4_1", "q8_0", "int4"}) {
     auto config = config_from_dummy("llama,seed=5,type=" + type);
     ASSERT_TRUE(config.ok());
     const auto host = dummy_weights(*config), device = dummy_weights(*config);
