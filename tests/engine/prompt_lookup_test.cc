@@ -173,7 +173,7 @@ TEST(Speculation, StepsThatOverlapWaitForDrafts) {
     SCOPED_TRACE(depth);
     Harness h;
     h.script.depth = depth;
-    h.script.step = std::chrono::microseconds(300);
+    h.script.step = std::chrono::milliseconds(2);
     h.options.max_step_ms = 100;
     Engine& engine = h.start();
     std::vector<Request> requests;

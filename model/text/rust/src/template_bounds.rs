@@ -14,6 +14,7 @@ use crate::border::{invalid, Result};
 
 const MAX_DEPTH: usize = 64;
 const MAX_VALUE: usize = 16 << 20; // bytes, with all that it holds, as often as it holds it
+const BYTES_A_VALUE: usize = 24; // beside those of a text
 const MAX_SPLIT: usize = 4 << 20; // of a text that becomes a list
 const MAX_OUTPUT: usize = 64 << 20;
 const MAX_WIDTH: i64 = 1_000;
@@ -225,7 +226,7 @@ fn plain(value: &Value) -> Made<()> {
 }
 
 fn weigh(value: &Value, depth: usize, bytes: &mut usize, judge: &mut dyn FnMut(&str) -> Made<()>) -> Made<()> {
-    *bytes += value.as_str().map_or(16, |text| text.len());
+    *bytes += BYTES_A_VALUE + value.as_str().map_or(0, str::len);
     if *bytes > MAX_VALUE {
         return Err(too_large("a value has"));
     }
