@@ -14,7 +14,7 @@ using attention::cuda::check;
 
 // Packed weights are read once for each 16 rows; past so many it is faster to unpack them, some at a time, so that what
 // was unpacked is multiplied from L2.
-constexpr int64_t kMostPackedRows = 32, kUnpacked = int64_t(16) << 20;
+constexpr int64_t kMostPackedRows = 80, kUnpacked = int64_t(16) << 20;
 
 // Of few rows and results the library's products without scales, and another kernel for these, are faster than those
 // with.
