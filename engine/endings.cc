@@ -52,8 +52,8 @@ void StepLoop::on_event(const scheduler::Event& event) {
       records_.push_back({kind, false, 0, FinishReason::cancelled, job});
       return;
     }
-    case Kind::preempted:
-    case Kind::resumed: return;  // the client need not know
+    case Kind::preempted: job->preempted.fetch_add(1, std::memory_order_relaxed); return;
+    case Kind::resumed: return;  // the client need know neither
     case Kind::released:
       job->ended = true;
       if (job->paused) std::erase(paused_, job);

@@ -97,6 +97,7 @@ struct Stats {
   Histogram first_token, between_tokens, whole, queued, step_time;
   Histogram batch_size, step_tokens;       // sequences and tokens of a step
   Histogram prompt_length, output_length;  // tokens of a request
+  Histogram preempted;                     // how often a request lost its pages, of those that ended
   Histogram prefill, decode;               // seconds: from its first step to the first token, and from there to the end
 
   double cache_hit_rate() const { return prompt_tokens > 0 ? double(cached_tokens) / double(prompt_tokens) : 0; }

@@ -45,6 +45,9 @@ inline Histogram time_histogram() {
   return Histogram(std::move(bounds));
 }
 
+// Of how often something happened to one request; most often never.
+inline Histogram times_histogram() { return Histogram({0, 1, 2, 4, 8, 16, 32, 64}); }
+
 inline Histogram size_histogram() {
   std::vector<double> bounds;
   for (int64_t n = 1; n <= 65536; n *= 2) bounds.push_back(double(n));

@@ -56,6 +56,7 @@ struct Job : std::enable_shared_from_this<Job> {
   std::atomic<bool> cancel_requested{false};
   std::atomic<bool> touched{false};
   std::atomic<int64_t> drafted{0}, accepted{0};  // tokens of drafts
+  std::atomic<int64_t> preempted{0};             // of all its choices
   std::atomic<bool> mask_failing{false}, mask_failed{false};
   Status mask_status;  // written between the two
   void touch();

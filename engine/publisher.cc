@@ -196,6 +196,7 @@ void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {
 void Publisher::close(Job& job, Time now) {
   job.closed = true;
   counts_.whole.add(seconds(now - job.arrived));
+  counts_.preempted.add(double(job.preempted.load(std::memory_order_relaxed)));
   if (job.first_at != Time{}) counts_.decode.add(seconds(now - job.first_at));
   for (ChoiceText& text : job.texts) text.detokenizer.reset();
   closed_(job);

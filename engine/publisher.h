@@ -34,6 +34,7 @@ struct Published {
   Histogram first_token = time_histogram(), between_tokens = time_histogram(), whole = time_histogram();
   Histogram prefill = time_histogram(), decode = time_histogram();
   Histogram prompt_tokens = size_histogram(), output_length = size_histogram();
+  Histogram preempted = times_histogram();
 };
 
 class Publisher {

@@ -143,6 +143,8 @@ constexpr Alias kAliases[] = {
     {Wire::responses, "max_output_tokens", "max_tokens"},
     {Wire::chat, "top_logprobs", "logprobs"},
     {Wire::chat, "n_predict", "max_tokens", true},
+    {Wire::completions, "n_predict", "max_tokens", true},
+    {Wire::responses, "n_predict", "max_tokens", true},
     {Wire::chat, "repeat_penalty", "repetition_penalty", true},
     {Wire::llama, "n_predict", "max_tokens"},
     {Wire::llama, "max_tokens", "max_tokens", true},

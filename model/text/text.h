@@ -48,6 +48,11 @@ class Tokenizer {
   virtual int32_t bos() const = 0;
   virtual const std::vector<int32_t>& end_of_generation() const = 0;  // eos, eot, eom ...
   virtual const std::string& chat_template() const = 0;
+  // tokenizer_config.json as it came; empty: there was none.
+  virtual const std::string& config_json() const {
+    static const std::string none;
+    return none;
+  }
   // The whole as a tokenizer.json, for those who tokenize elsewhere.
   virtual Result<std::string> to_json() const { return unimplemented("this tokenizer has no tokenizer.json"); }
 };

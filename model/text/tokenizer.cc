@@ -16,10 +16,11 @@ std::vector<kvt_str> as_strs(const std::vector<std::string>& v) {
   return out;
 }
 
-Result<TokenizerPtr> take(int code, kvt_tokenizer* handle, const Buffer& error,
-                          std::span<const int32_t> more_ends = {}) {
+Result<TokenizerPtr> take(int code, kvt_tokenizer* handle, const Buffer& error, std::span<const int32_t> more_ends = {},
+                          std::string_view config_json = {}) {
   if (code != 0) return error.error(code);
   auto made = std::make_shared<RustTokenizer>(handle);
+  made->keep_config(config_json);
   for (const int32_t id : more_ends) KVASIR_TRY(made->add_end(id));
   return TokenizerPtr(std::move(made));
 }
@@ -31,7 +32,7 @@ Result<TokenizerPtr> Tokenizer::from_json(std::string_view tokenizer_json, std::
   kvt_tokenizer* handle = nullptr;
   Buffer error;
   const int code = kvt_tokenizer_from_json(as_str(tokenizer_json), as_str(tokenizer_config_json), &handle, error.out());
-  return take(code, handle, error, more_ends);
+  return take(code, handle, error, more_ends, tokenizer_config_json);
 }
 
 Result<TokenizerPtr> Tokenizer::from_gguf(const GgufVocab& v) {

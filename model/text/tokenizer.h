@@ -26,7 +26,11 @@ class RustTokenizer final : public BoundedTokenizer {
   const std::string& chat_template() const override { return chat_template_; }
   Result<std::string> to_json() const override;
 
-  Status add_end(int32_t id);  // before anybody else has it
+  const std::string& config_json() const override { return config_json_; }
+
+  // Before anybody else has it.
+  Status add_end(int32_t id);
+  void keep_config(std::string_view json) { config_json_ = json; }
 
   const kvt_tokenizer* handle() const { return handle_; }
 
@@ -37,7 +41,7 @@ class RustTokenizer final : public BoundedTokenizer {
   kvt_tokenizer* handle_;
   kvt_tokenizer_view view_{};
   std::vector<int32_t> end_;
-  std::string chat_template_;
+  std::string chat_template_, config_json_;
 };
 
 }  // namespace kvasir::text

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/tokenizer_config.h"
+
 namespace kvasir::server::rpc {
 namespace {
 
@@ -63,15 +65,9 @@ Result<std::string> tokenizer_zip(const engine::Engine& engine) {
   text::TokenizerPtr tokenizer = engine.tokenizer();
   if (!tokenizer) return failed_precondition("this model came without a tokenizer");
   KVASIR_ASSIGN(std::string tokenizer_json, tokenizer->to_json());
-  nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                           {"model_max_length", engine.info().context_length},
-                           {"clean_up_tokenization_spaces", false}};
-  if (tokenizer->bos() >= 0) config["bos_token"] = tokenizer->token_text(tokenizer->bos());
-  if (!tokenizer->end_of_generation().empty())
-    config["eos_token"] = tokenizer->token_text(tokenizer->end_of_generation().front());
-  if (auto chat_template = engine.chat_template()) config["chat_template"] = chat_template->source();
+  const nlohmann::ordered_json config = tokenizer_config(engine);
   return zip({{"tokenizer.json", std::move(tokenizer_json)},
-              {"tokenizer_config.json", config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)}});
+              {"tokenizer_config.json", config.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)}});
 }
 
 }  // namespace kvasir::server::rpc

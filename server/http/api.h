@@ -46,6 +46,7 @@ class Api {
   Reply kept_response(const Request&, const Caller&);
   Reply tokenize(const Request&, const Caller&);
   Reply detokenize(const Request&, const Caller&);
+  Reply tokenizer_info(const Request&, const Caller&);
   Reply embeddings(const Request&, const Caller&);
   Reply rerank(const Request&, const Caller&);
   Reply score(const Request&, const Caller&);

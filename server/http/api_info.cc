@@ -9,6 +9,7 @@
 #include "server/http/metrics_text.h"
 #include "server/http/openai_chat_fields.h"
 #include "server/json_text.h"
+#include "server/tokenizer_config.h"
 
 namespace kvasir::server::http {
 
@@ -160,6 +161,16 @@ Reply Api::detokenize(const Request& request, const Caller& caller) {
   Response r;
   const std::string said = json_string(*text);
   r.body = cat("{\"prompt\":", said, ",\"content\":", said, "}");  // vLLM's name for it, and llama-server's
+  return r;
+}
+
+// As vLLM answers it, when it is told to.
+Reply Api::tokenizer_info(const Request&, const Caller&) {
+  if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
+  if (!services_.engine().tokenizer())
+    return error_response(failed_precondition("this model came without a tokenizer"));
+  Response r;
+  r.body = server::tokenizer_info(services_.engine()).dump(-1, ' ', false, Json::error_handler_t::replace);
   return r;
 }
 

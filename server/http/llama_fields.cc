@@ -64,6 +64,11 @@ void drop_unset(Json& body) {
   if (auto it = body.find("n_probs"); it != body.end() && *it == Json(0)) body.erase(it);
 }
 
+void drop_unset_length(Json& body) {
+  if (!body.is_object()) return;
+  if (auto it = body.find("n_predict"); it != body.end() && *it == Json(-1)) body.erase(it);
+}
+
 void pass_over(Fields& f, std::initializer_list<const char*> names, const char* why) {
   for (const char* name : names)
     if (f.has(name)) log_debug("a field is passed over", {{"field", name}, {"why", why}});

@@ -9,6 +9,8 @@ namespace kvasir::server::http {
 
 // Takes out what llama.cpp calls unset and another server would read as a value: n_predict -1, a seed of -1.
 void drop_unset(Json& body);
+// The same of `n_predict` alone, in requests of OpenAI's kind.
+void drop_unset_length(Json& body);
 
 // Samplers that are none of ours are refused unless they are off; what says how prompts are kept and shared.
 // After the parameters are read: penalties may be off, and then nothing said of them matters.

@@ -209,6 +209,8 @@ std::string metrics_text(const Services& services) {
               s.prompt_length);
   t.histogram("kvasir_output_length_tokens", "vllm:request_generation_tokens", "Output tokens of a request",
               s.output_length);
+  t.histogram("kvasir_request_preemptions", "vllm:request_num_preemptions",
+              "How often a request lost its pages for a while, of those that ended", s.preempted);
   const Metrics::Requests of = services.metrics().requests();
   t.histogram("kvasir_inference_seconds", "vllm:request_inference_time_seconds",
               "From the first step to the end of the answer", of.inference);

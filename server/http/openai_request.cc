@@ -195,6 +195,7 @@ void read_prompts(Fields& f, const char* name, int most_prompts, std::vector<Pro
 
 Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits) {
   KVASIR_ASSIGN(Json json, parse_json(body));
+  drop_unset_length(json);
   Fields f(json);
   OpenAiCall call;
   GenerateInput& in = call.input;
@@ -218,6 +219,7 @@ Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits
 
 Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& limits) {
   KVASIR_ASSIGN(Json json, parse_json(body));
+  drop_unset_length(json);
   Fields f(json);
   OpenAiCall call;
   GenerateInput& in = call.input;

@@ -1,6 +1,7 @@
 #include "server/http/responses_request.h"
 
 #include "core/cat.h"
+#include "server/http/llama_fields.h"
 
 namespace kvasir::server::http {
 namespace {
@@ -132,6 +133,7 @@ constexpr struct {
 
 Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions& limits) {
   KVASIR_ASSIGN(Json json, parse_json(body));
+  drop_unset_length(json);
   Fields f(json);
   ResponsesCall call;
   GenerateInput& in = call.input;

@@ -91,6 +91,8 @@ TEST_P(SameTokens, WhenPreempted) {
     EXPECT_EQ(a.tokens[0], expected(requests[i])) << i;
   }
   EXPECT_GT(e.stats().preemptions, 0);
+  EXPECT_EQ(e.stats().preempted.sum, double(e.stats().preemptions)) << "each is some request's";
+  EXPECT_EQ(e.stats().preempted.count, 8);
   expect_all_pages_back(e);
 }
 
@@ -117,6 +119,8 @@ TEST_P(SameTokens, WhenPreemptedByMovingPagesToTheHost) {
     EXPECT_EQ(a.tokens[0], expected(requests[i])) << i;
   }
   EXPECT_GT(e.stats().preemptions, 0);
+  EXPECT_EQ(e.stats().preempted.sum, double(e.stats().preemptions)) << "each is some request's";
+  EXPECT_EQ(e.stats().preempted.count, 8);
   EXPECT_GT(h.script.moves, timed);
   expect_all_pages_back(e);
 }

@@ -79,6 +79,8 @@ class FakeEngine final : public engine::Engine {
     s.kv_type = "float16", s.kv_bytes_per_token = 128;
     s.pages_free = 60;
     s.waiting_tokens = 1000;
+    s.preempted = engine::times_histogram();
+    for (double times : {0, 0, 0, 1, 3}) s.preempted.add(times);
     s.prompt_tokens = 400;
     s.cached_tokens = 100;
     s.tokens_per_second = 900;

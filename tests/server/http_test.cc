@@ -291,6 +291,8 @@ TEST_F(Http, MetricsAreWhatPrometheusReads) {
         "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\",cache_dtype=\"float16\"} 1\n",
         "vllm:gpu_cache_usage_perc{", "vllm:request_prefill_time_seconds_bucket{",
         "vllm:request_inference_time_seconds_count{model_name=\"fake\"} 1\n",
+        "vllm:request_num_preemptions_bucket{model_name=\"fake\",le=\"0\"} 3\n",
+        "vllm:request_num_preemptions_sum{model_name=\"fake\"} 4\n",
         "vllm:request_params_n_sum{model_name=\"fake\"} 1\n", "vllm:request_params_max_tokens_bucket{",
         "vllm:request_decode_time_seconds_count{", "kvasir_time_to_first_token_seconds_bucket{le=\"+Inf\"} "})
     EXPECT_NE(m.body.find(line), std::string::npos) << line << m.body;

@@ -56,6 +56,22 @@ TEST_F(Responses, AnAnswerWholeAndAsEvents) {
   EXPECT_TRUE(counted("kvasir_calls_total{protocol=\"openai.responses\",code=\"OK\"} 2\n"));
 }
 
+// llama-server's path, and its word for the length.
+TEST_F(Responses, AsLlamaServersClientsSendIt) {
+  for (const char* path : {"/responses", "/v1/responses"}) {
+    EXPECT_EQ(whole(path, R"({"input":"hey","n_predict":2})")["status"], "incomplete");
+    EXPECT_EQ(engine_.last().max_tokens, 2);
+    EXPECT_EQ(whole(path, R"({"input":"hey","n_predict":-1})")["status"], "completed");
+  }
+  expect_error(post("/responses", R"({"input":"hey","n_predict":-2})"), 400, "n_predict", "0 or more");
+  whole("/v1/completions", R"({"prompt":"hey","n_predict":3})");
+  EXPECT_EQ(engine_.last().max_tokens, 3);
+  whole("/v1/completions", R"({"prompt":"hey","n_predict":-1})");
+  EXPECT_EQ(engine_.last().max_tokens, 16) << "OpenAI's, as if nothing were said";
+  whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"n_predict":-1})");
+  EXPECT_EQ(engine_.last().max_tokens, std::nullopt);
+}
+
 TEST_F(Responses, ACutAnswerIsIncomplete) {
   Json one = whole("/v1/responses", R"({"input":"hey","max_output_tokens":2})");
   EXPECT_EQ(one["status"], "incomplete");

@@ -32,6 +32,37 @@ TEST_F(Tokens, OneAnswerWholeOrStreamed) {
   EXPECT_TRUE(all_gone());
 }
 
+// The model's own file, without what is none of a client's business; what it leaves out is the engine's to say.
+class ConfiguredTokens final : public ByteTokenizer {
+ public:
+  bool is_special(int32_t id) const override { return id == 7 || id == 256; }
+  const std::string& config_json() const override { return json_; }
+
+ private:
+  const std::string json_ = R"({"tokenizer_class":"LlamaTokenizer","bos_token":{"content":"<s>","lstrip":false},
+      "unk_token":null,"vocab_file":"/home/a/vocab","model_max_length":1e30,"add_bos_token":true,
+      "chat_template":"another"})";
+};
+
+TEST_F(Tokens, WhatTheTokenizerIs) {
+  Json info = Json::parse(ask(RawClient::get("/tokenizer_info")).body);
+  EXPECT_EQ(info["tokenizer_class"], "PreTrainedTokenizerFast");
+  EXPECT_EQ(info["eos_token"], "<end>");
+  EXPECT_EQ(info["model_max_length"], 128);
+  EXPECT_EQ(info["added_tokens_decoder"], Json::parse(R"({"256":{"content":"<end>","special":true}})"));
+  engine_.use_tokenizer(std::make_shared<ConfiguredTokens>());
+  engine_.use_template("{{ messages }}");
+  info = Json::parse(ask(RawClient::get("/tokenizer_info")).body);
+  EXPECT_EQ(info["tokenizer_class"], "LlamaTokenizer");
+  EXPECT_EQ(info["bos_token"], "<s>");
+  EXPECT_EQ(info["add_bos_token"], true);
+  EXPECT_EQ(info["model_max_length"], 128);
+  EXPECT_EQ(info["chat_template"], "{{ messages }}") << "the one that is used";
+  EXPECT_FALSE(info.contains("vocab_file"));
+  EXPECT_EQ(info["added_tokens_decoder"].size(), 2u);
+  EXPECT_EQ(post("/tokenizer_info", "{}").status, 405);
+}
+
 TEST_F(Tokens, ChoicesAndLogprobs) {
   Json a =
       whole("/inference/v1/generate",
