@@ -220,18 +220,37 @@ Result<TextAssets> load_text_assets(const std::string& model) {
   return out;
 }
 
+namespace {
+
+constexpr int64_t kFastHead = 256;  // wider ones have no fast kernel on a GPU
+
+int64_t widest_head(const ModelConfig& c) {
+  int64_t widest = 0;
+  for (int32_t i = 0; i < c.layers; ++i) widest = std::max<int64_t>(widest, c.head_dim_of(i));
+  return widest;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progress progress, void* context) {
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
-  if (const char* what = files.config.encoder          ? "encoders"
-                         : files.config.sizes_by_layer ? "models whose layers differ in their sizes"
-                                                       : nullptr;
+  // Gemma 4's mixtures miss their bound on a GPU (architectures_cuda_test): not found out why.
+  if (const char* what = files.config.encoder ? "encoders"
+                         : files.config.sizes_by_layer && files.config.experts.routing.experts > 0
+                             ? "mixtures of experts whose layers differ in their sizes"
+                             : nullptr;
       gpu && what) {
     const std::string why = cat(what, " are served by the CPU alone");
     if (options.device == "cuda") return unimplemented(why + ": device cpu, or auto").with_field("device");
     gpu = false;
     log_info("no GPU in use", {{"reason", why}});
+  }
+  if (gpu && options.device != "cuda" && files.config.sizes_by_layer && widest_head(files.config) > kFastHead) {
+    gpu = false;
+    log_info("no GPU in use", {{"reason", cat("heads of ", widest_head(files.config),
+                                              " are slow there; device cuda takes it all the same")}});
   }
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;

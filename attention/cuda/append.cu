@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kCopyWarps * 32)
 __global__ void __launch_bounds__(256, 5)
     append_kernel(Shape s, StepView v, Layer l, int phase, bool queries, int lanes, bool store) {
   let_next_kernel_start();  // whoever starts early waits before it reads what this writes
-  const int rows = (queries ? s.heads : 0) + 2 * s.kv_heads;
+  // Where nothing is stored there are queries alone.
+  const int rows = (queries ? s.heads : 0) + (store ? 2 * s.kv_heads : 0);
   const int per_block = 256 / lanes;
   const int lane = threadIdx.x % lanes;
   const int64_t total = int64_t(v.counts[kCountTokens]) * rows;
@@ -218,7 +219,7 @@ void launch_append(const Shape& s, const StepView& v, const Layer& l, int64_t to
 void launch_append_any(const Shape& s, const StepView& v, const Layer& l, int64_t tokens, bool queries, bool store,
                        int phase, cudaStream_t stream) {
   const int lanes = row_lanes(s.head_dim);
-  const int64_t rows = tokens * ((queries ? s.heads : 0) + 2 * s.kv_heads), per_block = 256 / lanes;
+  const int64_t rows = tokens * ((queries ? s.heads : 0) + (store ? 2 * s.kv_heads : 0)), per_block = 256 / lanes;
   const int64_t blocks = (rows + per_block - 1) / per_block;
   append_kernel<<<int(blocks < 132 * 16 ? blocks : 132 * 16), 256, 0, stream>>>(s, v, l, phase, queries, lanes, store);
 }

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
   let_next_kernel_start();
   constexpr int kLanes = kD / 16, kRows = 32 / kLanes;  // rows a warp has at once
   const int lane = threadIdx.x % kLanes, mine = threadIdx.x % 32 / kLanes, tokens = v.counts[kCountTokens];
-  const int first = queries ? 0 : s.heads, rows = s.heads + 2 * s.kv_heads;
+  const int first = queries ? 0 : s.heads, rows = s.heads + (store ? 2 * s.kv_heads : 0);
   const int in_group = l.cache.quant_group ? l.cache.quant_group / 8 : 1;
   const int step = kRows * pieces;
   for (int64_t task = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; task < int64_t(tokens) * pieces;
@@ -75,7 +75,7 @@ template <DType kIo, int kD>
 void run(const Shape& s, const StepView& v, const Layer& l, int64_t tokens, bool queries, bool store,
          cudaStream_t stream) {
   constexpr int kRows = 512 / kD;
-  const int64_t turns = ((queries ? s.heads : 0) + 2 * s.kv_heads + kRows - 1) / kRows;
+  const int64_t turns = ((queries ? s.heads : 0) + (store ? 2 * s.kv_heads : 0) + kRows - 1) / kRows;
   // A token a warp where that fills the device, else a token's rows over some.
   const int64_t pieces = std::min((turns + kFlight - 1) / kFlight, std::max<int64_t>(1, 132 * 16 / tokens));
   const int64_t blocks = (tokens * pieces + kWarps - 1) / kWarps;

@@ -51,8 +51,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
     s.out_inv_scale = a_.out == DType::f8_e4m3 ? 1.0f / a_.out_scale : 1.0f;
     s.work = a_.io == DType::f8_e4m3 ? DType::bf16 : a_.io == DType::i8 ? DType::f32 : a_.io;
 
-    if (a_.head_dim % 8 || a_.head_dim > 256)
-      return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 256"))
+    if (a_.head_dim % 8 || a_.head_dim > 512)
+      return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 512"))
           .with_field("head_dim");
     if (a_.is_alibi) {
       std::vector<float> slopes = a_.alibi_slopes.empty() ? default_alibi_slopes(a_.num_heads) : a_.alibi_slopes;
@@ -195,6 +195,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
   Status learn(const kvcache::CacheView& view, const CacheLayer& cache) {
     if (planner_) return {};
     KVASIR_TRY(validate_cache(a_, view, 0));
+    if (view.quant == kvcache::QuantKind::group && view.quant_group > 256)  // a warp finds a group's greatest
+      return unimplemented(cat("quant_group is ", view.quant_group, "; the cuda back end takes up to 256"))
+          .with_field("quant_group");
     Machine machine;
     if (shape_.group <= 16)
       // Batch-invariant: a row's arithmetic may not depend on how many stand beside it, so no kernel for a few.

@@ -7,7 +7,6 @@ namespace kvasir::attention::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kPerLane = 8;  // head_dim <= 256
 
 struct KeyRow {
   const uint8_t *key, *value, *key_scale, *value_scale;
@@ -21,8 +20,10 @@ __device__ inline float cached(const CacheLayer& c, const uint8_t* row, const ui
   return x * (value ? c.v_scale : c.k_scale);
 }
 
+// kPerLane elements of a row are a lane's: heads of up to 32 * kPerLane.
+template <int kPerLane>
 __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v, Layer l, const Row* rows) {
-  __shared__ float part_out[kWarps][256];
+  __shared__ float part_out[kWarps][32 * kPerLane];
   __shared__ float part_top[kWarps], part_sum[kWarps];
   if (int(blockIdx.y) >= v.counts[kCountPlain]) return;
   const Row row = rows[blockIdx.y];
@@ -132,7 +133,8 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v,
 
 void launch_plain(const Shape& s, const StepView& v, const Layer& l, const Row* rows, int64_t count,
                   cudaStream_t stream) {
-  plain_kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, rows);
+  auto* kernel = s.head_dim > 256 ? plain_kernel<16> : plain_kernel<8>;
+  kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, rows);
 }
 
 }  // namespace kvasir::attention::cuda

@@ -40,20 +40,15 @@ Result<size_t> Gemma4::kind_of(int32_t layer, Weights& w) {
   if (own) k.kv = int64_t(c_.kv_heads_of(layer)) * c_.head_dim_of(layer);
   KVASIR_ASSIGN(auto attributes, attention_of(c_, layer));
   KVASIR_ASSIGN(k.attention, ops_.add_attention(attributes));
-  KVASIR_ASSIGN(k.qkv, ops_.make_buffer(k.q + 2 * k.kv, false, Shard::rows));
-  KVASIR_ASSIGN(k.attended, ops_.make_buffer(k.q, false, Shard::rows));
   KVASIR_ASSIGN(k.ones, ones(w, ops_, c_.head_dim_of(layer)));
   kinds_.push_back(k);
   return kinds_.size() - 1;
 }
 
-Result<size_t> Gemma4::width_of(int64_t ffn) {
+size_t Gemma4::width_of(int64_t ffn) {
   for (size_t i = 0; i < widths_.size(); ++i)
     if (widths_[i].ffn == ffn) return i;
-  Width w{ffn, {}, {}};
-  KVASIR_ASSIGN(w.up, ops_.make_buffer(2 * ffn, false, Shard::rows));
-  KVASIR_ASSIGN(w.gated, ops_.make_buffer(ffn, false, Shard::rows));
-  widths_.push_back(w);
+  widths_.push_back({ffn, {}, {}});
   return widths_.size() - 1;
 }
 
@@ -66,18 +61,36 @@ Status Gemma4::load(Weights& w, const LoadProgress& progress) {
     KVASIR_ASSIGN(head_, in.matrix("output", c_.vocab, c_.hidden, Shard::rows, false));
   }
   KVASIR_ASSIGN(output_norm_, in.vector("output_norm.weight", c_.hidden));
-  KVASIR_ASSIGN(x_, ops_.make_buffer(c_.hidden, false));
-  KVASIR_ASSIGN(h_, ops_.make_buffer(c_.hidden, false));
-  KVASIR_ASSIGN(last_, ops_.make_buffer(c_.hidden, true));
-  KVASIR_ASSIGN(logits_, ops_.make_buffer(c_.vocab, true));
-  if (c_.experts.routing.experts > 0)
-    for (Buffer* b : {&routed_, &both_, &mixed_}) {
-      KVASIR_ASSIGN(*b, ops_.make_buffer(c_.hidden, false));
-    }
   if (c_.layer_input > 0) KVASIR_TRY(load_layer_inputs(in));
   for (int32_t i = 0; i < c_.layers; ++i) {
     KVASIR_TRY(load_layer(i, w, in));
     progress("weights", double(i + 1) / c_.layers);
+  }
+  return make_buffers();
+}
+
+// After the weights: what these are multiplied as says what room their inputs need.
+Status Gemma4::make_buffers() {
+  auto make = [&](Buffer& b, int64_t cols, bool logit_rows = false, Shard shard = Shard::whole) -> Status {
+    KVASIR_ASSIGN(b, ops_.make_buffer(cols, logit_rows, shard));
+    return {};
+  };
+  for (Buffer* b : {&x_, &h_}) KVASIR_TRY(make(*b, c_.hidden));
+  KVASIR_TRY(make(last_, c_.hidden, true));
+  KVASIR_TRY(make(logits_, c_.vocab, true));
+  if (c_.experts.routing.experts > 0)
+    for (Buffer* b : {&routed_, &both_, &mixed_}) KVASIR_TRY(make(*b, c_.hidden));
+  if (c_.layer_input > 0) {
+    for (Buffer* b : {&inputs_, &token_inputs_}) KVASIR_TRY(make(*b, int64_t(c_.layers) * c_.layer_input));
+    KVASIR_TRY(make(input_, c_.layer_input));
+  }
+  for (Kind& k : kinds_) {
+    KVASIR_TRY(make(k.qkv, k.q + 2 * k.kv, false, Shard::rows));
+    KVASIR_TRY(make(k.attended, k.q, false, Shard::rows));
+  }
+  for (Width& w : widths_) {
+    KVASIR_TRY(make(w.up, 2 * w.ffn, false, Shard::rows));
+    KVASIR_TRY(make(w.gated, w.ffn, false, Shard::rows));
   }
   return {};
 }
@@ -87,9 +100,6 @@ Status Gemma4::load_layer_inputs(LayerLoader& in) {
   KVASIR_ASSIGN(input_table_, in.matrix("per_layer_token_embd", c_.vocab, all, Shard::whole, false));
   KVASIR_ASSIGN(input_projection_, in.matrix("per_layer_model_proj", all, c_.hidden, Shard::whole, false));
   KVASIR_ASSIGN(input_norm_, in.vector("per_layer_proj_norm.weight", c_.layer_input, 0, kHalf));
-  KVASIR_ASSIGN(inputs_, ops_.make_buffer(all, false));
-  KVASIR_ASSIGN(token_inputs_, ops_.make_buffer(all, false));
-  KVASIR_ASSIGN(input_, ops_.make_buffer(c_.layer_input, false));
   return {};
 }
 
@@ -100,7 +110,7 @@ Status Gemma4::load_layer(int32_t i, Weights& w, LayerLoader& in) {
     return {};
   };
   KVASIR_ASSIGN(l.kind, kind_of(i, w));
-  KVASIR_ASSIGN(l.width, width_of(c_.ffn_of(i)));
+  l.width = width_of(c_.ffn_of(i));
   KVASIR_TRY(norm("attn_norm.weight", &l.attn_norm));
   KVASIR_ASSIGN(l.qkv, in.qkv(i));
   KVASIR_TRY(norm("attn_q_norm.weight", &l.q_norm, c_.head_dim_of(i)));
@@ -157,7 +167,8 @@ Status Gemma4::feed_forward(const Layer& l) {
   KVASIR_TRY(ops_.linear_glu(h_, l.mlp.up, c_.activation, w.up, w.gated));
   KVASIR_TRY(ops_.linear(w.gated, l.mlp.down, h_));
   if (l.experts < 0) return ops_.add_norm(h_, l.post_ffn_norm, c_.norm_eps, x_);
-  KVASIR_TRY(ops_.norm(h_, l.post_mlp_norm, c_.norm_eps, both_));
+  KVASIR_TRY(ops_.scale(both_, 0));  // a device may keep what norm() leaves for products alone: sums are added to
+  KVASIR_TRY(ops_.add_norm(h_, l.post_mlp_norm, c_.norm_eps, both_));
   KVASIR_TRY(ops_.norm(x_, l.experts_norm, c_.norm_eps, h_));
   KVASIR_TRY(ops_.norm(x_, l.router_norm, c_.norm_eps, routed_));
   KVASIR_TRY(ops_.scale(mixed_, 0));

@@ -51,7 +51,8 @@ class Gemma4 : public Network {
   Status load_layer(int32_t i, Weights& w, LayerLoader& in);
   Status load_layer_inputs(LayerLoader& in);
   Result<size_t> kind_of(int32_t layer, Weights& w);
-  Result<size_t> width_of(int64_t ffn);
+  size_t width_of(int64_t ffn);
+  Status make_buffers();
   Status give_layer_inputs();
   Status attend(const Layer& l, int32_t i);
   Status feed_forward(const Layer& l);

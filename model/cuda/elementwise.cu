@@ -72,6 +72,24 @@ __global__ void activate(Activation activation, bool gated, const In* in, __nv_b
   }
 }
 
+__global__ void gate(Activation activation, const float* in, const float* by, int64_t stride, __nv_bfloat16* out,
+                     int64_t rows, int64_t cols) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= cols) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y)
+    write(out, row * cols + i, activated(activation, in[row * cols + i]) * by[row * stride + i]);
+}
+
+__global__ void add(const float* in, float* out, int64_t count) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) out[i] += in[i];
+}
+
+__global__ void scale(float* x, float factor, int64_t count) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) x[i] *= factor;
+}
+
 __global__ void softcap(float* x, float cap, int64_t count) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i < count) x[i] = cap * tanhf(x[i] / cap);
@@ -112,6 +130,20 @@ void launch_activate(Activation activation, bool gated, const void* in, bool hal
   else
     activate<<<grid(rows, cols), kThreads, 0, stream>>>(activation, gated, static_cast<const float*>(in), to, rows,
                                                         cols);
+}
+
+void launch_gate(Activation activation, const float* in, const float* by, int64_t stride, void* out, int64_t rows,
+                 int64_t cols, cudaStream_t stream) {
+  gate<<<grid(rows, cols), kThreads, 0, stream>>>(activation, in, by, stride, static_cast<__nv_bfloat16*>(out), rows,
+                                                  cols);
+}
+
+void launch_add(const float* in, float* out, int64_t count, cudaStream_t stream) {
+  add<<<blocks(count), kThreads, 0, stream>>>(in, out, count);
+}
+
+void launch_scale(float* x, float factor, int64_t count, cudaStream_t stream) {
+  scale<<<blocks(count), kThreads, 0, stream>>>(x, factor, count);
 }
 
 void launch_softcap(float* x, float cap, int64_t count, cudaStream_t stream) {

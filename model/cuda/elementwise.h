@@ -18,6 +18,12 @@ void launch_add_bias(void* x, bool half, const float* bias, int64_t rows, int64_
 // (`half`) or float32.
 void launch_activate(Activation activation, bool gated, const void* in, bool half, void* out, int64_t rows,
                      int64_t cols, cudaStream_t stream);
+// out += in, x *= factor.
+void launch_add(const float* in, float* out, int64_t count, cudaStream_t stream);
+void launch_scale(float* x, float factor, int64_t count, cudaStream_t stream);
+// out = activation(in) * by, in bfloat16; rows of `by` are `stride` apart.
+void launch_gate(Activation activation, const float* in, const float* by, int64_t stride, void* out, int64_t rows,
+                 int64_t cols, cudaStream_t stream);
 void launch_softcap(float* x, float cap, int64_t count, cudaStream_t stream);
 // Columns [0, cols) of rows `stride` apart, times 1 + slope * log(1 + floor(position / unit)).
 void launch_scale_by_position(float* x, const int32_t* positions, float slope, int64_t unit, int64_t rows, int64_t cols,

@@ -230,7 +230,8 @@ __global__ void combine(const float* in, Routed routed, int used, float* out, in
   float4 sum = to;
 #pragma unroll 4
   for (int k = 0; k < used; ++k) {
-    const float w = routed.weights[row * used + k];
+    const int64_t at = row * used + k;
+    const float w = routed.weights[at] * (routed.scales ? routed.scales[routed.chosen[at]] : 1.0f);
     const auto x = *reinterpret_cast<const float4*>(in + int64_t(routed.slot_of[row * used + k]) * cols + col);
     sum.x += w * x.x, sum.y += w * x.y, sum.z += w * x.z, sum.w += w * x.w;
   }

@@ -54,10 +54,11 @@ struct Item {
 
 // What a step's rows chose.
 struct Routed {
-  int32_t* chosen = nullptr;     // [rows, used]
-  float* weights = nullptr;      // likewise
-  int32_t* slot_of = nullptr;    // likewise
-  int32_t* slot_rows = nullptr;  // of each slot
+  const float* scales = nullptr;  // of each expert's part of the sum; null: none
+  int32_t* chosen = nullptr;      // [rows, used]
+  float* weights = nullptr;       // likewise
+  int32_t* slot_of = nullptr;     // likewise
+  int32_t* slot_rows = nullptr;   // of each slot
   Item* items = nullptr;
   int32_t* count = nullptr;  // of items
   // By expert, for launch_route() alone: rows, which are 0 before and after, its next slot, first slot and first item.

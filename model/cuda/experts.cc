@@ -134,14 +134,15 @@ int ExpertLayers::item_rows(const Layer& layer, int64_t rows) const {
   return invariant_ || average <= 48 ? 64 : 128;
 }
 
-Status ExpertLayers::run(int32_t id, const void* in, const float* logits, const float* correction, int64_t rows,
-                         float* out) {
+Status ExpertLayers::run(int32_t id, const void* in, const float* logits, const float* correction, const float* scales,
+                         int64_t rows, float* out) {
   const Layer& layer = *layers_[size_t(id)];
   const Routing& r = layer.of.routing;
   const int64_t slots = rows * r.used;
   KVASIR_CHECK(slots <= slots_, rows, " rows, room for ", max_rows_);
   auto* by_expert = experts_.as<int32_t>();
-  const Routed routed{.chosen = chosen_.as<int32_t>(),
+  const Routed routed{.scales = scales,
+                      .chosen = chosen_.as<int32_t>(),
                       .weights = weights_.as<float>(),
                       .slot_of = slot_of_.as<int32_t>(),
                       .slot_rows = slot_rows_.as<int32_t>(),

@@ -30,7 +30,8 @@ class ExpertLayers {
   int64_t bytes() const { return bytes_; }
 
   // out += what `rows` rows of `in` (bfloat16) become by the experts that their logits choose.
-  Status run(int32_t id, const void* in, const float* logits, const float* correction, int64_t rows, float* out);
+  Status run(int32_t id, const void* in, const float* logits, const float* correction, const float* scales,
+             int64_t rows, float* out);
 
  private:
   struct Matrices {

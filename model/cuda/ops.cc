@@ -83,6 +83,7 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
   a.io = a.out = DType::bf16;
   a.batch_invariant = options_.batch_invariant;
   kinds_.push_back(std::move(a));
+  windowed_.push_back(attributes.window > 0);
   return int32_t(kinds_.size() - 1);
 }
 
@@ -108,7 +109,7 @@ Status CudaOps::moe(Buffer in, int32_t id, Buffer out, Buffer routed) {
   KVASIR_ASSIGN(const void* half, read_half(in));
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
   written(out, false);
-  return experts_->run(id, half, data(logits), vector(experts.correction), rows(in), data(out));
+  return experts_->run(id, half, data(logits), vector(experts.correction), vector(experts.scales), rows(in), data(out));
 }
 
 Status CudaOps::sigmoid_gate(Buffer in, Vector gate, Buffer in_out) {
@@ -121,9 +122,10 @@ Status CudaOps::sigmoid_gate(Buffer in, Vector gate, Buffer in_out) {
   return launched("sigmoid_gate");
 }
 
-Status CudaOps::set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+Status CudaOps::set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                            std::vector<kvcache::TensorScales> scales) {
   caches_ = std::move(caches);
+  apart_ = apart;
   places_ = std::move(places);
   scales_ = std::move(scales);
   attention::Limits limits;
@@ -154,7 +156,7 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   const bool tables = options_.index_mode == kvcache::IndexMode::page_table && !options_.batch_invariant;
   if (tables) shared_.find(batch, options_.page_size);
   for (size_t kind = 0; kind < attentions_.size(); ++kind) {
-    const size_t group = cache_of(kind);
+    const size_t group = apart_ ? cache_of(kind) : 0;
     const bool shares = tables && shared_.any() && group == 0;
     step.shared_group = shares ? shared_.groups().data() : nullptr;
     step.shared_len = shares ? shared_.lengths().data() : nullptr;
@@ -253,6 +255,38 @@ Status CudaOps::qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, V
     launch_head_norm(data(qkv) + first, qkv.cols, cols / weight.size, weight.size, vector(weight), eps, rows(qkv),
                      stream_, options_.batch_invariant);
   return launched("qk_norm");
+}
+
+Status CudaOps::norm_pieces(Buffer in_out, int64_t first, int64_t cols, Vector weight, float eps) {
+  KVASIR_CHECK(first + cols <= in_out.cols && cols % weight.size == 0 && first % weight.size == 0, cols,
+               " columns from ", first, " in pieces of ", weight.size);
+  (void)read(in_out);
+  launch_head_norm(data(in_out) + first, in_out.cols, cols / weight.size, weight.size, vector(weight), eps,
+                   rows(in_out), stream_, options_.batch_invariant);
+  return launched("norm_pieces");
+}
+
+Status CudaOps::add(Buffer in, Buffer out) {
+  KVASIR_CHECK(in.cols == out.cols, in.cols, " columns onto ", out.cols);
+  (void)read(out);
+  launch_add(read(in), data(out), rows(in) * in.cols, stream_);
+  return launched("add");
+}
+
+Status CudaOps::scale(Buffer in_out, float factor) {
+  const int64_t count = rows(in_out) * in_out.cols;
+  if (factor == 0) return check(cudaMemsetAsync(write(in_out), 0, size_t(count) * sizeof(float), stream_), "scale");
+  (void)read(in_out);
+  launch_scale(data(in_out), factor, count, stream_);
+  return launched("scale");
+}
+
+// Only a product reads what comes of it, as bfloat16.
+Status CudaOps::gate(Activation activation, Buffer in_out, Buffer by, int64_t first) {
+  KVASIR_CHECK(first + in_out.cols <= by.cols, in_out.cols, " columns from ", first, " of ", by.cols);
+  const float* from = read(in_out);
+  launch_gate(activation, from, read(by) + first, by.cols, write_half(in_out), rows(in_out), in_out.cols, stream_);
+  return launched("gate");
 }
 
 Status CudaOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) {

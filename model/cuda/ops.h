@@ -36,8 +36,9 @@ class CudaOps final : public Ops {
   CudaOps(const CudaOptions& options, cudaStream_t stream) : options_(options), stream_(stream) {}
 
   Status prepare();  // opens the product library
-  // As CpuOps has it: with two caches, the second is that of the kinds that have a window.
-  Status set_caches(std::vector<kvcache::CacheView> caches, std::vector<int32_t> places,
+  // As CpuOps has it: with two caches, the second is that of the kinds that have a window; `apart`: with pages of its
+  // own.
+  Status set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                     std::vector<kvcache::TensorScales> scales);
   // A step of decodes is padded to rows(), of which there are few, so that few kinds of steps serve all batches; what
   // comes of the rows past its own is read by nobody.
@@ -69,11 +70,16 @@ class CudaOps final : public Ops {
                           [this](Matrix m) -> const Weight& { return *matrices_[size_t(m.id)]; });
   }
 
+  Status takes_uneven_layers() const override { return {}; }
   Status embed(Matrix table, float scale, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
   Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) override;
+  Status norm_pieces(Buffer in_out, int64_t first, int64_t cols, Vector weight, float eps) override;
+  Status add(Buffer in, Buffer out) override;
+  Status scale(Buffer in_out, float factor) override;
+  Status gate(Activation activation, Buffer in_out, Buffer by, int64_t first) override;
   Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) override;
   Status linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::f32, out); }
   Status add_linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::added_f32, out); }
@@ -112,7 +118,7 @@ class CudaOps final : public Ops {
   Status product(Buffer in, Matrix weight, Form form, Buffer out, bool biased = true);
   Status attend(const Attend& how, Vector bias, Buffer qkv, Buffer out);
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)]->data.as<float>(); }
-  size_t cache_of(size_t kind) const { return caches_.size() > 1 && kinds_[kind].window > 0 ? 1 : 0; }
+  size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
   Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
   int64_t product_rows(Buffer b);
@@ -138,6 +144,8 @@ class CudaOps final : public Ops {
   std::optional<ExpertLayers> experts_;
   Buffer router_logits_;
   std::vector<attention::Attributes> kinds_;
+  std::vector<bool> windowed_;  // kinds that have a window of the model's own
+  bool apart_ = false;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
   DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows, then positions
   PinnedMemory host_ids_[2];

@@ -152,6 +152,7 @@ class CudaRunner final : public Runner, public Replaying {
   cudaStream_t stream_ = nullptr;
   std::optional<CudaOps> ops_;
   std::unique_ptr<Network> network_;
+  bool apart_ = false;                          // layers with a window have pages of their own
   std::vector<std::unique_ptr<Cache>> caches_;  // by layer group
   std::optional<Graphs> graphs_;
   Buffer decoded_;  // logits of a step of decodes
@@ -161,18 +162,23 @@ class CudaRunner final : public Runner, public Replaying {
 
 Status CudaRunner::allocate_cache(const CachePages& pages) {
   KVASIR_CHECK(caches_.empty() && !pages.groups.empty() && pages.groups.size() <= 2, "the cache is allocated once");
-  const bool apart = pages.groups.size() > 1;
-  std::vector<int32_t> places, layers(pages.groups.size(), 0);
-  for (int32_t layer = 0; layer < config_.layers; ++layer)
-    places.push_back(layers[apart && config_.windowed(layer) ? 1 : 0]++);
+  apart_ = pages.groups.size() > 1;
+  const bool two = apart_ || config_.two_cache_shapes();
+  std::vector<CacheShape> shapes(two ? 2 : 1, {form_, 0, config_.kv_heads, config_.head_dim, options_.page_size});
+  std::vector<int32_t> places;
+  for (int32_t layer = 0; layer < config_.layers; ++layer) {
+    CacheShape& of = shapes[two && config_.windowed(layer) ? 1 : 0];
+    of.kv_heads = config_.kv_heads_of(layer), of.head_dim = config_.head_dim_of(layer);
+    places.push_back(config_.cache_layer(layer) == layer ? of.layers++ : -1);
+  }
   std::vector<kvcache::CacheView> views;
-  for (size_t g = 0; g < layers.size(); ++g) {
-    const CacheShape shape{form_, layers[g], config_.kv_heads, config_.head_dim, options_.page_size};
-    KVASIR_ASSIGN(auto cache, Cache::make(shape, pages.groups[g], g == 0 ? pages.host : 0));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const size_t group = apart_ ? i : 0;
+    KVASIR_ASSIGN(auto cache, Cache::make(shapes[i], pages.groups[group], group == 0 ? pages.host : 0));
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
-  KVASIR_TRY(ops_->set_caches(std::move(views), std::move(places), form_.tensor_scales));
+  KVASIR_TRY(ops_->set_caches(std::move(views), apart_, std::move(places), form_.tensor_scales));
   return time_products(*std::min_element(pages.groups.begin(), pages.groups.end()) * options_.page_size);
 }
 
@@ -184,7 +190,7 @@ Status CudaRunner::time_products(int64_t cache_tokens) {
   const SamplingParams greedy{.temperature = 0};
   for (int64_t n = kDrawnRows; n <= most; ++n) {
     if (CudaOps::padded(n) != n && n != most) continue;
-    const Batch prompt = first_pages(n, options_.page_size, options_.index_mode, caches_.size());
+    const Batch prompt = first_pages(n, options_.page_size, options_.index_mode, apart_ ? 2 : 1);
     std::vector<SampleRow> rows(static_cast<size_t>(n));
     for (SampleRow& r : rows) r.params = &greedy;
     KVASIR_TRY(launch(prompt, rows));
@@ -217,8 +223,14 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
 }
 
 Status CudaRunner::enqueue(Flight& f, const Batch& batch) {
-  for (const PageMove& m : batch.moves) KVASIR_TRY(caches_[0]->move(m, stream_));
-  for (const PageCopy& c : batch.copies) KVASIR_TRY(caches_[size_t(c.group)]->copy(c, stream_));
+  // One pool of pages may lie in two caches; only one that has a second tier moves pages.
+  for (size_t i = 0; i < caches_.size(); ++i) {
+    const int32_t group = apart_ ? int32_t(i) : 0;
+    if (group == 0)
+      for (const PageMove& m : batch.moves) KVASIR_TRY(caches_[i]->move(m, stream_));
+    for (const PageCopy& c : batch.copies)
+      if (c.group == group) KVASIR_TRY(caches_[i]->copy(c, stream_));
+  }
   f.pools = batch.pools;
   if (!batch.tokens.empty()) {
     KVASIR_TRY(ops_->begin(batch, f.draws.tokens()));

@@ -142,6 +142,31 @@ TEST_F(Cuda, ChunksOnCachedPrefixesAgreeWithTheReference) {
       }
 }
 
+// Wider heads than the fast kernels take, as Gemma 4's: decodes, chunks and a prompt.
+TEST_F(Cuda, HeadsOfUpTo512AgreeWithTheReference) {
+  uint64_t seed = 900;
+  for (auto [heads, kv_heads, dim] : {std::tuple{8, 2, 512}, {4, 4, 320}, {8, 1, 512}})
+    for (DType type : {DType::bf16, DType::f16}) {
+      CaseShape shape;
+      Attributes& a = shape.attributes;
+      a.num_heads = heads, a.num_kv_heads = kv_heads, a.head_dim = dim;
+      a.io = a.out = type;
+      a.is_causal = true;
+      a.index_mode = kvcache::IndexMode::page_table;
+      a.page_size = 16;
+      shape.cache.dtype = type;
+      shape.layout = int(seed % 4);
+      shape.sequences = {{300, 1}, {40, 1}, {128, 37}, {0, 50}};
+      shape.decoding_batches = 2;
+      const Case before = make_case(shape, ++seed);
+      Case after = before;
+      CaseOutput got;
+      const Status status = run_on_device(after, &got);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      EXPECT_EQ(compare_with_reference(before, after, got, 1.0, row_tolerance(type)), "") << describe(before);
+    }
+}
+
 // Every kernel of a mixed step at once.
 TEST_F(Cuda, PromptsBesideManyDecodes) {
   for (DType cache : {DType::bf16, DType::i8}) {

@@ -26,12 +26,11 @@ void run(const std::string& model, const json& all, const json& one) {
   RunnerOptions options;
   options.model = model;
   options.device = "cuda";
-  if (one["name"].get<std::string>().starts_with("gemma4")) {  // not there yet, and said so
+  if (one["name"] == "gemma4 with experts") {  // not there yet, and said so
     const auto loaded = load_runner(options);
     ASSERT_FALSE(loaded.ok());
     EXPECT_EQ(loaded.status().code(), Code::unimplemented);
-    EXPECT_NE(loaded.status().message().find("served by the CPU alone"), std::string::npos)
-        << loaded.status().message();
+    EXPECT_NE(loaded.status().message().find("served by the CPU alone"), std::string::npos);
     return;
   }
   Drive drive(options, 64, 2, 64);

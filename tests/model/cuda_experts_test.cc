@@ -115,8 +115,9 @@ void check(const Case& c, std::initializer_list<int64_t> row_counts) {
     ASSERT_TRUE(logits_there.upload(logits.data(), logits.size() * 4).ok());
     ASSERT_TRUE(out_there.upload(before.data(), before.size() * 4).ok());
     const float* corrected = r.corrected ? correction.data() : nullptr;
-    const Status ran = layers.run(*id, in_there.get(), logits_there.as<float>(),
-                                  r.corrected ? correction_there.as<float>() : nullptr, rows, out_there.as<float>());
+    const Status ran =
+        layers.run(*id, in_there.get(), logits_there.as<float>(), r.corrected ? correction_there.as<float>() : nullptr,
+                   nullptr, rows, out_there.as<float>());
     ASSERT_TRUE(ran.ok()) << ran.message();
     ASSERT_EQ(cudaMemcpy(got.data(), out_there.get(), got.size() * 4, cudaMemcpyDefault), cudaSuccess);
     std::vector<int32_t> chosen(static_cast<size_t>(r.used));
