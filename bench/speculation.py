@@ -10,7 +10,7 @@ again with a name changed, "random" draws at temperature 1.5, where nothing repe
 GPU, where a near tie may fall otherwise among other rows, how many are is printed.
 
 --traces is for weights that say nothing: each prompt is answered once, and its answer, with some tokens exchanged, is the
-prediction of the next rounds; of each two tokens in a row the second follows the first with the probability given.
+prediction of the next rounds; each of its tokens stays what it was with the probability given.
 """
 import argparse
 import http.client
@@ -155,12 +155,13 @@ def main():
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--traces", default="")
     p.add_argument("--serve", default="", help="more options of the servers of --traces")
+    p.add_argument("--commit", default="", help="what was built, for the record")
     p.add_argument("--out", default="")
     a = p.parse_args()
     figures = {}
     (by_trace if a.traces else by_workload)(a, figures)
     if a.out:
-        record = {"command": command("bench/speculation.py"), "threads": a.threads, "figures": figures}
+        record = {"commit": a.commit, "command": command("bench/speculation.py"), "threads": a.threads, "figures": figures}
         if a.device == "cuda":
             record["driver"] = driver()
         pathlib.Path(a.out).write_text(json.dumps(record, indent=1))

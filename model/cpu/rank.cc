@@ -38,22 +38,15 @@ Status Rank::load(Weights& weights, const attention::Backend* attention, const L
 Status Rank::allocate_cache(const CachePages& pages) {
   KVASIR_CHECK(caches_.empty() && !pages.groups.empty() && pages.groups.size() <= 2, "the cache is allocated once");
   apart_ = pages.groups.size() > 1;
-  const bool two = apart_ || config_.two_cache_shapes();
-  std::vector<CacheShape> shapes(two ? 2 : 1, {form_, 0, config_.kv_heads, config_.head_dim, options_.page_size});
-  std::vector<int32_t> places;
-  for (int32_t layer = 0; layer < config_.layers; ++layer) {
-    CacheShape& of = shapes[two && config_.windowed(layer) ? 1 : 0];
-    of.kv_heads = config_.kv_heads_of(layer), of.head_dim = config_.head_dim_of(layer);
-    places.push_back(config_.cache_layer(layer) == layer ? of.layers++ : -1);
-  }
+  CacheLayout layout = cache_layout(config_, form_, options_.page_size, apart_);
   std::vector<kvcache::CacheView> views;
-  for (size_t i = 0; i < shapes.size(); ++i) {
+  for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const size_t group = apart_ ? i : 0;
-    KVASIR_ASSIGN(auto cache, Cache::make(shapes[i], pages.groups[group], group == 0 ? pages.host : 0));
+    KVASIR_ASSIGN(auto cache, Cache::make(layout.shapes[i], pages.groups[group], group == 0 ? pages.host : 0));
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
-  return ops_->set_caches(std::move(views), apart_, std::move(places), form_.tensor_scales);
+  return ops_->set_caches(std::move(views), apart_, std::move(layout.places), form_.tensor_scales);
 }
 
 Status Rank::step(const Batch& batch, const std::vector<int32_t>& tokens, int64_t rows, Draws* draws) {

@@ -8,13 +8,9 @@
 #include "attention/cuda/memory.h"
 #include "kvcache/form.h"
 #include "kvcache/orders.h"
+#include "model/cache_form.h"
 
 namespace kvasir::model::cuda {
-
-struct CacheShape {
-  kvcache::CacheForm form;
-  int32_t layers = 0, kv_heads = 0, head_dim = 0, page_size = 16;
-};
 
 class Cache {
  public:

@@ -23,15 +23,8 @@ namespace kvasir::model::cuda {
 #define KVASIR_BOTH inline
 #endif
 
-enum class Packing : uint8_t {
-  bf16,
-  fp8,
-  q4,
-  q4_128,
-  q6,
-  q8,
-  mxfp4
-};  // mxfp4: as files have it, for experts to cut up
+// mxfp4: as files have it, for experts to cut up.
+enum class Packing : uint8_t { bf16, fp8, q4, q4_128, q6, q8, mxfp4 };
 
 constexpr int kBlockRows = 8, kBlockElements = 128;
 

@@ -72,7 +72,7 @@ class DummyWeights final : public Weights {
     HostTensor t{std::string(name), plain ? WeightType::f32 : expert ? expert_type_ : type_, rows, cols, nullptr, 0};
     const TypeInfo& info = *type_info(t.type);
     t.bytes = rows * cols / info.block * info.bytes;
-    if (t.type == WeightType::int4) t.group = cols;  // as AWQ and GPTQ have one for 128
+    if (t.type == WeightType::int4) t.group = cols;  // one scale for all: wider than AWQ's and GPTQ's groups
     if (leave_seeded_ && rows > 1 && !host_only(t.type) && !name.ends_with(".bias")) {  // biases are read by the host
       t.seeded = seeded(t);
       if (live_.emplace(t.name, nullptr).second) parameters_ += rows * cols, bytes_ += t.bytes;
