@@ -236,13 +236,8 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
-  // Gemma 4's mixtures miss their bound on a GPU (architectures_cuda_test): not found out why.
-  if (const char* what = files.config.encoder ? "encoders"
-                         : files.config.sizes_by_layer && files.config.experts.routing.experts > 0
-                             ? "mixtures of experts whose layers differ in their sizes"
-                             : nullptr;
-      gpu && what) {
-    const std::string why = cat(what, " are served by the CPU alone");
+  if (gpu && files.config.encoder) {
+    const std::string why = "encoders are served by the CPU alone";
     if (options.device == "cuda") return unimplemented(why + ": device cpu, or auto").with_field("device");
     gpu = false;
     log_info("no GPU in use", {{"reason", why}});

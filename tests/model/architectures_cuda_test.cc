@@ -19,20 +19,17 @@ using Ids = std::vector<int32_t>;
 using ArchitecturesCuda = NeedsDevice;
 
 // Where a row's last chosen expert and the next one are so close that bfloat16 chooses the other: in the first layer of
-// "gpt_oss" the logits of these two are 0.0095 apart for row 39. What comes of it is another answer, not a wrong one.
-bool near_tie(const json& one, size_t row) { return one["name"] == "gpt_oss" && row == 39; }
+// "gpt_oss" the logits of these two are 0.0095 apart for row 39; in those of "gemma4 with experts" they are 0.0016 for
+// row 7 and 0.0048 for row 20, and the CPU, made to round to bfloat16, is as far away. What comes of it is another
+// answer, not a wrong one.
+bool near_tie(const json& one, size_t row) {
+  return (one["name"] == "gpt_oss" && row == 39) || (one["name"] == "gemma4 with experts" && (row == 7 || row == 20));
+}
 
 void run(const std::string& model, const json& all, const json& one) {
   RunnerOptions options;
   options.model = model;
   options.device = "cuda";
-  if (one["name"] == "gemma4 with experts") {  // not there yet, and said so
-    const auto loaded = load_runner(options);
-    ASSERT_FALSE(loaded.ok());
-    EXPECT_EQ(loaded.status().code(), Code::unimplemented);
-    EXPECT_NE(loaded.status().message().find("served by the CPU alone"), std::string::npos);
-    return;
-  }
   Drive drive(options, 64, 2, 64);
   const Ids tokens = all["tokens"];
   const std::vector<size_t> rows = all["rows"];
