@@ -123,7 +123,7 @@ void ModelFlags::define(Options& o) {
   o.add("max_draft", &engine.max_draft,
         "Speculative decoding by prompt lookup: where an answer repeats the prompt or itself, so many of its next "
         "tokens are drafted from there at most and verified in one step. The answers are the same; how many tokens pay "
-        "is learned. Not under a grammar, with max_step_ms; 0: none")
+        "is learned. A grammar drafts what it leaves no choice about. With max_step_ms; 0: none")
       .range(0, 64);
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))

@@ -10,6 +10,7 @@
 
 #include "core/status.h"
 #include "engine/adapters.h"
+#include "engine/drafts.h"
 #include "engine/histogram.h"
 #include "engine/request.h"
 #include "engine/step_trace.h"
@@ -84,9 +85,9 @@ struct Stats {
   std::vector<model::RankInfo> ranks;                               // likewise; empty: one
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
-  int64_t steps_cut = 0;              // that took up fewer prompt tokens, for max_step_ms
-  int64_t drafted = 0, accepted = 0;  // tokens of drafts that were verified, and those that were right
-  int64_t moved = 0;                  // preemptions that moved their pages to the second tier
+  int64_t steps_cut = 0;  // that took up fewer prompt tokens, for max_step_ms
+  DraftCounts drafts{};
+  int64_t moved = 0;  // preemptions that moved their pages to the second tier
   model::ExpertLoad experts;
   std::map<std::string, int64_t> errors;  // by cause (code name)
   double step_seconds_p50 = 0, step_seconds_p99 = 0;
@@ -101,6 +102,11 @@ struct Stats {
   Histogram prefill, decode;               // seconds: from its first step to the first token, and from there to the end
 
   double cache_hit_rate() const { return prompt_tokens > 0 ? double(cached_tokens) / double(prompt_tokens) : 0; }
+  DraftCount all_drafts() const {
+    DraftCount sum;
+    for (const DraftCount& d : drafts) sum.drafted += d.drafted, sum.accepted += d.accepted;
+    return sum;
+  }
   // Of waiting_tokens, if as many of them will be found cached as were so far.
   int64_t waiting_uncached_tokens() const { return int64_t(double(waiting_tokens) * (1 - cache_hit_rate())); }
 };

@@ -25,6 +25,13 @@ class StepLoop {
   void run();  // until drained or cut short
 
  private:
+  struct Draw {
+    const RowOwner* owner;
+    bool stop;
+    model::Sampled* sampled;
+    size_t result = 0;  // of results_, and which of its tokens
+    size_t place = 0;
+  };
   static Time now() { return std::chrono::steady_clock::now(); }
 
   // Mail (step_loop.cc).
@@ -44,10 +51,27 @@ class StepLoop {
   void advance_searches();
   void gather_results();
   void publish_draws();
-  void propose_drafts();
   void plan_mask(const RowOwner& owner);
   void fail_step(const PackedStep& step, const Status& why);
   void publish_stats();
+
+  // Drafts (drafting.cc).
+  struct Draft {
+    scheduler::SeqId seq;
+    Job* job;
+    Choice* choice;
+    DraftSource source;
+    DraftWorth worth;
+    std::vector<int32_t> tokens;  // of a grammar
+  };
+  struct Gain {  // microseconds: what a right token saves, what any one takes, and a sequence's share of a step
+    double gain, price, share;
+  };
+  void propose_drafts();
+  std::optional<Draft> best_draft(const Draw& draw);
+  void weigh_lookup(std::span<const int32_t> tokens, const Gain& by, Draft& best) const;
+  void weigh_grammar(const Gain& by, Draft& best) const;
+  void propose(Draft& draft);
 
   // Endings (endings.cc).
   void drain_events();
@@ -78,24 +102,12 @@ class StepLoop {
   scheduler::StepPlan plan_;
   std::deque<std::unique_ptr<PackedStep>> in_flight_;
   std::vector<std::unique_ptr<PackedStep>> spare_;
-  struct Draw {
-    const RowOwner* owner;
-    bool stop;
-    model::Sampled* sampled;
-    size_t result = 0;  // of results_, and which of its tokens
-    size_t place = 0;
-  };
   std::vector<Draw> draws_;
   std::vector<scheduler::SeqResult> results_;
   std::vector<int32_t> drawn_;  // the tokens of results_
   std::vector<scheduler::Event> events_;
   std::vector<Record> records_;
-  int64_t drafted_ = 0, accepted_ = 0;
-  struct Draft {
-    scheduler::SeqId seq;
-    const PromptLookup* lookup;
-    int tokens;
-  };
+  DraftCounts counts_{};
   std::vector<Draft> drafts_;
   bool drafting_ = false;               // the next step is planned when the one in flight is known
   double ahead_us_ = 0, alone_us_ = 0;  // mean step, launched before the one before it ended or after

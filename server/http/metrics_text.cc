@@ -100,6 +100,16 @@ void add_adapters(Text& t, const Services& services) {
   t.gauge("kvasir_adapter_bytes", nullptr, "Memory of these", double(bytes));
 }
 
+// By who made them: the text before (lookup), the client (prediction), the grammar.
+void add_drafts(Text& t, const engine::Stats& s) {
+  const auto label = [](size_t source) { return cat("source=\"", engine::kDraftSourceNames[source], '"'); };
+  t.family("counter", "kvasir_drafted_tokens_total", "Draft tokens that were verified, by where the draft came from");
+  for (size_t i = 0; i < s.drafts.size(); ++i) t.row("kvasir_drafted_tokens_total", label(i), s.drafts[i].drafted);
+  t.family("counter", "kvasir_drafted_tokens_accepted_total", "Those of them that were right");
+  for (size_t i = 0; i < s.drafts.size(); ++i)
+    t.row("kvasir_drafted_tokens_accepted_total", label(i), s.drafts[i].accepted);
+}
+
 // Of a model that is split; what each rank has of it.
 void add_ranks(Text& t, const Services& services) {
   const std::vector<model::RankInfo> ranks = services.engine().stats().ranks;
@@ -152,9 +162,10 @@ std::string metrics_text(const Services& services) {
           static_cast<double>(s.prompt_tokens));
   t.counter("kvasir_output_tokens_total", "vllm:generation_tokens_total", "Tokens generated", s.output_tokens);
   t.counter("kvasir_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total", "Draft tokens that were verified",
-            s.drafted);
+            s.all_drafts().drafted);
   t.counter("kvasir_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
-            "Draft tokens that were right", s.accepted);
+            "Draft tokens that were right", s.all_drafts().accepted);
+  add_drafts(t, s);
   t.counter("kvasir_requests_total", nullptr, "Requests submitted to the engine", s.requests);
   t.counter("kvasir_requests_finished_total", nullptr, "Requests that ended well", s.finished);
   t.counter("kvasir_requests_failed_total", nullptr, "Requests that ended with an error", s.failed);

@@ -103,7 +103,10 @@ class FakeRunner final : public model::Runner {
     const std::vector<int32_t> before = std::move(previous_);
     previous_.clear();
     for (size_t i = 0; i < rows.size(); ++i) {
-      out.push_back(sample(b, b.logit_rows[i], rows[i], before));
+      if (rows[i].after >= 0 && (i == 0 || out.back().token != rows[i].after))
+        out.emplace_back();  // what it follows did not come
+      else
+        out.push_back(sample(b, b.logit_rows[i], rows[i], before));
       previous_.push_back(out.back().token);
     }
     size_t row = rows.size();
