@@ -13,9 +13,11 @@ enum class DraftSource : uint8_t {
   lookup,      // what the prompt or the answer said before
   prediction,  // of the answer, by the client
   grammar,     // what must come next
+  model,       // the draft model
 };
-inline constexpr size_t kDraftSources = 3;
-inline constexpr std::array<const char*, kDraftSources> kDraftSourceNames = {"lookup", "prediction", "grammar"};
+inline constexpr size_t kDraftSources = 4;
+inline constexpr std::array<const char*, kDraftSources> kDraftSourceNames = {"lookup", "prediction", "grammar",
+                                                                             "model"};
 
 // Tokens of drafts that were verified, and those that were right.
 struct DraftCount {
@@ -29,10 +31,12 @@ struct ChoiceDrafts {
   DraftSource source = DraftSource::lookup;  // of the last one
   double forced_right = 0.9;                 // share of a grammar's tokens that were right, a moving average
   double asking_us = 0;                      // a grammar for what must come next: what that takes, likewise
+  double model_right = -1;                   // share of the draft model's that were right; below 0: it drafted none yet
 
   // A token of the last draft, where all before it were right.
   void verified(bool right) {
     if (source == DraftSource::grammar) forced_right += 0.125 * (double(right) - forced_right);
+    if (source == DraftSource::model) model_right += 0.125 * (double(right) - model_right);
   }
 };
 

@@ -30,7 +30,8 @@ struct EngineOptions {
   int64_t max_tokens_per_step = 512;
   double max_step_ms = 40;  // of a step with decodes: prompts beside them are cut; 0: no bound
   int32_t max_running = 64;
-  int32_t max_draft = 8;       // tokens of a sequence verified at once, drafted by prompt lookup; 0: none
+  int32_t max_draft = 8;       // tokens of a draft that are verified at once; 0: none
+  std::string draft_model;     // drafts where nothing else does; empty: none
   int64_t max_waiting = 1024;  // requests
   int64_t max_waiting_tokens = 1 << 20;
   std::string policy = "fcfs";
@@ -61,6 +62,7 @@ struct EngineOptions {
 // What the step loop runs, as a loader gives it.
 struct Loaded {
   std::unique_ptr<model::Runner> runner;
+  std::unique_ptr<model::Runner> draft;                     // a smaller model of the same vocabulary; null: none
   text::TokenizerPtr tokenizer;                             // null: token ids only
   std::shared_ptr<const text::ChatTemplate> chat_template;  // null: the model has none
   std::shared_ptr<text::GrammarCompiler> grammars;          // null: made of the tokenizer by the first that needs it
@@ -87,6 +89,12 @@ struct Stats {
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
   int64_t steps_cut = 0;  // that took up fewer prompt tokens, for max_step_ms
   DraftCounts drafts{};
+  struct {
+    std::string name;   // empty: there is none
+    std::string fault;  // why it drafts no more
+    int64_t pages_total = 0, pages_free = 0;
+    double seconds = 0;  // that its steps have taken
+  } draft_model;
   int64_t moved = 0;  // preemptions that moved their pages to the second tier
   model::ExpertLoad experts;
   std::map<std::string, int64_t> errors;  // by cause (code name)

@@ -97,7 +97,6 @@ void StepLoop::finish_oldest() {
   scheduler_->advance(results_, ran);
   publish_draws();
   drain_events();
-  propose_drafts();
 
   Time done = now();
   last_step_ = ran - std::max(step->planned, last_ran_);  // it waited for the step before, if that was in flight
@@ -119,6 +118,7 @@ void StepLoop::finish_oldest() {
   }
   publish_stats();  // first: who has read his last event finds this step in what stats() says
   flush_records(sample);
+  propose_drafts();    // a draft model takes its time, and nobody is to wait for what is drawn
   step->jobs.clear();  // a spare holds on to nobody
   step->owners.clear();
   spare_.push_back(std::move(step));
@@ -174,7 +174,10 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
     }
     bool stop = std::binary_search(job.stop_set.begin(), job.stop_set.end(), sampled[i].token);
     draft_holds = !stop && sampled[i].token == owner.draft;
-    if (owner.draft >= 0 && !sampled[i].late) drafts.verified(draft_holds);
+    if (owner.draft >= 0 && !sampled[i].late) {
+      drafts.verified(draft_holds);
+      if (drafts.source == DraftSource::model) model_right_ += (double(draft_holds) - model_right_) / 64;
+    }
     draws_.push_back({&owner, stop, &sampled[i]});
   }
   // After the loop: a request may have failed by a later row.
@@ -290,6 +293,11 @@ void StepLoop::publish_stats() {
   out.steps_cut = s.steps_cut;
   out.experts = runner_.expert_load();
   out.drafts = counts_;
+  if (draft_model_) {
+    out.draft_model.pages_total = draft_model_->pages();
+    out.draft_model.pages_free = draft_model_->free_pages();
+    out.draft_model.seconds = draft_model_->seconds();
+  }
   out.tokens_per_second = s.tokens_per_second;
   out.outputs_per_second = s.running > 0 ? s.outputs_per_second : 0;
   out.step_time = step_time_;
