@@ -8,7 +8,7 @@
 namespace kvasir::engine {
 namespace {
 
-// A grammar whose masks take longer is not asked on the step thread for more.
+// A grammar whose masks, or what it forces, take longer is not asked on the step thread (again).
 constexpr std::chrono::milliseconds kQuick{2};
 
 }  // namespace
@@ -28,10 +28,12 @@ bool ChoiceGrammar::take(int32_t token, bool masked) {
 }
 
 std::vector<int32_t> ChoiceGrammar::forced() {
-  if (pending() || took_ > kQuick) return {};
+  if (pending() || took_ > kQuick || !tells_quickly_) return {};
+  const Time began = std::chrono::steady_clock::now();
   auto tokens = matcher_->forced();
+  // Where it reached the matcher's limits, what follows says so if it must.
+  tells_quickly_ = tokens.ok() && std::chrono::steady_clock::now() - began <= kQuick;
   if (tokens.ok()) return std::move(*tokens);
-  took_ = Duration::max();  // the matcher's limits; what follows says so if it must
   return {};
 }
 

@@ -46,7 +46,8 @@ class ChoiceGrammar final : public model::Constraint {
   GrammarWorker& worker_;
   const std::unique_ptr<text::Matcher> matcher_;
   std::vector<uint32_t> mask_;
-  Duration took_{};  // computing the last one
+  Duration took_{};            // computing the last one
+  bool tells_quickly_ = true;  // what must come next
   State state_ = State::unknown;
   std::atomic<bool> done_{false};
   int64_t taken_ = 0;

@@ -12,7 +12,8 @@ namespace {
 // compiled.
 constexpr size_t kCached = 64, kRefused = 256, kMostBytes = 128 << 20, kMostRefusedBytes = 8 << 20;
 
-constexpr char kSpecial = '\xFF';  // where Rust's forced bytes name a token by its id
+constexpr size_t kMostForced = 512;  // bytes of a text that must come next: more than any draft has
+constexpr char kSpecial = '\xFF';    // where Rust's forced bytes name a token by its id
 
 // The tokens of a text that others stand before: some tokenizers put a space before all they are given, so that it is
 // also tried behind a line's end. Empty: not to be had.
@@ -79,7 +80,12 @@ Result<std::vector<int32_t>> RustMatcher::forced() {
       left.remove_prefix(end + 1);
       continue;
     }
-    const std::string_view text = left.substr(0, left.find(kSpecial));
+    std::string_view text = left.substr(0, left.find(kSpecial));
+    if (text.size() > kMostForced) {
+      text = text.substr(0, kMostForced);
+      while (!text.empty() && (left[text.size()] & 0xC0) == 0x80) text.remove_suffix(1);
+      left = text;
+    }
     const std::vector<int32_t> tokens = tokens_within(*tokenizer_, text);
     if (tokens.empty()) break;
     out.insert(out.end(), tokens.begin(), tokens.end());

@@ -73,6 +73,10 @@ TEST_F(GrammarTest, WhatMustComeNext) {
   EXPECT_TRUE(accepts(*m, "now"));
   EXPECT_EQ(text_of(*m), "") << "it is over";
 
+  auto endless = matcher(Kind::choice, "", {std::string(5000, 'x') + "\u00e9", "y"});
+  EXPECT_TRUE(accepts(*endless, "x"));
+  EXPECT_EQ(text_of(*endless), std::string(512, 'x')) << "no draft is as long";
+
   auto accent = matcher(Kind::regex, "x(\u00e9|\u00e8)");
   EXPECT_EQ(text_of(*accent), "") << "what is certain ends within a character";
   auto special = matcher(Kind::lark, cat("start: \"a\" <[", t->token_id("<|im_start|>"), "]> \"hello\""));
