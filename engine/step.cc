@@ -134,12 +134,14 @@ void StepLoop::compare_overlap(const PackedStep& step, Time ran) {
 
 void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampled) {
   bool draft_holds = false;  // of the verification whose rows these are, so far
+  bool late = false;         // a mask was, in it: from there on nothing was judged
   for (size_t i = 0; i < sampled.size(); ++i) {
     RowOwner& owner = step.owners[i];
     Job& job = *owner.job;
     if (job.ended) continue;
     ChoiceDrafts& drafts = job.choices[size_t(owner.choice)].drafts;
-    if (owner.after_draft) {
+    late = (late && owner.after_draft) || sampled[i].late;
+    if (owner.after_draft && !late) {
       ++counts_[size_t(drafts.source)].drafted;
       job.drafted.fetch_add(1, std::memory_order_relaxed);
     }
@@ -174,9 +176,9 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
     }
     bool stop = std::binary_search(job.stop_set.begin(), job.stop_set.end(), sampled[i].token);
     draft_holds = !stop && sampled[i].token == owner.draft;
-    if (owner.draft >= 0 && !sampled[i].late) {
+    if (owner.draft >= 0 && !late) {
       drafts.verified(draft_holds);
-      if (drafts.source == DraftSource::model) model_right_ += (double(draft_holds) - model_right_) / 64;
+      if (drafts.source == DraftSource::model) model_right_ += kNewest / 2 * (double(draft_holds) - model_right_);
     }
     draws_.push_back({&owner, stop, &sampled[i]});
   }

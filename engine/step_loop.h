@@ -119,7 +119,7 @@ class StepLoop {
   double model_right_ = 0.75;           // share of its tokens that were right, lately and of all sequences
   double model_batch_ = 1;              // sequences that it last drafted for
   int64_t unmodelled_steps_ = 0;        // since
-  int first_tries_ = 16;                // left of them
+  int first_tries_ = 8;                 // left of them
   bool drafting_ = false;               // the next step is planned when the one in flight is known
   double ahead_us_ = 0, alone_us_ = 0;  // mean step, launched before the one before it ended or after
   Duration last_step_{};

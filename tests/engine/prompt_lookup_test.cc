@@ -263,8 +263,8 @@ TEST(Speculation, TheSameAnswersUnderGrammars) {
 TEST(Speculation, TheSameAnswersUnderGrammarsWhenPagesAreTakenAway) {
   const Said plain = said(0, constrained());
   EngineOptions few;
-  few.kv_memory = plain.stats.kv_bytes_per_token * 8 * 60;
-  const Said ahead = said(8, constrained(), few);
+  few.kv_memory = plain.stats.kv_bytes_per_token * 8 * 50;
+  const Said ahead = said(8, constrained(), few, ",step_ms=2");  // so that they meet
   EXPECT_GT(ahead.stats.preemptions, 0);
   EXPECT_GT(ahead.stats.all_drafts().accepted, 0);
   expect_same(plain, ahead);
