@@ -3,11 +3,15 @@
 
     bench/speculation.py build/release/kvasir MODEL.gguf
     bench/speculation.py KVASIR MODEL.gguf --device cuda
+    bench/speculation.py KVASIR MODEL.gguf --draft-model SMALLER.gguf
     bench/speculation.py KVASIR dummy:llama-3.1-8b,type=bf16 --device cuda --traces 1.0,.8,.5,0
 
 Workloads, made of texts of this repository: "summary" asks to say again what a page says, "edit" to write a function
 again with a name changed, "random" draws at temperature 1.5, where nothing repeats. Answers must be the same bytes; on a
 GPU, where a near tie may fall otherwise among other rows, how many are is printed.
+
+--draft-model compares drafts with that model with those without it (prompt lookup alone), so that what is shown is the
+draft model's own share.
 
 --traces is for weights that say nothing: each prompt is answered once, and its answer, with some tokens exchanged, is the
 prediction of the next rounds; each of its tokens stays what it was with the probability given.
@@ -47,10 +51,10 @@ def prompts(kind, count):
     return [ask.format(pages[i % len(pages)].strip()) for i in range(count)]
 
 
-def run(a, file, batch, draft, temperature):
+def run(a, file, batch, more, temperature):
     out = subprocess.run([a.kvasir, "generate", "--model", a.model, "--device", a.device, "--file", file, "--json",
-                          "--max-tokens", str(a.tokens), "--max-running", str(batch), "--max-draft", str(draft),
-                          "--threads", str(a.threads), "--temperature", str(temperature), "--max-tokens-per-step", "1024"],
+                          "--max-tokens", str(a.tokens), "--max-running", str(batch), "--threads", str(a.threads),
+                          "--temperature", str(temperature), "--max-tokens-per-step", "1024", *more],
                          capture_output=True, text=True, check=True)
     rate = float(re.search(r"([\d.]+) output tokens a second", out.stderr).group(1))
     drafts = re.search(r"(\d+) of (\d+) draft tokens", out.stderr)
@@ -61,6 +65,9 @@ def run(a, file, batch, draft, temperature):
 def by_workload(a, figures):
     """`kvasir generate` of real texts."""
     print("workload, batch | tokens/s without | with | ratio | draft tokens accepted | same answers")
+    ways = {0: ["--max-draft", "8" if a.draft_model else "0"], 8: ["--max-draft", "8"]}
+    if a.draft_model:
+        ways[8] += ["--draft-model", a.draft_model]
     for kind in ("summary", "edit", "random"):
         for batch in map(int, a.batches.split(",")):
             with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
@@ -71,7 +78,7 @@ def by_workload(a, figures):
                 for _ in range(a.rounds):
                     said = {}
                     for draft in rates:
-                        rate, said[draft], came = run(a, f.name, batch, draft, 1.5 if kind == "random" else 0)
+                        rate, said[draft], came = run(a, f.name, batch, ways[draft], 1.5 if kind == "random" else 0)
                         rates[draft].append(rate)
                         drafts = came if draft else drafts
                     same = sum(x == y for x, y in zip(said[0], said[8]))
@@ -154,10 +161,13 @@ def main():
     p.add_argument("--tokens", type=int, default=128)
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--traces", default="")
+    p.add_argument("--draft-model", default="", help="with it beside without it, instead of drafts beside none")
     p.add_argument("--serve", default="", help="more options of the servers of --traces")
     p.add_argument("--commit", default="", help="what was built, for the record")
     p.add_argument("--out", default="")
     a = p.parse_args()
+    if a.traces and a.draft_model:
+        p.error("--traces are predictions; --draft-model is measured on the workloads")
     figures = {}
     (by_trace if a.traces else by_workload)(a, figures)
     if a.out:

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "cli/command.h"
@@ -9,6 +10,7 @@
 #include "cli/model_flags.h"
 #include "core/config.h"
 #include "core/host.h"
+#include "core/log.h"
 #include "engine/kv_memory.h"
 #include "model/arch/registry.h"
 #include "model/cache_form.h"
@@ -51,6 +53,27 @@ Result<Pools> pools_of(const model::ModelInfo& info, int64_t memory, const engin
   return out;
 }
 
+// A draft model's part of that memory.
+struct Draft {
+  std::string name;
+  int64_t weight_bytes = 0, kv_bytes_per_token = 0, pages = 0, bytes = 0;
+};
+
+// It comes out of `memory`.
+Result<Draft> draft_of(const std::string& file, const model::ModelInfo& model, const engine::KvSteps& steps,
+                       int64_t& memory) {
+  KVASIR_ASSIGN(model::ModelFiles files, model::open_model(file));
+  if (files.config.vocab != model.vocab_size)
+    log_warn("the draft model's vocabulary has another size; serve compares the tokens",
+             {{"draft", files.config.vocab}, {"model", model.vocab_size}});
+  KVASIR_ASSIGN(const auto form, model::cache_form_of(files.config, {}, DType::f16, *files.weights));
+  model::ModelInfo info = files.config.info();
+  info.kv_bytes_per_token = files.config.kv_bytes_per_token(form, false);
+  const engine::DraftPages part = engine::draft_pages(memory, model, info, steps);
+  memory -= part.bytes;
+  return Draft{files.config.name, files.weights->bytes(), info.kv_bytes_per_token, part.pages, part.bytes};
+}
+
 void list_architectures() {
   std::puts("| architecture | models | model_type of config.json | GGUF architecture |\n| --- | --- | --- | --- |");
   for (const model::Architecture* a : model::architectures()) {
@@ -77,7 +100,7 @@ void describe_unserved(const std::string& path) {
 }
 
 int inspect(int argc, char** argv) {
-  std::string model;
+  std::string model, draft_model;
   int batch = 16, context = 0, rank_count = 1;
   bool tensors = false, as_json = false, architectures = false;
   ByteSize kv_memory;
@@ -93,6 +116,9 @@ int inspect(int argc, char** argv) {
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
   o.add("ranks", &rank_count, "Show what each of so many ranks has").range(1, model::kMostRanks).only_flag();
   o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default on a CPU").only_flag();
+  o.add("draft_model", &draft_model, "The model that drafts beside it, and its part of that memory")
+      .value_name("MODEL")
+      .only_flag();
   kvcache::FormWish wish;
   define_cache_form(o, wish);
   o.add("page_size", &steps.page_size, "Tokens a page of the cache").range(1, 256).only_flag();
@@ -143,6 +169,15 @@ int inspect(int argc, char** argv) {
   }
   model::ModelInfo info = c.info();
   info.kv_bytes_per_token = kv, info.windowed_kv_bytes = windowed_kv;
+  std::optional<Draft> draft;
+  if (!draft_model.empty()) {
+    if (kv_memory.bytes == 0) kv_memory.bytes = engine::default_kv_memory(host_limits().memory_available);
+    auto file = hub::local_model(draft_model, hub);
+    if (!file.ok()) return fail(file.status());
+    auto made = draft_of(*file, info, steps, kv_memory.bytes);
+    if (!made.ok()) return fail(made.status());
+    draft = std::move(*made);
+  }
   auto pools = pools_of(info, kv_memory.bytes, steps);
   if (!pools.ok()) {
     std::fprintf(stderr, "kvasir inspect: %s\n", pools.status().message().c_str());
@@ -181,6 +216,12 @@ int inspect(int argc, char** argv) {
                               {"experts", r.part.experts.count},
                               {"vocab", r.vocab},
                               {"kv_bytes_per_token", r.kv_bytes_per_token(*form, false)}});
+    if (draft)
+      j["draft_model"] = {{"name", draft->name},
+                          {"weight_bytes", draft->weight_bytes},
+                          {"kv_bytes_per_token", draft->kv_bytes_per_token},
+                          {"pages", draft->pages},
+                          {"cache_bytes", draft->bytes}};
     for (auto& [name, t] : types) j["types"][name] = {{"tensors", t.first}, {"bytes", t.second}};
     if (tensors)
       for (const auto& t : all)
@@ -212,6 +253,10 @@ int inspect(int argc, char** argv) {
   std::printf("memory        weights %s + cache %s (%d sequences of %d tokens)\n",
               human(files->weights->bytes()).c_str(), human(cache).c_str(), batch, context);
   std::printf("pages         %s\n", pools->formula.c_str());
+  if (draft)
+    std::printf("draft model   %s, weights %s + cache %s beside these (%lld pages, %lld bytes a token)\n",
+                draft->name.c_str(), human(draft->weight_bytes).c_str(), human(draft->bytes).c_str(),
+                static_cast<long long>(draft->pages), static_cast<long long>(draft->kv_bytes_per_token));
   if (tensors)
     for (const auto& t : all)
       std::printf("%-40s %-5s %lld x %lld\n", t.name.c_str(), std::string(type_info(t.type)->name).c_str(),

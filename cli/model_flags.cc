@@ -121,10 +121,16 @@ void ModelFlags::define(Options& o) {
         "Write what the scheduler was asked and planned, for kvasir simulate; no text is kept")
       .value_name("FILE");
   o.add("max_draft", &engine.max_draft,
-        "Speculative decoding by prompt lookup: where an answer repeats the prompt or itself, so many of its next "
+        "Speculative decoding: where an answer repeats the prompt or itself (prompt lookup), so many of its next "
         "tokens are drafted from there at most and verified in one step. The answers are the same; how many tokens pay "
-        "is learned. Not under a grammar, with max_step_ms; 0: none")
+        "is learned. A grammar drafts what it leaves no choice about. With max_step_ms; 0: none")
       .range(0, 64);
+  o.add(
+       "draft_model", &engine.draft_model,
+       "A smaller model of the same vocabulary that drafts where nothing else does: a .gguf file, a folder, "
+       "hf:ORG/REPO[:FILE] or dummy:... It runs on the same device; its cache, of 16 bits, is a part of kv_memory. How "
+       "many tokens pay, with its own time, is learned")
+      .value_name("MODEL");
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
                              .range(1, 65536);
@@ -170,6 +176,10 @@ Status ModelFlags::check() const {
       return invalid_argument(
           cat("max_draft is ", engine.max_draft, "; it needs max_step_ms, with which is learned what steps take"));
   }
+  if (!engine.draft_model.empty() && (engine.max_draft == 0 || engine.max_step_ms == 0))
+    return invalid_argument(cat("draft_model is ", engine.draft_model, "; it needs ",
+                                engine.max_draft == 0 ? "max_draft above 0, the most tokens of a draft"
+                                                      : "max_step_ms, with which is learned what steps take"));
   if (engine.max_step_ms > 0 && engine.max_step_ms < 1)
     return invalid_argument(
         cat("max_step_ms is ", engine.max_step_ms, "; it must be 0 (no bound), or from 1 to 60000"));
@@ -248,6 +258,9 @@ void ModelFlags::define_queue(Options& o) {
 
 Status ModelFlags::fetch() {
   KVASIR_ASSIGN(model.model, hub::local_model(model.model, hub));
+  if (!engine.draft_model.empty()) {
+    KVASIR_ASSIGN(engine.draft_model, hub::local_model(engine.draft_model, hub));
+  }
   KVASIR_ASSIGN(const auto said, model::read_cache_indexing(model.model));
   auto unsaid = [](const Option* o) { return o && o->source() == "default"; };
   if (said.page_size > 0 && unsaid(page_size_option_)) engine.page_size = said.page_size;

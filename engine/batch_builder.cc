@@ -186,6 +186,7 @@ void BatchBuilder::add_verification(const scheduler::PlanItem& item, const JobPt
   for (int32_t t = 0; t < item.count; ++t) {
     out.batch.logit_rows.push_back(first + t);
     out.rows.push_back(draw(*job, item.choice, item.seq, item.begin + t + 1, item.tokens.subspan(1, size_t(t)), out));
+    if (t > 0 && out.rows.back().constraint) out.rows.back().after = item.tokens[size_t(t)];
     out.owners.push_back({job, item.seq, item.choice});
     RowOwner& owner = out.owners.back();
     if (t + 1 < item.count) owner.draft = item.tokens[size_t(t) + 1];

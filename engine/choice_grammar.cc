@@ -6,6 +6,12 @@
 #include "engine/grammar_worker.h"
 
 namespace kvasir::engine {
+namespace {
+
+// A grammar whose masks, or what it forces, take longer is not asked on the step thread (again).
+constexpr std::chrono::milliseconds kQuick{2};
+
+}  // namespace
 
 bool ChoiceGrammar::take(int32_t token, bool masked) {
   const bool too_early =
@@ -19,6 +25,16 @@ bool ChoiceGrammar::take(int32_t token, bool masked) {
   }
   if (masked) job_.fail_mask(internal_error(cat("the grammar refuses what it allowed: ", taken.message())));
   return false;
+}
+
+std::vector<int32_t> ChoiceGrammar::forced() {
+  if (pending() || took_ > kQuick || !tells_quickly_) return {};
+  const Time began = std::chrono::steady_clock::now();
+  auto tokens = matcher_->forced();
+  // Where it reached the matcher's limits, what follows says so if it must.
+  tells_quickly_ = tokens.ok() && std::chrono::steady_clock::now() - began <= kQuick;
+  if (tokens.ok()) return std::move(*tokens);
+  return {};
 }
 
 const uint32_t* ChoiceGrammar::mask() {

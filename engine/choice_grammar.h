@@ -30,6 +30,9 @@ class ChoiceGrammar final : public model::Constraint {
   bool pending() const { return state_ == State::pending; }
   bool came();  // true once for a mask that was pending
   Duration mask_took() const { return took_; }
+  // What must come next, cut into tokens as the model most likely would. Empty where there is a choice, or this grammar
+  // takes long for whatever it is asked. Step thread.
+  std::vector<int32_t> forced();
 
   // Worker.
   Status compute();
@@ -43,7 +46,8 @@ class ChoiceGrammar final : public model::Constraint {
   GrammarWorker& worker_;
   const std::unique_ptr<text::Matcher> matcher_;
   std::vector<uint32_t> mask_;
-  Duration took_{};  // computing the last one
+  Duration took_{};            // computing the last one
+  bool tells_quickly_ = true;  // what must come next
   State state_ = State::unknown;
   std::atomic<bool> done_{false};
   int64_t taken_ = 0;

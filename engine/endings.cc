@@ -27,6 +27,7 @@ void StepLoop::on_event(const scheduler::Event& event) {
       }
       Choice& choice = job->choices[size_t(event.choice)];
       choice.ended = true;
+      if (draft_model_) draft_model_->forget(event.seq);
       if (job->request.pooled && !finish_pooled(*job)) {
         records_.push_back({Record::Kind::failed, false, 0, FinishReason::cancelled, job});
         return;
@@ -57,6 +58,7 @@ void StepLoop::on_event(const scheduler::Event& event) {
     case Kind::released:
       job->ended = true;
       if (job->paused) std::erase(paused_, job);
+      forget_drafts(*job);
       jobs_.erase(event.request);
       return;
   }

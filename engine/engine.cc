@@ -12,6 +12,7 @@
 #include "core/cat.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "engine/draft_model.h"
 #include "engine/job_stream.h"
 #include "engine/kv_memory.h"
 #include "engine/least_time.h"
@@ -72,6 +73,7 @@ class EngineImpl final : public Engine {
  private:
   void run(const Loader& loader);
   Status load(const Loader& loader);
+  Result<std::unique_ptr<DraftModel>> load_draft(int64_t* memory);
   Result<AdapterInfo> load_into_runner(const std::string& name, const std::string& path) {
     return adapters_.load(
         name, path, [this](const std::string& from, int64_t room) { return loaded_.runner->load_adapter(from, room); });
@@ -151,6 +153,7 @@ Status EngineImpl::load(const Loader& loader) {
   if (memory <= 0)
     memory = int64_t(double(room >= 0 ? room : default_kv_memory(host_limits().memory_available)) *
                      options_.kv_memory_share);
+  KVASIR_ASSIGN(std::unique_ptr<DraftModel> draft, load_draft(&memory));
   KVASIR_ASSIGN(scheduler::Options plan, scheduler_options(options_, *loaded_.runner, memory));
   plan.cache_events = cache_events_;
   std::vector<int64_t> pages;
@@ -187,7 +190,7 @@ Status EngineImpl::load(const Loader& loader) {
     grammars_ = std::make_unique<GrammarWorker>(std::move(compiler), info_.vocab_size);
   }
   loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
-                                     grammars_.get(), publisher_, watchdog_, shared_);
+                                     grammars_.get(), std::move(draft), publisher_, watchdog_, shared_);
   log_info("cache ready", {{"pages", pages[0]},
                            {"window_pages", pages.size() > 1 ? pages[1] : 0},
                            {"host_pages", plan.host_pages},
@@ -196,6 +199,26 @@ Status EngineImpl::load(const Loader& loader) {
                            {"bytes_per_token", info_.kv_bytes_per_token},
                            {"bytes", memory}});
   return {};
+}
+
+// Its cache is a part of the memory that the operator gave for one.
+Result<std::unique_ptr<DraftModel>> EngineImpl::load_draft(int64_t* memory) {
+  if (!loaded_.draft) return std::unique_ptr<DraftModel>();
+  const model::ModelInfo& draft = loaded_.draft->info();
+  const KvSteps steps{options_.page_size, options_.max_running, options_.max_tokens_per_step};
+  const DraftPages part = draft_pages(*memory, info_, draft, steps);
+  *memory -= part.bytes;
+  const model::ModelInfo said = draft;
+  KVASIR_ASSIGN(auto made,
+                DraftModel::create(std::move(loaded_.draft),
+                                   {part.pages, options_.page_size, options_.max_tokens_per_step, info_.vocab_size}));
+  log_info("draft model ready", {{"model", said.name},
+                                 {"parameters", said.parameters},
+                                 {"weight_bytes", said.weight_bytes},
+                                 {"pages", part.pages},
+                                 {"bytes_per_token", said.kv_bytes_per_token},
+                                 {"bytes", part.bytes}});
+  return made;
 }
 
 void EngineImpl::enter(State phase, std::string message) {
@@ -276,6 +299,8 @@ Stats EngineImpl::stats() const {
   s.message = message_;
   if (s.state == State::stuck) s.message = cat("no step has finished for ", options_.watchdog.count() / 1000.0, " s");
   if (s.state == State::stuck && !lost.ok()) s.message = lost.message();
+  if (s.state == State::serving && !s.draft_model.fault.empty())
+    s.message = cat("serving; the draft model drafts no more: ", s.draft_model.fault);
   if (s.state == State::degraded)
     s.message = cat(s.waiting, " requests are waiting; one that came now would wait for ",
                     std::round(s.expected_wait * 10) / 10, " s");

@@ -10,6 +10,7 @@
 
 #include "core/status.h"
 #include "engine/adapters.h"
+#include "engine/drafts.h"
 #include "engine/histogram.h"
 #include "engine/request.h"
 #include "engine/step_trace.h"
@@ -29,7 +30,8 @@ struct EngineOptions {
   int64_t max_tokens_per_step = 512;
   double max_step_ms = 40;  // of a step with decodes: prompts beside them are cut; 0: no bound
   int32_t max_running = 64;
-  int32_t max_draft = 8;       // tokens of a sequence verified at once, drafted by prompt lookup; 0: none
+  int32_t max_draft = 8;       // tokens of a draft that are verified at once; 0: none
+  std::string draft_model;     // drafts where nothing else does; empty: none
   int64_t max_waiting = 1024;  // requests
   int64_t max_waiting_tokens = 1 << 20;
   std::string policy = "fcfs";
@@ -60,6 +62,7 @@ struct EngineOptions {
 // What the step loop runs, as a loader gives it.
 struct Loaded {
   std::unique_ptr<model::Runner> runner;
+  std::unique_ptr<model::Runner> draft;                     // a smaller model of the same vocabulary; null: none
   text::TokenizerPtr tokenizer;                             // null: token ids only
   std::shared_ptr<const text::ChatTemplate> chat_template;  // null: the model has none
   std::shared_ptr<text::GrammarCompiler> grammars;          // null: made of the tokenizer by the first that needs it
@@ -84,9 +87,15 @@ struct Stats {
   std::vector<model::RankInfo> ranks;                               // likewise; empty: one
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters
   int64_t requests = 0, finished = 0, failed = 0, cancelled = 0, preemptions = 0, steps = 0;
-  int64_t steps_cut = 0;              // that took up fewer prompt tokens, for max_step_ms
-  int64_t drafted = 0, accepted = 0;  // tokens of drafts that were verified, and those that were right
-  int64_t moved = 0;                  // preemptions that moved their pages to the second tier
+  int64_t steps_cut = 0;  // that took up fewer prompt tokens, for max_step_ms
+  DraftCounts drafts{};
+  struct {
+    std::string name;   // empty: there is none
+    std::string fault;  // why it drafts no more
+    int64_t pages_total = 0, pages_free = 0;
+    double seconds = 0;  // that its steps have taken
+  } draft_model;
+  int64_t moved = 0;  // preemptions that moved their pages to the second tier
   model::ExpertLoad experts;
   std::map<std::string, int64_t> errors;  // by cause (code name)
   double step_seconds_p50 = 0, step_seconds_p99 = 0;
@@ -101,6 +110,11 @@ struct Stats {
   Histogram prefill, decode;               // seconds: from its first step to the first token, and from there to the end
 
   double cache_hit_rate() const { return prompt_tokens > 0 ? double(cached_tokens) / double(prompt_tokens) : 0; }
+  DraftCount all_drafts() const {
+    DraftCount sum;
+    for (const DraftCount& d : drafts) sum.drafted += d.drafted, sum.accepted += d.accepted;
+    return sum;
+  }
   // Of waiting_tokens, if as many of them will be found cached as were so far.
   int64_t waiting_uncached_tokens() const { return int64_t(double(waiting_tokens) * (1 - cache_hit_rate())); }
 };

@@ -11,7 +11,7 @@
 #include "engine/beam_search.h"
 #include "engine/channel.h"
 #include "engine/choice_grammar.h"
-#include "engine/prompt_lookup.h"
+#include "engine/drafts.h"
 #include "engine/request.h"
 #include "scheduler/plan.h"
 
@@ -22,11 +22,11 @@ class Mailbox;
 // One of a request's n answers.
 struct Choice {
   std::unique_ptr<ChoiceGrammar> grammar;
-  std::unique_ptr<PromptLookup> lookup;  // step thread
-  std::atomic<int64_t> stop_at{-1};      // publisher: the text ended after this many tokens
-  bool stop_told = false;                // step thread: the scheduler knows
-  int32_t stop_token = -1;               // step thread: the token that ended it
-  bool ended = false;                    // step thread
+  ChoiceDrafts drafts;               // step thread
+  std::atomic<int64_t> stop_at{-1};  // publisher: the text ended after this many tokens
+  bool stop_told = false;            // step thread: the scheduler knows
+  int32_t stop_token = -1;           // step thread: the token that ended it
+  bool ended = false;                // step thread
 };
 
 // The publisher's view of a choice.

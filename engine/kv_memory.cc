@@ -39,4 +39,16 @@ Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const mode
   return pools;
 }
 
+DraftPages draft_pages(int64_t kv_memory, const model::ModelInfo& model, const model::ModelInfo& draft,
+                       const KvSteps& steps) {
+  const int64_t page = std::max<int64_t>(1, draft.kv_bytes_per_token) * steps.page_size;
+  const int64_t own = std::max<int64_t>(1, model.kv_bytes_per_token) * steps.page_size;
+  const int64_t context = (draft.context_length + steps.page_size - 1) / steps.page_size;
+  DraftPages out;
+  out.pages = std::min({kv_memory / (own + page), kv_memory / 2 / page, steps.max_running * context, kMostPages});
+  out.pages = std::max<int64_t>(1, out.pages);
+  out.bytes = out.pages * page;
+  return out;
+}
+
 }  // namespace kvasir::engine

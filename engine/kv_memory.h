@@ -32,4 +32,12 @@ struct KvSteps {  // what a pool for windows has to have room for
 Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const model::ModelInfo& model,
                                                    const KvSteps& steps, bool apart);
 
+// What a draft model's cache has of it: as many tokens as the model's own, at most half of the memory, and no more than
+// running sequences can have.
+struct DraftPages {
+  int64_t pages = 0, bytes = 0;
+};
+DraftPages draft_pages(int64_t kv_memory, const model::ModelInfo& model, const model::ModelInfo& draft,
+                       const KvSteps& steps);
+
 }  // namespace kvasir::engine

@@ -4,6 +4,7 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "engine/draft_model.h"
 #include "engine/engine.h"
 #include "model/formats/mapped_file.h"
 
@@ -54,6 +55,36 @@ Result<Text> read_text(const model::RunnerOptions& model, const std::string& tem
   return Text{std::move(text.tokenizer), std::move(text.chat_template)};
 }
 
+// On the same device, with a cache of 16 bits that is indexed by pages; what else is said is of the model itself.
+model::RunnerOptions draft_options(const model::RunnerOptions& model, const std::string& draft) {
+  model::RunnerOptions out;
+  out.model = draft;
+  out.device = model.device, out.attention = model.attention, out.threads = model.threads;
+  out.precise = model.precise, out.page_size = model.page_size, out.graphs = model.graphs;
+  out.max_batch = model.max_batch, out.max_tokens = model.max_tokens;
+  return out;
+}
+
+Result<std::unique_ptr<model::Runner>> load_draft(const model::RunnerOptions& model, const std::string& name,
+                                                  const Loaded& loaded) {
+  Timed timed("draft model");
+  auto named = [](const Status& s) {
+    return Status(s.code(), cat("draft_model cannot be loaded: ", s.message())).with_field("draft_model");
+  };
+  const model::RunnerOptions options = draft_options(model, name);
+  auto text = model::load_text(options);
+  if (!text.ok()) return named(text.status());
+  auto runner = model::load_runner(options);
+  if (!runner.ok()) return named(runner.status());
+  if ((*runner)->info().encoder || loaded.runner->info().encoder)
+    return invalid_argument(cat("draft_model is ", name, "; ", (*runner)->info().encoder ? "it" : "the model",
+                                " is an encoder, which draws no tokens"))
+        .with_field("draft_model");
+  KVASIR_TRY(same_vocabulary({model.model, loaded.runner->info().vocab_size, loaded.tokenizer.get()},
+                             {name, (*runner)->info().vocab_size, text->tokenizer.get()}));
+  return runner;
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions options) {
@@ -61,7 +92,8 @@ std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions 
   model.index_mode = options.kv_index;
   model.max_batch = options.max_running;
   model.max_tokens = options.max_tokens_per_step;
-  Loader loader = [model, file = options.chat_template](const LoadProgress& progress) -> Result<Loaded> {
+  Loader loader = [model, file = options.chat_template,
+                   draft = options.draft_model](const LoadProgress& progress) -> Result<Loaded> {
     auto report = [](void* context, const char* phase, double fraction) {
       (*static_cast<const LoadProgress*>(context))(phase, fraction);
     };
@@ -74,6 +106,9 @@ std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions 
     KVASIR_ASSIGN(Text text, reading.get());
     loaded.tokenizer = std::move(text.tokenizer);
     loaded.chat_template = std::move(text.chat_template);
+    if (!draft.empty()) {
+      KVASIR_ASSIGN(loaded.draft, load_draft(model, draft, loaded));
+    }
     return loaded;
   };
   return start(std::move(loader), std::move(options));

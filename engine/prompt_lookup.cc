@@ -11,7 +11,17 @@ constexpr double kNewest = 0.125;  // weight of the newest token in the average
 
 }  // namespace
 
-PromptLookup::PromptLookup(std::span<const int32_t> prediction, std::span<const int32_t> prompt) {
+DraftWorth draft_worth(double right, int most, double gain, double price) {
+  DraftWorth worth;
+  for (double likely = right; worth.tokens < most && likely * gain > price; likely *= right) {
+    ++worth.tokens;
+    worth.saves += likely * gain - price;
+  }
+  return worth;
+}
+
+PromptLookup::PromptLookup(std::span<const int32_t> prediction, std::span<const int32_t> prompt)
+    : predicted_(prediction.size()) {
   text_.reserve(prediction.size() + prompt.size() + 256);
   text_.assign(prediction.begin(), prediction.end());
   text_.insert(text_.end(), prompt.begin(), prompt.end());
@@ -61,14 +71,8 @@ size_t PromptLookup::slot(size_t end) const {
   return at;
 }
 
-PromptLookup::Worth PromptLookup::draft_length(int most, double gain, double price) const {
-  Worth worth;
-  if (source_ < 0) return worth;
-  for (double likely = right_; worth.tokens < most && likely * gain > price; likely *= right_) {
-    ++worth.tokens;
-    worth.saves += likely * gain - price;
-  }
-  return worth;
+DraftWorth PromptLookup::draft_length(int most, double gain, double price) const {
+  return source_ < 0 ? DraftWorth() : draft_worth(right_, most, gain, price);
 }
 
 std::vector<int32_t> PromptLookup::draft(int count) const {

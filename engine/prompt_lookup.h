@@ -9,6 +9,14 @@
 
 namespace kvasir::engine {
 
+// How many tokens of a draft are worth verifying, and the time that they save on average: each is right as often as the
+// last ones were, if all before it are. `gain` is the time that a right one saves, `price` the time that any one takes.
+struct DraftWorth {
+  int tokens = 0;
+  double saves = 0;
+};
+DraftWorth draft_worth(double right, int most, double gain, double price);
+
 class PromptLookup {
  public:
   // `prediction`: what the client expects the answer to be; drafts begin with it.
@@ -17,16 +25,11 @@ class PromptLookup {
   // The next tokens of the answer.
   void add(std::span<const int32_t> tokens);
 
-  // How many tokens are worth drafting, and the time that they save on average: each is right as often as the last ones
-  // were, if all before it are. `gain` is the time that a right one saves, `price` the time that verifying any one
-  // takes.
-  struct Worth {
-    int tokens = 0;
-    double saves = 0;
-  };
-  Worth draft_length(int most, double gain, double price) const;
+  DraftWorth draft_length(int most, double gain, double price) const;
   // So many tokens; none where no likeness is known.
   std::vector<int32_t> draft(int count) const;
+
+  bool predicted() const { return source_ >= 0 && size_t(source_) < predicted_; }  // the draft is the client's
 
   size_t answer_tokens() const { return answer_; }
 
@@ -38,10 +41,11 @@ class PromptLookup {
 
   std::vector<int32_t> text_;  // prediction, prompt, answer
   std::vector<int32_t>
-      after_;            // a hash table: of three tokens, where what follows their last occurrence stands; -1: empty
-  int64_t source_ = -1;  // of text_: where the next token is copied from; -1: nowhere
-  size_t answer_ = 0;    // tokens of it
-  double right_ = 0.5;   // share of copied tokens that were right, a moving average
+      after_;               // a hash table: of three tokens, where what follows their last occurrence stands; -1: empty
+  int64_t source_ = -1;     // of text_: where the next token is copied from; -1: nowhere
+  const size_t predicted_;  // tokens of the prediction
+  size_t answer_ = 0;       // of the answer
+  double right_ = 0.5;      // share of copied tokens that were right, a moving average
 };
 
 }  // namespace kvasir::engine

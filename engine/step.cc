@@ -12,7 +12,7 @@ float us(Duration d) { return std::chrono::duration<float, std::micro>(d).count(
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 constexpr size_t kRecentSteps = 256;
-constexpr double kNewest = 0.125, kForgotten = 1.0 / 32;  // weights in moving averages
+constexpr double kNewest = 0.125;  // weight in moving averages
 
 using std::chrono::microseconds;
 
@@ -54,8 +54,11 @@ bool StepLoop::launch_next() {
       in_flight_.empty() ? nullptr : in_flight_.back().get(), *packed);
   if (packed->constrained) {
     grammars_->begin_step();
-    packed->batch.wait_for_masks = [this] {
-      grammars_->wait(now() + std::clamp<Duration>(last_step_ / 8, microseconds(500), microseconds(5000)));
+    // For each token that a sequence may get, and not much longer than for one where it may get many.
+    packed->batch.wait_for_masks = [this, end = std::optional<Time>()]() mutable {
+      const Duration once = std::clamp<Duration>(last_step_ / 8, microseconds(500), microseconds(5000));
+      if (!end) end = now() + 4 * once;
+      grammars_->wait(std::min(*end, now() + once));
     };
   }
   packed->began = began;
@@ -94,7 +97,6 @@ void StepLoop::finish_oldest() {
   scheduler_->advance(results_, ran);
   publish_draws();
   drain_events();
-  propose_drafts();
 
   Time done = now();
   last_step_ = ran - std::max(step->planned, last_ran_);  // it waited for the step before, if that was in flight
@@ -116,6 +118,7 @@ void StepLoop::finish_oldest() {
   }
   publish_stats();  // first: who has read his last event finds this step in what stats() says
   flush_records(sample);
+  propose_drafts();    // a draft model takes its time, and nobody is to wait for what is drawn
   step->jobs.clear();  // a spare holds on to nobody
   step->owners.clear();
   spare_.push_back(std::move(step));
@@ -131,11 +134,17 @@ void StepLoop::compare_overlap(const PackedStep& step, Time ran) {
 
 void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampled) {
   bool draft_holds = false;  // of the verification whose rows these are, so far
+  bool late = false;         // a mask was, in it: from there on nothing was judged
   for (size_t i = 0; i < sampled.size(); ++i) {
     RowOwner& owner = step.owners[i];
     Job& job = *owner.job;
     if (job.ended) continue;
-    if (owner.after_draft) ++drafted_, job.drafted.fetch_add(1, std::memory_order_relaxed);
+    ChoiceDrafts& drafts = job.choices[size_t(owner.choice)].drafts;
+    late = (late && owner.after_draft) || sampled[i].late;
+    if (owner.after_draft && !late) {
+      ++counts_[size_t(drafts.source)].drafted;
+      job.drafted.fetch_add(1, std::memory_order_relaxed);
+    }
     if (owner.after_draft && !draft_holds) continue;
     draft_holds = false;
     if (job.mask_failed.load(std::memory_order_acquire)) {
@@ -167,6 +176,10 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
     }
     bool stop = std::binary_search(job.stop_set.begin(), job.stop_set.end(), sampled[i].token);
     draft_holds = !stop && sampled[i].token == owner.draft;
+    if (owner.draft >= 0 && !late) {
+      drafts.verified(draft_holds);
+      if (drafts.source == DraftSource::model) model_right_ += kNewest / 2 * (double(draft_holds) - model_right_);
+    }
     draws_.push_back({&owner, stop, &sampled[i]});
   }
   // After the loop: a request may have failed by a later row.
@@ -183,6 +196,7 @@ void StepLoop::gather_results() {
     if (d.owner->after_draft) {
       scheduler::SeqResult& r = results_.back();
       --d.result, d.place = r.tokens.size();
+      if (d.sampled->late) continue;  // the step ends with the token before
       drawn_.push_back(d.sampled->token);
       r.tokens = {r.tokens.data(), r.tokens.size() + 1};
       r.stop = d.stop;
@@ -226,50 +240,17 @@ void StepLoop::publish_draws() {
     model::Sampled& sampled = *draw.sampled;
     Choice& choice = owner.job->choices[size_t(owner.choice)];
     if (draw.stop) choice.stop_token = sampled.token;
-    if (owner.after_draft) ++accepted_, owner.job->accepted.fetch_add(1, std::memory_order_relaxed);
+    if (owner.after_draft) {
+      ++counts_[size_t(choice.drafts.source)].accepted;
+      owner.job->accepted.fetch_add(1, std::memory_order_relaxed);
+    }
     Record record{Record::Kind::token, draw.stop, owner.choice, FinishReason::length, owner.job};
     record.token = {sampled.token, sampled.logprob, std::move(sampled.top)};
     records_.push_back(std::move(record));
   }
   drain_events();  // a choice that just ended needs no mask
   for (const Draw& draw : draws_)
-    if (size_t(results_[draw.result].accepted) > draw.place && !draw.owner->job->beams) plan_mask(*draw.owner);
-}
-
-// Drafts for the next step to verify. A right token saves its sequence's share of a step: the more sequences, the less,
-// until no draft pays. A draft continues the last token; where steps overlap (a GPU) that is not known when the next
-// step is planned. So while drafts save more than overlapping does, steps wait for one another.
-void StepLoop::propose_drafts() {
-  drafting_ = false;
-  if (options_.max_draft == 0 || options_.max_step_ms == 0 || results_.empty()) return;
-  const scheduler::StepCost& cost = scheduler_->cost();
-  const double sequences = double(results_.size());
-  double saved = 0;
-  drafts_.clear();
-  for (const Draw& draw : draws_) {
-    Job& job = *draw.owner->job;
-    if (draw.owner->after_draft || job.ended || job.beams || results_[draw.result].accepted == 0) continue;
-    Choice& choice = job.choices[size_t(draw.owner->choice)];
-    if (choice.grammar || choice.ended) continue;
-    const auto tokens = scheduler_->tokens(draw.owner->seq);
-    const size_t prompt = job.request.prompt.size();
-    if (tokens.size() <= prompt) continue;
-    if (!choice.lookup) choice.lookup = std::make_unique<PromptLookup>(job.request.prediction, job.request.prompt);
-    choice.lookup->add(tokens.subspan(prompt + choice.lookup->answer_tokens()));
-    const double context = double(tokens.size());
-    const double token = cost.decode_token_us + cost.decode_context_us * context;
-    const auto worth = choice.lookup->draft_length(options_.max_draft, cost.fixed_us / sequences + token, token);
-    if (worth.tokens == 0) continue;
-    saved += worth.saves;
-    drafts_.push_back({draw.owner->seq, choice.lookup.get(), worth.tokens});
-  }
-  if (drafts_.empty()) return;
-  if (runner_.depth() > 1) {
-    drafting_ = saved > alone_us_ - ahead_us_;
-    if (!drafting_) alone_us_ += kForgotten * (ahead_us_ - alone_us_);  // so that it is tried again some time
-    if (!drafting_ || !in_flight_.empty()) return;
-  }
-  for (const Draft& d : drafts_) (void)scheduler_->propose(d.seq, d.lookup->draft(d.tokens));
+    if (size_t(results_[draw.result].accepted) == draw.place + 1 && !draw.owner->job->beams) plan_mask(*draw.owner);
 }
 
 // The next draw is tried without a mask, and most often right. Only where a mask takes longer than a step it is
@@ -277,6 +258,7 @@ void StepLoop::propose_drafts() {
 void StepLoop::plan_mask(const RowOwner& owner) {
   Choice& choice = owner.job->choices[size_t(owner.choice)];
   if (!choice.grammar || choice.ended || owner.job->ended) return;
+  if (choice.grammar->pending()) return;  // of a verification that it cut short: look_at() is told when it is there
   if (choice.grammar->mask_took() > std::max<Duration>(last_step_, microseconds(5000)))
     choice.grammar->ask(true);
   else
@@ -312,8 +294,12 @@ void StepLoop::publish_stats() {
   out.steps = s.steps;
   out.steps_cut = s.steps_cut;
   out.experts = runner_.expert_load();
-  out.drafted = drafted_;
-  out.accepted = accepted_;
+  out.drafts = counts_;
+  if (draft_model_) {
+    out.draft_model.pages_total = draft_model_->pages();
+    out.draft_model.pages_free = draft_model_->free_pages();
+    out.draft_model.seconds = draft_model_->seconds();
+  }
   out.tokens_per_second = s.tokens_per_second;
   out.outputs_per_second = s.running > 0 ? s.outputs_per_second : 0;
   out.step_time = step_time_;

@@ -11,7 +11,7 @@ namespace kvasir::engine {
 
 StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::unique_ptr<scheduler::Scheduler> scheduler,
                    const std::vector<int32_t>& end_of_generation, Mailbox& mailbox, GrammarWorker* grammars,
-                   Publisher& publisher, Watchdog& watchdog, Shared& shared)
+                   std::unique_ptr<DraftModel> draft_model, Publisher& publisher, Watchdog& watchdog, Shared& shared)
     : options_(options),
       runner_(runner),
       scheduler_(std::move(scheduler)),
@@ -26,7 +26,9 @@ StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::uni
                              .most_pages = (runner.info().context_length + options.page_size - 1) / options.page_size,
                              .depth = runner.depth(),
                              .pooling = runner.info().pooling.pooling,
-                             .streaming = runner.info().streaming}) {
+                             .streaming = runner.info().streaming}),
+      draft_model_(std::move(draft_model)) {
+  if (draft_model_) shared_.stats.draft_model.name = draft_model_->info().name;
   publish_stats();
 }
 

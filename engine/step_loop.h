@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/batch_builder.h"
+#include "engine/draft_model.h"
 #include "engine/grammar_worker.h"
 #include "engine/mailbox.h"
 #include "engine/publisher.h"
@@ -20,11 +21,18 @@ class StepLoop {
  public:
   StepLoop(const EngineOptions& options, model::Runner& runner, std::unique_ptr<scheduler::Scheduler> scheduler,
            const std::vector<int32_t>& end_of_generation, Mailbox& mailbox, GrammarWorker* grammars,
-           Publisher& publisher, Watchdog& watchdog, Shared& shared);
+           std::unique_ptr<DraftModel> draft_model, Publisher& publisher, Watchdog& watchdog, Shared& shared);
 
   void run();  // until drained or cut short
 
  private:
+  struct Draw {
+    const RowOwner* owner;
+    bool stop;
+    model::Sampled* sampled;
+    size_t result = 0;  // of results_, and which of its tokens
+    size_t place = 0;
+  };
   static Time now() { return std::chrono::steady_clock::now(); }
 
   // Mail (step_loop.cc).
@@ -44,10 +52,31 @@ class StepLoop {
   void advance_searches();
   void gather_results();
   void publish_draws();
-  void propose_drafts();
   void plan_mask(const RowOwner& owner);
   void fail_step(const PackedStep& step, const Status& why);
   void publish_stats();
+
+  // Drafts (drafting.cc).
+  struct Draft {
+    scheduler::SeqId seq;
+    Job* job;
+    Choice* choice;
+    DraftSource source;
+    DraftWorth worth;
+    std::vector<int32_t> tokens;      // of a grammar
+    std::span<const int32_t> before;  // what is known of the sequence
+  };
+  struct Gain {  // microseconds: what a right token saves, what any one takes, and a sequence's share of a step
+    double gain, price, share;
+  };
+  void propose_drafts();
+  std::optional<Draft> best_draft(const Draw& draw);
+  void weigh_lookup(std::span<const int32_t> tokens, const Gain& by, Draft& best) const;
+  void weigh_grammar(const Gain& by, Draft& best) const;
+  void weigh_model(const Gain& by, Draft& best);
+  void propose(Draft& draft, std::vector<int32_t> tokens);
+  void ask_draft_model();
+  void forget_drafts(const Job& job);
 
   // Endings (endings.cc).
   void drain_events();
@@ -78,25 +107,19 @@ class StepLoop {
   scheduler::StepPlan plan_;
   std::deque<std::unique_ptr<PackedStep>> in_flight_;
   std::vector<std::unique_ptr<PackedStep>> spare_;
-  struct Draw {
-    const RowOwner* owner;
-    bool stop;
-    model::Sampled* sampled;
-    size_t result = 0;  // of results_, and which of its tokens
-    size_t place = 0;
-  };
   std::vector<Draw> draws_;
   std::vector<scheduler::SeqResult> results_;
   std::vector<int32_t> drawn_;  // the tokens of results_
   std::vector<scheduler::Event> events_;
   std::vector<Record> records_;
-  int64_t drafted_ = 0, accepted_ = 0;
-  struct Draft {
-    scheduler::SeqId seq;
-    const PromptLookup* lookup;
-    int tokens;
-  };
+  DraftCounts counts_{};
   std::vector<Draft> drafts_;
+  std::unique_ptr<DraftModel> draft_model_;  // null: none, or no more
+  std::vector<DraftModel::Want> wants_;
+  double model_right_ = 0.75;           // share of its tokens that were right, lately and of all sequences
+  double model_batch_ = 1;              // sequences that it last drafted for
+  int64_t unmodelled_steps_ = 0;        // since
+  int first_tries_ = 8;                 // left of them
   bool drafting_ = false;               // the next step is planned when the one in flight is known
   double ahead_us_ = 0, alone_us_ = 0;  // mean step, launched before the one before it ended or after
   Duration last_step_{};

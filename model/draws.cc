@@ -63,35 +63,50 @@ bool Draws::for_device(int64_t i) const {
          (p.temperature == 0 || (p.typical_p >= 1 && (p.top_k <= kMostDeviceTopK || p.top_k >= vocab_)));
 }
 
+// A row, then those behind it that follow its token, until one gives another token, or waits for its mask: a constraint
+// goes with what is drawn and is never taken back.
+void Draws::draw_chain(Sampler& sampler, const Logits& logits, int64_t i) {
+  for (; i < logits.count; ++i) {
+    const auto r = size_t(drawn_ + i);
+    if (rows_[r].after >= 0 && samples_[r - 1].token != rows_[r].after) return;
+    Sampler::Refused refused{.row = i};
+    if (!sampler.sample({logits.data + i * logits.stride, size_t(vocab_)}, rows_[r], samples_[r], refused)) {
+      std::lock_guard lock(refused_mutex_);
+      refused_.push_back(std::move(refused));
+      return;
+    }
+    if (r + 1 == rows_.size() || rows_[r + 1].after < 0) return;
+  }
+}
+
 void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const DeviceDraw* device) {
   KVASIR_CHECK(count <= rows_left(), count, " rows of logits for ", rows_left());
-  const auto first = size_t(drawn_);
-  auto row = [&](int64_t i) { return std::span(logits + i * stride, size_t(vocab_)); };
+  const Logits all{logits, stride, count};
   refused_.clear();
   drawing_.clear();
   for (int64_t i = 0; i < count; ++i) {
-    Sampled& out = samples_[first + size_t(i)];
-    if (!device || !for_device(i))
-      drawing_.push_back(i);
-    else if (device[i].bad_logits)
+    const auto r = size_t(drawn_ + i);
+    Sampled& out = samples_[r];
+    if (!device || !for_device(i)) {
+      if (i == 0 || rows_[r].after < 0) drawing_.push_back(i);
+    } else if (device[i].bad_logits) {
       out.bad_logits = true;
-    else
+    } else {
       out.token = device[i].token, out.logprob = device[i].logprob;
+    }
   }
-  pool.for_each(int64_t(drawing_.size()), 1, [&](int64_t k, int worker) {
-    const int64_t i = drawing_[size_t(k)];
-    const size_t r = first + size_t(i);
-    Sampler::Refused refused{.row = i};
-    if (samplers_[size_t(worker)].sample(row(i), rows_[r], samples_[r], refused)) return;
-    std::lock_guard lock(refused_mutex_);
-    refused_.push_back(std::move(refused));
-  });
-  if (!refused_.empty()) {
+  pool.for_each(int64_t(drawing_.size()), 1,
+                [&](int64_t k, int worker) { draw_chain(samplers_[size_t(worker)], all, drawing_[size_t(k)]); });
+  while (!refused_.empty()) {
     if (*wait_for_masks_) (*wait_for_masks_)();
-    pool.for_each(int64_t(refused_.size()), 1, [&](int64_t k, int worker) {
-      const Sampler::Refused& again = refused_[size_t(k)];
-      const size_t r = first + size_t(again.row);
-      samplers_[size_t(worker)].sample_again(row(again.row), rows_[r], again, samples_[r]);
+    again_.clear();
+    std::swap(again_, refused_);
+    pool.for_each(int64_t(again_.size()), 1, [&](int64_t k, int worker) {
+      const Sampler::Refused& again = again_[size_t(k)];
+      const auto r = size_t(drawn_ + again.row);
+      Sampler& sampler = samplers_[size_t(worker)];
+      sampler.sample_again({logits + again.row * stride, size_t(vocab_)}, rows_[r], again, samples_[r]);
+      if (r + 1 < rows_.size() && rows_[r + 1].after >= 0) draw_chain(sampler, all, again.row + 1);
     });
   }
   drawn_ += count;

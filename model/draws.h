@@ -44,6 +44,12 @@ class Draws {
 
  private:
   Status begin(const Batch& batch, std::span<const SampleRow> rows, int64_t samples, const std::vector<int32_t>* known);
+  // Of one draw(): its rows of logits.
+  struct Logits {
+    float* data;
+    int64_t stride, count;
+  };
+  void draw_chain(Sampler& sampler, const Logits& logits, int64_t i);
 
   const int32_t vocab_;
   std::vector<Sampler> samplers_;  // by worker
@@ -52,8 +58,9 @@ class Draws {
   std::vector<Sampled> samples_;
   std::function<void()> const* wait_for_masks_ = nullptr;  // the batch's
   std::mutex refused_mutex_;
-  std::vector<Sampler::Refused> refused_;
-  std::vector<int64_t> drawing_;  // rows of one draw() that take more than their greatest logit
+  std::vector<Sampler::Refused> refused_, again_;
+  std::vector<int64_t>
+      drawing_;  // rows of one draw() that take more than their greatest logit, the first of each chain
   int64_t drawn_ = 0;
   bool in_flight_ = false;
 };

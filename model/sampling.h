@@ -95,6 +95,9 @@ struct SampleRow {
   std::optional<int32_t> last;
   const uint32_t* mask = nullptr;  // bit t set = token t allowed; null: all
   Constraint* constraint = nullptr;
+  // Of a row with a constraint, which follows what is drawn: it is drawn only if the row before it gave this token. -1:
+  // whatever that gave.
+  int32_t after = -1;
   bool score_only = false;  // prompt log-probabilities: no draw, score `target`
   int32_t target = -1;
 };

@@ -1,3 +1,4 @@
+#include <charconv>
 #include <mutex>
 
 #include "model/text/recently_used.h"
@@ -11,9 +12,29 @@ namespace {
 // compiled.
 constexpr size_t kCached = 64, kRefused = 256, kMostBytes = 128 << 20, kMostRefusedBytes = 8 << 20;
 
+constexpr size_t kMostForced = 512;  // bytes of a text that must come next: more than any draft has
+constexpr char kSpecial = '\xFF';    // where Rust's forced bytes name a token by its id
+
+// The tokens of a text that others stand before: some tokenizers put a space before all they are given, so that it is
+// also tried behind a line's end. Empty: not to be had.
+std::vector<int32_t> tokens_within(const Tokenizer& tokenizer, std::string_view text) {
+  for (const std::string_view before : {"", "\n"}) {
+    auto ids = tokenizer.encode(std::string(before) + std::string(text), false, false);
+    if (!ids.ok()) return {};  // it ends within a character
+    size_t left = text.size(), first = ids->size();
+    while (first > 0 && left > 0) {
+      const std::string piece = tokenizer.token_bytes((*ids)[first - 1]);
+      if (!text.substr(0, left).ends_with(piece) || piece.empty()) break;
+      left -= piece.size(), --first;
+    }
+    if (left == 0) return {ids->begin() + int64_t(first), ids->end()};
+  }
+  return {};
+}
+
 class RustMatcher final : public Matcher {
  public:
-  explicit RustMatcher(kvt_matcher* handle) : handle_(handle) {}
+  RustMatcher(kvt_matcher* handle, TokenizerPtr tokenizer) : handle_(handle), tokenizer_(std::move(tokenizer)) {}
   ~RustMatcher() override { kvt_matcher_free(handle_); }
   RustMatcher(const RustMatcher&) = delete;
   RustMatcher& operator=(const RustMatcher&) = delete;
@@ -29,18 +50,49 @@ class RustMatcher final : public Matcher {
     return {};
   }
   bool finished() const override { return kvt_matcher_finished(handle_); }
+  Result<std::vector<int32_t>> forced() override;
   std::unique_ptr<Matcher> clone() const override { return copy(); }
   std::unique_ptr<RustMatcher> copy() const {
     kvt_matcher* other = nullptr;
     Buffer error;
     if (kvt_matcher_clone(handle_, &other, error.out())) return nullptr;
-    return std::make_unique<RustMatcher>(other);
+    return std::make_unique<RustMatcher>(other, tokenizer_);
   }
   size_t bytes() const { return kvt_matcher_bytes(handle_); }
 
  private:
   kvt_matcher* handle_;
+  TokenizerPtr tokenizer_;
 };
+
+Result<std::vector<int32_t>> RustMatcher::forced() {
+  Buffer bytes, error;
+  if (const int code = kvt_matcher_forced(handle_, bytes.out(), error.out())) return error.error(code);
+  std::vector<int32_t> out;
+  for (std::string_view left = bytes.text(); !left.empty();) {
+    if (left[0] == kSpecial) {
+      const size_t end = left.find(']');
+      int32_t id = -1;
+      if (end == std::string_view::npos || left.size() < 3 ||
+          std::from_chars(left.data() + 2, left.data() + end, id).ptr != left.data() + end)
+        break;
+      out.push_back(id);
+      left.remove_prefix(end + 1);
+      continue;
+    }
+    std::string_view text = left.substr(0, left.find(kSpecial));
+    if (text.size() > kMostForced) {
+      text = text.substr(0, kMostForced);
+      while (!text.empty() && (left[text.size()] & 0xC0) == 0x80) text.remove_suffix(1);
+      left = text;
+    }
+    const std::vector<int32_t> tokens = tokens_within(*tokenizer_, text);
+    if (tokens.empty()) break;
+    out.insert(out.end(), tokens.begin(), tokens.end());
+    left.remove_prefix(text.size());
+  }
+  return out;
+}
 
 // One text that names the grammar: kind, then each part with its length before it.
 std::string key_of(const GrammarSpec& spec) {
@@ -83,7 +135,7 @@ class RustCompiler final : public StoppableCompiler {
         refused_.keep(key, refusal);  // what it says of this grammar stays true
       return refusal;
     }
-    auto prototype = std::make_unique<RustMatcher>(made);
+    auto prototype = std::make_unique<RustMatcher>(made, tokenizer_);
     auto first = copy_of(*prototype);
     const size_t bytes = prototype->bytes();
     std::lock_guard lock(mutex_);

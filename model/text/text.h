@@ -105,6 +105,9 @@ class Matcher {  // one a sequence
   virtual Status mask(std::span<uint32_t> bits) = 0;  // bit t set = token t allowed
   virtual Status consume(int32_t token) = 0;
   virtual bool finished() const = 0;  // only end of generation may follow
+  // What must come next, as the tokenizer cuts that text: a guess, where it may be cut otherwise. Empty: there is a
+  // choice.
+  virtual Result<std::vector<int32_t>> forced() { return std::vector<int32_t>(); }
   virtual std::unique_ptr<Matcher> clone() const = 0;
 };
 

@@ -100,6 +100,24 @@ void add_adapters(Text& t, const Services& services) {
   t.gauge("kvasir_adapter_bytes", nullptr, "Memory of these", double(bytes));
 }
 
+// By who made them: the text before (lookup), the client (prediction), the grammar, the draft model.
+void add_drafts(Text& t, const engine::Stats& s) {
+  const auto label = [](size_t source) { return cat("source=\"", engine::kDraftSourceNames[source], '"'); };
+  t.family("counter", "kvasir_drafted_tokens_total", "Draft tokens that were verified, by where the draft came from");
+  for (size_t i = 0; i < s.drafts.size(); ++i) t.row("kvasir_drafted_tokens_total", label(i), s.drafts[i].drafted);
+  t.family("counter", "kvasir_drafted_tokens_accepted_total", "Those of them that were right");
+  for (size_t i = 0; i < s.drafts.size(); ++i)
+    t.row("kvasir_drafted_tokens_accepted_total", label(i), s.drafts[i].accepted);
+  if (s.draft_model.name.empty()) return;
+  t.gauge("kvasir_draft_model_up", nullptr, "0 when the draft model has failed and drafts no more",
+          s.draft_model.fault.empty());
+  t.gauge("kvasir_draft_model_pages_total", nullptr, "Pages of the draft model's cache",
+          double(s.draft_model.pages_total));
+  t.gauge("kvasir_draft_model_pages_free", nullptr, "Of them, pages nobody uses", double(s.draft_model.pages_free));
+  t.value("counter", "kvasir_draft_model_seconds_total", nullptr, "Time that the draft model's steps took",
+          s.draft_model.seconds);
+}
+
 // Of a model that is split; what each rank has of it.
 void add_ranks(Text& t, const Services& services) {
   const std::vector<model::RankInfo> ranks = services.engine().stats().ranks;
@@ -152,9 +170,10 @@ std::string metrics_text(const Services& services) {
           static_cast<double>(s.prompt_tokens));
   t.counter("kvasir_output_tokens_total", "vllm:generation_tokens_total", "Tokens generated", s.output_tokens);
   t.counter("kvasir_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total", "Draft tokens that were verified",
-            s.drafted);
+            s.all_drafts().drafted);
   t.counter("kvasir_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
-            "Draft tokens that were right", s.accepted);
+            "Draft tokens that were right", s.all_drafts().accepted);
+  add_drafts(t, s);
   t.counter("kvasir_requests_total", nullptr, "Requests submitted to the engine", s.requests);
   t.counter("kvasir_requests_finished_total", nullptr, "Requests that ended well", s.finished);
   t.counter("kvasir_requests_failed_total", nullptr, "Requests that ended with an error", s.failed);

@@ -73,6 +73,8 @@ TEST(Serve, ACheckKnowsWhatTheStartWouldRefuse) {
   refused("--max-tokens-per-step 64", "at least 80");
   refused("--tenant-cache-share 0", "tenant-cache-share");
   refused("--max-draft 4 --max-step-ms 0", "max_draft is 4; it needs max_step_ms");
+  refused("--draft-model d.gguf --max-draft 0", "draft_model is d.gguf; it needs max_draft above 0");
+  refused("--draft-model d.gguf --max-step-ms 0", "draft_model is d.gguf; it needs max_step_ms");
   EXPECT_EQ(shell("serve --model x --host 0.0.0.0 --keys k.json --check-config").code, 0);
   EXPECT_EQ(shell("serve --model x --host 127.1.2.3 --check-config").code, 0);
 }
@@ -188,6 +190,34 @@ TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
   EXPECT_THAT(alone.out, HasSubstr("\"error\":"));
   file = folder.file("long.jsonl", "{\"prompt\":\"a\",\"max_tokens\":18446744073709551615}\n");
   EXPECT_THAT(shell("generate " + dummy + "--file " + file).out, HasSubstr("it must be at most 1000000000"));
+}
+
+TEST(Generate, ADraftModelChangesNoAnswer) {
+  if (!built("generate")) GTEST_SKIP() << "this build has no model";
+  const std::string model = "dummy:llama,layers=2,hidden=64,heads=2,kv_heads=1,ffn=64,vocab=260";
+  const std::string ask =
+      "generate --kv-memory 1MiB --threads 1 --json --max-tokens 60 --ignore-eos 'Why is the sky blue?' ";
+  const auto answer = [](const Ran& r) { return r.out.substr(0, r.out.find('\n')); };
+  const Ran plain = shell(ask + "--max-draft 0 --model " + model),
+            ahead = shell(ask + "--model " + model + ",step_ms=3 --draft-model " + model);
+  EXPECT_EQ(ahead.code, 0) << ahead.out;
+  EXPECT_EQ(answer(plain), answer(ahead));
+  EXPECT_THAT(ahead.out, HasSubstr("draft tokens were accepted"));
+  const Ran other = shell(ask + "--model " + model + " --draft-model dummy:llama,layers=1,hidden=64,vocab=300");
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.out, HasSubstr("it has 300 tokens, the model 260"));
+}
+
+TEST(Inspect, SaysWhatADraftModelTakes) {
+  if (!built("inspect")) GTEST_SKIP() << "this build has no model";
+  const std::string model = "dummy:llama,layers=3,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=260",
+                    draft = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=260";
+  // 256 bytes a token and layer: 4,096 tokens of both in 4 MiB.
+  const Ran object = shell("inspect --json --kv-memory 4MiB --draft-model " + draft + " " + model);
+  EXPECT_EQ(object.code, 0) << object.out;
+  EXPECT_THAT(object.out, HasSubstr("\"cache_bytes\": 1048576"));
+  EXPECT_THAT(object.out, HasSubstr("\"kv_memory\": 3145728"));
+  EXPECT_THAT(shell("inspect --draft-model " + draft + " " + model).out, HasSubstr("draft model   "));
 }
 
 TEST(Inspect, ShowsOnlyPagesThatAServerCanHave) {

@@ -49,6 +49,34 @@ TEST(Life, ALostRankIsSaidByHealthAndEndsWhatWaitsForIt) {
   EXPECT_EQ(server.wait(), 0) << server.log();
 }
 
+TEST(Life, ADraftModelServesAndIsCounted) {
+  const std::string model = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=260";
+  ServerProcess server(
+      {"--model", model + ",step_ms=4", "--draft-model", model, "--kv-memory", "1MiB", "--threads", "1"});
+  ASSERT_TRUE(server.ready()) << server.log();
+  EXPECT_THAT(server.log(), HasSubstr("draft model ready"));
+  server::RawClient client(server.http_port());
+  client.send(server::RawClient::post("/v1/completions",
+                                      R"({"prompt":"Why?","max_tokens":60,"temperature":0,"ignore_eos":true})"));
+  const auto answer = client.read();
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_THAT(answer.body, HasSubstr("\"completion_tokens\":60"));
+  EXPECT_THAT(answer.body, ::testing::Not(HasSubstr("\"accepted_prediction_tokens\":0")));
+  server::RawClient asks(server.http_port());
+  asks.send("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  const std::string metrics = asks.read().body;
+  EXPECT_THAT(metrics, HasSubstr("kvasir_draft_model_up 1"));
+  EXPECT_THAT(metrics, HasSubstr("kvasir_drafted_tokens_total{source=\"model\"} "));
+  EXPECT_THAT(metrics, ::testing::Not(HasSubstr("kvasir_drafted_tokens_accepted_total{source=\"model\"} 0\n")));
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0) << server.log();
+
+  ServerProcess refused(
+      {"--model", model, "--draft-model", "dummy:llama,layers=1,hidden=64,vocab=300", "--threads", "1"});
+  EXPECT_EQ(refused.wait(), 1);
+  EXPECT_THAT(refused.log(), HasSubstr("it has 300 tokens, the model 260"));
+}
+
 TEST(Life, SigtermUnderLoadLosesNothingAndExitsZero) {
   ServerProcess server(slow_model());
   ASSERT_TRUE(server.ready()) << server.log();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "model/runner.h"
 
 namespace kvasir::engine::testing {
@@ -48,12 +49,15 @@ class FakeRunner final : public model::Runner {
     int depth = 1;
     std::chrono::microseconds step{0};          // how long a step takes
     std::chrono::microseconds token{0};         // and each of its tokens
+    bool waits = false;                         // for them in wait(), as for a device; else in launch()
     std::function<void(uint64_t step)> before;  // called in launch(), may sleep
     std::atomic<int32_t> poison{-1};            // a sequence that holds this token gets logits that are no numbers
     std::atomic<bool> break_launch{false}, break_wait{false};
     std::atomic<int64_t> launches{0}, most_rows{0}, moves{0};
     std::atomic<int64_t> ahead{0};  // launches while one was in flight
     int32_t context = 4096;
+    int32_t vocab = kVocab;
+    int32_t off_by = 0;  // of its tokens, from what they should be: a model that knows nothing
     model::Pooling pooling = model::Pooling::last;
     bool encoder = false;
   };
@@ -61,7 +65,7 @@ class FakeRunner final : public model::Runner {
   FakeRunner(Script& script, int32_t page_size, kvcache::IndexMode mode = kvcache::IndexMode::page_table)
       : script_(script), page_size_(page_size), mode_(mode) {
     info_.name = "fake";
-    info_.vocab_size = kVocab;
+    info_.vocab_size = script.vocab;
     info_.context_length = script.context;
     info_.kv_bytes_per_token = 64;
     info_.hidden = 4;
@@ -81,8 +85,12 @@ class FakeRunner final : public model::Runner {
     script_.ahead += !results_.empty();
     if (script_.before) script_.before(b.step);
     const auto takes = script_.step + script_.token * int64_t(b.tokens.size());
-    if (takes.count()) std::this_thread::sleep_for(takes);
-    if (script_.break_launch.exchange(false)) return internal_error("launch broke");
+    if (takes.count() && !script_.waits) std::this_thread::sleep_for(takes);
+    ready_.push_back(std::max(std::chrono::steady_clock::now(), ready_.empty() ? Time() : ready_.back()) + takes);
+    if (script_.break_launch.exchange(false)) {
+      ready_.pop_back();
+      return internal_error("launch broke");
+    }
     KVASIR_CHECK(int64_t(rows.size()) + b.pooled_rows() == int64_t(b.logit_rows.size()));
     script_.most_rows = std::max(script_.most_rows.load(), int64_t(rows.size()));
     for (const auto& m : b.moves) {
@@ -103,7 +111,10 @@ class FakeRunner final : public model::Runner {
     const std::vector<int32_t> before = std::move(previous_);
     previous_.clear();
     for (size_t i = 0; i < rows.size(); ++i) {
-      out.push_back(sample(b, b.logit_rows[i], rows[i], before));
+      if (rows[i].after >= 0 && (i == 0 || out.back().token != rows[i].after))
+        out.emplace_back();  // what it follows did not come
+      else
+        out.push_back(sample(b, b.logit_rows[i], rows[i], before));
       previous_.push_back(out.back().token);
     }
     size_t row = rows.size();
@@ -117,6 +128,8 @@ class FakeRunner final : public model::Runner {
     KVASIR_CHECK(!results_.empty());
     auto out = std::move(results_.front());
     results_.pop_front();
+    if (script_.waits) std::this_thread::sleep_until(ready_.front());
+    ready_.pop_front();
     if (script_.break_wait.exchange(false)) return internal_error("the device fell over");
     return out;
   }
@@ -176,6 +189,7 @@ class FakeRunner final : public model::Runner {
       out.token = out.late ? -1 : draw_from(seen, *r.params, r.choice, mask);
       if (!out.late) KVASIR_CHECK(r.constraint->take(out.token, true));
     }
+    if (out.token >= 0) out.token = (out.token + script_.off_by) % kVocab;
     out.logprob = -float(length);
     for (int32_t k = 0; k < r.params->logprobs; ++k) out.top.push_back({k, -float(k)});
     return out;
@@ -187,6 +201,7 @@ class FakeRunner final : public model::Runner {
   model::ModelInfo info_;
   std::vector<int32_t> slots_, host_, previous_;
   std::deque<std::vector<model::Sampled>> results_;
+  std::deque<Time> ready_;  // when they are there
 };
 
 }  // namespace kvasir::engine::testing

@@ -74,6 +74,38 @@ class EveryFifth final : public text::Matcher {
   int64_t taken_ = 0;
 };
 
+// Its token behind each four of the model's own choice is one more than the last of them, and so are the three after
+// it.
+class EveryOtherFour final : public text::Matcher {
+ public:
+  explicit EveryOtherFour(std::atomic<int64_t>& asked) : asked_(asked) {}
+  static bool is_forced(int64_t k) { return k % 8 >= 4; }
+  Status mask(std::span<uint32_t> bits) override {
+    for (int32_t t = 0; t < kVocab; ++t)
+      if (allows(t)) bits[size_t(t) / 32] |= 1u << (t % 32);
+    return {};
+  }
+  Status consume(int32_t token) override {
+    if (!allows(token)) return invalid_argument("not this one");
+    last_ = token, ++taken_;
+    return {};
+  }
+  Result<std::vector<int32_t>> forced() override {
+    ++asked_;
+    std::vector<int32_t> out;
+    for (int64_t k = taken_; is_forced(k); ++k) out.push_back((out.empty() ? last_ : out.back()) % (kVocab - 1) + 1);
+    return out;
+  }
+  bool finished() const override { return false; }
+  std::unique_ptr<text::Matcher> clone() const override { return std::make_unique<EveryOtherFour>(*this); }
+
+ private:
+  bool allows(int32_t token) const { return !is_forced(taken_) || token == last_ % (kVocab - 1) + 1; }
+  std::atomic<int64_t>& asked_;
+  int64_t taken_ = 0;
+  int32_t last_ = 0;
+};
+
 class Compiler final : public text::StoppableCompiler {
  public:
   Result<std::unique_ptr<text::Matcher>> compile_unless(const Stopped& stopped,
@@ -89,6 +121,7 @@ class Compiler final : public text::StoppableCompiler {
       while (!stopped()) std::this_thread::yield();
       return Status(Code::cancelled, "stopped");
     }
+    if (spec.text == "every other four") return std::unique_ptr<text::Matcher>(new EveryOtherFour(asked));
     auto matcher = std::make_unique<EveryFifth>(gate_of(spec.text), spec.text == "broken");
     matcher->may_copy = spec.text != "no copies";
     return std::unique_ptr<text::Matcher>(std::move(matcher));
@@ -99,6 +132,7 @@ class Compiler final : public text::StoppableCompiler {
   }
   std::atomic<int> compiled{0};
   std::atomic<bool> begun{false};
+  std::atomic<int64_t> asked{0};  // what must come next
   std::vector<std::string> order;
 
  private:
@@ -152,6 +186,101 @@ TEST_P(GrammarFlow, ManyWithAndWithoutInOneBatch) {
     }
   }
   EXPECT_GT(compiler->gate_of("quick").passed(), 100);
+  expect_all_pages_back(e);
+}
+
+// Predictions, some of them wrong half-way: each of their tokens is drawn under the grammar, and it follows what was
+// drawn.
+TEST_P(GrammarFlow, DraftsAreVerifiedUnderIt) {
+  h.options.max_step_ms = 100;
+  h.script.step = std::chrono::milliseconds(2);
+  Engine& e = h.start();
+  std::vector<Request> requests;
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int32_t i = 0; i < 8; ++i) {
+    requests.push_back(under("quick", 5 + i, 50, i));
+    Request& r = requests.back();
+    if (i % 4 == 1) r.sampling.temperature = 1, r.sampling.seed = uint64_t(i), r.n = 2;
+    if (i % 4 == 2) r.sampling.repetition_penalty = 1.1f;
+    r.prediction = expected_under_grammar(r);
+    if (i >= 4) r.prediction[20] += 5;  // allowed, and not what is drawn
+    if (i >= 6) r.prediction[35] += 1;  // not allowed
+    streams.push_back(std::move(*e.submit(r)));
+  }
+  for (size_t i = 0; i < streams.size(); ++i) {
+    const Answer a = read(*streams[i]);
+    ASSERT_TRUE(a.complete()) << a.failed.message();
+    for (int32_t c = 0; c < requests[i].n; ++c)
+      EXPECT_EQ(a.tokens[size_t(c)], expected_under_grammar(requests[i], c)) << i << '.' << c;
+  }
+  EXPECT_GT(e.stats().drafts[size_t(DraftSource::prediction)].accepted, 8 * 25);
+  EXPECT_LT(e.stats().steps, 60);
+  expect_all_pages_back(e);
+}
+
+// Its mask is late in the middle of a draft: what came before it stands, and the rest comes when the mask is there.
+TEST_P(GrammarFlow, ALateMaskEndsADraftThere) {
+  h.options.max_step_ms = 100;
+  h.script.step = std::chrono::milliseconds(1);
+  Engine& e = h.start();
+  Gate& gate = compiler->gate_of("slow");
+  Request r = under("slow", 7, 40), left = under("slow", 6, 40, 1);
+  r.prediction = expected_under_grammar(r);
+  left.prediction = expected_under_grammar(left);
+  gate.close();
+  auto stream = std::move(*e.submit(r)), gone = std::move(*e.submit(left));
+  for (int i = 0; i < 6; ++i) {
+    gate.wait_for_somebody();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    gate.open();
+    if (i == 2) gone.reset();
+    gate.close();
+  }
+  gate.open();
+  EXPECT_EQ(read(*stream).tokens.at(0), expected_under_grammar(r));
+  EXPECT_GT(e.stats().all_drafts().accepted, 0);
+  expect_all_pages_back(e);
+}
+
+TEST_P(GrammarFlow, WhatMustComeIsDrafted) {
+  h.options.max_step_ms = 100;
+  h.script.step = std::chrono::milliseconds(2);
+  Engine& e = h.start();
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 4; ++i) {
+    requests.push_back(under("every other four", 6 + i, 80, i));
+    streams.push_back(std::move(*e.submit(requests.back())));
+  }
+  for (size_t i = 0; i < streams.size(); ++i) {
+    std::vector<int32_t> tokens = requests[i].prompt;
+    int32_t last = 0;
+    for (int64_t k = 0; k < 80; ++k) {
+      last = EveryOtherFour::is_forced(k) ? last % (kVocab - 1) + 1 : draw_from(tokens, requests[i].sampling, 0);
+      tokens.push_back(last);
+    }
+    const Answer a = read(*streams[i]);
+    EXPECT_EQ(a.tokens.at(0), std::vector<int32_t>(tokens.begin() + int64_t(requests[i].prompt.size()), tokens.end()));
+  }
+  const Stats stats = e.stats();
+  EXPECT_GT(stats.drafts[size_t(DraftSource::grammar)].accepted, 4 * 30);
+  EXPECT_EQ(stats.drafts[size_t(DraftSource::grammar)].accepted, stats.drafts[size_t(DraftSource::grammar)].drafted);
+  EXPECT_LT(stats.steps, 80);
+  expect_all_pages_back(e);
+}
+
+// A fault ends the requests of its step; whoever comes after finds nothing of them.
+TEST_P(GrammarFlow, AFaultInAVerificationLeavesNothing) {
+  h.options.max_step_ms = 100;
+  h.script.step = std::chrono::milliseconds(1);
+  Engine& e = h.start();
+  Request r = under("every other four", 6, 400), again = under("quick", 9, 30, 3);
+  auto stream = std::move(*e.submit(r));
+  ASSERT_TRUE(eventually([&] { return e.stats().all_drafts().accepted > 4; }));
+  h.script.break_wait = true;
+  EXPECT_FALSE(read(*stream).failed.ok());
+  again.prediction = expected_under_grammar(again);
+  EXPECT_EQ(run(e, again).tokens.at(0), expected_under_grammar(again));
   expect_all_pages_back(e);
 }
 

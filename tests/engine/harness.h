@@ -12,7 +12,8 @@ namespace kvasir::engine::testing {
 inline constexpr int32_t kPage = 4;
 
 struct Harness {
-  FakeRunner::Script script;
+  FakeRunner::Script script, draft_script;
+  bool with_draft = false;
   EngineOptions options;
   std::shared_ptr<text::GrammarCompiler> grammars;  // null: none
   std::unique_ptr<Engine> engine;
@@ -32,6 +33,7 @@ struct Harness {
           Loaded loaded;
           loaded.runner = std::make_unique<FakeRunner>(script, kPage, options.kv_index);
           loaded.grammars = grammars;
+          if (with_draft) loaded.draft = std::make_unique<FakeRunner>(draft_script, kPage);
           return loaded;
         },
         options);

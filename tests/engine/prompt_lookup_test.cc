@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "core/cat.h"
 #include "tests/engine/real_case.h"
 
 namespace kvasir::engine::testing {
@@ -86,9 +87,9 @@ struct Said {
   Stats stats;
 };
 
-Said said(int32_t max_draft, const std::vector<Request>& requests, EngineOptions options = {}) {
+Said said(int32_t max_draft, const std::vector<Request>& requests, EngineOptions options = {}, const char* more = "") {
   model::RunnerOptions m;
-  m.model = kModel, m.threads = 1;
+  m.model = cat(kModel, more), m.threads = 1;
   options.page_size = 8, options.max_running = 8, options.kv_memory = options.kv_memory ? options.kv_memory : 16 << 20;
   options.max_tokens_per_step = 128;
   options.max_draft = max_draft;
@@ -143,16 +144,16 @@ TEST(Speculation, TheSameAnswersForEveryWayOfSampling) {
   requests[12].max_tokens = 7;
   requests[13].prediction = run_of(3, 30);
   const Said plain = said(0, requests), ahead = said(8, requests);
-  EXPECT_EQ(plain.stats.drafted, 0);
-  EXPECT_GT(ahead.stats.accepted, 0);
-  EXPECT_GE(ahead.stats.drafted, ahead.stats.accepted);
+  EXPECT_EQ(plain.stats.all_drafts().drafted, 0);
+  EXPECT_GT(ahead.stats.all_drafts().accepted, 0);
+  EXPECT_GE(ahead.stats.all_drafts().drafted, ahead.stats.all_drafts().accepted);
   EXPECT_LT(ahead.stats.steps, plain.stats.steps);
   expect_same(plain, ahead);
   int64_t drafted = 0, accepted = 0;
   for (const Answer& a : ahead.answers)
     drafted += a.finished.back().usage.drafted, accepted += a.finished.back().usage.accepted;
-  EXPECT_EQ(drafted, ahead.stats.drafted);
-  EXPECT_EQ(accepted, ahead.stats.accepted);
+  EXPECT_EQ(drafted, ahead.stats.all_drafts().drafted);
+  EXPECT_EQ(accepted, ahead.stats.all_drafts().accepted);
 }
 
 TEST(Speculation, TheSameAnswersWhenPagesAreTakenAway) {
@@ -163,7 +164,7 @@ TEST(Speculation, TheSameAnswersWhenPagesAreTakenAway) {
   few.kv_memory = plain.stats.kv_bytes_per_token * 8 * 70;  // 70 pages, of which each takes 28 in the end
   const Said ahead = said(8, requests, few);
   EXPECT_GT(ahead.stats.preemptions, 0);
-  EXPECT_GT(ahead.stats.accepted, 0);
+  EXPECT_GT(ahead.stats.all_drafts().accepted, 0);
   expect_same(plain, ahead);
 }
 
@@ -195,13 +196,13 @@ TEST(Speculation, StepsThatOverlapWaitForDrafts) {
       for (int32_t c = 0; c < requests[i].n; ++c) EXPECT_EQ(a.tokens[size_t(c)], expected(requests[i], c)) << i;
     }
     expect_all_pages_back(engine);
-    const int64_t mixed = h.script.launches, ahead = h.script.ahead, accepted = engine.stats().accepted;
+    const int64_t mixed = h.script.launches, ahead = h.script.ahead, accepted = engine.stats().all_drafts().accepted;
     Request alone = ask(9, 60, 7);
     alone.prediction = expected(alone);
     EXPECT_EQ(run(engine, alone).tokens[0], expected(alone));
     const Stats stats = engine.stats();
-    EXPECT_GT(stats.accepted - accepted, 40);
-    EXPECT_GE(stats.drafted, stats.accepted);
+    EXPECT_GT(stats.all_drafts().accepted - accepted, 40);
+    EXPECT_GE(stats.all_drafts().drafted, stats.all_drafts().accepted);
     EXPECT_LT(h.script.launches - mixed, 20) << "plain steps would be 60";
     EXPECT_LT(h.script.ahead - ahead, 5) << "drafts follow known tokens";
   }
@@ -213,15 +214,67 @@ TEST(Speculation, StepsThatOverlapDoSoWhereNothingIsDrafted) {
   Engine& engine = h.start();
   const Answer a = run(engine, ask(8, 50));
   EXPECT_TRUE(a.complete());
-  EXPECT_EQ(engine.stats().drafted, 0);
+  EXPECT_EQ(engine.stats().all_drafts().drafted, 0);
   EXPECT_GT(h.script.ahead, 40);
 }
 
-TEST(Speculation, GrammarsAndBeamsAreLeftAlone) {
+// Byte-level text of a model that knows nothing: the grammars say most of it, and what is left repeats itself.
+std::vector<Request> constrained() {
+  const text::GrammarSpec json{text::GrammarSpec::Kind::json_schema,
+                               R"({"type":"object","properties":{"first_name":{"type":"string","maxLength":12},)"
+                               R"("is_it_so":{"type":"boolean"},"how_many":{"enum":[1,22,333]}},)"
+                               R"("required":["first_name","is_it_so","how_many"],"additionalProperties":false})",
+                               {}};
+  const text::GrammarSpec regex{text::GrammarSpec::Kind::regex, "(abc|abd)(-[a-c]{3}-the same again){3,5}", {}};
+  const text::GrammarSpec choice{text::GrammarSpec::Kind::choice, "", {"one of these", "one of those", "none of them"}};
+  std::vector<Request> out;
+  for (int32_t i = 0; i < 12; ++i) {
+    out.push_back(repeating(i));
+    Request& r = out.back();
+    r.grammar = i % 3 == 0 ? json : i % 3 == 1 ? regex : choice;
+    r.ignore_eos = false;
+    r.max_tokens = i % 4 == 3 ? 20 : 150;
+    if (i / 3 % 2 == 1) r.sampling.temperature = 1.2f, r.sampling.top_p = 0.95f;
+    if (i == 4) r.n = 3;
+    if (i == 6) r.sampling.repetition_penalty = 1.2f;
+    if (i == 7) r.sampling.logprobs = 2;
+    if (i == 8) r.min_tokens = 5;
+  }
+  for (const char c : std::string("abc-aaa-the same again-aaa-the same again-bbb-the same again"))
+    out[1].prediction.push_back(int32_t(static_cast<unsigned char>(c)) + 3);
+  return out;
+}
+
+TEST(Speculation, TheSameAnswersUnderGrammars) {
+  // Steps that take a while, so that asking a grammar pays.
+  const Said plain = said(0, constrained()), ahead = said(8, constrained(), {}, ",step_ms=1");
+  expect_same(plain, ahead);
+  const DraftCount grammar = ahead.stats.drafts[size_t(DraftSource::grammar)];
+  EXPECT_GT(grammar.accepted, 100);
+  EXPECT_GE(10 * grammar.accepted, 9 * grammar.drafted) << "nothing else may come";
+  EXPECT_LT(4 * ahead.stats.steps, 3 * plain.stats.steps);
+  int64_t drafted = 0, accepted = 0;
+  for (const Answer& a : ahead.answers)
+    drafted += a.finished.back().usage.drafted, accepted += a.finished.back().usage.accepted;
+  EXPECT_EQ(drafted, ahead.stats.all_drafts().drafted);
+  EXPECT_EQ(accepted, ahead.stats.all_drafts().accepted);
+}
+
+TEST(Speculation, TheSameAnswersUnderGrammarsWhenPagesAreTakenAway) {
+  const Said plain = said(0, constrained());
+  EngineOptions few;
+  few.kv_memory = plain.stats.kv_bytes_per_token * 8 * 50;
+  const Said ahead = said(8, constrained(), few, ",step_ms=2");  // so that they meet
+  EXPECT_GT(ahead.stats.preemptions, 0);
+  EXPECT_GT(ahead.stats.all_drafts().accepted, 0);
+  expect_same(plain, ahead);
+}
+
+TEST(Speculation, BeamsAreLeftAlone) {
   Request beams = repeating(1);
   beams.beams = BeamOptions{.width = 3}, beams.max_tokens = 20;
   const Said plain = said(0, {beams}), ahead = said(8, {beams});
-  EXPECT_EQ(ahead.stats.drafted, 0);
+  EXPECT_EQ(ahead.stats.all_drafts().drafted, 0);
   expect_same(plain, ahead);
 }
 

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 
-from kvasir_server import ROOT, serving
+from kvasir_server import DUMMY, ROOT, serving
 
 PLACES = ["docker", "deploy", "docs/operations.md", "docs/fleet.md", "docs/kubernetes.md"]
 NAME = re.compile(r"(?<![A-Za-z0-9_:/.-])(?:kvasir_[a-z0-9_]+|vllm:[a-z0-9_]+|process_[a-z_]+)")
@@ -24,7 +24,8 @@ def files(place):
 
 def served(kvasir):
     """The names of samples: a histogram has three of them and none of its own."""
-    with serving(kvasir, "--kv-memory", "1MiB", "--threads", "1", "--otlp-endpoint", "http://127.0.0.1:9") as server:
+    with serving(kvasir, "--draft-model", DUMMY, "--kv-memory", "1MiB", "--threads", "1", "--otlp-endpoint",
+                 "http://127.0.0.1:9") as server:
         server.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
         text = server.get("/metrics")
     names = set()

@@ -51,6 +51,61 @@ class GrammarTest : public ::testing::Test {
   }
 };
 
+TEST_F(GrammarTest, WhatMustComeNext) {
+  const auto text_of = [&](Matcher& m) {
+    auto forced = m.forced();
+    EXPECT_TRUE(forced.ok()) << forced.status().to_string();
+    std::string text;
+    for (const int32_t id : *forced) text += t->token_bytes(id);
+    return text;
+  };
+  auto m = matcher(Kind::choice, "", {"hello", "hell no", "hell now"});
+  const std::vector<int32_t> before = allowed(*m);
+  EXPECT_EQ(text_of(*m), "hell");
+  EXPECT_EQ(m->forced()->size(), 1u) << "as the tokenizer cuts it";
+  EXPECT_EQ(allowed(*m), before) << "nothing was taken";
+  EXPECT_TRUE(accepts(*m, "he"));
+  EXPECT_EQ(text_of(*m), "ll");
+  EXPECT_TRUE(accepts(*m, "ll"));
+  EXPECT_EQ(text_of(*m), "") << "there is a choice";
+  EXPECT_TRUE(accepts(*m, " "));
+  EXPECT_EQ(text_of(*m), "no");
+  EXPECT_TRUE(accepts(*m, "now"));
+  EXPECT_EQ(text_of(*m), "") << "it is over";
+
+  auto endless = matcher(Kind::choice, "", {std::string(5000, 'x') + "\u00e9", "y"});
+  EXPECT_TRUE(accepts(*endless, "x"));
+  EXPECT_EQ(text_of(*endless), std::string(512, 'x')) << "no draft is as long";
+
+  auto accent = matcher(Kind::regex, "x(\u00e9|\u00e8)");
+  EXPECT_EQ(text_of(*accent), "") << "what is certain ends within a character";
+  auto special = matcher(Kind::lark, cat("start: \"a\" <[", t->token_id("<|im_start|>"), "]> \"hello\""));
+  const auto tokens = special->forced();
+  ASSERT_TRUE(tokens.ok());
+  EXPECT_EQ(*tokens, (std::vector<int32_t>{t->token_id("a"), t->token_id("<|im_start|>"), t->token_id("hello")}));
+  for (const int32_t id : *tokens) EXPECT_TRUE(special->consume(id).ok());
+  EXPECT_TRUE(special->finished());
+}
+
+// Asked at every token or never: the same masks.
+TEST_F(GrammarTest, AskingWhatMustComeChangesNothing) {
+  const std::string schema =
+      R"({"type":"object","properties":{"hello":{"type":"array","items":{"enum":["hell","he","wo"]}}},"required":["hello"]})";
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    auto asked = matcher(Kind::json_schema, schema), plain = matcher(Kind::json_schema, schema);
+    for (int i = 0; i < 60 && !plain->finished(); ++i) {
+      const std::vector<int32_t> forced = *asked->forced(), may = allowed(*plain);
+      ASSERT_EQ(allowed(*asked), may) << i;
+      ASSERT_FALSE(may.empty());
+      EXPECT_TRUE(forced.empty() || std::binary_search(may.begin(), may.end(), forced[0]));
+      const int32_t token = may[random() % may.size()];
+      ASSERT_TRUE(asked->consume(token).ok());
+      ASSERT_TRUE(plain->consume(token).ok());
+    }
+  }
+}
+
 TEST_F(GrammarTest, ChoiceLeavesOneWay) {
   auto m = matcher(Kind::choice, "", {"hello", "he\"y\n"});
   EXPECT_TRUE(accepts(*m, "he"));

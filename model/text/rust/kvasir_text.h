@@ -91,6 +91,8 @@ void kvt_matcher_free(kvt_matcher* m);
 int kvt_matcher_clone(const kvt_matcher* m, kvt_matcher** out, kvt_buf* error);
 int kvt_matcher_mask(kvt_matcher* m, uint32_t* bits, size_t n_words, kvt_buf* error);
 int kvt_matcher_consume(kvt_matcher* m, int32_t token, kvt_buf* error);
+// Bytes that come next whatever is drawn; a special token is 0xFF and its id in brackets.
+int kvt_matcher_forced(kvt_matcher* m, kvt_buf* out, kvt_buf* error);
 uint8_t kvt_matcher_finished(const kvt_matcher* m);
 
 #ifdef __cplusplus

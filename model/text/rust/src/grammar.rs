@@ -336,6 +336,15 @@ impl OneMatcher {
         self.metered(|matcher, _| mask(matcher, bits))
     }
 
+    /// Bytes that come next whatever is drawn; a special token is 0xFF and its id in brackets. Asked of a copy: bytes that
+    /// were forced into a parser stay there, and its masks then know nothing of special tokens.
+    fn forced(&mut self) -> Result<Vec<u8>> {
+        if self.matcher.is_stopped() {
+            return Ok(Vec::new());
+        }
+        self.metered(|matcher, _| Ok(matcher.clone().compute_ff_bytes()))
+    }
+
     fn consume(&mut self, token: u32) -> Result<()> {
         self.metered(|matcher, eos| consume(matcher, eos, token))?;
         self.left = (self.left + TIME_A_TOKEN).min(STEPS_AHEAD);
@@ -411,6 +420,14 @@ pub unsafe extern "C" fn kvt_matcher_mask(m: *mut OneMatcher, bits: *mut u32, n_
 #[no_mangle]
 pub unsafe extern "C" fn kvt_matcher_consume(m: *mut OneMatcher, token: i32, error: *mut Buf) -> i32 {
     guard(error, || (*m).consume(token as u32))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn kvt_matcher_forced(m: *mut OneMatcher, out: *mut Buf, error: *mut Buf) -> i32 {
+    guard(error, || {
+        out.write(Buf::of((*m).forced()?));
+        Ok(())
+    })
 }
 
 #[no_mangle]
