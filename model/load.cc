@@ -236,12 +236,6 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
-  if (gpu && files.config.encoder) {
-    const std::string why = "encoders are served by the CPU alone";
-    if (options.device == "cuda") return unimplemented(why + ": device cpu, or auto").with_field("device");
-    gpu = false;
-    log_info("no GPU in use", {{"reason", why}});
-  }
   if (gpu && options.device != "cuda" && files.config.sizes_by_layer && widest_head(files.config) > kFastHead) {
     gpu = false;
     log_info("no GPU in use", {{"reason", cat("heads of ", widest_head(files.config),

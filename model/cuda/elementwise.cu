@@ -48,6 +48,12 @@ __global__ void add_bias(T* x, const float* bias, int64_t rows, int64_t cols) {
     write(x, row * cols + i, read(x, row * cols + i) + bias[i]);
 }
 
+__global__ void add_row(const __nv_bfloat16* table, const int32_t* which, int64_t shift, int64_t last, float* out,
+                        int64_t cols) {
+  const int64_t of = min(which[blockIdx.x] + shift, last);
+  for (int64_t i = threadIdx.x; i < cols; i += kThreads) out[blockIdx.x * cols + i] += read(table, of * cols + i);
+}
+
 __device__ float activated(Activation activation, float x) {
   switch (activation) {
     case Activation::silu: return x / (1.0f + __expf(-x));
@@ -136,6 +142,12 @@ void launch_gate(Activation activation, const float* in, const float* by, int64_
                  int64_t cols, cudaStream_t stream) {
   gate<<<grid(rows, cols), kThreads, 0, stream>>>(activation, in, by, stride, static_cast<__nv_bfloat16*>(out), rows,
                                                   cols);
+}
+
+void launch_add_row(const void* table, const int32_t* which, int64_t shift, int64_t last, float* out, int64_t rows,
+                    int64_t cols, cudaStream_t stream) {
+  add_row<<<unsigned(rows), kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(table), which, shift, last, out,
+                                                   cols);
 }
 
 void launch_add(const float* in, float* out, int64_t count, cudaStream_t stream) {

@@ -18,6 +18,9 @@ void launch_add_bias(void* x, bool half, const float* bias, int64_t rows, int64_
 // (`half`) or float32.
 void launch_activate(Activation activation, bool gated, const void* in, bool half, void* out, int64_t rows,
                      int64_t cols, cudaStream_t stream);
+// out += the table's row which[i] + shift, or its last one; the table is bfloat16.
+void launch_add_row(const void* table, const int32_t* which, int64_t shift, int64_t last, float* out, int64_t rows,
+                    int64_t cols, cudaStream_t stream);
 // out += in, x *= factor.
 void launch_add(const float* in, float* out, int64_t count, cudaStream_t stream);
 void launch_scale(float* x, float factor, int64_t count, cudaStream_t stream);

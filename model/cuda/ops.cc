@@ -24,7 +24,7 @@ int64_t CudaOps::padded(int64_t rows) {
 Status CudaOps::prepare() {
   KVASIR_ASSIGN(products_, Products::open(stream_, options_.batch_invariant));
   // Choices that fork from one row draw from it each.
-  const auto ids = size_t(most_rows() + 2 * options_.max_tokens) * sizeof(int32_t);
+  const auto ids = size_t(most_rows() + 3 * options_.max_tokens) * sizeof(int32_t);
   for (int slot : {0, 1}) {
     KVASIR_TRY(ids_[slot].allocate(ids));
     KVASIR_TRY(host_ids_[slot].allocate(ids));
@@ -171,13 +171,15 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   KVASIR_TRY(adapters_.begin(batch, slot_, stream_));
   int32_t* ids = host_ids_[slot_].as<int32_t>();
   step_logit_rows_ = logit_rows;
-  std::fill_n(ids, 2 * tokens_ + logit_rows, 0);
+  const int64_t count = 3 * tokens_ + logit_rows;
+  std::fill_n(ids, count, 0);
   std::copy(tokens.begin(), tokens.end(), ids);
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), ids + tokens_);
   std::copy(batch.positions.begin(), batch.positions.end(), ids + tokens_ + logit_rows);
-  return check(cudaMemcpyAsync(ids_[slot_].get(), ids, size_t(2 * tokens_ + logit_rows) * sizeof(int32_t),
-                               cudaMemcpyHostToDevice, stream_),
-               "token ids");
+  std::copy(batch.types.begin(), batch.types.end(), ids + 2 * tokens_ + logit_rows);
+  return check(
+      cudaMemcpyAsync(ids_[slot_].get(), ids, size_t(count) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
+      "token ids");
 }
 
 uint64_t CudaOps::key() const {
@@ -198,6 +200,30 @@ Status CudaOps::embed(Matrix table, float scale, Buffer out) {
   else
     launch_embed(ids, before, w.data.get(), scale, write(out), tokens_, w.cols, stream_);
   return launched("embed");
+}
+
+Status CudaOps::unpack(Loaded* w) {
+  DeviceMemory half;
+  KVASIR_TRY(half.allocate(size_t(w->rows * w->cols) * 2));
+  if (w->packing == Packing::fp8)
+    launch_from_bytes({w->data.get(), w->scales.as<float>()}, half.get(), w->rows, w->cols, stream_);
+  else
+    launch_unpack(w->packing, w->data.get(), w->unit, w->half, half.get(), 0, w->rows, w->cols, stream_);
+  KVASIR_TRY(check(cudaStreamSynchronize(stream_), "unpacking a table"));
+  weight_bytes_ += w->rows * w->cols * 2 - w->bytes;
+  w->data = std::move(half), w->packing = Packing::bf16;
+  return {};
+}
+
+// Small tables that are read by row: packed ones become bfloat16 when they are first read.
+Status CudaOps::add_row(Matrix table, RowOf which, int64_t shift, Buffer out) {
+  Loaded& w = *matrices_[size_t(table.id)];
+  if (w.packing != Packing::bf16) KVASIR_TRY(unpack(&w));
+  const int64_t first = tokens_ + step_logit_rows_ + (which == RowOf::type ? tokens_ : 0);
+  (void)read(out);
+  launch_add_row(w.data.get(), ids_[slot_].as<int32_t>() + first, shift, w.rows - 1, data(out), tokens_, w.cols,
+                 stream_);
+  return launched("add_row");
 }
 
 const float* CudaOps::read(Buffer b) {

@@ -72,6 +72,7 @@ class CudaOps final : public Ops {
 
   Status takes_uneven_layers() const override { return {}; }
   Status embed(Matrix table, float scale, Buffer out) override;
+  Status add_row(Matrix table, RowOf which, int64_t shift, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
@@ -122,6 +123,7 @@ class CudaOps final : public Ops {
   Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
   int64_t product_rows(Buffer b);
+  Status unpack(Loaded* weight);            // to bfloat16, where it is not
   const float* read(Buffer b);              // that is float32
   Result<const void*> read_half(Buffer b);  // made bfloat16 where it is not
   Result<Bytes> read_bytes(Buffer b);       // made E4M3 where it is not
@@ -147,7 +149,7 @@ class CudaOps final : public Ops {
   std::vector<bool> windowed_;  // kinds that have a window of the model's own
   bool apart_ = false;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
-  DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows, then positions
+  DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows, positions and types
   PinnedMemory host_ids_[2];
   int slot_ = 0;
   std::vector<kvcache::CacheView> caches_;

@@ -100,6 +100,7 @@ class CudaRunner final : public Runner, public Replaying {
       KVASIR_TRY(f.wishes.allocate(size_t(ops_->most_rows()) * sizeof(Wish)));
       KVASIR_TRY(f.device_wishes.allocate(size_t(ops_->most_rows()) * sizeof(Wish)));
     }
+    if (config_.encoder) return {};
     return logits_.allocate(size_t(o.max_logit_rows * config_.vocab) * sizeof(float));
   }
 
@@ -135,6 +136,7 @@ class CudaRunner final : public Runner, public Replaying {
     Status status;
   };
   Flight& flight(int nth) { return flights_[size_t(oldest_ + nth) % flights_.size()]; }
+  int64_t pooled_cols() const { return config_.labels > 0 ? config_.labels : config_.hidden; }
   Status time_products(int64_t cache_tokens);
   Status enqueue(Flight& f, const Batch& batch);
   Status forward(Flight& f);
@@ -178,7 +180,7 @@ Status CudaRunner::allocate_cache(const CachePages& pages) {
 // The library's ways of multiplying are timed for each number of rows when it first comes (Cublas::product): now,
 // before anybody waits, not in the steps that the first users' requests need.
 Status CudaRunner::time_products(int64_t cache_tokens) {
-  if (options_.batch_invariant) return {};
+  if (options_.batch_invariant || config_.encoder) return {};  // an encoder's prompts have rows of any number
   const int64_t most = std::min({Cublas::kTimedRows, ops_->max_logit_rows(), options_.max_kvlen, cache_tokens});
   const SamplingParams greedy{.temperature = 0};
   for (int64_t n = kDrawnRows; n <= most; ++n) {
@@ -242,9 +244,9 @@ Result<std::vector<Sampled>> CudaRunner::wait() {
     s = check(cudaEventSynchronize(f.done), "step");
     int64_t rows = 0;
     for (const Batch::Pool& p : f.pools) rows += p.count;
-    std::vector<float> hidden(s.ok() ? size_t(rows * config_.hidden) : 0);
+    std::vector<float> hidden(s.ok() ? size_t(rows * pooled_cols()) : 0);
     for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = bf16_to_f32(f.hidden.as<uint16_t>()[i]);
-    if (s.ok()) add_pooled(f.pools, 0, rows, hidden.data(), config_.hidden, 1 / config_.logit_scale);
+    if (s.ok()) add_pooled(f.pools, 0, rows, hidden.data(), pooled_cols(), 1 / config_.logit_scale);
   }
   oldest_ ^= 1, --in_flight_;
   f.draws.end();
@@ -277,7 +279,7 @@ Status CudaRunner::forward(Flight& f) {
 
 // Hidden states come to the host as they are, and are pooled there by wait().
 Status CudaRunner::enqueue_pooled(Flight& f, int64_t rows) {
-  const size_t bytes = size_t(rows * config_.hidden) * sizeof(uint16_t);
+  const size_t bytes = size_t(rows * pooled_cols()) * sizeof(uint16_t);
   if (std::exchange(f.hidden_bytes, std::max(f.hidden_bytes, bytes)) < bytes) {
     Status s = f.hidden.allocate(bytes);
     if (!s.ok()) f.hidden_bytes = 0;
@@ -288,10 +290,9 @@ Status CudaRunner::enqueue_pooled(Flight& f, int64_t rows) {
     const int64_t count = std::min(ops_->max_logit_rows(), rows - first);
     KVASIR_ASSIGN(Buffer hidden, network_->hidden(drawn + first, count));
     KVASIR_ASSIGN(const void* from, ops_->half_data(hidden));
-    KVASIR_TRY(
-        check(cudaMemcpyAsync(f.hidden.as<uint16_t>() + first * config_.hidden, from,
-                              size_t(count * config_.hidden) * sizeof(uint16_t), cudaMemcpyDeviceToHost, stream_),
-              "embeddings"));
+    KVASIR_TRY(check(cudaMemcpyAsync(f.hidden.as<uint16_t>() + first * hidden.cols, from,
+                                     size_t(count * hidden.cols) * sizeof(uint16_t), cudaMemcpyDeviceToHost, stream_),
+                     "embeddings"));
   }
   return {};
 }

@@ -1,5 +1,6 @@
 // Prompts as wholes: what the engine makes of their hidden states, whichever way they travel, beside answers, and to
 // the last page back.
+#include "tests/engine/pooled.h"
 #include "tests/engine/real_case.h"
 #include "tests/model/architectures.h"
 #include "tests/model/drive.h"
@@ -8,20 +9,6 @@ namespace kvasir::engine::testing {
 namespace {
 
 using model::Pooling;
-
-Request pooled(Request r) {
-  r.pooled = true;
-  r.max_tokens = 0;
-  return r;
-}
-
-std::vector<float> embedding(const Answer& a) {
-  EXPECT_TRUE(a.complete()) << a.failed.message();
-  if (a.finished.empty() || a.finished[0].pooled.empty()) return {};
-  EXPECT_EQ(a.finished[0].pooled.size(), 1u);
-  EXPECT_TRUE(a.tokens.empty());
-  return a.finished[0].pooled[0];
-}
 
 // What FakeRunner's hidden states come to: {the token, where it stands, what follows, 1}.
 std::vector<float> expected_embedding(const Request& r, Pooling how) {
@@ -166,13 +153,6 @@ TEST(Scores, AreTheLogProbabilitiesOfTheNextToken) {
 }
 
 // Against sentence-transformers, for every architecture and each way of pooling.
-double cosine(const std::vector<float>& a, const std::vector<double>& b) {
-  double ab = 0, aa = 0, bb = 0;
-  for (size_t i = 0; i < a.size() && i < b.size(); ++i)
-    ab += double(a[i]) * b[i], aa += double(a[i]) * a[i], bb += double(b[i]) * b[i];
-  return a.size() == b.size() && aa > 0 ? ab / std::sqrt(aa * bb) : 0;
-}
-
 TEST(RealEmbeddings, AreThoseOfSentenceTransformers) {
   const auto stored = model::fixture("embeddings.json"), networks = model::fixture("architectures.json");
   double worst = 0;
