@@ -73,7 +73,7 @@ TEST_F(GrammarTest, WhatMustComeNext) {
   EXPECT_TRUE(accepts(*m, "now"));
   EXPECT_EQ(text_of(*m), "") << "it is over";
 
-  auto endless = matcher(Kind::choice, "", {std::string(5000, 'x') + "\u00e9", "y"});
+  auto endless = matcher(Kind::choice, "", {std::string(600, 'x') + "\u00e9", "y"});
   EXPECT_TRUE(accepts(*endless, "x"));
   EXPECT_EQ(text_of(*endless), std::string(512, 'x')) << "no draft is as long";
 
@@ -85,6 +85,30 @@ TEST_F(GrammarTest, WhatMustComeNext) {
   EXPECT_EQ(*tokens, (std::vector<int32_t>{t->token_id("a"), t->token_id("<|im_start|>"), t->token_id("hello")}));
   for (const int32_t id : *tokens) EXPECT_TRUE(special->consume(id).ok());
   EXPECT_TRUE(special->finished());
+}
+
+TEST_F(GrammarTest, WhatMustComeWithoutEndIsNotWaitedFor) {
+  const std::pair<Kind, std::string> grammars[] = {
+      {Kind::lark, "start: \"x\" start | /[^\\x00-\\u{10FFFF}]/"},
+      {Kind::lark, "start: a\na: \"[\" a \"]\""},
+      {Kind::regex, "x{100000000}"},
+      {Kind::regex, "x{200000}"},
+      {Kind::json_schema,
+       R"({"$ref":"#/$defs/a","$defs":{"a":{"type":"array","items":{"$ref":"#/$defs/a"},"minItems":1}}})"},
+      {Kind::json_schema, R"({"type":"array","minItems":1000000,"items":{"const":1}})"},
+  };
+  int asked = 0;
+  for (const auto& [kind, text] : grammars) {
+    SCOPED_TRACE(text);
+    auto m = compiler->compile({kind, text, {}});
+    if (!m.ok()) continue;  // refused for what it is
+    const auto began = std::chrono::steady_clock::now();
+    (void)(*m)->forced();
+    const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+    EXPECT_LT(ms, 200);
+    ++asked;
+  }
+  EXPECT_GE(asked, 2);
 }
 
 // Asked at every token or never: the same masks.

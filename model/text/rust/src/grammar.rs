@@ -4,6 +4,7 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ const MAX_TOKEN_BYTES: usize = 900; // the trie's depth is bounded
 const COMPILE_TIME: Duration = Duration::from_millis(800);
 const STEP_TIME: Duration = Duration::from_millis(250); // of one mask, or of one token's way through the lexer
 const STEPS_AHEAD: Duration = Duration::from_millis(500); // of all of them, beside what each token brings
+const FORCED_TIME: Duration = Duration::from_millis(5);
 const TIME_A_TOKEN: Duration = Duration::from_millis(5);
 /// Of one matcher, of all as long as another may begin, and of all.
 const MATCHER_BYTES: i64 = 96 << 20;
@@ -297,6 +299,27 @@ fn consume(matcher: &mut Matcher, eos: &[u32], token: u32) -> Result<()> {
     }
 }
 
+/// Nothing where it takes too long: a text that has no end is forced for ever, and the meter does not see it.
+fn forced_in_time(mut matcher: Matcher) -> Vec<u8> {
+    let Some(handle) = matcher.cancellation_handle() else {
+        return Vec::new();
+    };
+    let (done, told) = channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = move || {
+            if told.recv_timeout(FORCED_TIME) == Err(RecvTimeoutError::Timeout) {
+                handle.cancel();
+            }
+        };
+        if std::thread::Builder::new().spawn_scoped(scope, watch).is_err() {
+            return Vec::new();
+        }
+        let bytes = matcher.compute_ff_bytes();
+        drop(done);
+        bytes
+    })
+}
+
 impl OneMatcher {
     /// Deep: a shallow clone shares its lexer behind a lock, and sequences are masked on many threads.
     fn copy(&self) -> Result<OneMatcher> {
@@ -342,7 +365,7 @@ impl OneMatcher {
         if self.matcher.is_stopped() {
             return Ok(Vec::new());
         }
-        self.metered(|matcher, _| Ok(matcher.clone().compute_ff_bytes()))
+        self.metered(|matcher, _| Ok(forced_in_time(matcher.clone().into_cancellable())))
     }
 
     fn consume(&mut self, token: u32) -> Result<()> {
