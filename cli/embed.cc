@@ -1,4 +1,5 @@
 // kvasir embed: texts in, vectors out, through the same engine as the server and without one.
+#include <chrono>
 #include <cstdio>
 #include <deque>
 #include <fstream>
@@ -54,13 +55,14 @@ Result<engine::Request> make_request(const EmbedConfig& c, const engine::Engine&
   return r;
 }
 
-Status print(const std::string& text, engine::Stream& stream) {
+Status print(const std::string& text, engine::Stream& stream, int64_t* tokens) {
   while (auto event = stream.next()) {
     if (auto* failed = std::get_if<engine::Failed>(&*event)) return failed->status;
     auto* done = std::get_if<engine::Finished>(&*event);
     if (!done) continue;
     const json line{{"text", text}, {"prompt_tokens", done->usage.prompt_tokens}, {"embedding", done->pooled.at(0)}};
     std::printf("%s\n", line.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    *tokens += done->usage.prompt_tokens;
   }
   return {};
 }
@@ -77,17 +79,26 @@ Status embed_with(EmbedConfig& c) {
   KVASIR_TRY(c.model.fetch());
   engine::EngineOptions options = c.model.engine_options();
   options.max_wait = std::chrono::hours(24);
+  if (!options.draft_model.empty())
+    return invalid_argument(cat("draft_model is ", options.draft_model, "; embeddings have no answer to draft"))
+        .with_field("draft_model");
   auto engine = engine::Engine::start(c.model.runner_options(), options);
   KVASIR_TRY(engine->wait_ready());
+  const auto began = std::chrono::steady_clock::now();
+  int64_t tokens = 0;
   std::deque<std::unique_ptr<engine::Stream>> open;
   for (size_t asked = 0, done = 0; done < c.texts.size(); ++done) {
     for (; asked < c.texts.size() && open.size() < size_t(options.max_running) * 2; ++asked) {
       KVASIR_ASSIGN(engine::Request request, make_request(c, *engine, c.texts[asked]));
       KVASIR_ASSIGN(open.emplace_back(), engine->submit(std::move(request)));
     }
-    KVASIR_TRY(print(c.texts[done], *open.front()));
+    KVASIR_TRY(print(c.texts[done], *open.front(), &tokens));
     open.pop_front();
   }
+  std::fflush(stdout);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  std::fprintf(stderr, "%zu texts of %lld tokens in %.2f s: %.1f texts and %.0f tokens a second\n", c.texts.size(),
+               static_cast<long long>(tokens), seconds, double(c.texts.size()) / seconds, double(tokens) / seconds);
   return {};
 }
 

@@ -192,6 +192,17 @@ TEST(Generate, AnswersPromptsFromArgumentsAndJsonLines) {
   EXPECT_THAT(shell("generate " + dummy + "--file " + file).out, HasSubstr("it must be at most 1000000000"));
 }
 
+TEST(Embed, SaysHowFastItWasAndRefusesWhatDraftsAnswers) {
+  const std::string ask = "embed --model dummy:bert,layers=1,hidden=64,heads=4,ffn=128 ";
+  const Ran ran = shell(ask + "one two");
+  EXPECT_EQ(ran.code, 0);
+  EXPECT_THAT(ran.out, HasSubstr("2 texts of "));
+  EXPECT_THAT(ran.out, HasSubstr("tokens a second"));
+  const Ran refused = shell(ask + "--draft-model dummy:llama one");
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.out, HasSubstr("embeddings have no answer to draft"));
+}
+
 TEST(Generate, ADraftModelChangesNoAnswer) {
   if (!built("generate")) GTEST_SKIP() << "this build has no model";
   const std::string model = "dummy:llama,layers=2,hidden=64,heads=2,kv_heads=1,ffn=64,vocab=260";
