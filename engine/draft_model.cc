@@ -12,7 +12,7 @@ namespace {
 
 using scheduler::Phase;
 
-constexpr int64_t kFew = 16;                                  // tokens that are taken up whatever time there is
+constexpr int64_t kFew = 16;                                  // tokens that are prefilled whatever time there is
 constexpr scheduler::SeqId kMeasured = ~scheduler::SeqId(0);  // no sequence's
 
 }  // namespace
@@ -65,7 +65,7 @@ double DraftModel::token_us(int64_t context, double sequences) const {
   return c.fixed_us / sequences + c.decode_token_us + c.decode_context_us * double(context);
 }
 
-double DraftModel::taking_up_us(int64_t begin, int64_t count) const {
+double DraftModel::prefill_us(int64_t begin, int64_t count) const {
   scheduler::StepTime work;
   if (count > 0) scheduler::add_work(work, Phase::prefill, begin, count);
   return 1e6 * scheduler::step_seconds(work, learned_.cost()) - learned_.cost().fixed_us;
@@ -117,7 +117,7 @@ bool DraftModel::reserve(Held& held, int64_t tokens) {
   return true;
 }
 
-// The pages of whoever was not asked for longest; what it had is taken up again when it is.
+// The pages of whoever was not asked for longest; what it had is prefilled again when it is.
 bool DraftModel::take_from_another() {
   Held* oldest = nullptr;
   for (auto& [seq, held] : held_)
@@ -130,7 +130,7 @@ bool DraftModel::take_from_another() {
   return true;
 }
 
-// The first step takes up what is lacking, as far as there is time; those that follow are one token each.
+// The first step prefills what is lacking, as far as there is time; those that follow are one token each.
 void DraftModel::gather(std::span<Want> wants, bool first, double seconds) {
   rows_.clear();
   int64_t room = limits_.max_tokens;
@@ -154,7 +154,7 @@ void DraftModel::gather(std::span<Want> wants, bool first, double seconds) {
       some = true;
       r.samples = r.count <= most;
       r.count = std::min(r.count, most);
-      seconds -= 1e-6 * taking_up_us(int64_t(r.held->tokens.size()), r.count);
+      seconds -= 1e-6 * prefill_us(int64_t(r.held->tokens.size()), r.count);
     } else if (r.count > room) {
       r.samples = false, r.count = 0;
     }

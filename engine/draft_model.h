@@ -2,7 +2,7 @@
 // the first one then verifies (speculative decoding with a draft model). It has a cache of its own, in pages: what a
 // sequence has there is what it was last given, less what turned out otherwise. Whatever it lacks (prompts, tokens of a
 // prefix that the first model had cached, what was drafted by others, all of it after its pages went to somebody else)
-// it takes up when it is next asked. The step thread's.
+// it prefills when it is next asked. The step thread's.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +34,10 @@ class DraftModel {
     scheduler::SeqId seq = 0;
     std::span<const int32_t> tokens;  // all that are known of the sequence
     int count = 0;
-    std::vector<int32_t> draft;  // out: at most so many; none while it still takes up what it lacks, or cannot
+    std::vector<int32_t> draft;  // out: at most so many; none while it still prefills what it lacks, or cannot
   };
-  // What it lacks of them is taken up in about so many seconds, at least a page. A failure is the model's: it is not to
-  // be asked again.
+  // What it lacks of them is prefilled in about so many seconds, at least a page. A failure is the model's: it is not
+  // to be asked again.
   Status draft(std::span<Want> wants, double seconds);
   void forget(scheduler::SeqId seq);
 
@@ -45,9 +45,9 @@ class DraftModel {
   bool takes(scheduler::SeqId seq, std::span<const int32_t> tokens) const;
   int64_t lacks(scheduler::SeqId seq, std::span<const int32_t> tokens) const;  // beside the last token
   // Microseconds: of one more token of a draft at this length, where so many sequences are drafted for together; and of
-  // taking up so many tokens.
+  // prefilling so many tokens.
   double token_us(int64_t context, double sequences) const;
-  double taking_up_us(int64_t begin, int64_t count) const;
+  double prefill_us(int64_t begin, int64_t count) const;
 
   const model::ModelInfo& info() const { return runner_->info(); }
   int64_t pages() const { return limits_.pages; }
@@ -67,7 +67,7 @@ class DraftModel {
   struct Row {
     Want* want;
     Held* held;
-    int64_t count;  // tokens to take up
+    int64_t count;  // tokens to prefill
     bool samples;
   };
   Held* prepare(Want& want);

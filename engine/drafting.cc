@@ -95,7 +95,7 @@ void StepLoop::weigh_grammar(const Gain& by, Draft& best) const {
   best.tokens = std::move(forced);
 }
 
-// The draft model's own time counts, too, and what it must take up before.
+// The draft model's own time counts, too, and what it must prefill before.
 void StepLoop::weigh_model(const Gain& by, Draft& best) {
   if (!draft_model_->takes(best.seq, best.before)) return;
   double& right = best.choice->drafts.model_right;
@@ -107,7 +107,7 @@ void StepLoop::weigh_model(const Gain& by, Draft& best) {
   const int64_t limit = best.job->request.max_tokens.value_or(runner_.info().context_length);
   const int64_t left = std::min(kFarAhead, limit + int64_t(best.job->request.prompt.size()) - known);
   const double each = worth.saves / (worth.tokens + 1);
-  if (lacks > 0 && each * double(left) < draft_model_->taking_up_us(known - 1 - lacks, lacks)) worth = {};
+  if (lacks > 0 && each * double(left) < draft_model_->prefill_us(known - 1 - lacks, lacks)) worth = {};
   if (worth.tokens == 0) {
     right += kHoping * (kHope - right);
     if ((first_tries_ == 0 && unmodelled_steps_ < kTriedEvery) || lacks > kLacksLittle) return;

@@ -4,8 +4,6 @@
 
 #include "core/cat.h"
 #include "core/check.h"
-#include "model/cuda/fp8.h"
-#include "model/cuda/packed.h"
 
 namespace kvasir::model::cuda {
 namespace {
@@ -21,18 +19,6 @@ Result<Gate> gate_of(const Experts& e) {
   constexpr float kTwice = 2 * 0.7978845608028654f;
   if (e.activation == Activation::gelu_tanh) return Gate{.slope = kTwice, .cubic = kTwice * 0.044715f};
   return unimplemented("experts whose gates are neither SiLU nor GELU by tanh are served by the CPU (--device cpu)");
-}
-
-// A weight as row-major bfloat16: itself, or unpacked into `room`.
-Result<const void*> as_half(const Weight& w, DeviceMemory* room, cudaStream_t stream) {
-  if (w.packing == Packing::bf16) return static_cast<const void*>(w.data.get());
-  if (!room->get()) KVASIR_TRY(room->allocate(size_t(w.rows * w.cols) * 2));
-  if (w.packing == Packing::fp8)
-    launch_from_bytes({w.data.get(), w.scales.as<float>()}, room->get(), w.rows, w.cols, stream);
-  else
-    launch_unpack(w.packing, w.data.get(), w.unit, w.half, room->get(), 0, w.rows, w.cols, stream);
-  KVASIR_TRY(check(cudaGetLastError(), "unpacking experts"));
-  return static_cast<const void*>(room->get());
 }
 
 bool runs_many() {

@@ -204,11 +204,7 @@ Status CudaOps::embed(Matrix table, float scale, Buffer out) {
 
 Status CudaOps::unpack(Loaded* w) {
   DeviceMemory half;
-  KVASIR_TRY(half.allocate(size_t(w->rows * w->cols) * 2));
-  if (w->packing == Packing::fp8)
-    launch_from_bytes({w->data.get(), w->scales.as<float>()}, half.get(), w->rows, w->cols, stream_);
-  else
-    launch_unpack(w->packing, w->data.get(), w->unit, w->half, half.get(), 0, w->rows, w->cols, stream_);
+  KVASIR_TRY(as_half(*w, &half, stream_).status());
   KVASIR_TRY(check(cudaStreamSynchronize(stream_), "unpacking a table"));
   weight_bytes_ += w->rows * w->cols * 2 - w->bytes;
   w->data = std::move(half), w->packing = Packing::bf16;

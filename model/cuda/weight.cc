@@ -231,4 +231,15 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadP
   return {};
 }
 
+Result<const void*> as_half(const Weight& w, DeviceMemory* room, cudaStream_t stream) {
+  if (w.packing == Packing::bf16) return static_cast<const void*>(w.data.get());
+  if (!room->get()) KVASIR_TRY(room->allocate(size_t(w.rows * w.cols) * 2));
+  if (w.packing == Packing::fp8)
+    launch_from_bytes({w.data.get(), w.scales.as<float>()}, room->get(), w.rows, w.cols, stream);
+  else
+    launch_unpack(w.packing, w.data.get(), w.unit, w.half, room->get(), 0, w.rows, w.cols, stream);
+  KVASIR_TRY(check(cudaGetLastError(), "unpacking a weight"));
+  return static_cast<const void*>(room->get());
+}
+
 }  // namespace kvasir::model::cuda

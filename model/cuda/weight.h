@@ -38,4 +38,7 @@ bool multiplies_bytes();  // whether this device has E4M3
 Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadPool& pool, cudaStream_t stream,
                    Weight* out);
 
+// The weight as row-major bfloat16: itself, or unpacked into `room`, which is made as large where it is empty.
+Result<const void*> as_half(const Weight& weight, DeviceMemory* room, cudaStream_t stream);
+
 }  // namespace kvasir::model::cuda

@@ -91,13 +91,7 @@ TEST_F(EmbeddingsCuda, EncodersScorePairsAsTransformersDoes) {
     model::StoredNetwork(one).write_folder(folder);
     auto engine = engine_of(folder.path.string(), "auto");
     for (const json& pair : one["pairs"]) {
-      Request r;
-      r.prompt = pair[0].get<std::vector<int32_t>>();
-      r.second_text = int32_t(r.prompt.size());
-      for (int32_t t : pair[1].get<std::vector<int32_t>>()) r.prompt.push_back(t);
-      r.detokenize = false;
-      r.classified = true;
-      const auto got = embedding(run(*engine, pooled(r)));
+      const auto got = embedding(run(*engine, scored_pair(pair)));
       ASSERT_EQ(got.size(), 1u);
       printf("%-28s %.4f, transformers %.4f\n", one["name"].get<std::string>().c_str(), got[0], pair[2].get<double>());
       EXPECT_NEAR(got[0], pair[2].get<double>(), 2e-2);

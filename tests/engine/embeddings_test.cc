@@ -240,13 +240,7 @@ TEST(Encoders, ScorePairsAsTransformersDoes) {
     auto engine = engine_of(folder.path.string(), "auto", Case("").options);
     ASSERT_EQ(engine->info().labels, 1);
     for (const auto& pair : one["pairs"]) {
-      Request r;
-      r.prompt = pair[0].get<std::vector<int32_t>>();
-      r.second_text = int32_t(r.prompt.size());
-      for (int32_t t : pair[1].get<std::vector<int32_t>>()) r.prompt.push_back(t);
-      r.detokenize = false;
-      r.classified = true;
-      const auto got = embedding(run(*engine, pooled(r)));
+      const auto got = embedding(run(*engine, scored_pair(pair)));
       ASSERT_EQ(got.size(), 1u);
       EXPECT_NEAR(got[0], pair[2].get<double>(), 1e-3);
       ++seen;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "tests/engine/harness.h"
@@ -29,6 +30,17 @@ inline double cosine(const std::vector<float>& a, const std::vector<double>& b) 
   for (size_t i = 0; i < a.size() && i < b.size(); ++i)
     ab += double(a[i]) * b[i], aa += double(a[i]) * a[i], bb += double(b[i]) * b[i];
   return a.size() == b.size() && aa > 0 ? ab / std::sqrt(aa * bb) : 0;
+}
+
+// A question and a text beside it, as a cross-encoder is asked.
+inline Request scored_pair(const nlohmann::json& pair) {
+  Request r;
+  r.prompt = pair[0].get<std::vector<int32_t>>();
+  r.second_text = int32_t(r.prompt.size());
+  for (int32_t t : pair[1].get<std::vector<int32_t>>()) r.prompt.push_back(t);
+  r.detokenize = false;
+  r.classified = true;
+  return pooled(r);
 }
 
 }  // namespace kvasir::engine::testing
