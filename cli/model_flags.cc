@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "model/device.h"
 #include "model/load.h"
 
 namespace kvasir::cli {
@@ -53,13 +54,19 @@ void ModelFlags::define(Options& o) {
   o.add("model", &model.model, "The model: a .gguf file, a folder, hf:ORG/REPO[:FILE], or dummy:... for load tests")
       .value_name("MODEL");
   hub.define(o);
-  o.add("device", &model.device, "What it runs on").one_of({"auto", "cpu", "cuda"});
+  o.add(
+       "device", &model.device,
+       "What it runs on: auto, cpu, cuda, or cuda with the numbers of its GPUs (cuda:1; cuda:0,1 splits the model over "
+       "two)")
+      .value_name("DEVICE");
+  o.check([this] { return model::parse_device(model.device).status(); });
   o.add("threads", &model.threads, "Threads of a step; 0 is what the machine and its control group allow")
       .range(0, 1024);
   o.add("ranks", &model.ranks,
-        "Parts the model is split into, which compute each step together: by heads, columns and experts. On a CPU each "
-        "has its own threads, and its own node of memory where the machine has several")
+        "Parts the model is split into, which compute each step together: by heads, columns and experts. On GPUs each "
+        "has one of its own; on a CPU its own threads, and its own node of memory where the machine has several")
       .range(1, model::kMostRanks);
+  o.alias("gpus", "ranks");
   o.add("attention", &model.attention, "Attention back end; auto takes the best one here").value_name("NAME");
   o.add("chat_template", &engine.chat_template, "Jinja file that replaces the model's own chat template")
       .value_name("FILE");

@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "engine/draft_model.h"
 #include "engine/engine.h"
+#include "model/device.h"
 #include "model/formats/mapped_file.h"
 
 namespace kvasir::engine {
@@ -55,11 +56,14 @@ Result<Text> read_text(const model::RunnerOptions& model, const std::string& tem
   return Text{std::move(text.tokenizer), std::move(text.chat_template)};
 }
 
-// On the same device, with a cache of 16 bits that is indexed by pages; what else is said is of the model itself.
+// On the same device (of several GPUs the first), with a cache of 16 bits that is indexed by pages; what else is said
+// is of the model itself.
 model::RunnerOptions draft_options(const model::RunnerOptions& model, const std::string& draft) {
   model::RunnerOptions out;
   out.model = draft;
   out.device = model.device, out.attention = model.attention, out.threads = model.threads;
+  if (const auto choice = model::parse_device(model.device); choice.ok() && choice->gpus.size() > 1)
+    out.device = cat("cuda:", choice->gpus[0]);
   out.precise = model.precise, out.page_size = model.page_size, out.graphs = model.graphs;
   out.max_batch = model.max_batch, out.max_tokens = model.max_tokens;
   return out;

@@ -14,6 +14,7 @@
 #ifdef KVASIR_CUDA
 #include "model/cuda/runner.h"
 #endif
+#include "model/device.h"
 #include "model/formats/dummy.h"
 #include "model/formats/gguf.h"
 #include "model/formats/gguf_model.h"
@@ -115,13 +116,12 @@ Status gpu_there() {
 
 // auto is the GPU where there is one that this build can use, and the CPU with a line that says why not.
 Result<bool> wants_gpu(const RunnerOptions& options) {
-  if (options.device != "auto" && options.device != "cuda" && options.device != "cpu")
-    return invalid_argument(cat("device is ", options.device, "; it must be auto, cpu or cuda")).with_field("device");
+  KVASIR_ASSIGN(const DeviceChoice choice, parse_device(options.device));
   if (prefers_gpu(options)) return true;
-  if (options.device == "cpu") return false;
+  if (choice.kind == DeviceChoice::Kind::cpu) return false;
   Status there = gpu_there();
   if (there.ok()) return false;  // attention cpu, or precise: only the CPU has them
-  if (options.device == "cuda") return there;
+  if (choice.kind == DeviceChoice::Kind::cuda) return there;
   log_info("no GPU in use", {{"reason", there.message()}});
   return false;
 }
@@ -129,8 +129,9 @@ Result<bool> wants_gpu(const RunnerOptions& options) {
 }  // namespace
 
 bool prefers_gpu(const RunnerOptions& options) {
-  const bool asked =
-      options.device == "cuda" || (options.device == "auto" && !options.precise && options.attention != "cpu");
+  const auto choice = parse_device(options.device);
+  if (!choice.ok() || choice->kind == DeviceChoice::Kind::cpu) return false;
+  const bool asked = choice->kind == DeviceChoice::Kind::cuda || (!options.precise && options.attention != "cpu");
   return asked && gpu_there().ok();
 }
 
@@ -236,7 +237,7 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
-  if (gpu && options.device != "cuda" && files.config.sizes_by_layer && widest_head(files.config) > kFastHead) {
+  if (gpu && options.device == "auto" && files.config.sizes_by_layer && widest_head(files.config) > kFastHead) {
     gpu = false;
     log_info("no GPU in use", {{"reason", cat("heads of ", widest_head(files.config),
                                               " are slow there; device cuda takes it all the same")}});
@@ -248,9 +249,6 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   if (o.attention_window > 0) o.max_kvlen = o.attention_window + 3 * (o.max_tokens + o.page_size);
   if (o.max_kvlen <= 0) o.max_kvlen = files.config.context;
   files.config.rope.configured_context = std::min<int64_t>(o.max_kvlen, files.config.context);
-  if (gpu && o.ranks > 1)
-    return unimplemented(cat("ranks is ", o.ranks, "; a GPU runs one so far, and the CPU several: --device cpu"))
-        .with_field("ranks");
 #ifdef KVASIR_CUDA
   if (gpu) return cuda::make_runner(files.config, std::move(files.weights), o, {progress, context});
 #endif

@@ -3,6 +3,7 @@
 
 #include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/prefill.cuh"
+#include "attention/cuda/shared_memory.h"
 
 namespace kvasir::attention::cuda {
 
@@ -22,8 +23,8 @@ cudaError_t launch_tiles(const typename M::Maps& maps, const Shape& s, const Ste
                          cudaStream_t stream) {
   auto* kernel = prefill_kernel<M, kExtra>;
   constexpr int bytes = int(sizeof(PrefillShared<M>)) + 1024;
-  static const cudaError_t ready = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (ready != cudaSuccess) return ready;
+  static std::atomic<uint64_t> given;
+  if (const cudaError_t e = allow_shared(kernel, bytes, given); e != cudaSuccess) return e;
   const int64_t all = count * s.heads;
   return launch_early(kernel, dim3(unsigned(all < multiprocessors ? all : multiprocessors)), 384, bytes, stream, maps,
                       s, v, l, tiles, queue);

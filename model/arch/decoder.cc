@@ -143,7 +143,7 @@ Status Decoder::make_buffers() {
     KVASIR_ASSIGN(shared_ffn_, ops_.make_buffer(c_.experts.shared_ffn, false, Shard::rows));
   }
   KVASIR_ASSIGN(last_, ops_.make_buffer(c_.hidden, true));
-  KVASIR_ASSIGN(logits_, ops_.make_buffer(c_.vocab, true));
+  KVASIR_ASSIGN(logits_, ops_.make_buffer(c_.vocab, true, Shard::rows));
   return {};
 }
 

@@ -3,6 +3,7 @@
 // them, each with a ring of stages in shared memory that runs on over the ends of tiles.
 #include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/mma.cuh"
+#include "attention/cuda/shared_memory.h"
 #include "model/cuda/early.cuh"
 #include "model/cuda/expert_sums.cuh"
 #include "model/cuda/mxfp4.cuh"
@@ -165,8 +166,8 @@ template <bool kGated, bool kMxfp4>
 cudaError_t run(const ExpertProduct& p, int64_t most_items, cudaStream_t stream) {
   auto* kernel = experts_few<kGated, kMxfp4>;
   constexpr int kShared = Ring<kMxfp4>::kShared;
-  static const cudaError_t room = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  if (room != cudaSuccess) return room;
+  static std::atomic<uint64_t> given;
+  if (const cudaError_t e = attention::cuda::allow_shared(kernel, kShared, given); e != cudaSuccess) return e;
   const auto blocks = unsigned(std::min(most_items * p.down, int64_t(kBlocks) * device().multiprocessors));
   return attention::cuda::launch_early(kernel, dim3(blocks), kWarps * 32, size_t(kShared), stream, p);
 }

@@ -3,6 +3,7 @@
 // gathers, and two consumer warpgroups multiply half of the features each.
 #include "attention/cuda/bulk.cuh"
 #include "attention/cuda/launch_early.cuh"
+#include "attention/cuda/shared_memory.h"
 #include "attention/cuda/wgmma.cuh"
 #include "model/cuda/early.cuh"
 #include "model/cuda/expert_sums.cuh"
@@ -193,8 +194,8 @@ template <int kRows, bool kGated, bool kMxfp4>
 cudaError_t run(const ExpertProduct& p, int64_t most_items, cudaStream_t stream) {
   auto* kernel = experts_many<kRows, kGated, kMxfp4>;
   constexpr int kBytes = Ring<kRows, kMxfp4>::kBytes;
-  static const cudaError_t room = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (room != cudaSuccess) return room;
+  static std::atomic<uint64_t> given;
+  if (const cudaError_t e = attention::cuda::allow_shared(kernel, kBytes, given); e != cudaSuccess) return e;
   const auto blocks = unsigned(
       std::min<int64_t>(most_items * p.down, int64_t(Ring<kRows, kMxfp4>::kBlocks) * device().multiprocessors));
   return attention::cuda::launch_early(kernel, dim3(blocks), kThreads, size_t(kBytes), stream, p);

@@ -34,14 +34,16 @@ Status CudaOps::prepare() {
   return {};
 }
 
-Result<Matrix> CudaOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard) {
+Result<Matrix> CudaOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) {
   auto w = std::make_unique<Loaded>();
+  w->shard = shard;
   KVASIR_TRY(load_weight(parts, options_.quantize, *options_.pool, stream_, w.get()));
   KVASIR_TRY(products_->make_room(*w));
   for (const HostTensor& t : parts) source.release(t);
   any_bytes_ |= w->packing == Packing::fp8;
   weight_bytes_ += w->bytes;
   Matrix m{int32_t(matrices_.size()), w->rows, w->cols};
+  if (options_.link && shard == Shard::cols) KVASIR_TRY(make_partials(w->rows));
   matrices_.push_back(std::move(w));
   return m;
 }
@@ -62,7 +64,7 @@ Result<Vector> CudaOps::load_vector(Weights& source, std::span<const HostTensor>
   return Vector{int32_t(vectors_.size() - 1), int64_t(v.size())};
 }
 
-Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
+Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard shard) {
   const auto size = size_t((logit_rows ? options_.max_logit_rows : options_.max_tokens) * cols);
   auto room = std::make_unique<Room>();
   room->logit_rows = logit_rows;
@@ -72,8 +74,14 @@ Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
     KVASIR_TRY(room->elements.allocate(size));
     KVASIR_TRY(room->scales.allocate(size_t(options_.max_tokens) * sizeof(float)));
   }
+  if (options_.link && logit_rows && shard == Shard::rows)
+    options_.link->publish_logits(options_.part.rank, room->data.as<float>(), options_.part.vocab);
   buffers_.push_back(std::move(room));
-  return Buffer{int32_t(buffers_.size() - 1), cols};
+  const Buffer made{int32_t(buffers_.size() - 1), cols};
+  if (options_.link && logit_rows && shard == Shard::rows) {
+    KVASIR_ASSIGN(whole_logits_, make_buffer(options_.part.vocab.all, true, Shard::whole));
+  }
+  return made;
 }
 
 Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) {
@@ -88,6 +96,10 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
 }
 
 Result<int32_t> CudaOps::add_experts(Experts experts) {
+  if (options_.link)
+    return unimplemented(cat("ranks is ", options_.link->ranks(),
+                             "; mixtures of experts run on one GPU so far, and over ranks on the CPU (--device cpu)"))
+        .with_field("ranks");
   if (!experts_) experts_.emplace(options_.max_tokens, options_.batch_invariant, stream_);
   if (router_logits_.cols < experts.routing.experts) {
     KVASIR_ASSIGN(router_logits_, make_buffer(experts.routing.experts, false, Shard::whole));
@@ -168,6 +180,7 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
       tokens_ == batch.size() && tokens_ == logit_rows && batch.pools.empty() && tokens_ <= options_.max_logit_rows;
   if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   slot_ ^= 1;
+  turn_ = 0, sum_is_last_ = false;
   KVASIR_TRY(adapters_.begin(batch, slot_, stream_));
   int32_t* ids = host_ids_[slot_].as<int32_t>();
   step_logit_rows_ = logit_rows;
@@ -194,7 +207,11 @@ uint64_t CudaOps::key() const {
 
 Status CudaOps::embed(Matrix table, float scale, Buffer out) {
   const Loaded& w = *matrices_[size_t(table.id)];
-  const auto *ids = ids_[slot_].as<int32_t>(), *before = drawn_[slot_ ^ 1].as<int32_t>();
+  if (options_.link && w.shard == Shard::rows) return embed_own(w, scale, out);
+  return embed_rows(w, ids_[slot_].as<int32_t>(), drawn_[slot_ ^ 1].as<int32_t>(), scale, out);
+}
+
+Status CudaOps::embed_rows(const Loaded& w, const int32_t* ids, const int32_t* before, float scale, Buffer out) {
   if (is_blocks(w.packing))
     launch_embed_packed(w.packing, ids, before, w.data.get(), w.unit, scale, write(out), tokens_, w.cols, stream_);
   else

@@ -12,6 +12,7 @@
 #include "kvcache/form.h"
 #include "model/cuda/adapter.h"
 #include "model/cuda/experts.h"
+#include "model/cuda/link.h"
 #include "model/cuda/products.h"
 #include "model/ops.h"
 #include "model/runner.h"
@@ -29,6 +30,8 @@ struct CudaOptions {
   ThreadPool* pool = nullptr;  // converts weights
   const attention::Backend* attention = nullptr;
   RunnerOptions runner;  // what it says of attention
+  RankPart part;
+  Link* link = nullptr;  // between ranks; null: there is one
 };
 
 class CudaOps final : public Ops {
@@ -44,7 +47,7 @@ class CudaOps final : public Ops {
   // comes of the rows past its own is read by nobody.
   // A token below 0 is what that row of drawn() was given in the step begun before. So two steps may be in flight.
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
-  Status end() { return adapters_.end(stream_); }                     // after all that the step launches
+  Status end();                                                       // after all that the step launches
   int32_t* drawn() { return drawn_[slot_].as<int32_t>(); }            // this step's tokens by sample row
   int64_t max_logit_rows() const { return options_.max_logit_rows; }  // of one take_logit_rows()
   int64_t most_rows() const { return 2 * options_.max_tokens + options_.max_batch; }  // to draw from
@@ -82,8 +85,12 @@ class CudaOps final : public Ops {
   Status scale(Buffer in_out, float factor) override;
   Status gate(Activation activation, Buffer in_out, Buffer by, int64_t first) override;
   Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) override;
-  Status linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::f32, out); }
-  Status add_linear(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::added_f32, out); }
+  Status linear(Buffer in, Matrix weight, Buffer out) override {
+    return crosses(weight) ? summed(in, weight, false, out) : product(in, weight, Form::f32, out);
+  }
+  Status add_linear(Buffer in, Matrix weight, Buffer out) override {
+    return crosses(weight) ? summed(in, weight, true, out) : product(in, weight, Form::added_f32, out);
+  }
   Status glu(Activation activation, Buffer in, Buffer out) override;
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status activate(Activation activation, Buffer in, Buffer out) override;
@@ -97,6 +104,8 @@ class CudaOps final : public Ops {
   }
   Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
+  // On all ranks: each draws the same tokens from them, and needs no word from another.
+  Result<Buffer> gather(Buffer logits) override;
 
  private:
   struct Room {
@@ -112,11 +121,20 @@ class CudaOps final : public Ops {
   };
   struct Loaded : Weight {
     Vector bias;
+    Shard shard = Shard::whole;
   };
   struct Values {
     DeviceMemory data, half_data;  // float32 and bfloat16
   };
   Status product(Buffer in, Matrix weight, Form form, Buffer out, bool biased = true);
+  // Whether products by it are parts of sums over all ranks.
+  bool crosses(Matrix weight) const { return options_.link && matrices_[size_t(weight.id)]->shard == Shard::cols; }
+  Buffer partial() const { return partials_[size_t(turn_)]; }
+  Status make_partials(int64_t cols);
+  Status summed(Buffer in, Matrix weight, bool add, Buffer out);
+  Status sum_partials(bool add, Buffer out);
+  Status embed_rows(const Loaded& w, const int32_t* ids, const int32_t* before, float scale, Buffer out);
+  Status embed_own(const Loaded& w, float scale, Buffer out);
   Status attend(const Attend& how, Vector bias, Buffer qkv, Buffer out);
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)]->data.as<float>(); }
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
@@ -145,6 +163,11 @@ class CudaOps final : public Ops {
   std::vector<std::unique_ptr<Room>> buffers_;
   std::optional<ExpertLayers> experts_;
   Buffer router_logits_;
+  // What a rank adds to sums, by turns: while one is written others may still read the one before.
+  Buffer partials_[2], whole_logits_;
+  DeviceMemory own_ids_;  // token ids as rows of this rank's part of the vocabulary
+  int turn_ = 0;
+  bool sum_is_last_ = false;  // of what has crossed ranks in this step
   std::vector<attention::Attributes> kinds_;
   std::vector<bool> windowed_;  // kinds that have a window of the model's own
   bool apart_ = false;

@@ -15,6 +15,7 @@
 #include "attention/cuda/bulk.cuh"
 #include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/mma.cuh"
+#include "attention/cuda/shared_memory.h"
 #include "model/cuda/early.cuh"
 #include "model/cuda/packed.h"
 #include "model/cuda/tile_end.cuh"
@@ -457,8 +458,8 @@ void run(const void* in, const void* weight, float unit, void* out, int64_t rows
   using S = Shape<kPacking, kWide, kTall, kHeld>;
   auto* kernel = packed<kPacking, kWide, kTall, kHeld>;
   constexpr int kBytes = kShared - 2048;
-  static const cudaError_t asked = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (asked != cudaSuccess) return;
+  static std::atomic<uint64_t> given;
+  if (attention::cuda::allow_shared(kernel, kBytes, given) != cudaSuccess) return;
   const bool gated = joins_gates(form);
   const int tiles = int(n / (kTall * (gated ? 8 : 16)));
   const int blocks = std::min((tiles + S::kSets - 1) / S::kSets, device().multiprocessors);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <numeric>
 #include <optional>
 
@@ -11,12 +12,10 @@
 #include "core/log.h"
 #include "model/arch/adapter_places.h"
 #include "model/cache_form.h"
-#include "model/cuda/cache.h"
-#include "model/cuda/draw.h"
-#include "model/cuda/graphs.h"
-#include "model/cuda/kernels.h"
-#include "model/cuda/ops.h"
+#include "model/cuda/rank.h"
+#include "model/device.h"
 #include "model/draws.h"
+#include "model/formats/shared_weights.h"
 #include "model/streaming.h"
 
 namespace kvasir::model::cuda {
@@ -24,8 +23,8 @@ namespace {
 
 using attention::cuda::check;
 
-// Logits of so many rows are made at a time; so many of them are drawn from while the next ones are on their way.
-constexpr int64_t kLogitRows = 512, kDrawnRows = 16;
+// So many rows of logits are drawn from while the next ones are on their way.
+constexpr int64_t kDrawnRows = 16;
 
 // One prompt of `tokens` zeros in the first pages of each of `groups` caches, all of whose logits are wanted.
 Batch first_pages(int64_t tokens, int64_t page_size, kvcache::IndexMode mode, size_t groups) {
@@ -45,91 +44,65 @@ Batch first_pages(int64_t tokens, int64_t page_size, kvcache::IndexMode mode, si
   return b;
 }
 
+// `count` sequences of one token, all in the first page.
+Batch first_decodes(int64_t count, int64_t page_size, kvcache::IndexMode mode, size_t groups) {
+  Batch b = first_pages(1, page_size, mode, groups);
+  for (int64_t i = 1; i < count; ++i) {
+    b.tokens.push_back(0), b.positions.push_back(0), b.start_pos.push_back(0);
+    b.logit_rows.push_back(int32_t(i));
+    b.seqstarts.push_back(i + 1), b.kvstarts.push_back(i + 1);
+    b.cachestarts.push_back(0);
+  }
+  b.decoding_batches = count;
+  b.more_cachestarts.assign(groups - 1, b.cachestarts);
+  return b;
+}
+
+// A network's ranks, one where it is not split: the same steps on each, launched by a thread of its own, so that none
+// waits for what another's thread has yet to launch.
 class CudaRunner final : public Runner, public Replaying {
  public:
-  CudaRunner(const ModelConfig& config, const RunnerOptions& options, kvcache::CacheForm form)
+  CudaRunner(const ModelConfig& config, const RunnerOptions& options, kvcache::CacheForm form, std::vector<int> devices)
       : config_(config),
         options_(options),
         info_(config.info()),
         form_(std::move(form)),
+        devices_(std::move(devices)),
         pool_(std::min(8, host_limits().cpus)),
         flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
-    info_.kv_bytes_per_token = config.kv_bytes_per_token(form_, false);
-    info_.windowed_kv_bytes = config.kv_bytes_per_token(form_, true);
     info_.kv_type = form_.to_string();
   }
   ~CudaRunner() override {
-    if (stream_) cudaStreamSynchronize(stream_);
-    graphs_.reset();
-    network_.reset();
-    ops_.reset();
+    if (link_) link_->lose(0, unavailable("the model is unloaded"));  // whatever still waits goes on
+    const OnDevice on(devices_[0]);
+    ranks_.clear();
     for (cudaEvent_t e : arrived_) cudaEventDestroy(e);
-    for (Flight& f : flights_)
-      if (f.done) cudaEventDestroy(f.done);
-    if (stream_) cudaStreamDestroy(stream_);
   }
 
-  Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress) {
-    KVASIR_TRY(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
-    KVASIR_TRY(say_streaming(config_, options_, &info_));
-    CudaOptions o;
-    o.max_batch = options_.max_batch;
-    o.max_tokens = options_.max_tokens;
-    o.max_kvlen = options_.max_kvlen;
-    o.max_logit_rows = std::min(kLogitRows, options_.max_tokens);
-    o.page_size = options_.page_size;
-    o.index_mode = options_.index_mode;
-    o.attention = attention;
-    o.pool = &pool_;
-    o.batch_invariant = options_.batch_invariant;
-    KVASIR_ASSIGN(o.quantize, parse_quantize(options_.quantize));
-    o.runner = options_;
-    ops_.emplace(o, stream_);
-    KVASIR_TRY(ops_->prepare());
-    weights->leave_seeded();
-    if (multiplies_bytes()) weights->leave_bytes();
-    KVASIR_ASSIGN(network_, load_network(config_, *weights, *ops_, progress));
-    info_.parameters = weights->parameters();
-    info_.weight_bytes = ops_->weight_bytes();
-    if (options_.graphs) graphs_.emplace(stream_);
-    for (int64_t row = 0; row < o.max_logit_rows; row += kDrawnRows)
-      KVASIR_TRY(check(cudaEventCreateWithFlags(&arrived_.emplace_back(), cudaEventDisableTiming), "event"));
-    for (Flight& f : flights_) {
-      KVASIR_TRY(check(cudaEventCreateWithFlags(&f.done, cudaEventDisableTiming), "event"));
-      KVASIR_TRY(f.drawn.allocate(size_t(ops_->most_rows()) * sizeof(DeviceDraw)));
-      KVASIR_TRY(f.wishes.allocate(size_t(ops_->most_rows()) * sizeof(Wish)));
-      KVASIR_TRY(f.device_wishes.allocate(size_t(ops_->most_rows()) * sizeof(Wish)));
-    }
-    if (config_.encoder) return {};
-    return logits_.allocate(size_t(o.max_logit_rows * config_.vocab) * sizeof(float));
-  }
+  Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress);
 
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 2; }
   int cache_groups() const override { return 2; }
-  int64_t cache_room() const override {
-    size_t free = 0, total = 0;
-    if (cudaMemGetInfo(&free, &total) != cudaSuccess) return -1;
-    return std::max<int64_t>(0, int64_t(free) - int64_t(total / 20));  // a twentieth stays for the libraries
-  }
+  Status lost() const override { return link_ ? link_->lost() : Status(); }
+  int64_t cache_room() const override;
   Status allocate_cache(const CachePages& pages) override;
   Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override;
-  int64_t replays() const override { return graphs_ ? graphs_->replays() : 0; }
+  int64_t replays() const override { return ranks_[0]->replays(); }
 
  private:
-  // A launch. What the device draws is there when `done` is; other rows' logits come to the host, whose draws (settle)
-  // come before the next launch, or with wait() where there is none.
+  // A launch. What the device draws is there when its slot is done; other rows' logits come to the host, whose draws
+  // (settle) come before the next launch, or with wait() where there is none.
   struct Flight {
     Flight(int32_t vocab, int threads) : draws(vocab, threads) {}
     Draws draws;
-    PinnedMemory drawn, wishes;  // by sample row
-    DeviceMemory device_wishes;
+    DeviceRows rows;
     PinnedMemory hidden;  // of pooled rows, bfloat16
     size_t hidden_bytes = 0;
     std::vector<Batch::Pool> pools;
-    cudaEvent_t done = nullptr;
+    int slot = 0;
     int64_t enqueued = 0;     // sample rows
     bool by_host = false;     // some of these
     bool on_its_way = false;  // what the host draws from
@@ -137,103 +110,221 @@ class CudaRunner final : public Runner, public Replaying {
   };
   Flight& flight(int nth) { return flights_[size_t(oldest_ + nth) % flights_.size()]; }
   int64_t pooled_cols() const { return config_.labels > 0 ? config_.labels : config_.hidden; }
-  Status time_products(int64_t cache_tokens);
-  Status enqueue(Flight& f, const Batch& batch);
-  Status forward(Flight& f);
-  Status enqueue_pooled(Flight& f, int64_t rows);
-  Status enqueue_draws(Flight& f, Buffer logits, int64_t count);
+  // f(rank) on each rank's own thread and GPU; the first that fails is lost to the others.
+  template <class F>
+  Status on_all(const F& f);
+  Status load_ranks(Weights& weights, const attention::Backend* attention, const LoadProgress& progress);
+  Status describe_ranks();
+  Status warm_up(int64_t cache_tokens);
+  Status run(const Batch& batch);
+  Status enqueue(Rank& rank, Flight& f, const Batch& batch);
+  Status forward(Rank& rank, Flight& f);
+  Status enqueue_pooled(Rank& rank, Flight& f, int64_t rows);
+  Status send_logits(Rank& rank, Flight& f, Buffer logits, int64_t count);
   Status settle(Flight& f);
 
   ModelConfig config_;
   RunnerOptions options_;
   ModelInfo info_;
   kvcache::CacheForm form_;
+  const std::vector<int> devices_;
   ThreadPool pool_;  // draws
   std::array<Flight, 2> flights_;
   int oldest_ = 0, in_flight_ = 0;
-  cudaStream_t stream_ = nullptr;
-  std::optional<CudaOps> ops_;
-  std::unique_ptr<Network> network_;
-  bool apart_ = false;                          // layers with a window have pages of their own
-  std::vector<std::unique_ptr<Cache>> caches_;  // by layer group
-  std::optional<Graphs> graphs_;
-  Buffer decoded_;  // logits of a step of decodes
+  std::unique_ptr<Link> link_;           // where there are several
+  std::unique_ptr<ThreadPool> leaders_;  // likewise: a thread a rank, of which the caller is the first
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  bool apart_ = false;  // layers with a window have pages of their own
   PinnedMemory logits_;
   std::vector<cudaEvent_t> arrived_;
 };
 
-Status CudaRunner::allocate_cache(const CachePages& pages) {
-  KVASIR_CHECK(caches_.empty() && !pages.groups.empty() && pages.groups.size() <= 2, "the cache is allocated once");
-  apart_ = pages.groups.size() > 1;
-  CacheLayout layout = cache_layout(config_, form_, options_.page_size, apart_);
-  std::vector<kvcache::CacheView> views;
-  for (size_t i = 0; i < layout.shapes.size(); ++i) {
-    const size_t group = apart_ ? i : 0;
-    KVASIR_ASSIGN(auto cache, Cache::make(layout.shapes[i], pages.groups[group], group == 0 ? pages.host : 0));
-    views.push_back(cache->view());
-    caches_.push_back(std::move(cache));
+template <class F>
+Status CudaRunner::on_all(const F& f) {
+  if (!leaders_) {
+    const OnDevice on(devices_[0]);
+    return f(0);
   }
-  KVASIR_TRY(ops_->set_caches(std::move(views), apart_, std::move(layout.places), form_.tensor_scales));
-  return time_products(*std::min_element(pages.groups.begin(), pages.groups.end()) * options_.page_size);
+  leaders_->run([&](int rank) {
+    Status s;
+    try {
+      const OnDevice on(devices_[size_t(rank)]);
+      s = f(size_t(rank));
+    } catch (const std::exception& e) {
+      s = resource_exhausted(e.what());
+    }
+    if (!s.ok()) link_->lose(rank, s);
+  });
+  return link_->lost();
+}
+
+Status CudaRunner::load_ranks(Weights& weights, const attention::Backend* attention, const LoadProgress& progress) {
+  KVASIR_ASSIGN(const std::vector<ModelConfig> parts, split_over_ranks(config_, weights, options_.ranks));
+  const auto count = int(parts.size());
+  const int threads = std::max(1, pool_.threads() / count);
+  for (int i = 0; i < count; ++i)
+    if (count == 1)
+      ranks_.push_back(std::make_unique<Rank>(config_, options_, devices_[0], threads, nullptr));
+    else
+      ranks_.push_back(nullptr);
+  if (count == 1) return on_all([&](size_t) { return ranks_[0]->load(weights, attention, progress); });
+  KVASIR_ASSIGN(link_, Link::open(devices_));
+  leaders_ = std::make_unique<ThreadPool>(count);
+  SharedWeights shared(weights, count);
+  std::vector<std::unique_ptr<Weights>> sources;
+  for (int rank = 0; rank < count; ++rank) sources.push_back(shared.of_rank(rank));
+  std::vector<Status> loaded(parts.size());
+  const Status ran = on_all([&](size_t rank) {
+    auto source = std::move(sources[rank]);
+    ranks_[rank] = std::make_unique<Rank>(parts[rank], options_, devices_[rank], threads, link_.get());
+    return loaded[rank] = ranks_[rank]->load(*source, attention, rank == 0 ? progress : LoadProgress());
+  });
+  for (const Status& s : loaded) KVASIR_TRY(s);  // a file's fault, in its own words
+  return ran;
+}
+
+Status CudaRunner::load(std::unique_ptr<Weights> weights, const attention::Backend* attention,
+                        const LoadProgress& progress) {
+  KVASIR_TRY(say_streaming(config_, options_, &info_));
+  weights->leave_seeded();
+  if (multiplies_bytes()) weights->leave_bytes();
+  KVASIR_TRY(load_ranks(*weights, attention, progress));
+  info_.parameters = weights->parameters();
+  KVASIR_TRY(describe_ranks());
+  const OnDevice on(devices_[0]);
+  const int64_t rows = ranks_[0]->ops().max_logit_rows();
+  for (int64_t row = 0; row < rows; row += kDrawnRows)
+    KVASIR_TRY(check(cudaEventCreateWithFlags(&arrived_.emplace_back(), cudaEventDisableTiming), "event"));
+  flights_[1].slot = 1;
+  if (config_.encoder) return {};
+  return logits_.allocate(size_t(rows * config_.vocab) * sizeof(float));
+}
+
+Status CudaRunner::describe_ranks() {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = *ranks_[i];
+    const ModelConfig& c = rank.config();
+    cudaDeviceProp p{};
+    KVASIR_TRY(check(cudaGetDeviceProperties(&p, rank.device()), "device"));
+    log_info("gpu", {{"device", std::string(p.name)},
+                     {"number", rank.device()},
+                     {"memory_gib", double(p.totalGlobalMem) / (1 << 30)},
+                     {"multiprocessors", p.multiProcessorCount}});
+    info_.kv_bytes_per_token += c.kv_bytes_per_token(form_, false);
+    info_.windowed_kv_bytes += c.kv_bytes_per_token(form_, true);
+    info_.weight_bytes += rank.ops().weight_bytes();
+    if (ranks_.size() == 1) break;
+    RankInfo& r = info_.ranks.emplace_back();
+    r.device = cat("cuda:", rank.device(), ' ', p.name);
+    r.heads = c.heads, r.kv_heads = c.kv_heads, r.experts = int32_t(c.part.experts.count);
+    r.weight_bytes = rank.ops().weight_bytes(), r.kv_bytes_per_token = c.kv_bytes_per_token(form_, false);
+    log_info("rank", {{"rank", i},
+                      {"of", ranks_.size()},
+                      {"device", r.device},
+                      {"heads", r.heads},
+                      {"kv_heads", r.kv_heads},
+                      {"weight_bytes", r.weight_bytes},
+                      {"bytes_per_token", r.kv_bytes_per_token}});
+  }
+  return {};
+}
+
+// As many tokens fit as on the GPU that has room for the fewest.
+int64_t CudaRunner::cache_room() const {
+  double tokens = -1;
+  for (const auto& rank : ranks_) {
+    const OnDevice on(rank->device());
+    const int64_t room = rank->cache_room();
+    if (room < 0 || ranks_.size() == 1) return room;
+    const double fit = double(room) / double(rank->config().kv_bytes_per_token(form_, false));
+    if (tokens < 0 || fit < tokens) tokens = fit;
+  }
+  return int64_t(tokens * double(info_.kv_bytes_per_token));
+}
+
+Status CudaRunner::allocate_cache(const CachePages& pages) {
+  apart_ = pages.groups.size() > 1;
+  KVASIR_TRY(on_all([&](size_t rank) { return ranks_[rank]->allocate_cache(pages, form_); }));
+  KVASIR_TRY(warm_up(*std::min_element(pages.groups.begin(), pages.groups.end()) * options_.page_size));
+  return link_ ? link_->join() : Status();
+}
+
+Status CudaRunner::run(const Batch& batch) {
+  static const SamplingParams greedy{.temperature = 0};
+  std::vector<SampleRow> rows(batch.logit_rows.size());
+  for (SampleRow& r : rows) r.params = &greedy;
+  KVASIR_TRY(launch(batch, rows));
+  return wait().status();
 }
 
 // The library's ways of multiplying are timed for each number of rows when it first comes (Cublas::product): now,
-// before anybody waits, not in the steps that the first users' requests need.
-Status CudaRunner::time_products(int64_t cache_tokens) {
-  if (options_.batch_invariant || config_.encoder) return {};  // an encoder's prompts have rows of any number
-  const int64_t most = std::min({Cublas::kTimedRows, ops_->max_logit_rows(), options_.max_kvlen, cache_tokens});
-  const SamplingParams greedy{.temperature = 0};
-  for (int64_t n = kDrawnRows; n <= most; ++n) {
-    if (CudaOps::padded(n) != n && n != most) continue;
-    const Batch prompt = first_pages(n, options_.page_size, options_.index_mode, apart_ ? 2 : 1);
-    std::vector<SampleRow> rows(static_cast<size_t>(n));
-    for (SampleRow& r : rows) r.params = &greedy;
-    KVASIR_TRY(launch(prompt, rows));
-    KVASIR_TRY(wait().status());
+// before anybody waits, not in the steps that the first users' requests need. Ranks do not wait for one another yet
+// (Link::joined): on several, decodes and the largest prompt come, too, so that what is made when it is first used is.
+Status CudaRunner::warm_up(int64_t cache_tokens) {
+  if (config_.encoder) return {};  // its prompts have rows of any number
+  const size_t groups = apart_ ? 2 : 1;
+  const int64_t fit = std::min(options_.max_kvlen, cache_tokens);
+  const int64_t most = std::min({Cublas::kTimedRows, ranks_[0]->ops().max_logit_rows(), fit});
+  for (int64_t n = kDrawnRows; n <= most && !options_.batch_invariant; ++n)
+    if (CudaOps::padded(n) == n || n == most)
+      KVASIR_TRY(run(first_pages(n, options_.page_size, options_.index_mode, groups)));
+  if (!link_) return {};
+  for (int64_t n = 1; n <= std::min(options_.max_batch, options_.max_tokens); n *= 2)
+    KVASIR_TRY(run(first_decodes(n, options_.page_size, options_.index_mode, groups)));
+  for (int64_t n : {std::min(fit, options_.max_tokens), std::min(fit, options_.max_tokens / 2 + 1)}) {
+    Batch prompt = first_pages(n, options_.page_size, options_.index_mode, groups);
+    prompt.logit_rows = {int32_t(n - 1)};
+    KVASIR_TRY(run(prompt));
   }
   return {};
 }
 
 Result<AdapterPtr> CudaRunner::load_adapter(const std::string& path, int64_t room) {
+  if (link_) return unimplemented(cat("ranks is ", ranks_.size(), "; adapters are served by one rank: --ranks 1"));
+  const OnDevice on(devices_[0]);
   // float32 files become bfloat16; of quantized ones there is less.
   KVASIR_ASSIGN(const AdapterFile file, read_adapter(path, 2 * room + (1 << 20)));
-  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, *network_));
-  return ops_->load_adapter(changes, room);
+  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, ranks_[0]->network()));
+  return ranks_[0]->ops().load_adapter(changes, room);
 }
 
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_CHECK(in_flight_ < depth(), in_flight_, " launches are in flight");
+  KVASIR_TRY(lost());
   Flight* before = in_flight_ > 0 ? &flight(in_flight_ - 1) : nullptr;
   const bool waits = std::any_of(rows.begin(), rows.end(), [](const SampleRow& r) { return r.last && *r.last < 0; });
   if (before && (before->by_host || waits)) before->status = settle(*before);
   Flight& f = flight(in_flight_);
   f.enqueued = 0, f.by_host = f.on_its_way = false, f.status = {};
   KVASIR_TRY(f.draws.begin(batch, rows, before ? &before->draws : nullptr));
-  if (Status s = enqueue(f, batch); !s.ok()) {
-    cudaStreamSynchronize(stream_);  // what did come to be enqueued reads memory that the next step writes
+  f.pools = batch.pools;
+  f.rows.wishes.assign(rows.size(), {}), f.rows.there.assign(rows.size(), false);
+  for (int64_t i = 0; i < f.rows.count(); ++i)
+    if ((f.rows.there[size_t(i)] = f.draws.for_device(i)))
+      f.rows.wishes[size_t(i)] = wish_of(f.draws.row(i), config_.vocab);
+    else
+      f.by_host = true;
+  const Status s = on_all([&](size_t rank) { return enqueue(*ranks_[rank], f, batch); });
+  if (!s.ok()) {
+    // What did come to be enqueued reads memory that the next step writes.
+    for (const auto& rank : ranks_) cudaStreamSynchronize(rank->stream());
     return s;
   }
   ++in_flight_;
   return {};
 }
 
-Status CudaRunner::enqueue(Flight& f, const Batch& batch) {
-  // One pool of pages may lie in two caches; only one that has a second tier moves pages.
-  for (size_t i = 0; i < caches_.size(); ++i) {
-    const int32_t group = apart_ ? int32_t(i) : 0;
-    if (group == 0)
-      for (const PageMove& m : batch.moves) KVASIR_TRY(caches_[i]->move(m, stream_));
-    for (const PageCopy& c : batch.copies)
-      if (c.group == group) KVASIR_TRY(caches_[i]->copy(c, stream_));
-  }
-  f.pools = batch.pools;
+Status CudaRunner::enqueue(Rank& rank, Flight& f, const Batch& batch) {
+  if (rank.config().part.rank == config_.dummy_lost_rank && int64_t(batch.step) >= config_.dummy_lost_step)
+    return internal_error(cat("the dummy model says so (lost_step=", config_.dummy_lost_step, ")"));
+  KVASIR_TRY(rank.move_pages(batch));
   if (!batch.tokens.empty()) {
-    KVASIR_TRY(ops_->begin(batch, f.draws.tokens()));
-    KVASIR_TRY(forward(f));
-    if (!f.pools.empty()) KVASIR_TRY(enqueue_pooled(f, batch.pooled_rows()));
-    KVASIR_TRY(ops_->end());
+    KVASIR_TRY(rank.begin(batch, f.draws.tokens(), f.slot));
+    KVASIR_TRY(forward(rank, f));
+    if (rank.first() && !f.pools.empty()) KVASIR_TRY(enqueue_pooled(rank, f, batch.pooled_rows()));
+    KVASIR_TRY(rank.ops().end());
   }
-  return check(cudaEventRecord(f.done, stream_), "step");
+  return rank.end(f.slot);
 }
 
 Result<std::vector<Sampled>> CudaRunner::wait() {
@@ -241,7 +332,7 @@ Result<std::vector<Sampled>> CudaRunner::wait() {
   Flight& f = flight(0);
   Status s = f.status.ok() ? settle(f) : f.status;
   if (s.ok() && !f.pools.empty()) {
-    s = check(cudaEventSynchronize(f.done), "step");
+    s = ranks_[0]->wait(f.slot);
     int64_t rows = 0;
     for (const Batch::Pool& p : f.pools) rows += p.count;
     std::vector<float> hidden(s.ok() ? size_t(rows * pooled_cols()) : 0);
@@ -252,102 +343,87 @@ Result<std::vector<Sampled>> CudaRunner::wait() {
   f.draws.end();
   auto drawn = f.draws.take();
   KVASIR_TRY(s);
+  KVASIR_TRY(lost());
   return drawn;
 }
 
-Status CudaRunner::forward(Flight& f) {
-  if (ops_->decodes()) {  // one kind of step with all its logits: a graph where it was launched before
-    auto step = [this]() -> Status {
-      KVASIR_TRY(network_->forward());
-      KVASIR_ASSIGN(decoded_, network_->logits(0, ops_->rows()));
-      return {};
-    };
-    const uint64_t key = graphs_ ? ops_->key() : 0;
-    KVASIR_TRY(key ? graphs_->run(key, step) : step());
-    return enqueue_draws(f, decoded_, f.draws.rows_left());
+// The first rank also sends logits to the host, which draws from them.
+Status CudaRunner::forward(Rank& rank, Flight& f) {
+  const int64_t all = f.rows.count();
+  auto take = [&](Buffer logits, int64_t first, int64_t count) -> Status {
+    KVASIR_TRY(rank.draw(logits, f.rows, first, count, f.slot));
+    return rank.first() ? send_logits(rank, f, logits, count) : Status();
+  };
+  if (rank.ops().decodes()) {
+    KVASIR_ASSIGN(const Buffer logits, rank.decode());
+    return take(logits, 0, all);
   }
-  KVASIR_TRY(network_->forward());
-  while (f.enqueued < f.draws.rows_drawn() + f.draws.rows_left()) {
-    if (f.on_its_way) KVASIR_TRY(settle(f));  // there is room for the logits of so many rows
-    const int64_t left = f.draws.rows_drawn() + f.draws.rows_left() - f.enqueued;
-    const int64_t count = std::min(ops_->max_logit_rows(), left);
-    KVASIR_ASSIGN(Buffer logits, network_->logits(f.enqueued, count));
-    KVASIR_TRY(enqueue_draws(f, logits, count));
+  KVASIR_TRY(rank.network().forward());
+  for (int64_t first = 0; first < all;) {
+    if (rank.first() && f.on_its_way) KVASIR_TRY(settle(f));  // there is room for the logits of so many rows
+    const int64_t count = std::min(rank.ops().max_logit_rows(), all - first);
+    KVASIR_ASSIGN(const Buffer logits, rank.network().logits(first, count));
+    KVASIR_TRY(take(logits, first, count));
+    first += count;
   }
   return {};
 }
 
 // Hidden states come to the host as they are, and are pooled there by wait().
-Status CudaRunner::enqueue_pooled(Flight& f, int64_t rows) {
+Status CudaRunner::enqueue_pooled(Rank& rank, Flight& f, int64_t rows) {
   const size_t bytes = size_t(rows * pooled_cols()) * sizeof(uint16_t);
   if (std::exchange(f.hidden_bytes, std::max(f.hidden_bytes, bytes)) < bytes) {
     Status s = f.hidden.allocate(bytes);
     if (!s.ok()) f.hidden_bytes = 0;
     KVASIR_TRY(s);
   }
-  const int64_t drawn = f.draws.rows_drawn() + f.draws.rows_left();
-  for (int64_t first = 0; first < rows; first += ops_->max_logit_rows()) {
-    const int64_t count = std::min(ops_->max_logit_rows(), rows - first);
-    KVASIR_ASSIGN(Buffer hidden, network_->hidden(drawn + first, count));
-    KVASIR_ASSIGN(const void* from, ops_->half_data(hidden));
-    KVASIR_TRY(check(cudaMemcpyAsync(f.hidden.as<uint16_t>() + first * hidden.cols, from,
-                                     size_t(count * hidden.cols) * sizeof(uint16_t), cudaMemcpyDeviceToHost, stream_),
-                     "embeddings"));
+  CudaOps& ops = rank.ops();
+  for (int64_t first = 0; first < rows; first += ops.max_logit_rows()) {
+    const int64_t count = std::min(ops.max_logit_rows(), rows - first);
+    KVASIR_ASSIGN(Buffer hidden, rank.network().hidden(f.rows.count() + first, count));
+    KVASIR_ASSIGN(const void* from, ops.half_data(hidden));
+    KVASIR_TRY(
+        check(cudaMemcpyAsync(f.hidden.as<uint16_t>() + first * hidden.cols, from,
+                              size_t(count * hidden.cols) * sizeof(uint16_t), cudaMemcpyDeviceToHost, rank.stream()),
+              "embeddings"));
   }
   return {};
 }
 
-// Rows that are for the device are drawn where they are; the others come here a few at a time, so that some are drawn
-// from while the next are on their way.
-Status CudaRunner::enqueue_draws(Flight& f, Buffer logits, int64_t count) {
-  const int64_t drawn = f.draws.rows_drawn(), before = f.enqueued;
-  auto there = [&](int64_t i) { return f.draws.for_device(before - drawn + i); };
-  bool some = false, random = false;
-  Wish* wishes = f.wishes.as<Wish>() + before;
-  for (int64_t i = 0; i < count; ++i) {
-    (there(i) ? some : f.on_its_way) = true;
-    wishes[i] = there(i) ? wish_of(f.draws.row(before - drawn + i), config_.vocab) : Wish{};
-    random |= wishes[i].scale > 0;
-  }
-  f.by_host |= f.on_its_way;
-  const float* from = ops_->data(logits);
-  DeviceDraw* out = f.drawn.as<DeviceDraw>() + before;
-  int32_t* tokens = ops_->drawn() + before;
-  if (some) launch_greatest(from, out, tokens, count, logits.cols, stream_);
-  if (random) {
-    Wish* on_device = f.device_wishes.as<Wish>() + before;
-    KVASIR_TRY(check(cudaMemcpyAsync(on_device, wishes, size_t(count) * sizeof(Wish), cudaMemcpyHostToDevice, stream_),
-                     "draws"));
-    launch_draw(from, on_device, out, tokens, count, logits.cols, stream_);
-  }
-  KVASIR_TRY(check(cudaGetLastError(), "draws"));
+// Rows that the device does not draw come here a few at a time, so that some are drawn from while the next are on their
+// way.
+Status CudaRunner::send_logits(Rank& rank, Flight& f, Buffer logits, int64_t count) {
+  const int64_t before = f.enqueued;
+  auto there = [&](int64_t i) { return bool(f.rows.there[size_t(before + i)]); };
   f.enqueued += count;
+  for (int64_t i = 0; i < count && !f.on_its_way; ++i) f.on_its_way = !there(i);
   if (!f.on_its_way) return {};
+  const float* from = rank.ops().data(logits);
   auto* to = logits_.as<float>();
   for (int64_t first = 0; first < count; first += kDrawnRows) {
     const int64_t end = std::min(count, first + kDrawnRows);
     for (int64_t i = first, begin; i < end; ++i) {
       for (begin = i; i < end && !there(i);) ++i;
       if (begin < i)
-        KVASIR_TRY(
-            check(cudaMemcpyAsync(to + begin * logits.cols, from + begin * logits.cols,
-                                  size_t((i - begin) * logits.cols) * sizeof(float), cudaMemcpyDeviceToHost, stream_),
-                  "logits"));
+        KVASIR_TRY(check(
+            cudaMemcpyAsync(to + begin * logits.cols, from + begin * logits.cols,
+                            size_t((i - begin) * logits.cols) * sizeof(float), cudaMemcpyDeviceToHost, rank.stream()),
+            "logits"));
     }
-    KVASIR_TRY(check(cudaEventRecord(arrived_[size_t(first / kDrawnRows)], stream_), "logits"));
+    KVASIR_TRY(check(cudaEventRecord(arrived_[size_t(first / kDrawnRows)], rank.stream()), "logits"));
   }
   return {};
 }
 
 Status CudaRunner::settle(Flight& f) {
-  const auto* drawn = f.drawn.as<DeviceDraw>();
+  const DeviceDraw* drawn = ranks_[0]->drawn(f.slot);
   if (!f.on_its_way) {
-    KVASIR_TRY(check(cudaEventSynchronize(f.done), "step"));
+    KVASIR_TRY(ranks_[0]->wait(f.slot));
     f.draws.draw(pool_, nullptr, config_.vocab, f.draws.rows_left(), drawn);
     return {};
   }
   // Rows before these were the device's alone, and done when these are.
-  const int64_t most = ops_->max_logit_rows(), copied = (f.enqueued - 1) / most * most;
+  const int64_t most = ranks_[0]->ops().max_logit_rows(), copied = (f.enqueued - 1) / most * most;
   f.on_its_way = false;
   for (int64_t first = f.draws.rows_drawn(); first < f.enqueued;) {
     const int64_t row = std::max(first, copied), end = std::min(f.enqueued, row + kDrawnRows);
@@ -364,6 +440,30 @@ Status CudaRunner::settle(Flight& f) {
   return {};
 }
 
+// The GPU of each rank: those that `device` names, else the first ones.
+Result<std::vector<int>> gpus_of(const RunnerOptions& options) {
+  KVASIR_ASSIGN(DeviceChoice choice, parse_device(options.device));
+  int there = 0;
+  KVASIR_TRY(check(cudaGetDeviceCount(&there), "device"));
+  std::vector<int> gpus = std::move(choice.gpus);
+  const bool named = !gpus.empty();
+  for (int i = 0; !named && i < options.ranks; ++i) gpus.push_back(i);
+  const auto count = std::ssize(gpus);
+  if (count > kMostGpus)
+    return invalid_argument(cat("ranks is ", count, "; a model runs on at most ", kMostGpus, " GPUs"))
+        .with_field("ranks");
+  if (named && options.ranks > 1 && options.ranks != count)
+    return invalid_argument(cat("ranks is ", options.ranks, ", and device is ", options.device, ", which has ", count,
+                                "; leave ranks out, or name a GPU for each"))
+        .with_field("ranks");
+  const int most = *std::max_element(gpus.begin(), gpus.end());
+  if (most >= there)
+    return invalid_argument(cat(named ? cat("device is ", options.device) : cat("ranks is ", options.ranks), ", and ",
+                                there, there == 1 ? " GPU is" : " GPUs are", " visible here (numbers from 0 on)"))
+        .with_field(named ? "device" : "ranks");
+  return gpus;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
@@ -378,14 +478,11 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
     return invalid_argument(cat("attention is ", options.attention, "; on a GPU it is auto or cuda"))
         .with_field("attention");
   KVASIR_TRY(attention->available());
-  auto runner = std::make_unique<CudaRunner>(config, options, std::move(form));
+  KVASIR_ASSIGN(std::vector<int> devices, gpus_of(options));
+  RunnerOptions o = options;
+  o.ranks = int32_t(devices.size());
+  auto runner = std::make_unique<CudaRunner>(config, o, std::move(form), std::move(devices));
   KVASIR_TRY(runner->load(std::move(weights), attention, progress));
-  int device = 0;
-  cudaDeviceProp p{};
-  if (cudaGetDevice(&device) == cudaSuccess && cudaGetDeviceProperties(&p, device) == cudaSuccess)
-    log_info("gpu", {{"device", std::string(p.name)},
-                     {"memory_gib", double(p.totalGlobalMem) / (1 << 30)},
-                     {"multiprocessors", p.multiProcessorCount}});
   return std::unique_ptr<Runner>(std::move(runner));
 }
 

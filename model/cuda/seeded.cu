@@ -53,11 +53,38 @@ __global__ void seeded(WeightType type, Seeded from, float step, float least, __
   }
 }
 
+// Of a part of a tensor: a thread makes one element, wherever it lies among those that the same words make.
+__global__ void seeded_part(WeightType type, Seeded from, float step, float least, __nv_bfloat16* out, int64_t rows,
+                            int64_t cols) {
+  const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= rows * cols) return;
+  const int64_t whole = (from.row + at / cols) * from.whole_cols + from.col + at % cols;
+  const bool eight = type == WeightType::q8_0,
+             four = type == WeightType::q4_0 || type == WeightType::q4_1 || type == WeightType::int4;
+  const int each = eight ? 16 : four ? 32 : 4, i = int(whole % each);
+  const uint4 r = random_words(uint64_t(whole / each), from.stream, from.seed);
+  const uint32_t words[4] = {r.x, r.y, r.z, r.w};
+  float v;
+  if (eight) {
+    v = step * float(int8_t(words[i / 4] >> i % 4 * 8));
+  } else if (four) {
+    const float q = float(words[i % 16 / 4] >> (i % 4 * 8 + i / 16 * 4) & 15);
+    v = __fadd_rn(__fmul_rn(step, type == WeightType::q4_1 ? q : q - 8), least);
+  } else {
+    v = uniform_in(words[i], from.spread);
+    if (type == WeightType::f16) v = __half2float(__float2half_rn(v));
+  }
+  out[at] = __float2bfloat16_rn(v);
+}
+
 // A thread makes 32 elements of a row, which have the same d and m (bits of float16).
 __global__ void seeded_blocks(Packing packing, Seeded from, uint16_t d, uint16_t m, uint8_t* out, int64_t half,
                               int64_t first, int64_t rows, int64_t groups) {
-  const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x, row = first + at / groups, group = at % groups;
-  if (at >= rows * groups) return;
+  const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (thread >= rows * groups) return;
+  const int64_t row = first + thread / groups, group = thread % groups;
+  const int64_t whole_groups = from.whole_cols > 0 ? from.whole_cols / 32 : groups;
+  const int64_t at = (from.row + thread / groups) * whole_groups + from.col / 32 + group;
   uint8_t q[32];
   if (packing == Packing::q8) {
     for (int half = 0; half < 2; ++half) {
@@ -97,9 +124,15 @@ void launch_seeded(const HostTensor& t, void* out, cudaStream_t stream) {
   const int64_t threads = (count + (eight ? 15 : four ? 31 : 3)) / (eight ? 16 : four ? 32 : 4);
   auto half = [](float x) { return f16_to_f32(f32_to_f16(x)); };
   const float step = t.seeded->spread / (eight ? 127.0f : 8.0f);
-  seeded<<<unsigned((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-      t.type, *t.seeded, half(step), t.type == WeightType::q4_1 ? half(-7.5f * step) : 0.0f,
-      static_cast<__nv_bfloat16*>(out), count);
+  const float least = t.type == WeightType::q4_1 ? half(-7.5f * step) : 0.0f;
+  auto* to = static_cast<__nv_bfloat16*>(out);
+  if (t.seeded->whole_cols > 0) {
+    seeded_part<<<unsigned((count + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t.type, *t.seeded, half(step),
+                                                                                      least, to, t.rows, t.cols);
+    return;
+  }
+  seeded<<<unsigned((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t.type, *t.seeded, half(step), least,
+                                                                                 to, count);
 }
 
 }  // namespace kvasir::model::cuda

@@ -5,6 +5,7 @@
 
 #include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/mma.cuh"
+#include "attention/cuda/shared_memory.h"
 #include "model/cuda/early.cuh"
 #include "model/cuda/streamed.h"
 #include "model/cuda/tile_end.cuh"
@@ -187,8 +188,8 @@ void run(const void* in, const void* weight, const float* scales, void* out, int
          Form form, cudaStream_t stream) {
   using R = Ring<Element, kWide, kTall>;
   auto* kernel = streamed<Element, kWide, kTall, kGated>;
-  static const cudaError_t asked = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
-  if (asked != cudaSuccess) return;
+  static std::atomic<uint64_t> given;
+  if (attention::cuda::allow_shared(kernel, R::kBytes, given) != cudaSuccess) return;
   const int tiles = int(n / (kTall * (kGated ? 8 : 16)));
   attention::cuda::launch_early(kernel, dim3(unsigned(std::min(tiles, device().multiprocessors))), kWarps * 32,
                                 R::kBytes, stream, static_cast<const __nv_bfloat16*>(in),

@@ -7,17 +7,25 @@
 
 namespace kvasir::model {
 
+static Seeded part_of(const HostTensor& t, int64_t row, int64_t col) {
+  Seeded out = *t.seeded;
+  if (out.whole_cols == 0) out.whole_cols = t.cols;
+  out.row += row, out.col += col;
+  return out;
+}
+
 HostTensor rows_of(const HostTensor& t, int64_t first, int64_t count) {
-  KVASIR_CHECK(first >= 0 && first + count <= t.rows && !t.seeded, "rows ", first, " to ", first + count, " of ",
-               t.rows);
+  KVASIR_CHECK(first >= 0 && first + count <= t.rows, "rows ", first, " to ", first + count, " of ", t.rows);
   HostTensor out = t;
-  out.rows = count, out.data = t.data + first * t.row_bytes(), out.bytes = count * t.row_bytes();
+  out.rows = count, out.bytes = count * t.row_bytes();
+  if (t.seeded) return out.seeded = part_of(t, first, 0), out;
+  out.data = t.data + first * t.row_bytes();
   if (!t.row_scales.empty()) out.row_scales.assign(t.row_scales.begin() + first, t.row_scales.begin() + first + count);
   return out;
 }
 
 Result<HostTensor> columns_of(const HostTensor& t, const Share& share) {
-  KVASIR_CHECK(share.all == t.cols && !t.seeded, t.name, " is ", t.cols, " wide, not ", share.all);
+  KVASIR_CHECK(share.all == t.cols, t.name, " is ", t.cols, " wide, not ", share.all);
   const TypeInfo& type = *type_info(t.type);
   if (share.first % type.block != 0 || share.count % type.block != 0)
     return invalid_argument(cat(t.name, " is ", type.name, ", in blocks of ", type.block,
@@ -26,6 +34,11 @@ Result<HostTensor> columns_of(const HostTensor& t, const Share& share) {
         .with_field("ranks");
   HostTensor out = t;
   const int64_t at = share.first / type.block * type.bytes, bytes = share.count / type.block * type.bytes;
+  if (t.seeded) {
+    out.cols = share.count, out.bytes = t.rows * bytes;
+    out.seeded = part_of(t, 0, share.first);
+    return out;
+  }
   std::shared_ptr<uint8_t[]> to(new uint8_t[size_t(t.rows * bytes)]);
   for (int64_t r = 0; r < t.rows; ++r)
     std::memcpy(to.get() + r * bytes, t.data + r * t.row_bytes() + at, size_t(bytes));

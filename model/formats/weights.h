@@ -17,6 +17,8 @@ namespace kvasir::model {
 struct Seeded {
   uint64_t seed = 0, stream = 0;
   float spread = 0;
+  // Of a part: where it begins in the whole, whose rows are `whole_cols` long (0: it is the whole).
+  int64_t row = 0, col = 0, whole_cols = 0;
 };
 
 struct HostTensor {

@@ -26,10 +26,10 @@ bool near_tie(const json& one, size_t row) {
   return (one["name"] == "gpt_oss" && row == 39) || (one["name"] == "gemma4 with experts" && (row == 7 || row == 20));
 }
 
-void run(const std::string& model, const json& all, const json& one) {
+void run(const std::string& model, const json& all, const json& one, const std::string& device = "cuda") {
   RunnerOptions options;
   options.model = model;
-  options.device = "cuda";
+  options.device = device;
   Drive drive(options, 64, 2, 64);
   const Ids tokens = all["tokens"];
   const std::vector<size_t> rows = all["rows"];
@@ -58,6 +58,27 @@ TEST_F(ArchitecturesCuda, FoldersAreAsTransformersHasThem) {
     StoredNetwork(one).write_folder(folder);
     run(folder.path.string(), all, one);
   }
+}
+
+// On two GPUs, but for what is refused there by its name.
+TEST_F(ArchitecturesCuda, FoldersOverTwoGpusAreAsTransformersHasThem) {
+  if (devices() < 2) GTEST_SKIP() << "skipped: one device";
+  const json all = fixture("architectures.json");
+  int split = 0;
+  for (const json& one : all["cases"]) {
+    SCOPED_TRACE(one["name"].get<std::string>());
+    Folder folder("architecture");
+    StoredNetwork(one).write_folder(folder);
+    RunnerOptions options;
+    options.model = folder.path.string(), options.device = "cuda:0,1", options.max_kvlen = 64;
+    if (auto loaded = load_runner(options); !loaded.ok()) {
+      EXPECT_EQ(loaded.status().field(), "ranks") << loaded.status().to_string();
+      printf("%-28s %s\n", one["name"].get<std::string>().c_str(), loaded.status().message().c_str());
+      continue;
+    }
+    run(folder.path.string(), all, one, "cuda:0,1"), ++split;
+  }
+  EXPECT_GE(split, 15);
 }
 
 TEST_F(ArchitecturesCuda, GgufFilesAreAsTransformersHasThem) {

@@ -1,6 +1,7 @@
 // What the tests of a CUDA model have in common: they need a device.
 #pragma once
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +20,11 @@ class NeedsDevice : public ::testing::Test {
     if (Status s = attention::cuda_backend().available(); !s.ok()) GTEST_SKIP() << "skipped: " << s.message();
   }
 };
+
+inline int devices() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
 
 // Whether `got` is the best of `want` where that is best by more than .1; the greatest difference of its
 // log-probability goes to `worst`.

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "model/cpu/link.h"
+#include "model/device.h"
 #include "model/load.h"
 #include "model/pooling.h"
 #include "tests/model/architectures.h"
@@ -84,6 +85,22 @@ TEST(Ranks, AGgufFileIsAsTransformersHasIt) {
     Folder folder("ranks");
     folder.write("m.gguf", network.gguf());
     EXPECT_LT(worst(folder.path.string(), 2, one), 1e-3);
+  }
+}
+
+TEST(Device, NamesGpus) {
+  auto gpus = [](std::string_view word) { return parse_device(word).value().gpus; };
+  EXPECT_EQ(gpus("auto"), std::vector<int>());
+  EXPECT_EQ(gpus("cuda"), std::vector<int>());
+  EXPECT_EQ(gpus("cuda:1"), std::vector<int>{1});
+  EXPECT_EQ(gpus("cuda:3,0"), (std::vector<int>{3, 0}));
+  EXPECT_EQ(parse_device("cpu").value().kind, DeviceChoice::Kind::cpu);
+  for (const char* bad : {"gpu", "cuda:", "cuda:x", "cuda:0,", "cuda:-1", "cuda:0 1", "cuda:1,1", "cuda,1"}) {
+    SCOPED_TRACE(bad);
+    const auto choice = parse_device(bad);
+    ASSERT_FALSE(choice.ok());
+    EXPECT_EQ(choice.status().field(), "device");
+    EXPECT_THAT(choice.status().message(), HasSubstr(std::string("device is ") + bad));
   }
 }
 

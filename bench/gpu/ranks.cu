@@ -1,0 +1,105 @@
+// What crosses GPUs: the link itself, and sums of partial results by size, as a step's graph has them, beside the time
+// in which the bytes cross. One JSON object a line: gpu_ranks_bench [GPUS]
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <thread>
+
+#include "bench/gpu/graph_time.h"
+#include "model/cuda/link.h"
+
+namespace kvasir::bench {
+namespace {
+
+using attention::cuda::DeviceMemory;
+using model::cuda::Link;
+
+constexpr int64_t kMost = int64_t(64) << 20;  // bytes of the largest sum
+
+// GB/s of one GPU that reads another's memory by the copy engine.
+double link_rate(int from, int to) {
+  constexpr size_t kBytes = size_t(256) << 20;
+  DeviceMemory a, b;
+  CUDA(cudaSetDevice(from));
+  KVASIR_CHECK(a.allocate(kBytes).ok(), "memory");
+  CUDA(cudaSetDevice(to));
+  KVASIR_CHECK(b.allocate(kBytes).ok(), "memory");
+  cudaStream_t stream;
+  CUDA(cudaStreamCreate(&stream));
+  cudaEvent_t began, ended;
+  CUDA(cudaEventCreate(&began));
+  CUDA(cudaEventCreate(&ended));
+  float best = 1e9f;
+  for (int i = 0; i < 6; ++i) {
+    float ms;
+    CUDA(cudaEventRecord(began, stream));
+    CUDA(cudaMemcpyPeerAsync(b.get(), to, a.get(), from, kBytes, stream));
+    CUDA(cudaEventRecord(ended, stream));
+    CUDA(cudaEventSynchronize(ended));
+    CUDA(cudaEventElapsedTime(&ms, began, ended));
+    best = std::min(best, ms);
+  }
+  CUDA(cudaStreamDestroy(stream));
+  return kBytes / best / 1e6;
+}
+
+int run(int gpus) {
+  int there = 0;
+  if (cudaGetDeviceCount(&there) != cudaSuccess || there < gpus) {
+    fprintf(stderr, "skipped: %d GPUs are wanted, %d are here\n", gpus, there);
+    return 0;
+  }
+  std::vector<int> devices;
+  for (int i = 0; i < gpus; ++i) devices.push_back(i);
+  auto opened = Link::open(devices);
+  KVASIR_CHECK(opened.ok(), opened.status().to_string());
+  Link& link = **opened;
+  const double rate = link_rate(0, 1);
+  cudaDeviceProp p{};
+  CUDA(cudaGetDeviceProperties(&p, 0));
+  printf("%s\n", nlohmann::json{{"name", "link"}, {"device", p.name}, {"gpus", gpus}, {"gb_s", rate}}.dump().c_str());
+
+  std::vector<DeviceMemory> partials(size_t(2 * gpus)), out(static_cast<size_t>(gpus));
+  for (int r = 0; r < gpus; ++r) {
+    CUDA(cudaSetDevice(r));
+    for (int turn = 0; turn < 2; ++turn) {
+      DeviceMemory& m = partials[size_t(2 * r + turn)];
+      KVASIR_CHECK(m.allocate(size_t(kMost)).ok(), "memory");
+      CUDA(cudaMemset(m.get(), 0, size_t(kMost)));
+    }
+    KVASIR_CHECK(out[size_t(r)].allocate(size_t(2 * kMost)).ok(), "memory");
+    link.publish_partials(r, partials[size_t(2 * r)].get(), partials[size_t(2 * r + 1)].get());
+  }
+  KVASIR_CHECK(link.join().ok(), "join");
+  for (int64_t bytes = 2 << 10; bytes <= kMost; bytes *= 2) {
+    const int count = bytes > (1 << 20) ? 20 : 200;
+    std::vector<double> us(static_cast<size_t>(gpus));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < gpus; ++r)
+      threads.emplace_back([&, r] {
+        CUDA(cudaSetDevice(r));
+        cudaStream_t stream;
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        us[size_t(r)] = graph_time(stream, count, [&](int i) {
+          model::cuda::launch_sum(link.view(r), i % 2, true, out[size_t(r)].as<float>(), bytes / 2, stream);
+        });
+        CUDA(cudaStreamDestroy(stream));
+      });
+    for (std::thread& t : threads) t.join();
+    const double floor = double(bytes) * (gpus - 1) / rate / 1e3;
+    printf("%s\n", nlohmann::json{{"name", "sum"},
+                                  {"gpus", gpus},
+                                  {"bytes", bytes},
+                                  {"us", *std::max_element(us.begin(), us.end())},
+                                  {"link_us", floor}}
+                       .dump()
+                       .c_str());
+    fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvasir::bench
+
+int main(int argc, char** argv) { return kvasir::bench::run(argc > 1 ? atoi(argv[1]) : 2); }

@@ -1,0 +1,171 @@
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "model/cuda/early.cuh"
+#include "model/cuda/link.h"
+
+namespace kvasir::model::cuda {
+namespace {
+
+constexpr int kThreads = 512, kEach = 8;        // bfloat16 elements a thread reads at once
+constexpr uint64_t kPatience = 20'000'000'000;  // ns; a rank that is late by so much is lost
+
+__device__ void tell(uint32_t* there, uint32_t round) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(there), "r"(round) : "memory");
+}
+__device__ uint32_t heard(const uint32_t* here) {
+  uint32_t round;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(round) : "l"(here) : "memory");
+  return round;
+}
+__device__ uint64_t now() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+// Returns when this block's fellows on all ranks are here: what their ranks wrote before is there to be read, and what
+// this block has read may be overwritten by them.
+__device__ void meet(const LinkView& v) {
+  __syncthreads();
+  Barrier& own = *v.barriers[v.rank];
+  const uint32_t round = own.rounds[blockIdx.x] + 1;
+  if (int(threadIdx.x) < v.ranks) {
+    tell(&v.barriers[threadIdx.x]->arrived[blockIdx.x][v.rank], round);
+    const uint32_t* here = &own.arrived[blockIdx.x][threadIdx.x];
+    uint64_t since = 0;
+    for (uint32_t polls = 1; int32_t(heard(here) - round) < 0; ++polls) {
+      if (polls % 4096) continue;
+      if (since == 0) since = now();
+      if (now() - since > kPatience) tell(v.lost, 1);
+      if (heard(v.lost)) break;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) own.rounds[blockIdx.x] = round;
+}
+
+__device__ void widen(const uint4& from, float* to) {
+  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&from);
+#pragma unroll
+  for (int i = 0; i < kEach / 2; ++i) {
+    const float2 f = __bfloat1622float2(pairs[i]);
+    to[2 * i] = f.x, to[2 * i + 1] = f.y;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sum(const __grid_constant__ LinkView v, int turn, bool add, float* out, int64_t count) {
+  let_next_kernel_start();
+  wait_for_kernel_ahead();
+  meet(v);
+  const int64_t whole = count / kEach;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < whole; i += int64_t(gridDim.x) * kThreads) {
+    float total[kEach], one[kEach];
+    widen(__ldcg(static_cast<const uint4*>(v.partials[turn][0]) + i), total);
+    for (int r = 1; r < v.ranks; ++r) {
+      widen(__ldcg(static_cast<const uint4*>(v.partials[turn][r]) + i), one);
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) total[k] += one[k];
+    }
+    auto* to = reinterpret_cast<float4*>(out + i * kEach);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float4 f = add ? to[half] : float4{0, 0, 0, 0};
+      f.x += total[half * 4], f.y += total[half * 4 + 1], f.z += total[half * 4 + 2], f.w += total[half * 4 + 3];
+      to[half] = f;
+    }
+  }
+  if (blockIdx.x > 0 || threadIdx.x >= count % kEach) return;
+  const int64_t i = whole * kEach + threadIdx.x;
+  float total = 0;
+  for (int r = 0; r < v.ranks; ++r)
+    total += __bfloat162float(static_cast<const __nv_bfloat16*>(v.partials[turn][r])[i]);
+  out[i] = add ? out[i] + total : total;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gather(const __grid_constant__ LinkView v, float* out, int64_t rows, int64_t all) {
+  let_next_kernel_start();
+  wait_for_kernel_ahead();
+  meet(v);
+  for (int r = 0; r < v.ranks; ++r) {
+    const int64_t cols = v.count[r], first = v.first[r];
+    const int each = cols % 4 == 0 && first % 4 == 0 && all % 4 == 0 ? 4 : 1;
+    const int64_t pieces = cols / each;
+    for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < rows * pieces;
+         i += int64_t(gridDim.x) * kThreads) {
+      const int64_t row = i / pieces, col = i % pieces * each;
+      const float* from = v.logits[r] + row * cols + col;
+      float* to = out + row * all + first + col;
+      if (each == 4)
+        *reinterpret_cast<float4*>(to) = __ldcg(reinterpret_cast<const float4*>(from));
+      else
+        *to = __ldcg(from);
+    }
+  }
+  meet(v);
+}
+
+__global__ void barrier(const __grid_constant__ LinkView v) {
+  let_next_kernel_start();
+  wait_for_kernel_ahead();
+  meet(v);
+}
+
+__device__ int64_t own_row(const int32_t* tokens, const int32_t* before, int64_t first, int64_t count, int64_t t) {
+  const int32_t token = tokens[t];
+  const int64_t row = (token < 0 ? before[-1 - token] : token) - first;
+  return row >= 0 && row < count ? row : -1;
+}
+
+__global__ void own_tokens(const int32_t* tokens, const int32_t* before, int64_t first, int64_t count, int32_t* own,
+                           int64_t rows) {
+  let_next_kernel_start();
+  wait_for_kernel_ahead();
+  const int64_t t = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (t >= rows) return;
+  const int64_t row = own_row(tokens, before, first, count, t);
+  own[t] = row < 0 ? 0 : int32_t(row);
+}
+
+__global__ void own_rows(const int32_t* tokens, const int32_t* before, int64_t first, int64_t count, const float* in,
+                         __nv_bfloat16* out, int64_t cols) {
+  let_next_kernel_start();
+  wait_for_kernel_ahead();
+  const int64_t t = blockIdx.x;
+  const bool mine = own_row(tokens, before, first, count, t) >= 0;
+  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x)
+    out[t * cols + i] = __float2bfloat16_rn(mine ? in[t * cols + i] : 0.0f);
+}
+
+unsigned blocks_for(int64_t pieces) {
+  return unsigned(std::clamp<int64_t>((pieces + kThreads - 1) / kThreads, 1, kLinkBlocks));
+}
+
+}  // namespace
+
+void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream) {
+  launch_early(sum, dim3(blocks_for(count / kEach)), kThreads, stream, view, turn, add, out, count);
+}
+
+void launch_gather(const LinkView& view, float* out, int64_t rows, int64_t all, cudaStream_t stream) {
+  launch_early(gather, dim3(blocks_for(rows * all / 4)), kThreads, stream, view, out, rows, all);
+}
+
+void launch_barrier(const LinkView& view, cudaStream_t stream) { launch_early(barrier, dim3(1), 32, stream, view); }
+
+void launch_own_tokens(const int32_t* tokens, const int32_t* before, const Share& share, int32_t* own, int64_t rows,
+                       cudaStream_t stream) {
+  launch_early(own_tokens, dim3(unsigned((rows + 255) / 256)), 256, stream, tokens, before, share.first, share.count,
+               own, rows);
+}
+
+void launch_own_rows(const int32_t* tokens, const int32_t* before, const Share& share, const float* in, void* out,
+                     int64_t rows, int64_t cols, cudaStream_t stream) {
+  launch_early(own_rows, dim3(unsigned(rows)), 256, stream, tokens, before, share.first, share.count, in,
+               static_cast<__nv_bfloat16*>(out), cols);
+}
+
+}  // namespace kvasir::model::cuda

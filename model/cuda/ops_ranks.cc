@@ -1,0 +1,83 @@
+// What of a step crosses ranks: sums of the products of which each rank has a part of the inputs, the embedding, of
+// which each has some tokens, and the logits.
+#include "core/check.h"
+#include "model/cuda/kernels.h"
+#include "model/cuda/ops.h"
+
+namespace kvasir::model::cuda {
+
+Status CudaOps::make_partials(int64_t cols) {
+  if (partials_[0].id >= 0) {
+    KVASIR_CHECK(partials_[0].cols == cols, "sums of ", cols, " and ", partials_[0].cols, " columns");
+    return {};
+  }
+  for (Buffer& b : partials_) {
+    auto room = std::make_unique<Room>();
+    room->half = true;  // and never anything else
+    KVASIR_TRY(room->half_data.allocate(size_t(options_.max_tokens * cols) * 2));
+    buffers_.push_back(std::move(room));
+    b = {int32_t(buffers_.size() - 1), cols};
+  }
+  KVASIR_TRY(own_ids_.allocate(size_t(options_.max_tokens) * sizeof(int32_t)));
+  options_.link->publish_partials(options_.part.rank, room(partials_[0]).half_data.get(),
+                                  room(partials_[1]).half_data.get());
+  return {};
+}
+
+Status CudaOps::summed(Buffer in, Matrix weight, bool add, Buffer out) {
+  KVASIR_TRY(product(in, weight, Form::bf16, partial()));
+  return sum_partials(add, out);
+}
+
+// Two buffers by turns: a rank that has come to a sum has passed the one before, and reads nothing of it any more. A
+// step begins with the first again, so that graphs of steps that are captured once fit behind one another.
+Status CudaOps::sum_partials(bool add, Buffer out) {
+  Link& link = *options_.link;
+  float* to = add ? data(out) : write(out);
+  KVASIR_CHECK(!room(out).half, "what is added to is float32");
+  written(out, false);
+  LinkView view = link.view(options_.part.rank);
+  if (!link.joined()) {  // as if there were no others
+    view.partials[0][0] = view.partials[0][view.rank], view.partials[1][0] = view.partials[1][view.rank];
+    view.barriers[0] = view.barriers[view.rank], view.rank = 0, view.ranks = 1;
+  }
+  launch_sum(view, turn_, add, to, rows(out) * out.cols, stream_);
+  turn_ ^= 1, sum_is_last_ = true;
+  return launched("sum over ranks");
+}
+
+Status CudaOps::embed_own(const Loaded& w, float scale, Buffer out) {
+  const auto *ids = ids_[slot_].as<int32_t>(), *before = drawn_[slot_ ^ 1].as<int32_t>();
+  const Share& own = options_.part.vocab;
+  launch_own_tokens(ids, before, own, own_ids_.as<int32_t>(), tokens_, stream_);
+  KVASIR_TRY(embed_rows(w, own_ids_.as<int32_t>(), nullptr, scale, out));
+  launch_own_rows(ids, before, own, read(out), write_half(partial()), tokens_, w.cols, stream_);
+  KVASIR_TRY(launched("embed"));
+  return sum_partials(false, out);
+}
+
+Result<Buffer> CudaOps::gather(Buffer logits) {
+  if (!options_.link || options_.link->ranks() == 1) return logits;
+  LinkView view = options_.link->view(options_.part.rank);
+  KVASIR_CHECK(read(logits) == view.logits[view.rank], "logits that no other rank knows of");
+  if (!options_.link->joined()) {
+    view.logits[0] = view.logits[view.rank], view.first[0] = view.first[view.rank],
+    view.count[0] = view.count[view.rank];
+    view.barriers[0] = view.barriers[view.rank], view.rank = 0, view.ranks = 1;
+  }
+  launch_gather(view, write(whole_logits_), logit_rows_, whole_logits_.cols, stream_);
+  sum_is_last_ = false;
+  KVASIR_TRY(launched("gathering logits"));
+  return whole_logits_;
+}
+
+// The next step writes the first buffer of sums, which others may still read where nothing has crossed ranks since.
+Status CudaOps::end() {
+  if (sum_is_last_ && options_.link->joined()) {
+    launch_barrier(options_.link->view(options_.part.rank), stream_);
+    KVASIR_TRY(launched("barrier"));
+  }
+  return adapters_.end(stream_);
+}
+
+}  // namespace kvasir::model::cuda

@@ -1,0 +1,96 @@
+// One GPU's part of a network: its weights, its cache, its stream, and what it draws. A network that is not split has
+// one. All of it is called with the rank's GPU as the thread's own (OnDevice).
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "model/arch/registry.h"
+#include "model/cuda/cache.h"
+#include "model/cuda/draw.h"
+#include "model/cuda/graphs.h"
+#include "model/cuda/ops.h"
+
+namespace kvasir::model::cuda {
+
+// The thread's GPU is this one until the end of the scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    cudaGetDevice(&before_);
+    if (before_ != device) cudaSetDevice(device);
+  }
+  ~OnDevice() { cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+// Of a launch, what the device draws: by sample row.
+struct DeviceRows {
+  std::vector<Wish> wishes;
+  std::vector<bool> there;  // drawn by the device; else by the host
+  int64_t count() const { return int64_t(wishes.size()); }
+};
+
+class Rank {
+ public:
+  // `link` is null where there is one.
+  Rank(const ModelConfig& part, const RunnerOptions& options, int device, int threads, Link* link)
+      : config_(part), options_(options), device_(device), link_(link), pool_(threads) {}
+  ~Rank();
+
+  Status load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress);
+  Status allocate_cache(const CachePages& pages, const kvcache::CacheForm& form);
+  int64_t cache_room() const;
+
+  // A step of launch slot 0 or 1: pages that are copied and moved, then begin(), then what calls for ops() and
+  // network(), then end().
+  Status move_pages(const Batch& batch);
+  Status begin(const Batch& batch, const std::vector<int32_t>& tokens, int slot);
+  Status end(int slot);
+  // A step of decodes and all its logits: a graph where it was launched before.
+  Result<Buffer> decode();
+  // Tokens of rows [first, first + count), whose logits these are, that are for the device.
+  Status draw(Buffer logits, const DeviceRows& rows, int64_t first, int64_t count, int slot);
+  // All that was enqueued of the slot's last launch.
+  Status wait(int slot) { return attention::cuda::check(cudaEventSynchronize(slots_[size_t(slot)].done), "step"); }
+
+  int device() const { return device_; }
+  bool first() const { return config_.part.first(); }
+  const ModelConfig& config() const { return config_; }
+  CudaOps& ops() { return *ops_; }
+  const CudaOps& ops() const { return *ops_; }
+  Network& network() { return *network_; }
+  cudaStream_t stream() const { return stream_; }
+  // What the device drew, by sample row; of the first rank it is in the host's memory.
+  const DeviceDraw* drawn(int slot) const { return slots_[size_t(slot)].drawn.as<DeviceDraw>(); }
+  int64_t replays() const { return graphs_ ? graphs_->replays() : 0; }
+
+ private:
+  struct Slot {
+    attention::cuda::PinnedMemory drawn, wishes;
+    attention::cuda::DeviceMemory device_drawn, device_wishes;
+    cudaEvent_t done = nullptr;
+  };
+
+  const ModelConfig config_;
+  const RunnerOptions options_;
+  const int device_;
+  Link* const link_;
+  ThreadPool pool_;  // converts weights
+  cudaStream_t stream_ = nullptr;
+  std::array<Slot, 2> slots_;
+  std::optional<CudaOps> ops_;
+  std::unique_ptr<Network> network_;
+  bool apart_ = false;                          // layers with a window have pages of their own
+  std::vector<std::unique_ptr<Cache>> caches_;  // by layer group
+  std::optional<Graphs> graphs_;
+  Buffer decoded_;  // logits of a step of decodes
+};
+
+}  // namespace kvasir::model::cuda
