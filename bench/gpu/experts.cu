@@ -72,16 +72,17 @@ void measure(const Shape& s, const std::vector<int64_t>& row_counts, cudaStream_
   CUDA(cudaMemset(by_expert.get(), 0, size_t(s.experts) * 4));
   room(items, (s.experts + slots) * int64_t(sizeof(Item)));
   auto* e = by_expert.as<int32_t>();
-  const Routed routed{ints[0].as<int32_t>(),
-                      ints[1].as<float>(),
-                      ints[2].as<int32_t>(),
-                      ints[3].as<int32_t>(),
-                      items.as<Item>(),
-                      e + 4 * s.experts,
-                      e,
-                      e + s.experts,
-                      e + 2 * s.experts,
-                      e + 3 * s.experts};
+  const Routed routed{.chosen = ints[0].as<int32_t>(),
+                      .weights = ints[1].as<float>(),
+                      .slot_of = ints[2].as<int32_t>(),
+                      .slot_rows = ints[3].as<int32_t>(),
+                      .items = items.as<Item>(),
+                      .count = e + 4 * s.experts,
+                      .own = int32_t(s.experts),
+                      .counts = e,
+                      .next = e + s.experts,
+                      .first_slots = e + 2 * s.experts,
+                      .first_items = e + 3 * s.experts};
   const model::Routing routing{.experts = s.experts, .used = s.used, .normalized = true};
   for (int64_t rows : row_counts) {
     std::vector<int32_t> chosen(static_cast<size_t>(rows * s.used));
@@ -96,7 +97,7 @@ void measure(const Shape& s, const std::vector<int64_t>& row_counts, cudaStream_
       auto ups = [&](int l) { product(up[l], in.get(), false, gated.get()); };
       auto downs = [&](int l) { product(down[l], gated.get(), true, sums.get()); };
       auto add = [&](int) {
-        launch_combine(sums.as<float>(), routed, s.used, out.as<float>(), rows, s.hidden, stream);
+        launch_combine(sums.as<float>(), routed, s.used, false, out.get(), rows, s.hidden, stream);
       };
       const double t_route = time_of(stream, route), t_up = time_of(stream, ups), t_down = time_of(stream, downs),
                    t_add = time_of(stream, add),

@@ -43,7 +43,37 @@ double link_rate(int from, int to) {
   return kBytes / best / 1e6;
 }
 
-int run(int gpus) {
+// Of the slowest of all GPUs, each with a thread that makes graphs of `count` launches.
+double slowest(int gpus, int count, const std::function<void(int rank, int i, cudaStream_t)>& launch) {
+  std::vector<double> us(static_cast<size_t>(gpus));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < gpus; ++r)
+    threads.emplace_back([&, r] {
+      CUDA(cudaSetDevice(r));
+      cudaStream_t stream;
+      CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      us[size_t(r)] = graph_time(stream, count, [&](int i) { launch(r, i, stream); });
+      CUDA(cudaStreamDestroy(stream));
+    });
+  for (std::thread& t : threads) t.join();
+  return *std::max_element(us.begin(), us.end());
+}
+
+// The few functions of NCCL that are needed, under the names its header gives them.
+struct Nccl {
+  explicit Nccl(const char* path) {
+    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    KVASIR_CHECK(library, dlerror());
+    init = reinterpret_cast<decltype(init)>(dlsym(library, "ncclCommInitAll"));
+    all_reduce = reinterpret_cast<decltype(all_reduce)>(dlsym(library, "ncclAllReduce"));
+    KVASIR_CHECK(init && all_reduce, path, " lacks functions");
+  }
+  int (*init)(void** comms, int count, const int* devices) = nullptr;
+  int (*all_reduce)(const void* in, void* out, size_t count, int type, int op, void* comm, cudaStream_t) = nullptr;
+  static constexpr int kBf16 = 9, kSum = 0;
+};
+
+int run(int gpus, const char* nccl_path) {
   int there = 0;
   if (cudaGetDeviceCount(&there) != cudaSuccess || there < gpus) {
     fprintf(stderr, "skipped: %d GPUs are wanted, %d are here\n", gpus, there);
@@ -73,27 +103,26 @@ int run(int gpus) {
   KVASIR_CHECK(link.join().ok(), "join");
   for (int64_t bytes = 2 << 10; bytes <= kMost; bytes *= 2) {
     const int count = bytes > (1 << 20) ? 20 : 200;
-    std::vector<double> us(static_cast<size_t>(gpus));
-    std::vector<std::thread> threads;
-    for (int r = 0; r < gpus; ++r)
-      threads.emplace_back([&, r] {
-        CUDA(cudaSetDevice(r));
-        cudaStream_t stream;
-        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        us[size_t(r)] = graph_time(stream, count, [&](int i) {
-          model::cuda::launch_sum(link.view(r), i % 2, true, out[size_t(r)].as<float>(), bytes / 2, stream);
-        });
-        CUDA(cudaStreamDestroy(stream));
-      });
-    for (std::thread& t : threads) t.join();
+    const double us = slowest(gpus, count, [&](int r, int i, cudaStream_t stream) {
+      model::cuda::launch_sum(link.view(r), i % 2, true, out[size_t(r)].as<float>(), bytes / 2, stream);
+    });
     const double floor = double(bytes) * (gpus - 1) / rate / 1e3;
-    printf("%s\n", nlohmann::json{{"name", "sum"},
-                                  {"gpus", gpus},
-                                  {"bytes", bytes},
-                                  {"us", *std::max_element(us.begin(), us.end())},
-                                  {"link_us", floor}}
+    printf("%s\n", nlohmann::json{{"name", "sum"}, {"gpus", gpus}, {"bytes", bytes}, {"us", us}, {"link_us", floor}}
                        .dump()
                        .c_str());
+    fflush(stdout);
+  }
+  if (!nccl_path) return 0;
+  const Nccl nccl(nccl_path);
+  std::vector<void*> comms(static_cast<size_t>(gpus));
+  KVASIR_CHECK(nccl.init(comms.data(), gpus, devices.data()) == 0, "ncclCommInitAll");
+  for (int64_t bytes = 2 << 10; bytes <= kMost; bytes *= 2) {
+    const double us = slowest(gpus, bytes > (1 << 20) ? 20 : 200, [&](int r, int, cudaStream_t stream) {
+      KVASIR_CHECK(nccl.all_reduce(partials[size_t(2 * r)].get(), out[size_t(r)].get(), size_t(bytes / 2), Nccl::kBf16,
+                                   Nccl::kSum, comms[size_t(r)], stream) == 0,
+                   "ncclAllReduce");
+    });
+    printf("%s\n", nlohmann::json{{"name", "nccl"}, {"gpus", gpus}, {"bytes", bytes}, {"us", us}}.dump().c_str());
     fflush(stdout);
   }
   return 0;
@@ -102,4 +131,6 @@ int run(int gpus) {
 }  // namespace
 }  // namespace kvasir::bench
 
-int main(int argc, char** argv) { return kvasir::bench::run(argc > 1 ? atoi(argv[1]) : 2); }
+int main(int argc, char** argv) {
+  return kvasir::bench::run(argc > 1 ? atoi(argv[1]) : 2, argc > 2 ? argv[2] : nullptr);
+}

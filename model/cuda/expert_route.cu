@@ -133,17 +133,18 @@ __device__ void choose_row(const Routing& r, const float* logits, const float* c
 __device__ void group_few(const Routed& out, int used, int slots) {
   __shared__ int32_t experts[kThreads], item_of[kThreads];
   const int i = int(threadIdx.x);
-  if (i < slots) experts[i] = out.chosen[i];
+  if (i < slots) experts[i] = out.own_expert(out.chosen[i]);
   __syncthreads();
+  const bool here = i < slots && experts[i] >= 0;
   int rank = 0, leader = i, count = 0;
-  if (i < slots)
+  if (here)
     for (int j = 0; j < slots; ++j)
       if (experts[j] == experts[i]) {
         ++count;
         if (j < i) ++rank, leader = min(leader, j);
       }
   // Items are numbered as their leaders come.
-  const bool leads = i < slots && leader == i;
+  const bool leads = here && leader == i;
   const unsigned leaders = __ballot_sync(kAll, leads);
   __shared__ int32_t before[kThreads / 32];
   if (i % 32 == 0) before[i / 32] = __popc(leaders);
@@ -153,7 +154,8 @@ __device__ void group_few(const Routed& out, int used, int slots) {
   if (leads) item_of[i] = item;
   if (i == int(blockDim.x) - 1) *out.count = item + leads;
   __syncthreads();
-  if (i >= slots) return;
+  if (i < slots && !here) out.slot_of[i] = -1;
+  if (!here) return;
   item = item_of[leader];
   Item& to = out.items[item];
   if (leads) to.expert = experts[i], to.first = item * kItemRows, to.count = count;
@@ -178,8 +180,10 @@ __global__ void __launch_bounds__(kRowsABlock * 32)
   const int row = int(blockIdx.x) * kRowsABlock + int(threadIdx.x / 32);
   choose_row(r, logits, correction, out, row, rows);
   __syncwarp();
-  for (int k = int(threadIdx.x % 32); row < rows && k < r.used; k += 32)
-    atomicAdd(&out.counts[out.chosen[int64_t(row) * r.used + k]], 1);
+  for (int k = int(threadIdx.x % 32); row < rows && k < r.used; k += 32) {
+    const int expert = out.own_expert(out.chosen[int64_t(row) * r.used + k]);
+    if (expert >= 0) atomicAdd(&out.counts[expert], 1);
+  }
 }
 
 // The experts' first slots and items, of their counts, by one block; the counts are 0 again for the next layer.
@@ -214,28 +218,40 @@ __global__ void place_slots(Routed out, int used, int64_t slots, int item_rows) 
   wait_for_kernel_ahead();
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= slots) return;
-  const int expert = out.chosen[i], slot = atomicAdd(&out.next[expert], 1), row = int(i / used);
+  const int expert = out.own_expert(out.chosen[i]), row = int(i / used);
+  if (expert < 0) {
+    out.slot_of[i] = -1;
+    return;
+  }
+  const int slot = atomicAdd(&out.next[expert], 1);
   out.slot_of[i] = slot, out.slot_rows[slot] = row;
   if (item_rows > kItemRows) return;
   const int at = slot - out.first_slots[expert];
   out.items[out.first_items[expert] + at / item_rows].rows[at % item_rows] = row;
 }
 
-__global__ void combine(const float* in, Routed routed, int used, float* out, int64_t cols) {
+template <bool kApart>
+__global__ void combine(const float* in, Routed routed, int used, void* out, int64_t cols) {
   let_next_kernel_start();
   wait_for_kernel_ahead();
   const int64_t row = blockIdx.y, col = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * 4;
   if (col >= cols) return;
-  auto& to = *reinterpret_cast<float4*>(out + row * cols + col);
-  float4 sum = to;
+  float4 sum = kApart ? float4{0, 0, 0, 0} : *reinterpret_cast<float4*>(static_cast<float*>(out) + row * cols + col);
 #pragma unroll 4
   for (int k = 0; k < used; ++k) {
     const int64_t at = row * used + k;
+    const int32_t slot = routed.slot_of[at];
+    if (slot < 0) continue;
     const float w = routed.weights[at] * (routed.scales ? routed.scales[routed.chosen[at]] : 1.0f);
-    const auto x = *reinterpret_cast<const float4*>(in + int64_t(routed.slot_of[row * used + k]) * cols + col);
+    const auto x = *reinterpret_cast<const float4*>(in + int64_t(slot) * cols + col);
     sum.x += w * x.x, sum.y += w * x.y, sum.z += w * x.z, sum.w += w * x.w;
   }
-  to = sum;
+  if (!kApart) {
+    *reinterpret_cast<float4*>(static_cast<float*>(out) + row * cols + col) = sum;
+    return;
+  }
+  auto* to = reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(out) + row * cols + col);
+  to[0] = __floats2bfloat162_rn(sum.x, sum.y), to[1] = __floats2bfloat162_rn(sum.z, sum.w);
 }
 
 __device__ float read(const float* x) { return *x; }
@@ -340,15 +356,15 @@ void launch_route(const Routing& r, const float* logits, const float* correction
   }
   attention::cuda::launch_early(choose_rows, dim3(unsigned((rows + kRowsABlock - 1) / kRowsABlock)), kRowsABlock * 32,
                                 each * kRowsABlock, stream, r, logits, correction, out, int(rows));
-  launch_early(cut_items, dim3(1), kThreads, stream, out, r.experts, item_rows);
+  launch_early(cut_items, dim3(1), kThreads, stream, out, out.own, item_rows);
   launch_early(place_slots, dim3(unsigned((slots + 255) / 256)), 256, stream, out, r.used, slots, item_rows);
 }
 
-void launch_combine(const float* in, const Routed& routed, int32_t used, float* out, int64_t rows, int64_t cols,
-                    cudaStream_t stream) {
+void launch_combine(const float* in, const Routed& routed, int32_t used, bool apart, void* out, int64_t rows,
+                    int64_t cols, cudaStream_t stream) {
   const int threads = int(std::min<int64_t>(256, (cols / 4 + 31) / 32 * 32));
   const dim3 grid(unsigned((cols / 4 + threads - 1) / threads), unsigned(rows));
-  launch_early(combine, grid, threads, stream, in, routed, used, out, cols);
+  launch_early(apart ? combine<true> : combine<false>, grid, threads, stream, in, routed, used, out, cols);
 }
 
 void launch_sigmoid_gate(const void* in, const float* gate, int64_t cols, void* in_out, bool half, int64_t out_cols,

@@ -61,6 +61,12 @@ struct Routed {
   int32_t* slot_rows = nullptr;   // of each slot
   Item* items = nullptr;
   int32_t* count = nullptr;  // of items
+  // The experts that are here: others' slots are -1, and items name experts from the first of these on.
+  int32_t first = 0, own = 0;
+  __host__ __device__ int32_t own_expert(int32_t chosen) const {
+    const int32_t e = chosen - first;
+    return e >= 0 && e < own ? e : -1;
+  }
   // By expert, for launch_route() alone: rows, which are 0 before and after, its next slot, first slot and first item.
   int32_t *counts = nullptr, *next = nullptr, *first_slots = nullptr, *first_items = nullptr;
 };
@@ -84,9 +90,9 @@ cudaError_t launch_experts_few(const ExpertMatrix& m, const Routed& routed, cons
                                int64_t most_items, cudaStream_t stream);
 cudaError_t launch_experts_many(const ExpertMatrix& m, const Routed& routed, const void* in, bool by_slot, void* out,
                                 int64_t most_items, int item_rows, cudaStream_t stream);
-// out[row] += the sum over its experts of weight * in[slot].
-void launch_combine(const float* in, const Routed& routed, int32_t used, float* out, int64_t rows, int64_t cols,
-                    cudaStream_t stream);
+// out[row] += the sum over its experts that are here of weight * in[slot]; apart: out, in bfloat16, is that sum.
+void launch_combine(const float* in, const Routed& routed, int32_t used, bool apart, void* out, int64_t rows,
+                    int64_t cols, cudaStream_t stream);
 // in_out *= sigmoid(in . gate), all rows; `in` is bfloat16, in_out bfloat16 or float32.
 void launch_sigmoid_gate(const void* in, const float* gate, int64_t cols, void* in_out, bool half, int64_t out_cols,
                          int64_t rows, cudaStream_t stream);

@@ -71,9 +71,11 @@ Status ExpertLayers::fill(Matrices& to, std::span<const Part> parts) {
   return {};
 }
 
-Result<int32_t> ExpertLayers::add(Experts experts, std::span<const Part> up, std::span<const Part> down) {
+Result<int32_t> ExpertLayers::add(Experts experts, int32_t first, std::span<const Part> up,
+                                  std::span<const Part> down) {
   auto layer = std::make_unique<Layer>();
   layer->of = std::move(experts);
+  layer->first = first, layer->own = int32_t(up.size());
   const Weight &u = *up[0].weight, &d = *down[0].weight;
   if (u.cols % 8 != 0 || d.cols % 8 != 0 || d.rows % 4 != 0)
     return unimplemented(cat("experts of ", u.rows, " x ", u.cols, " and ", d.rows, " x ", d.cols,
@@ -121,7 +123,7 @@ int ExpertLayers::item_rows(const Layer& layer, int64_t rows) const {
 }
 
 Status ExpertLayers::run(int32_t id, const void* in, const float* logits, const float* correction, const float* scales,
-                         int64_t rows, float* out) {
+                         int64_t rows, bool apart, void* out) {
   const Layer& layer = *layers_[size_t(id)];
   const Routing& r = layer.of.routing;
   const int64_t slots = rows * r.used;
@@ -134,6 +136,8 @@ Status ExpertLayers::run(int32_t id, const void* in, const float* logits, const 
                       .slot_rows = slot_rows_.as<int32_t>(),
                       .items = items_.as<Item>(),
                       .count = by_expert + 4 * most_experts_,
+                      .first = layer.first,
+                      .own = layer.own,
                       .counts = by_expert,
                       .next = by_expert + most_experts_,
                       .first_slots = by_expert + 2 * most_experts_,
@@ -147,7 +151,7 @@ Status ExpertLayers::run(int32_t id, const void* in, const float* logits, const 
   };
   KVASIR_TRY(check(product(layer.up, in, false, gated_.get()), "experts"));
   KVASIR_TRY(check(product(layer.down, gated_.get(), true, sums_.get()), "experts"));
-  launch_combine(sums_.as<float>(), routed, r.used, out, rows, layer.down.matrix.results(), stream_);
+  launch_combine(sums_.as<float>(), routed, r.used, apart, out, rows, layer.down.matrix.results(), stream_);
   return check(cudaGetLastError(), "experts");
 }
 

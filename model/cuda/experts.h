@@ -24,14 +24,16 @@ class ExpertLayers {
   ExpertLayers(int64_t max_rows, bool invariant, cudaStream_t stream)
       : max_rows_(max_rows), invariant_(invariant), stream_(stream) {}
 
-  // The weights of `up` and `down` become tiles, and their own memory is given back.
-  Result<int32_t> add(Experts experts, std::span<const Part> up, std::span<const Part> down);
+  // The weights of `up` and `down` become tiles, and their own memory is given back. They are of the experts from
+  // `first` on; the others' are on other GPUs.
+  Result<int32_t> add(Experts experts, int32_t first, std::span<const Part> up, std::span<const Part> down);
   const Experts& layer(int32_t id) const { return layers_[size_t(id)]->of; }
   int64_t bytes() const { return bytes_; }
 
-  // out += what `rows` rows of `in` (bfloat16) become by the experts that their logits choose.
+  // out += what `rows` rows of `in` (bfloat16) become by the experts that their logits choose; apart: out, in bfloat16,
+  // is what they become by those that are here.
   Status run(int32_t id, const void* in, const float* logits, const float* correction, const float* scales,
-             int64_t rows, float* out);
+             int64_t rows, bool apart, void* out);
 
  private:
   struct Matrices {
@@ -40,6 +42,7 @@ class ExpertLayers {
   };
   struct Layer {
     Experts of;
+    int32_t first = 0, own = 0;
     Matrices up, down;
   };
   Status fill(Matrices& to, std::span<const Part> parts);

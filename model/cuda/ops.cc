@@ -96,22 +96,20 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
 }
 
 Result<int32_t> CudaOps::add_experts(Experts experts) {
-  if (options_.link)
-    return unimplemented(cat("ranks is ", options_.link->ranks(),
-                             "; mixtures of experts run on one GPU so far, and over ranks on the CPU (--device cpu)"))
-        .with_field("ranks");
   if (!experts_) experts_.emplace(options_.max_tokens, options_.batch_invariant, stream_);
   if (router_logits_.cols < experts.routing.experts) {
     KVASIR_ASSIGN(router_logits_, make_buffer(experts.routing.experts, false, Shard::whole));
   }
   std::vector<ExpertLayers::Part> up, down;
-  for (const Mlp& mlp : experts.mlps)
+  for (const Mlp& mlp : experts.mlps) {
+    if (mlp.up.id < 0) continue;  // another rank's
     for (auto [m, parts] : {std::pair(mlp.up, &up), std::pair(mlp.down, &down)}) {
       Loaded& w = *matrices_[size_t(m.id)];
       parts->push_back({&w, vector(w.bias)});
       weight_bytes_ -= w.bytes;
     }
-  return experts_->add(std::move(experts), up, down);
+  }
+  return experts_->add(std::move(experts), int32_t(options_.part.experts.first), up, down);
 }
 
 Status CudaOps::moe(Buffer in, int32_t id, Buffer out, Buffer routed) {
@@ -120,8 +118,12 @@ Status CudaOps::moe(Buffer in, int32_t id, Buffer out, Buffer routed) {
   KVASIR_TRY(linear(routed.id < 0 ? in : routed, experts.router, logits));
   KVASIR_ASSIGN(const void* half, read_half(in));
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
-  written(out, false);
-  return experts_->run(id, half, data(logits), vector(experts.correction), vector(experts.scales), rows(in), data(out));
+  const bool apart = options_.link != nullptr;
+  void* to = apart ? write_half(partial()) : data(out);
+  if (!apart) written(out, false);
+  KVASIR_TRY(
+      experts_->run(id, half, data(logits), vector(experts.correction), vector(experts.scales), rows(in), apart, to));
+  return apart ? sum_partials(true, out) : Status();
 }
 
 Status CudaOps::sigmoid_gate(Buffer in, Vector gate, Buffer in_out) {

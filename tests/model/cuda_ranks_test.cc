@@ -48,6 +48,8 @@ const std::vector<std::string>& networks() {
       "dummy:llama,hidden=1024,layers=3,heads=8,kv_heads=2,head_dim=128,ffn=2048,vocab=4096,type=q8_0",
       "fp8 dummy:llama,hidden=1024,layers=3,heads=8,kv_heads=2,head_dim=128,ffn=2048,vocab=4096,type=bf16",
       "dummy:gemma3,hidden=256,layers=7,window=48,heads=4,kv_heads=2",
+      "dummy:qwen3-30b-a3b,layers=2,hidden=256,heads=4,kv_heads=2,vocab=1000,type=bf16",
+      "dummy:gpt-oss-20b,layers=2,hidden=256,heads=4,kv_heads=2,vocab=1000,type=bf16,expert_type=mxfp4",
   };
   return out;
 }
@@ -93,10 +95,11 @@ TEST_F(CudaRanks, TwoGiveWhatOneGives) {
     }
     EXPECT_GE(dynamic_cast<const cuda::Replaying&>(*two.runner).replays(), kSteps - 4);
     printf("%-70s off by %.4f on average, %.4f at most\n", model.c_str(), off.sum / double(off.count), off.worst);
-    const bool fp8 = model.starts_with("fp8 ");
-    EXPECT_EQ(off.other, 0);
-    EXPECT_LT(off.sum / double(off.count), fp8 ? 0.2 : 0.03);
-    EXPECT_LT(off.worst, fp8 ? 2 : 0.3);
+    // E4M3 and the choice of experts make much of the last bit of bfloat16, in which sums over ranks differ.
+    const bool loose = model.starts_with("fp8 ") || two.runner->info().ranks[0].experts > 0;
+    EXPECT_LE(off.other, loose ? off.count / 20 : 0);
+    EXPECT_LT(off.sum / double(off.count), loose ? 0.2 : 0.03);
+    EXPECT_LT(off.worst, loose ? 2 : 0.3);
   }
 }
 
@@ -194,7 +197,7 @@ TEST_F(CudaRanks, WhatCannotBeIsRefusedByItsName) {
   EXPECT_THAT(refusal("cuda:0,99", 1, "dummy:llama"), HasSubstr("device is cuda:0,99"));
   EXPECT_THAT(refusal("cuda", 3, "dummy:llama"), devices() < 3 ? HasSubstr("ranks is 3") : HasSubstr(""));
   EXPECT_THAT(refusal("cuda:0,1", 3, "dummy:llama"), HasSubstr("leave ranks out"));
-  EXPECT_THAT(refusal("cuda", 2, "dummy:mixtral,hidden=64,layers=1,heads=2,kv_heads=2,ffn=64"), HasSubstr("experts"));
+  EXPECT_THAT(refusal("cuda", 2, "dummy:bert,hidden=64,heads=4"), HasSubstr("encoders"));
 }
 
 }  // namespace
