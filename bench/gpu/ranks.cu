@@ -1,6 +1,7 @@
 // What crosses GPUs: the link itself, and sums of partial results by size, as a step's graph has them, beside the time
-// in which the bytes cross. One JSON object a line: gpu_ranks_bench [GPUS]
-#include <nlohmann/json.hpp>
+// in which the bytes cross; with a library named, NCCL's all-reduce of the same. One JSON object a line:
+//   gpu_ranks_bench [GPUS [libnccl.so.2]]
+#include <dlfcn.h>
 
 #include <cstdio>
 #include <thread>
@@ -87,7 +88,7 @@ int run(int gpus, const char* nccl_path) {
   const double rate = link_rate(0, 1);
   cudaDeviceProp p{};
   CUDA(cudaGetDeviceProperties(&p, 0));
-  printf("%s\n", nlohmann::json{{"name", "link"}, {"device", p.name}, {"gpus", gpus}, {"gb_s", rate}}.dump().c_str());
+  printf("{\"name\": \"link\", \"device\": \"%s\", \"gpus\": %d, \"gb_s\": %.1f}\n", p.name, gpus, rate);
 
   std::vector<DeviceMemory> partials(size_t(2 * gpus)), out(static_cast<size_t>(gpus));
   for (int r = 0; r < gpus; ++r) {
@@ -107,9 +108,8 @@ int run(int gpus, const char* nccl_path) {
       model::cuda::launch_sum(link.view(r), i % 2, true, out[size_t(r)].as<float>(), bytes / 2, stream);
     });
     const double floor = double(bytes) * (gpus - 1) / rate / 1e3;
-    printf("%s\n", nlohmann::json{{"name", "sum"}, {"gpus", gpus}, {"bytes", bytes}, {"us", us}, {"link_us", floor}}
-                       .dump()
-                       .c_str());
+    printf("{\"name\": \"sum\", \"gpus\": %d, \"bytes\": %ld, \"us\": %.3f, \"link_us\": %.3f}\n", gpus, long(bytes),
+           us, floor);
     fflush(stdout);
   }
   if (!nccl_path) return 0;
@@ -122,7 +122,7 @@ int run(int gpus, const char* nccl_path) {
                                    Nccl::kSum, comms[size_t(r)], stream) == 0,
                    "ncclAllReduce");
     });
-    printf("%s\n", nlohmann::json{{"name", "nccl"}, {"gpus", gpus}, {"bytes", bytes}, {"us", us}}.dump().c_str());
+    printf("{\"name\": \"nccl\", \"gpus\": %d, \"bytes\": %ld, \"us\": %.3f}\n", gpus, long(bytes), us);
     fflush(stdout);
   }
   return 0;

@@ -95,7 +95,7 @@ void check(const Case& c, std::initializer_list<int64_t> row_counts) {
   const Matrices up(c, 2 * c.ffn, c.hidden, random), down(c, c.hidden, c.ffn, random);
   ExpertLayers layers(*std::max_element(row_counts.begin(), row_counts.end()), false, nullptr);
   Experts experts{.routing = r, .activation = c.activation, .limit = c.limit, .slope = 1.702f};
-  auto id = layers.add(experts, up.parts, down.parts);
+  auto id = layers.add(experts, 0, up.parts, down.parts);
   ASSERT_TRUE(id.ok()) << id.status().message();
   std::vector<float> correction;
   for (int32_t e = 0; e < r.experts; ++e) correction.push_back(normal(random));
@@ -117,7 +117,7 @@ void check(const Case& c, std::initializer_list<int64_t> row_counts) {
     const float* corrected = r.corrected ? correction.data() : nullptr;
     const Status ran =
         layers.run(*id, in_there.get(), logits_there.as<float>(), r.corrected ? correction_there.as<float>() : nullptr,
-                   nullptr, rows, out_there.as<float>());
+                   nullptr, rows, false, out_there.get());
     ASSERT_TRUE(ran.ok()) << ran.message();
     ASSERT_EQ(cudaMemcpy(got.data(), out_there.get(), got.size() * 4, cudaMemcpyDefault), cudaSuccess);
     std::vector<int32_t> chosen(static_cast<size_t>(r.used));
@@ -146,6 +146,47 @@ constexpr std::initializer_list<int64_t> kRows = {1, 2, 5, 8, 9, 31, 64, 300};
 
 TEST_F(CudaExperts, SumsAreThoseOfTheChosenOnes) {
   check({.routing = {.experts = 32, .used = 4, .normalized = true}, .hidden = 128, .ffn = 192}, kRows);
+}
+
+// Some experts here, the others elsewhere: the parts of both, rounded to bfloat16, add up to the sum of all.
+TEST_F(CudaExperts, PartsOfTheExpertsAddUp) {
+  for (bool mxfp4 : {false, true}) {
+    const Case c{.routing = {.experts = 12, .used = 4, .normalized = true}, .hidden = 64, .ffn = 96, .mxfp4 = mxfp4};
+    constexpr int64_t kMost = 300;
+    auto layer = [&](int32_t first, int32_t count, std::unique_ptr<ExpertLayers>* to) {
+      std::mt19937 random(7);  // the same matrices each time
+      const Matrices up(c, 2 * c.ffn, c.hidden, random), down(c, c.hidden, c.ffn, random);
+      *to = std::make_unique<ExpertLayers>(kMost, false, nullptr);
+      auto of = [&](const Matrices& m) { return std::span(m.parts).subspan(size_t(first), size_t(count)); };
+      ASSERT_TRUE((*to)->add({.routing = c.routing}, first, of(up), of(down)).ok());
+    };
+    std::unique_ptr<ExpertLayers> all, parts[3];
+    layer(0, 12, &all), layer(0, 5, &parts[0]), layer(5, 1, &parts[1]), layer(6, 6, &parts[2]);
+    for (int64_t rows : {1, 3, 8, 40, 300}) {
+      SCOPED_TRACE(rows);
+      std::mt19937 random(9);
+      std::normal_distribution<float> normal;
+      std::vector<uint16_t> in, part(size_t(rows * c.hidden));
+      std::vector<float> logits, want(part.size()), got(part.size());
+      for (size_t i = 0; i < part.size(); ++i) in.push_back(f32_to_bf16(normal(random)));
+      for (int64_t i = 0; i < rows * c.routing.experts; ++i) logits.push_back(normal(random));
+      DeviceMemory in_there, logits_there, out;
+      ASSERT_TRUE(in_there.upload(in.data(), in.size() * 2).ok());
+      ASSERT_TRUE(logits_there.upload(logits.data(), logits.size() * 4).ok());
+      ASSERT_TRUE(out.upload(want.data(), want.size() * 4).ok());
+      auto run = [&](ExpertLayers& of, bool apart) {
+        ASSERT_TRUE(of.run(0, in_there.get(), logits_there.as<float>(), nullptr, nullptr, rows, apart, out.get()).ok());
+      };
+      run(*all, false);
+      ASSERT_EQ(cudaMemcpy(want.data(), out.get(), want.size() * 4, cudaMemcpyDefault), cudaSuccess);
+      for (auto& one : parts) {
+        run(*one, true);
+        ASSERT_EQ(cudaMemcpy(part.data(), out.get(), part.size() * 2, cudaMemcpyDefault), cudaSuccess);
+        for (size_t i = 0; i < part.size(); ++i) got[i] += bf16_to_f32(part[i]);
+      }
+      for (size_t i = 0; i < part.size(); ++i) EXPECT_NEAR(got[i], want[i], 0.02) << i;
+    }
+  }
 }
 
 TEST_F(CudaExperts, ShapesThatFillNoTile) {
