@@ -53,6 +53,8 @@ double slowest(int gpus, int count, const std::function<void(int rank, int i, cu
       CUDA(cudaSetDevice(r));
       cudaStream_t stream;
       CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      launch(r, 0, stream);  // what is made when it is first used is not captured
+      CUDA(cudaStreamSynchronize(stream));
       us[size_t(r)] = graph_time(stream, count, [&](int i) { launch(r, i, stream); });
       CUDA(cudaStreamDestroy(stream));
     });
@@ -104,12 +106,16 @@ int run(int gpus, const char* nccl_path) {
   KVASIR_CHECK(link.join().ok(), "join");
   for (int64_t bytes = 2 << 10; bytes <= kMost; bytes *= 2) {
     const int count = bytes > (1 << 20) ? 20 : 200;
-    const double us = slowest(gpus, count, [&](int r, int i, cudaStream_t stream) {
-      model::cuda::launch_sum(link.view(r), i % 2, true, out[size_t(r)].as<float>(), bytes / 2, stream);
-    });
     const double floor = double(bytes) * (gpus - 1) / rate / 1e3;
-    printf("{\"name\": \"sum\", \"gpus\": %d, \"bytes\": %ld, \"us\": %.3f, \"link_us\": %.3f}\n", gpus, long(bytes),
-           us, floor);
+    auto sums = [&](int blocks) {
+      return slowest(gpus, count, [&](int r, int i, cudaStream_t stream) {
+        model::cuda::launch_sum(link.view(r), i % 2, true, out[size_t(r)].as<float>(), bytes / 2, stream, blocks);
+      });
+    };
+    printf("{\"name\": \"sum\", \"gpus\": %d, \"bytes\": %ld, \"us\": %.3f, \"link_us\": %.3f", gpus, long(bytes),
+           sums(0), floor);
+    for (int blocks : {4, 8, 16, 32, 64, 128}) printf(", \"us_%d\": %.3f", blocks, sums(blocks));
+    printf("}\n");
     fflush(stdout);
   }
   if (!nccl_path) return 0;

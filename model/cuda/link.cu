@@ -140,14 +140,20 @@ __global__ void own_rows(const int32_t* tokens, const int32_t* before, int64_t f
     out[t * cols + i] = __float2bfloat16_rn(mine ? in[t * cols + i] : 0.0f);
 }
 
-unsigned blocks_for(int64_t pieces) {
-  return unsigned(std::clamp<int64_t>((pieces + kThreads - 1) / kThreads, 1, kLinkBlocks));
+unsigned blocks_for(int64_t pieces, int64_t most = kLinkBlocks) {
+  return unsigned(std::clamp<int64_t>((pieces + kThreads - 1) / kThreads, 1, most));
 }
+
+// More blocks wait longer for one another, and read faster: of up to 512 KiB fewer win (gpu_ranks_bench).
+constexpr int64_t kFewPieces = (512 << 10) / 16, kFewBlocks = 32;
 
 }  // namespace
 
-void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream) {
-  launch_early(sum, dim3(blocks_for(count / kEach)), kThreads, stream, view, turn, add, out, count);
+void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream, int blocks) {
+  const int64_t pieces = count / kEach;
+  launch_early(
+      sum, dim3(blocks > 0 ? unsigned(blocks) : blocks_for(pieces, pieces <= kFewPieces ? kFewBlocks : kLinkBlocks)),
+      kThreads, stream, view, turn, add, out, count);
 }
 
 void launch_gather(const LinkView& view, float* out, int64_t rows, int64_t all, cudaStream_t stream) {

@@ -73,8 +73,10 @@ class Link {
   Status why_;
 };
 
-// out = the sum of all ranks' partials[turn], or out += it; `count` elements.
-void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream);
+// out = the sum of all ranks' partials[turn], or out += it; `count` elements. By so many blocks (0: as suits the
+// count).
+void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream,
+                int blocks = 0);
 // out[rows, all]: every rank's columns beside one another. None may be overwritten before all ranks have them.
 void launch_gather(const LinkView& view, float* out, int64_t rows, int64_t all, cudaStream_t stream);
 void launch_barrier(const LinkView& view, cudaStream_t stream);

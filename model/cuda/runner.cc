@@ -44,14 +44,14 @@ Batch first_pages(int64_t tokens, int64_t page_size, kvcache::IndexMode mode, si
   return b;
 }
 
-// `count` sequences of one token, all in the first page.
+// `count` sequences of one token, each in a page of its own.
 Batch first_decodes(int64_t count, int64_t page_size, kvcache::IndexMode mode, size_t groups) {
   Batch b = first_pages(1, page_size, mode, groups);
   for (int64_t i = 1; i < count; ++i) {
     b.tokens.push_back(0), b.positions.push_back(0), b.start_pos.push_back(0);
     b.logit_rows.push_back(int32_t(i));
     b.seqstarts.push_back(i + 1), b.kvstarts.push_back(i + 1);
-    b.cachestarts.push_back(0);
+    b.cachestarts.push_back(i * page_size);
   }
   b.decoding_batches = count;
   b.more_cachestarts.assign(groups - 1, b.cachestarts);
@@ -269,7 +269,8 @@ Status CudaRunner::warm_up(int64_t cache_tokens) {
     if (CudaOps::padded(n) == n || n == most)
       KVASIR_TRY(run(first_pages(n, options_.page_size, options_.index_mode, groups)));
   if (!link_) return {};
-  for (int64_t n = 1; n <= std::min(options_.max_batch, options_.max_tokens); n *= 2)
+  const int64_t decodes = std::min({options_.max_batch, options_.max_tokens, cache_tokens / options_.page_size});
+  for (int64_t n = 1; n <= decodes; n *= 2)
     KVASIR_TRY(run(first_decodes(n, options_.page_size, options_.index_mode, groups)));
   for (int64_t n : {std::min(fit, options_.max_tokens), std::min(fit, options_.max_tokens / 2 + 1)}) {
     Batch prompt = first_pages(n, options_.page_size, options_.index_mode, groups);

@@ -143,6 +143,31 @@ TEST_F(CudaRanks, TheSameTokensWhicheverWay) {
   }
 }
 
+// Every kind of cache is each rank's own part of one: quantized, indexed by tokens or offsets, shared by two sequences.
+TEST_F(CudaRanks, CachesOfEveryKind) {
+  const std::string model =
+      "dummy:llama,hidden=1024,layers=3,heads=16,kv_heads=4,head_dim=64,ffn=2048,vocab=4096,type=bf16";
+  for (const char* kv : {"auto", "float16", "fp8", "int8", "int4"}) {
+    SCOPED_TRACE(kv);
+    const Ids text = some_tokens(130, 3);
+    Off off;
+    std::vector<Sampled> whole[2], hits[2];
+    for (int32_t ranks : {1, 2}) {
+      RunnerOptions o = as_named(model, ranks);
+      o.kv.dtype = kv;
+      Drive drive(o, 256, 2, 256);
+      whole[ranks - 1] = drive.step({{0, 0, text, true}});
+      drive.share(1, 0, 4);  // the first 64 tokens
+      hits[ranks - 1] = drive.step({{1, 64, Ids(text.begin() + 64, text.end()), true}});
+    }
+    for (size_t i = 0; i < text.size(); ++i) off.add(whole[0][i], whole[1][i]);
+    for (size_t i = 0; i < hits[0].size(); ++i) off.add(hits[0][i], hits[1][i]), off.add(whole[1][i + 64], hits[1][i]);
+    printf("%-8s off by %.4f on average, %.4f at most\n", kv, off.sum / double(off.count), off.worst);
+    EXPECT_LE(off.other, off.count / 50);
+    EXPECT_LT(off.sum / double(off.count), 0.06);
+  }
+}
+
 // More steps than the barrier's counters would forgive a mistake in, of all sizes.
 TEST_F(CudaRanks, ManySteps) {
   Drive drive(as_named(networks()[1], 2), 512, 8, 600);
