@@ -133,6 +133,11 @@ class Ops {
   // out = in * weight' (+ bias), and out += that. By a weight that is split by columns: the sum over all ranks.
   virtual Status linear(Buffer in, Matrix weight, Buffer out) = 0;
   virtual Status add_linear(Buffer in, Matrix weight, Buffer out) = 0;
+  // add_linear(), then norm() of `out` into `normed`.
+  virtual Status add_linear_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed) {
+    KVASIR_TRY(add_linear(in, weight, out));
+    return this->norm(out, norm, eps, normed);
+  }
   // out = activation(first half of in) * second half.
   virtual Status glu(Activation activation, Buffer in, Buffer out) = 0;
   // glu() of linear(); `between` is room for linear()'s output on devices that need it.

@@ -174,28 +174,42 @@ Status Decoder::feed_forward(const DecoderLayer& l, Buffer in, Buffer up, Buffer
   return l.shared_gate.id < 0 ? Status() : ops_.sigmoid_gate(in, l.shared_gate, ffn);
 }
 
-Status Decoder::add(Buffer in, Matrix weight, const Norm& output_norm) {
-  if (!c_.output_norms) return ops_.add_linear(in, weight, x_);
-  KVASIR_TRY(ops_.linear(in, weight, h_));
-  return ops_.add_norm(h_, output_norm.weight, c_.norm_eps, x_);
+// A sublayer's result onto the stream; then the norm that the next one reads, where it follows at once.
+Status Decoder::add(Buffer in, Matrix weight, const Norm& output_norm, const Norm* next) {
+  if (next && !c_.output_norms && c_.norm == NormKind::rms)
+    return ops_.add_linear_norm(in, weight, x_, next->weight, c_.norm_eps, h_);
+  if (!c_.output_norms) {
+    KVASIR_TRY(ops_.add_linear(in, weight, x_));
+  } else {
+    KVASIR_TRY(ops_.linear(in, weight, h_));
+    KVASIR_TRY(ops_.add_norm(h_, output_norm.weight, c_.norm_eps, x_));
+  }
+  return next ? norm(x_, *next, h_) : Status();
 }
 
 Status Decoder::forward() {
   KVASIR_TRY(ops_.embed(embedding_, c_.embedding_scale, x_));
   if (c_.embedding_norm) KVASIR_TRY(norm(x_, embedding_norm_, x_));
   const Buffer read = c_.input_norms ? h_ : x_;
+  if (c_.input_norms) KVASIR_TRY(norm(x_, layers_[0].attn_norm, h_));
   for (int32_t i = 0; i < c_.layers; ++i) {
     const DecoderLayer& l = layers_[size_t(i)];
-    if (c_.input_norms) KVASIR_TRY(norm(x_, l.attn_norm, h_));
+    const Norm* ffn_norm = c_.input_norms && !c_.shared_norm ? &l.ffn_norm : nullptr;
+    const Norm* next = c_.input_norms && i + 1 < c_.layers ? &layers_[size_t(i) + 1].attn_norm : nullptr;
     KVASIR_TRY(attend(l, i, read));
-    if (!c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm));
-    if (c_.input_norms && !c_.shared_norm) KVASIR_TRY(norm(x_, l.ffn_norm, h_));
+    if (!c_.parallel)
+      KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm, ffn_norm));
+    else if (ffn_norm)
+      KVASIR_TRY(norm(x_, *ffn_norm, h_));
     const bool experts = l.experts >= 0, mlp = l.mlp.down.id >= 0;
     const Buffer ffn = experts ? shared_ffn_ : ffn_;
     if (mlp) KVASIR_TRY(feed_forward(l, read, experts ? shared_up_ : up_, ffn));
     if (experts) KVASIR_TRY(ops_.moe(read, l.experts, x_));
-    if (c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm));
-    if (mlp) KVASIR_TRY(add(ffn, l.mlp.down, l.ffn_output_norm));
+    if (c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm, nullptr));
+    if (mlp)
+      KVASIR_TRY(add(ffn, l.mlp.down, l.ffn_output_norm, next));
+    else if (next)
+      KVASIR_TRY(norm(x_, *next, h_));
   }
   return {};
 }

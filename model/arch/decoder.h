@@ -45,7 +45,7 @@ class Decoder : public Network {
   Status norm(Buffer in, const Norm& norm, Buffer out);
   Status attend(const DecoderLayer& layer, int32_t i, Buffer in);
   Status feed_forward(const DecoderLayer& layer, Buffer in, Buffer up, Buffer ffn);
-  Status add(Buffer in, Matrix weight, const Norm& output_norm);
+  Status add(Buffer in, Matrix weight, const Norm& output_norm, const Norm* next);
 
   ModelConfig c_;
   Ops& ops_;

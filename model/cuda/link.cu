@@ -85,6 +85,72 @@ __global__ void __launch_bounds__(kThreads)
   out[i] = add ? out[i] + total : total;
 }
 
+constexpr int kHeld = 2;  // pieces of a row that a thread has in registers
+
+__device__ float block_sum(float v) {
+  __shared__ float parts[kThreads / 32];
+  for (int s = 16; s > 0; s /= 2) v += __shfl_xor_sync(~0u, v, s);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = 0;
+  for (int i = 0; i < int(blockDim.x) / 32; ++i) v += parts[i];
+  return v;
+}
+
+// A row a block.
+__global__ void __launch_bounds__(kThreads)
+    sum_norm(const __grid_constant__ LinkView v, int turn, float* out, const float* weight, float eps,
+             __nv_bfloat16* normed, int64_t rows, int64_t cols) {
+  let_next_kernel_start();
+  const int64_t pieces = cols / kEach;
+  float by[kHeld][kEach] = {};
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces)
+      for (int k = 0; k < kEach; ++k) by[h][k] = weight[i * kEach + k];
+  wait_for_kernel_ahead();
+  meet(v);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    float x[kHeld][kEach] = {}, squares = 0;
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int64_t i = threadIdx.x + int64_t(h) * blockDim.x;
+      if (i >= pieces) continue;
+      const int64_t at = row * pieces + i;
+      float total[kEach], one[kEach];
+      widen(__ldcg(static_cast<const uint4*>(v.partials[turn][0]) + at), total);
+      for (int r = 1; r < v.ranks; ++r) {
+        widen(__ldcg(static_cast<const uint4*>(v.partials[turn][r]) + at), one);
+#pragma unroll
+        for (int k = 0; k < kEach; ++k) total[k] += one[k];
+      }
+      auto* to = reinterpret_cast<float4*>(out + at * kEach);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float4 f = to[half];
+        f.x += total[half * 4], f.y += total[half * 4 + 1], f.z += total[half * 4 + 2], f.w += total[half * 4 + 3];
+        to[half] = f;
+        x[h][half * 4] = f.x, x[h][half * 4 + 1] = f.y, x[h][half * 4 + 2] = f.z, x[h][half * 4 + 3] = f.w;
+      }
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) squares += x[h][k] * x[h][k];
+    }
+    const float r = rsqrtf(block_sum(squares) / float(cols) + eps);
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int64_t i = threadIdx.x + int64_t(h) * blockDim.x;
+      if (i >= pieces) continue;
+      uint4 packed;
+      auto* pairs = reinterpret_cast<__nv_bfloat162*>(&packed);
+#pragma unroll
+      for (int k = 0; k < kEach / 2; ++k)
+        pairs[k] = __floats2bfloat162_rn(x[h][2 * k] * r * by[h][2 * k], x[h][2 * k + 1] * r * by[h][2 * k + 1]);
+      reinterpret_cast<uint4*>(normed)[row * pieces + i] = packed;
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     gather(const __grid_constant__ LinkView v, float* out, int64_t rows, int64_t all) {
   let_next_kernel_start();
@@ -154,6 +220,19 @@ void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t co
   launch_early(
       sum, dim3(blocks > 0 ? unsigned(blocks) : blocks_for(pieces, pieces <= kFewPieces ? kFewBlocks : kLinkBlocks)),
       kThreads, stream, view, turn, add, out, count);
+}
+
+bool sum_norm_takes(int64_t rows, int64_t cols) {
+  return rows <= 2 * kLinkBlocks && cols % kEach == 0 && cols <= int64_t(kHeld) * kThreads * kEach;
+}
+
+void launch_sum_norm(const LinkView& view, int turn, float* out, const float* weight, float eps, void* normed,
+                     int64_t rows, int64_t cols, cudaStream_t stream) {
+  const int64_t each = (cols / kEach + kHeld - 1) / kHeld;  // threads, where each holds as much as it can
+  const int threads =
+      int(std::clamp<int64_t>(cols / kEach <= kThreads ? cols / kEach : each, 32, kThreads) + 31) / 32 * 32;
+  launch_early(sum_norm, dim3(unsigned(std::min<int64_t>(rows, kLinkBlocks))), threads, stream, view, turn, out, weight,
+               eps, static_cast<__nv_bfloat16*>(normed), rows, cols);
 }
 
 void launch_gather(const LinkView& view, float* out, int64_t rows, int64_t all, cudaStream_t stream) {

@@ -77,6 +77,10 @@ class Link {
 // count).
 void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream,
                 int blocks = 0);
+// The same added to `out`, and then `normed` (bfloat16) = norm of its rows, for few rows that are not too long.
+bool sum_norm_takes(int64_t rows, int64_t cols);
+void launch_sum_norm(const LinkView& view, int turn, float* out, const float* weight, float eps, void* normed,
+                     int64_t rows, int64_t cols, cudaStream_t stream);
 // out[rows, all]: every rank's columns beside one another. None may be overwritten before all ranks have them.
 void launch_gather(const LinkView& view, float* out, int64_t rows, int64_t all, cudaStream_t stream);
 void launch_barrier(const LinkView& view, cudaStream_t stream);

@@ -91,6 +91,7 @@ class CudaOps final : public Ops {
   Status add_linear(Buffer in, Matrix weight, Buffer out) override {
     return crosses(weight) ? summed(in, weight, true, out) : product(in, weight, Form::added_f32, out);
   }
+  Status add_linear_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed) override;
   Status glu(Activation activation, Buffer in, Buffer out) override;
   Status linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) override;
   Status activate(Activation activation, Buffer in, Buffer out) override;
@@ -132,6 +133,7 @@ class CudaOps final : public Ops {
   Buffer partial() const { return partials_[size_t(turn_)]; }
   Status make_partials(int64_t cols);
   Status summed(Buffer in, Matrix weight, bool add, Buffer out);
+  LinkView link_view() const;
   Status sum_partials(bool add, Buffer out);
   Status embed_rows(const Loaded& w, const int32_t* ids, const int32_t* before, float scale, Buffer out);
   Status embed_own(const Loaded& w, float scale, Buffer out);

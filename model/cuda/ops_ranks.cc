@@ -29,21 +29,37 @@ Status CudaOps::summed(Buffer in, Matrix weight, bool add, Buffer out) {
   return sum_partials(add, out);
 }
 
+// Until ranks wait for one another, as if there were no others.
+LinkView CudaOps::link_view() const {
+  LinkView v = options_.link->view(options_.part.rank);
+  if (options_.link->joined()) return v;
+  for (auto& turn : v.partials) turn[0] = turn[v.rank];
+  v.barriers[0] = v.barriers[v.rank], v.logits[0] = v.logits[v.rank];
+  v.first[0] = v.first[v.rank], v.count[0] = v.count[v.rank];
+  v.rank = 0, v.ranks = 1;
+  return v;
+}
+
 // Two buffers by turns: a rank that has come to a sum has passed the one before, and reads nothing of it any more. A
 // step begins with the first again, so that graphs of steps that are captured once fit behind one another.
 Status CudaOps::sum_partials(bool add, Buffer out) {
-  Link& link = *options_.link;
   float* to = add ? data(out) : write(out);
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
   written(out, false);
-  LinkView view = link.view(options_.part.rank);
-  if (!link.joined()) {  // as if there were no others
-    view.partials[0][0] = view.partials[0][view.rank], view.partials[1][0] = view.partials[1][view.rank];
-    view.barriers[0] = view.barriers[view.rank], view.rank = 0, view.ranks = 1;
-  }
-  launch_sum(view, turn_, add, to, rows(out) * out.cols, stream_);
+  launch_sum(link_view(), turn_, add, to, rows(out) * out.cols, stream_);
   turn_ ^= 1, sum_is_last_ = true;
   return launched("sum over ranks");
+}
+
+Status CudaOps::add_linear_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed) {
+  if (!crosses(weight) || options_.batch_invariant || makes_bytes(normed) || !sum_norm_takes(rows(out), out.cols))
+    return Ops::add_linear_norm(in, weight, out, norm, eps, normed);
+  KVASIR_TRY(product(in, weight, Form::bf16, partial()));
+  KVASIR_CHECK(!room(out).half, "what is added to is float32");
+  written(out, false);
+  launch_sum_norm(link_view(), turn_, data(out), vector(norm), eps, write_half(normed), rows(out), out.cols, stream_);
+  turn_ ^= 1, sum_is_last_ = true;
+  return launched("sum over ranks and norm");
 }
 
 Status CudaOps::embed_own(const Loaded& w, float scale, Buffer out) {
@@ -58,14 +74,9 @@ Status CudaOps::embed_own(const Loaded& w, float scale, Buffer out) {
 
 Result<Buffer> CudaOps::gather(Buffer logits) {
   if (!options_.link || options_.link->ranks() == 1) return logits;
-  LinkView view = options_.link->view(options_.part.rank);
-  KVASIR_CHECK(read(logits) == view.logits[view.rank], "logits that no other rank knows of");
-  if (!options_.link->joined()) {
-    view.logits[0] = view.logits[view.rank], view.first[0] = view.first[view.rank],
-    view.count[0] = view.count[view.rank];
-    view.barriers[0] = view.barriers[view.rank], view.rank = 0, view.ranks = 1;
-  }
-  launch_gather(view, write(whole_logits_), logit_rows_, whole_logits_.cols, stream_);
+  KVASIR_CHECK(read(logits) == options_.link->view(options_.part.rank).logits[options_.part.rank],
+               "logits that no other rank knows of");
+  launch_gather(link_view(), write(whole_logits_), logit_rows_, whole_logits_.cols, stream_);
   sum_is_last_ = false;
   KVASIR_TRY(launched("gathering logits"));
   return whole_logits_;
