@@ -8,7 +8,18 @@
 
 namespace kvasir::model {
 
-Draws::Draws(int32_t vocab, int threads) : vocab_(vocab), samplers_(size_t(threads), Sampler(vocab)) {}
+bool draws_on_device(const SampleRow& r, int32_t vocab, bool changes) {
+  const SamplingParams& p = *r.params;
+  for (const SamplingNumber& n : kSamplingNumbers)
+    if (!n.on_device && n.set(p)) return false;
+  const bool changed = p.logprobs >= 0 || !p.logit_bias.empty() || p.repetition_penalty != 1 ||
+                       p.presence_penalty != 0 || p.frequency_penalty != 0;
+  return (!changed || (changes && p.logprobs <= kMostDeviceTop)) && !r.mask && !r.constraint && !r.score_only &&
+         (p.temperature == 0 || (p.typical_p >= 1 && (p.top_k <= kMostDeviceTopK || p.top_k >= vocab)));
+}
+
+Draws::Draws(int32_t vocab, int threads, bool device_changes)
+    : vocab_(vocab), device_changes_(device_changes), samplers_(size_t(threads), Sampler(vocab)) {}
 
 Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows) {
   return begin(batch, rows, int64_t(previous_.size()), &previous_);
@@ -45,6 +56,7 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t
   rows_.assign(rows.begin(), rows.end());
   for (SampleRow& row : rows_) {
     if (!row.last || *row.last >= 0) continue;
+    if (!known && draws_on_device(row, vocab_, device_changes_)) continue;
     KVASIR_CHECK(known, "a history goes on with a sample that is not there yet");
     resolve(*row.last);
   }
@@ -52,15 +64,6 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t
   drawn_ = 0;
   samples_.assign(rows.size(), {});
   return {};
-}
-
-bool Draws::for_device(int64_t i) const {
-  const SampleRow& r = row(i);
-  const SamplingParams& p = *r.params;
-  for (const SamplingNumber& n : kSamplingNumbers)
-    if (!n.on_device && n.set(p)) return false;
-  return p.logprobs < 0 && p.logit_bias.empty() && !r.mask && !r.constraint && !r.score_only &&
-         (p.temperature == 0 || (p.typical_p >= 1 && (p.top_k <= kMostDeviceTopK || p.top_k >= vocab_)));
 }
 
 // A row, then those behind it that follow its token, until one gives another token, or waits for its mask: a constraint
@@ -79,7 +82,8 @@ void Draws::draw_chain(Sampler& sampler, const Logits& logits, int64_t i) {
   }
 }
 
-void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const DeviceDraw* device) {
+void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const DeviceDraw* device,
+                 const TokenLogprob* top) {
   KVASIR_CHECK(count <= rows_left(), count, " rows of logits for ", rows_left());
   const Logits all{logits, stride, count};
   refused_.clear();
@@ -93,6 +97,8 @@ void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count,
       out.bad_logits = true;
     } else {
       out.token = device[i].token, out.logprob = device[i].logprob;
+      for (int32_t k = 0; top && k < rows_[r].params->logprobs; ++k)
+        if (const TokenLogprob& t = top[i * kMostDeviceTop + k]; t.token >= 0) out.top.push_back(t);
     }
   }
   pool.for_each(int64_t(drawing_.size()), 1,

@@ -60,11 +60,11 @@ inline constexpr SamplingNumber kSamplingNumbers[] = {
     {"top_n_sigma", &SamplingParams::top_n_sigma, 0, 100, false, "0 is off",
      "tokens within so many standard deviations (of all logits) of the greatest logit"},
     {"repetition_penalty", &SamplingParams::repetition_penalty, 0, 100, true, "1 is off",
-     "divides the logits of tokens of prompt and answer"},
+     "divides the logits of tokens of prompt and answer", true},
     {"presence_penalty", &SamplingParams::presence_penalty, -2, 2, false, "0 is off",
-     "taken from the logits of tokens of the answer"},
+     "taken from the logits of tokens of the answer", true},
     {"frequency_penalty", &SamplingParams::frequency_penalty, -2, 2, false, "0 is off",
-     "the same, as often as each has come"},
+     "the same, as often as each has come", true},
 };
 
 struct TokenLogprob {

@@ -47,9 +47,10 @@ class CudaOps final : public Ops {
   // comes of the rows past its own is read by nobody.
   // A token below 0 is what that row of drawn() was given in the step begun before. So two steps may be in flight.
   Status begin(const Batch& batch, const std::vector<int32_t>& tokens);
-  Status end();                                                       // after all that the step launches
-  int32_t* drawn() { return drawn_[slot_].as<int32_t>(); }            // this step's tokens by sample row
-  int64_t max_logit_rows() const { return options_.max_logit_rows; }  // of one take_logit_rows()
+  Status end();                                                                    // after all that the step launches
+  int32_t* drawn() { return drawn_[slot_].as<int32_t>(); }                         // this step's tokens by sample row
+  const int32_t* drawn_before() const { return drawn_[slot_ ^ 1].as<int32_t>(); }  // of the step begun before
+  int64_t max_logit_rows() const { return options_.max_logit_rows; }               // of one take_logit_rows()
   int64_t most_rows() const { return 2 * options_.max_tokens + options_.max_batch; }  // to draw from
   bool decodes() const { return decodes_; }
   int64_t rows() const { return tokens_; }

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "model/cache_form.h"
 #include "model/cuda/kernels.h"
+#include "model/draws.h"
 
 namespace kvasir::model::cuda {
 namespace {
@@ -51,6 +52,7 @@ Status Rank::load(Weights& weights, const attention::Backend* attention, const L
     KVASIR_TRY(check(cudaEventCreateWithFlags(&s.done, cudaEventDisableTiming), "event"));
     KVASIR_TRY(first() ? s.drawn.allocate(rows * sizeof(DeviceDraw))
                        : s.device_drawn.allocate(rows * sizeof(DeviceDraw)));
+    if (first()) KVASIR_TRY(s.top.allocate(rows * kMostDeviceTop * sizeof(TokenLogprob)));
     KVASIR_TRY(s.wishes.allocate(rows * sizeof(Wish)));
     KVASIR_TRY(s.device_wishes.allocate(rows * sizeof(Wish)));
   }
@@ -116,16 +118,29 @@ Status Rank::draw(Buffer logits, const DeviceRows& rows, int64_t first_row, int6
     wishes[i] = rows.wishes[size_t(first_row + i)];
     some |= bool(rows.there[size_t(first_row + i)]), random |= wishes[i].scale > 0;
   }
-  const float* from = ops_->data(logits);
+  float* from = ops_->data(logits);
   DeviceDraw* out = (first() ? s.drawn.as<DeviceDraw>() : s.device_drawn.as<DeviceDraw>()) + first_row;
   int32_t* tokens = ops_->drawn() + first_row;
+  const Changes& changes = rows.changes;
+  const bool changed = some && !changes.rows.empty();
+  const int32_t* before = ops_->drawn_before();
+  if (changed && first_row == 0)
+    KVASIR_TRY(s.changes.upload(changes, ops_->most_rows(), int32_t(logits.cols), stream_));
+  if (changed) KVASIR_TRY(s.changes.bias(changes, from, first_row, count, logits.cols, stream_));
   if (some) launch_greatest(from, out, tokens, count, logits.cols, stream_);
+  if (changed) {
+    TokenLogprob* top = s.top.as<TokenLogprob>() + first_row * kMostDeviceTop;
+    KVASIR_TRY(s.changes.before_draw(changes, from, out, before, top, first_row, count, logits.cols, stream_));
+    if (changes.any_penalty) launch_greatest(from, out, tokens, count, logits.cols, stream_);
+  }
   if (random) {
     Wish* on_device = s.device_wishes.as<Wish>() + first_row;
     KVASIR_TRY(check(cudaMemcpyAsync(on_device, wishes, size_t(count) * sizeof(Wish), cudaMemcpyHostToDevice, stream_),
                      "draws"));
     launch_draw(from, on_device, out, tokens, count, logits.cols, stream_);
   }
+  if (changed)
+    KVASIR_TRY(s.changes.after_draw(changes, from, before, out, tokens, first_row, count, logits.cols, stream_));
   return check(cudaGetLastError(), "draws");
 }
 

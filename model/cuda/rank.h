@@ -10,6 +10,7 @@
 #include "core/thread_pool.h"
 #include "model/arch/registry.h"
 #include "model/cuda/cache.h"
+#include "model/cuda/change.h"
 #include "model/cuda/draw.h"
 #include "model/cuda/graphs.h"
 #include "model/cuda/ops.h"
@@ -34,6 +35,7 @@ class OnDevice {
 struct DeviceRows {
   std::vector<Wish> wishes;
   std::vector<bool> there;  // drawn by the device; else by the host
+  Changes changes;
   int64_t count() const { return int64_t(wishes.size()); }
 };
 
@@ -69,12 +71,14 @@ class Rank {
   cudaStream_t stream() const { return stream_; }
   // What the device drew, by sample row; of the first rank it is in the host's memory.
   const DeviceDraw* drawn(int slot) const { return slots_[size_t(slot)].drawn.as<DeviceDraw>(); }
+  const TokenLogprob* top(int slot) const { return slots_[size_t(slot)].top.as<TokenLogprob>(); }
   int64_t replays() const { return graphs_ ? graphs_->replays() : 0; }
 
  private:
   struct Slot {
-    attention::cuda::PinnedMemory drawn, wishes;
+    attention::cuda::PinnedMemory drawn, wishes, top;
     attention::cuda::DeviceMemory device_drawn, device_wishes;
+    DeviceChanges changes;
     cudaEvent_t done = nullptr;
   };
 

@@ -69,7 +69,8 @@ class CudaRunner final : public Runner, public Replaying {
         form_(std::move(form)),
         devices_(std::move(devices)),
         pool_(std::min(8, host_limits().cpus)),
-        flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
+        flights_{Flight(config.vocab, pool_.threads(), devices_.size() == 1),
+                 Flight(config.vocab, pool_.threads(), devices_.size() == 1)} {
     info_.kv_type = form_.to_string();
   }
   ~CudaRunner() override {
@@ -96,7 +97,9 @@ class CudaRunner final : public Runner, public Replaying {
   // A launch. What the device draws is there when its slot is done; other rows' logits come to the host, whose draws
   // (settle) come before the next launch, or with wait() where there is none.
   struct Flight {
-    Flight(int32_t vocab, int threads) : draws(vocab, threads) {}
+    // With several ranks the host makes what requests change of logits: a device's room for it grows, and allocating
+    // may wait for kernels that wait for other ranks.
+    Flight(int32_t vocab, int threads, bool device_changes) : draws(vocab, threads, device_changes) {}
     Draws draws;
     DeviceRows rows;
     PinnedMemory hidden;  // of pooled rows, bfloat16
@@ -293,18 +296,23 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_CHECK(in_flight_ < depth(), in_flight_, " launches are in flight");
   KVASIR_TRY(lost());
   Flight* before = in_flight_ > 0 ? &flight(in_flight_ - 1) : nullptr;
-  const bool waits = std::any_of(rows.begin(), rows.end(), [](const SampleRow& r) { return r.last && *r.last < 0; });
+  const bool waits = std::any_of(rows.begin(), rows.end(), [this](const SampleRow& r) {
+    return r.last && *r.last < 0 && !draws_on_device(r, config_.vocab, !link_);
+  });
   if (before && (before->by_host || waits)) before->status = settle(*before);
   Flight& f = flight(in_flight_);
   f.enqueued = 0, f.by_host = f.on_its_way = false, f.status = {};
   KVASIR_TRY(f.draws.begin(batch, rows, before ? &before->draws : nullptr));
   f.pools = batch.pools;
   f.rows.wishes.assign(rows.size(), {}), f.rows.there.assign(rows.size(), false);
-  for (int64_t i = 0; i < f.rows.count(); ++i)
-    if ((f.rows.there[size_t(i)] = f.draws.for_device(i)))
-      f.rows.wishes[size_t(i)] = wish_of(f.draws.row(i), config_.vocab);
-    else
-      f.by_host = true;
+  f.rows.changes.clear();
+  for (int64_t i = 0; i < f.rows.count(); ++i) {
+    const bool there = f.rows.there[size_t(i)] = f.draws.for_device(i);
+    f.by_host |= !there;
+    if (!there) continue;
+    f.rows.wishes[size_t(i)] = wish_of(f.draws.row(i), config_.vocab);
+    f.rows.changes.add(i, f.rows.count(), f.draws.row(i), config_.vocab);
+  }
   const Status s = on_all([&](size_t rank) { return enqueue(*ranks_[rank], f, batch); });
   if (!s.ok()) {
     // What did come to be enqueued reads memory that the next step writes.
@@ -418,9 +426,10 @@ Status CudaRunner::send_logits(Rank& rank, Flight& f, Buffer logits, int64_t cou
 
 Status CudaRunner::settle(Flight& f) {
   const DeviceDraw* drawn = ranks_[0]->drawn(f.slot);
+  const TokenLogprob* top = ranks_[0]->top(f.slot);
   if (!f.on_its_way) {
     KVASIR_TRY(ranks_[0]->wait(f.slot));
-    f.draws.draw(pool_, nullptr, config_.vocab, f.draws.rows_left(), drawn);
+    f.draws.draw(pool_, nullptr, config_.vocab, f.draws.rows_left(), drawn, top);
     return {};
   }
   // Rows before these were the device's alone, and done when these are.
@@ -430,12 +439,12 @@ Status CudaRunner::settle(Flight& f) {
     const int64_t row = std::max(first, copied), end = std::min(f.enqueued, row + kDrawnRows);
     KVASIR_TRY(check(cudaEventSynchronize(arrived_[size_t((row - copied) / kDrawnRows)]), "step"));
     if (first < copied) {
-      f.draws.draw(pool_, nullptr, config_.vocab, copied - first, drawn + first);
+      f.draws.draw(pool_, nullptr, config_.vocab, copied - first, drawn + first, top + first * kMostDeviceTop);
       first = copied;
       continue;
     }
     f.draws.draw(pool_, logits_.as<float>() + (first - copied) * config_.vocab, config_.vocab, end - first,
-                 drawn + first);
+                 drawn + first, top + first * kMostDeviceTop);
     first = end;
   }
   return {};

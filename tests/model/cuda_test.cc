@@ -12,6 +12,7 @@
 #include "model/cuda/graphs.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/runner.h"
+#include "model/draws.h"
 #include "model/sampler.h"
 #include "tests/model/cuda_case.h"
 #include "tests/model/drive.h"
@@ -95,7 +96,8 @@ TEST_F(CudaModel, ReplayedStepsAreTheLaunchedOnes) {
                             "dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096,type=q4_0",
                             "fp8 dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096,type=bf16"}) {
     SCOPED_TRACE(model);
-    Decoding launched(model, false, greedy(-1)), replayed(model, true, greedy(-1)), by_host(model, true, greedy(0));
+    Decoding launched(model, false, greedy(-1)), replayed(model, true, greedy(-1)),
+        by_host(model, true, greedy(kMostDeviceTop + 1));
     int step = 0;
     auto same = [&](const std::vector<int>& seqs) {
       const auto a = launched.decode(seqs), b = replayed.decode(seqs), c = by_host.decode(seqs);
@@ -134,13 +136,15 @@ TEST_F(CudaModel, TwoInFlight) {
   SamplingParams warm, penalized;
   warm.seed = 9;
   penalized.seed = 4, penalized.temperature = 0.7f, penalized.frequency_penalty = 0.5f, penalized.presence_penalty = 1;
-  const SamplingParams by_device = greedy(-1);
-  enum class Who { device, host, turns, mixed };
-  for (Who who : {Who::device, Who::host, Who::turns, Who::mixed}) {
+  const SamplingParams by_device = greedy(-1), changed = penalized;  // both by the device
+  penalized.logprobs = kMostDeviceTop + 1;                           // more than it says
+  enum class Who { device, host, turns, mixed, changed };
+  for (Who who : {Who::device, Who::host, Who::turns, Who::mixed, Who::changed}) {
     SCOPED_TRACE(int(who));
     auto params = [&](int64_t step, int seq) -> const SamplingParams& {
       if (who == Who::device || (who == Who::turns && step % 3 == 0)) return by_device;
       if (who == Who::mixed && seq % 2 == 0) return by_device;
+      if (who == Who::changed && seq != 1) return changed;
       return seq == 1 ? warm : penalized;
     };
     std::vector<Ids> prompts(kMany);
@@ -171,7 +175,7 @@ TEST_F(CudaModel, TwoInFlight) {
           row.params = &params(step, seq), row.choice = seq;
           row.prompt = prompts[size_t(seq)];
           row.output = std::span(known).subspan(prompts[size_t(seq)].size());
-          if (ahead && row.params == &penalized) row.last = sample;
+          if (ahead && (row.params == &penalized || row.params == &changed)) row.last = sample;
         }
         // What a history points to moves when its sequence grows.
         std::vector<Ids> histories;

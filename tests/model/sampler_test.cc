@@ -465,6 +465,44 @@ TEST(Draws, TakesWhatTheDeviceFound) {
   EXPECT_TRUE(drawn.back().bad_logits);
 }
 
+// A device that changes logits itself draws for whoever wants no more of the host than that, and says the likeliest.
+TEST(Draws, ADeviceThatChangesLogits) {
+  constexpr int32_t kVocab = 64;
+  std::vector<SamplingParams> params(7);
+  for (SamplingParams& p : params) p.temperature = 0;
+  params[0].logprobs = 2;
+  params[1].repetition_penalty = 1.5f, params[1].presence_penalty = 1, params[1].frequency_penalty = 1;
+  params[2].logit_bias = {{2, 50.0f}};
+  params[3].logprobs = kMostDeviceTop + 1;
+  params[4].top_n_sigma = 1;
+  std::vector<SampleRow> rows;
+  for (const SamplingParams& p : params) rows.push_back({.params = &p});
+  const uint32_t mask[] = {1u << 3, 0};
+  rows[5].mask = mask;
+  rows[6].score_only = true, rows[6].target = 1;
+  Batch batch;
+  batch.tokens = {0};
+  batch.logit_rows.assign(rows.size(), 0);
+  Draws draws(kVocab, 1, true);
+  ASSERT_TRUE(draws.begin(batch, rows).ok());
+  for (int64_t i = 0; i < std::ssize(rows); ++i) EXPECT_EQ(draws.for_device(i), i < 3) << i;
+  std::vector<float> logits(rows.size() * kVocab, 0.0f);
+  const std::vector<DeviceDraw> found(rows.size(), DeviceDraw{7, -0.5f, 0});
+  std::vector<TokenLogprob> top(rows.size() * kMostDeviceTop, {-1, 0});
+  top[0] = {9, -0.25f}, top[1] = {7, -0.5f};
+  ThreadPool pool(1);
+  draws.draw(pool, logits.data(), kVocab, std::ssize(rows), found.data(), top.data());
+  draws.end();
+  const std::vector<Sampled> drawn = draws.take();
+  ASSERT_EQ(drawn[0].top.size(), 2u);
+  EXPECT_EQ(drawn[0].top[0].token, 9);
+  EXPECT_EQ(drawn[0].top[1].logprob, -0.5f);
+  EXPECT_EQ(drawn[1].token, 7);
+  EXPECT_TRUE(drawn[1].top.empty());
+  EXPECT_EQ(drawn[3].top.size(), size_t(kMostDeviceTop + 1));
+  EXPECT_EQ(drawn[5].token, 3);
+}
+
 // A launch that follows one in flight: its tokens name samples until these are drawn, its histories go on with them.
 TEST(Draws, FollowALaunchInFlight) {
   constexpr int32_t kVocab = 8;
