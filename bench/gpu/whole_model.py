@@ -50,6 +50,7 @@ class Server:
         self.random = random.Random(1)
         self.vocab = int(re.search(r"vocab=(\d+)", a.model).group(1)) if "vocab=" in a.model else 512
         self.temperature = a.temperature
+        self.more = json.loads(a.ask)
 
     def listen(self):
         for line in self.process.stderr:
@@ -58,7 +59,7 @@ class Server:
 
     def ask(self, connection, prompt, tokens):
         connection.request("POST", "/v1/completions", json.dumps(
-            {"prompt": prompt, "max_tokens": tokens, "temperature": self.temperature, "ignore_eos": True}),
+            {"prompt": prompt, "max_tokens": tokens, "temperature": self.temperature, "ignore_eos": True, **self.more}),
             {"Content-Type": "application/json"})
         answer = connection.getresponse()
         body = json.loads(answer.read())
@@ -144,6 +145,7 @@ def main():
     p.add_argument("--max-running", type=int, default=512)
     p.add_argument("--max-tokens-per-step", type=int, default=8192)
     p.add_argument("--temperature", type=float, default=0)
+    p.add_argument("--ask", default="{}", help="more fields of each request, as JSON")
     p.add_argument("--serve", default="", help="more options of kvasir serve, in one word")
     p.add_argument("--commit", default="", help="what was built, for the record")
     p.add_argument("--out", default=RESULTS / "gpu-whole-model.json", help="the JSON record (bench/results/gpu-whole-model.json); empty: none")
