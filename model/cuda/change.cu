@@ -152,35 +152,54 @@ void Changes::add(int64_t at, int64_t count, const SampleRow& row, int32_t vocab
   rows[size_t(at)] = c;
 }
 
-Status DeviceChanges::upload(const Changes& changes, int64_t most_rows, int32_t vocab, cudaStream_t stream) {
-  if (changes.rows.empty()) return {};
-  const size_t rows = changes.rows.size() * sizeof(Change), history = changes.history.size() * sizeof(int32_t),
-               biases = changes.biases.size() * sizeof(Bias);
-  history_at_ = rows, biases_at_ = rows + (history + 7) / 8 * 8;
-  const size_t bytes = biases_at_ + biases;
-  if (bytes > bytes_) {  // with some to spare: histories grow
+// Where the parts of what is copied begin, and how long it is.
+struct Layout {
+  size_t history, biases, all;
+  explicit Layout(const Changes& c)
+      : history(c.rows.size() * sizeof(Change)),
+        biases(history + (c.history.size() * sizeof(int32_t) + 7) / 8 * 8),
+        all(biases + c.biases.size() * sizeof(Bias)) {}
+};
+static size_t raw_bytes(const Changes& c) {
+  return c.any_penalty ? (c.history.size() + c.rows.size()) * sizeof(float) : 0;
+}
+
+bool DeviceChanges::has_room(const Changes& c) const {
+  return c.rows.empty() ||
+         (norms_.get() && Layout(c).all <= bytes_ && raw_bytes(c) <= raw_bytes_ && (!c.any_penalty || counted_ > 0));
+}
+
+// With some to spare: histories grow.
+Status DeviceChanges::make_room(const Changes& c, int64_t most_rows, int32_t vocab, cudaStream_t stream) {
+  if (has_room(c)) return {};
+  if (const size_t bytes = Layout(c).all; bytes > bytes_) {
     bytes_ = 0;
     KVASIR_TRY(host_.allocate(2 * bytes));
     KVASIR_TRY(device_.allocate(2 * bytes));
     bytes_ = 2 * bytes;
   }
   if (!norms_.get()) KVASIR_TRY(norms_.allocate(size_t(most_rows) * sizeof(float)));
-  if (changes.any_penalty && counted_ == 0) {
+  if (c.any_penalty && counted_ == 0) {
     const size_t counts = size_t(kCountedRows * vocab) * sizeof(int32_t);
     KVASIR_TRY(counts_.allocate(counts));
     KVASIR_TRY(check(cudaMemsetAsync(counts_.get(), 0, counts, stream), "penalties"));
     counted_ = kCountedRows;
   }
-  if (const size_t raw = (changes.history.size() + changes.rows.size()) * sizeof(float);
-      changes.any_penalty && raw > raw_bytes_) {
+  if (const size_t raw = raw_bytes(c); raw > raw_bytes_) {
     raw_bytes_ = 0;
     KVASIR_TRY(raw_.allocate(2 * raw));
     raw_bytes_ = 2 * raw;
   }
-  std::memcpy(host_.bytes(), changes.rows.data(), rows);
-  std::memcpy(host_.bytes() + history_at_, changes.history.data(), history);
-  std::memcpy(host_.bytes() + biases_at_, changes.biases.data(), biases);
-  return check(cudaMemcpyAsync(device_.get(), host_.get(), bytes, cudaMemcpyHostToDevice, stream), "draws");
+  return {};
+}
+
+Status DeviceChanges::upload(const Changes& c, cudaStream_t stream) {
+  const Layout at(c);
+  history_at_ = at.history, biases_at_ = at.biases;
+  std::memcpy(host_.bytes(), c.rows.data(), c.rows.size() * sizeof(Change));
+  std::memcpy(host_.bytes() + at.history, c.history.data(), c.history.size() * sizeof(int32_t));
+  std::memcpy(host_.bytes() + at.biases, c.biases.data(), c.biases.size() * sizeof(Bias));
+  return check(cudaMemcpyAsync(device_.get(), host_.get(), at.all, cudaMemcpyHostToDevice, stream), "draws");
 }
 
 Status DeviceChanges::bias(const Changes& changes, float* logits, int64_t first, int64_t count, int64_t cols,

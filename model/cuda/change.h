@@ -43,11 +43,14 @@ struct Changes {
 // The room on a device for one launch's changes, and what is done with them around the draw of some of its rows.
 class DeviceChanges {
  public:
-  // Copies them over; `most_rows` is the most that a launch may have.
-  Status upload(const Changes& changes, int64_t most_rows, int32_t vocab, cudaStream_t stream);
-  // `logits`, `out`, `tokens` and `top` are those of rows [first, first + count). before_draw() takes launch_greatest()
-  // to have run since bias(); where it says that logits changed it must run again. `before`: the previous step's
-  // tokens.
+  // Makes room where there is too little, which may wait for the device.
+  bool has_room(const Changes& changes) const;
+  Status make_room(const Changes& changes, int64_t most_rows, int32_t vocab, cudaStream_t stream);
+  // Copies them over.
+  Status upload(const Changes& changes, cudaStream_t stream);
+  // `logits`, `out`, `tokens` and `top` (null: not wanted here) are those of rows [first, first + count). before_draw()
+  // takes launch_greatest() to have run since bias(); where it says that logits changed it must run again. `before`:
+  // the previous step's tokens.
   Status bias(const Changes& changes, float* logits, int64_t first, int64_t count, int64_t cols, cudaStream_t stream);
   Status before_draw(const Changes& changes, float* logits, const DeviceDraw* out, const int32_t* before,
                      TokenLogprob* top, int64_t first, int64_t count, int64_t cols, cudaStream_t stream);
@@ -61,7 +64,7 @@ class DeviceChanges {
   attention::cuda::PinnedMemory host_;
   attention::cuda::DeviceMemory device_, counts_, raw_, norms_;
   size_t bytes_ = 0, history_at_ = 0, biases_at_ = 0, raw_bytes_ = 0;
-  int64_t counted_ = 0;
+  int64_t counted_ = 0;  // rows whose tokens are counted at a time
 };
 
 }  // namespace kvasir::model::cuda

@@ -110,6 +110,12 @@ Result<Buffer> Rank::decode() {
   return decoded_;
 }
 
+Status Rank::make_room(const DeviceRows& rows, int slot) {
+  const RankPart& part = config_.part;
+  return slots_[size_t(slot)].changes.make_room(rows.changes, ops_->most_rows(),
+                                                int32_t(part.vocab.whole(config_.vocab)), stream_);
+}
+
 Status Rank::draw(Buffer logits, const DeviceRows& rows, int64_t first_row, int64_t count, int slot) {
   Slot& s = slots_[size_t(slot)];
   bool some = false, random = false;
@@ -124,12 +130,11 @@ Status Rank::draw(Buffer logits, const DeviceRows& rows, int64_t first_row, int6
   const Changes& changes = rows.changes;
   const bool changed = some && !changes.rows.empty();
   const int32_t* before = ops_->drawn_before();
-  if (changed && first_row == 0)
-    KVASIR_TRY(s.changes.upload(changes, ops_->most_rows(), int32_t(logits.cols), stream_));
+  if (changed && first_row == 0) KVASIR_TRY(s.changes.upload(changes, stream_));
   if (changed) KVASIR_TRY(s.changes.bias(changes, from, first_row, count, logits.cols, stream_));
   if (some) launch_greatest(from, out, tokens, count, logits.cols, stream_);
   if (changed) {
-    TokenLogprob* top = s.top.as<TokenLogprob>() + first_row * kMostDeviceTop;
+    TokenLogprob* top = first() ? s.top.as<TokenLogprob>() + first_row * kMostDeviceTop : nullptr;
     KVASIR_TRY(s.changes.before_draw(changes, from, out, before, top, first_row, count, logits.cols, stream_));
     if (changes.any_penalty) launch_greatest(from, out, tokens, count, logits.cols, stream_);
   }

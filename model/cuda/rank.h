@@ -59,6 +59,9 @@ class Rank {
   Result<Buffer> decode();
   // Tokens of rows [first, first + count), whose logits these are, that are for the device.
   Status draw(Buffer logits, const DeviceRows& rows, int64_t first, int64_t count, int slot);
+  // What draw() needs of room, where it is not there yet; making it may wait for the device.
+  bool has_room(const DeviceRows& rows, int slot) const { return slots_[size_t(slot)].changes.has_room(rows.changes); }
+  Status make_room(const DeviceRows& rows, int slot);
   // All that was enqueued of the slot's last launch.
   Status wait(int slot) { return attention::cuda::check(cudaEventSynchronize(slots_[size_t(slot)].done), "step"); }
 

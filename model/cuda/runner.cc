@@ -69,8 +69,7 @@ class CudaRunner final : public Runner, public Replaying {
         form_(std::move(form)),
         devices_(std::move(devices)),
         pool_(std::min(8, host_limits().cpus)),
-        flights_{Flight(config.vocab, pool_.threads(), devices_.size() == 1),
-                 Flight(config.vocab, pool_.threads(), devices_.size() == 1)} {
+        flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
     info_.kv_type = form_.to_string();
   }
   ~CudaRunner() override {
@@ -97,9 +96,7 @@ class CudaRunner final : public Runner, public Replaying {
   // A launch. What the device draws is there when its slot is done; other rows' logits come to the host, whose draws
   // (settle) come before the next launch, or with wait() where there is none.
   struct Flight {
-    // With several ranks the host makes what requests change of logits: a device's room for it grows, and allocating
-    // may wait for kernels that wait for other ranks.
-    Flight(int32_t vocab, int threads, bool device_changes) : draws(vocab, threads, device_changes) {}
+    Flight(int32_t vocab, int threads) : draws(vocab, threads, true) {}
     Draws draws;
     DeviceRows rows;
     PinnedMemory hidden;  // of pooled rows, bfloat16
@@ -120,6 +117,7 @@ class CudaRunner final : public Runner, public Replaying {
   Status describe_ranks();
   Status warm_up(int64_t cache_tokens);
   Status run(const Batch& batch);
+  Status make_room(const Flight& f);
   Status enqueue(Rank& rank, Flight& f, const Batch& batch);
   Status forward(Rank& rank, Flight& f);
   Status enqueue_pooled(Rank& rank, Flight& f, int64_t rows);
@@ -297,7 +295,7 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_TRY(lost());
   Flight* before = in_flight_ > 0 ? &flight(in_flight_ - 1) : nullptr;
   const bool waits = std::any_of(rows.begin(), rows.end(), [this](const SampleRow& r) {
-    return r.last && *r.last < 0 && !draws_on_device(r, config_.vocab, !link_);
+    return r.last && *r.last < 0 && !draws_on_device(r, config_.vocab, true);
   });
   if (before && (before->by_host || waits)) before->status = settle(*before);
   Flight& f = flight(in_flight_);
@@ -313,6 +311,7 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
     f.rows.wishes[size_t(i)] = wish_of(f.draws.row(i), config_.vocab);
     f.rows.changes.add(i, f.rows.count(), f.draws.row(i), config_.vocab);
   }
+  KVASIR_TRY(make_room(f));
   const Status s = on_all([&](size_t rank) { return enqueue(*ranks_[rank], f, batch); });
   if (!s.ok()) {
     // What did come to be enqueued reads memory that the next step writes.
@@ -321,6 +320,15 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   }
   ++in_flight_;
   return {};
+}
+
+// Several ranks come to rest before: what makes room may wait for kernels, and those for other ranks.
+Status CudaRunner::make_room(const Flight& f) {
+  auto has = [&](const auto& rank) { return rank->has_room(f.rows, f.slot); };
+  if (std::all_of(ranks_.begin(), ranks_.end(), has)) return {};
+  if (link_)
+    KVASIR_TRY(on_all([&](size_t rank) { return check(cudaStreamSynchronize(ranks_[rank]->stream()), "step"); }));
+  return on_all([&](size_t rank) { return ranks_[rank]->make_room(f.rows, f.slot); });
 }
 
 Status CudaRunner::enqueue(Rank& rank, Flight& f, const Batch& batch) {

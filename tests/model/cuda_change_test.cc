@@ -86,7 +86,10 @@ TEST_F(CudaChanges, TheHostSamplersTokensAndLogProbabilities) {
     ASSERT_TRUE(tokens.allocate(size_t(count) * 4).ok());
     ASSERT_TRUE(drawn.allocate(size_t(count) * sizeof(DeviceDraw)).ok());
     ASSERT_TRUE(top.allocate(size_t(count) * kMostDeviceTop * sizeof(TokenLogprob)).ok());
-    ASSERT_TRUE(there.upload(changes, 150, kVocab, nullptr).ok());
+    EXPECT_FALSE(there.has_room(changes));
+    ASSERT_TRUE(there.make_room(changes, 150, kVocab, nullptr).ok());
+    EXPECT_TRUE(there.has_room(changes));
+    ASSERT_TRUE(there.upload(changes, nullptr).ok());
     // In two parts, as the logits of many rows come.
     for (int64_t first = 0, part = (count + 1) / 2; first < count; first += part) {
       const int64_t n = std::min(part, count - first);

@@ -6,6 +6,7 @@
 
 #include "model/cuda/runner.h"
 #include "model/device.h"
+#include "model/draws.h"
 #include "model/load.h"
 #include "tests/model/cuda_case.h"
 #include "tests/model/drive.h"
@@ -108,8 +109,10 @@ TEST_F(CudaRanks, TheSameTokensWhicheverWay) {
   SamplingParams warm, by_host = Drive::greedy();
   warm.seed = 9, warm.temperature = 0.8f, warm.top_p = 0.9f;
   SamplingParams plain = Drive::greedy();
-  plain.logprobs = -1;
-  for (const SamplingParams& params : {plain, warm, by_host}) {
+  plain.logprobs = -1, by_host.logprobs = kMostDeviceTop + 1;
+  SamplingParams changed = plain;
+  changed.logit_bias = {{5, 3.0f}}, changed.logprobs = 4;
+  for (const SamplingParams& params : {plain, warm, by_host, changed}) {
     auto run = [&](bool graphs, bool overlapped) {
       RunnerOptions o = as_named(networks()[0], 2);
       o.graphs = graphs;
