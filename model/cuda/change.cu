@@ -215,7 +215,8 @@ Status DeviceChanges::before_draw(const Changes& changes, float* logits, const D
   if (!changes.any_penalty && !changes.any_top) return {};
   float* norms = norms_.as<float>() + first;
   keep_norms<<<unsigned((count + 127) / 128), 128, 0, stream>>>(logits, out, norms, count, cols);
-  if (changes.any_top) say_top<<<unsigned(count), kThreads, 0, stream>>>(rows() + first, logits, norms, top, cols);
+  if (changes.any_top && top)
+    say_top<<<unsigned(count), kThreads, 0, stream>>>(rows() + first, logits, norms, top, cols);
   for (int64_t at = 0; changes.any_penalty && at < count; at += counted_)
     penalize<<<unsigned(std::min(counted_, count - at)), kThreads, 0, stream>>>(
         rows() + first + at, history(), before, logits + at * cols, counts_.as<int32_t>(), raw_.as<float>(), first + at,
