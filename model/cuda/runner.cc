@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <exception>
-#include <numeric>
 #include <optional>
 
 #include "core/cat.h"
@@ -12,10 +10,10 @@
 #include "core/log.h"
 #include "model/arch/adapter_places.h"
 #include "model/cache_form.h"
-#include "model/cuda/rank.h"
+#include "model/cuda/first_steps.h"
+#include "model/cuda/ranks.h"
 #include "model/device.h"
 #include "model/draws.h"
-#include "model/formats/shared_weights.h"
 #include "model/streaming.h"
 
 namespace kvasir::model::cuda {
@@ -26,40 +24,7 @@ using attention::cuda::check;
 // So many rows of logits are drawn from while the next ones are on their way.
 constexpr int64_t kDrawnRows = 16;
 
-// One prompt of `tokens` zeros in the first pages of each of `groups` caches, all of whose logits are wanted.
-Batch first_pages(int64_t tokens, int64_t page_size, kvcache::IndexMode mode, size_t groups) {
-  Batch b;
-  b.tokens.resize(size_t(tokens));
-  b.positions.resize(size_t(tokens));
-  std::iota(b.positions.begin(), b.positions.end(), 0);
-  b.logit_rows = b.positions;
-  b.seqstarts = b.kvstarts = {0, tokens};
-  b.start_pos = {0};
-  b.max_seqlen = b.max_kvlen = tokens;
-  b.max_pages = (tokens + page_size - 1) / page_size;
-  const bool table = mode == kvcache::IndexMode::page_table;
-  const int64_t count = table ? b.max_pages : mode == kvcache::IndexMode::offset ? 1 : tokens;
-  for (int64_t i = 0; i < count; ++i) b.cachestarts.push_back(table ? i * page_size : i);
-  b.more_cachestarts.assign(groups - 1, b.cachestarts);
-  return b;
-}
-
-// `count` sequences of one token, each in a page of its own.
-Batch first_decodes(int64_t count, int64_t page_size, kvcache::IndexMode mode, size_t groups) {
-  Batch b = first_pages(1, page_size, mode, groups);
-  for (int64_t i = 1; i < count; ++i) {
-    b.tokens.push_back(0), b.positions.push_back(0), b.start_pos.push_back(0);
-    b.logit_rows.push_back(int32_t(i));
-    b.seqstarts.push_back(i + 1), b.kvstarts.push_back(i + 1);
-    b.cachestarts.push_back(i * page_size);
-  }
-  b.decoding_batches = count;
-  b.more_cachestarts.assign(groups - 1, b.cachestarts);
-  return b;
-}
-
-// A network's ranks, one where it is not split: the same steps on each, launched by a thread of its own, so that none
-// waits for what another's thread has yet to launch.
+// The same steps on all ranks of a network.
 class CudaRunner final : public Runner, public Replaying {
  public:
   CudaRunner(const ModelConfig& config, const RunnerOptions& options, kvcache::CacheForm form, std::vector<int> devices)
@@ -67,15 +32,13 @@ class CudaRunner final : public Runner, public Replaying {
         options_(options),
         info_(config.info()),
         form_(std::move(form)),
-        devices_(std::move(devices)),
+        ranks_(std::move(devices)),
         pool_(std::min(8, host_limits().cpus)),
         flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
     info_.kv_type = form_.to_string();
   }
   ~CudaRunner() override {
-    if (link_) link_->lose(0, unavailable("the model is unloaded"));  // whatever still waits goes on
-    const OnDevice on(devices_[0]);
-    ranks_.clear();
+    ranks_.stop();
     for (cudaEvent_t e : arrived_) cudaEventDestroy(e);
   }
 
@@ -84,13 +47,13 @@ class CudaRunner final : public Runner, public Replaying {
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 2; }
   int cache_groups() const override { return 2; }
-  Status lost() const override { return link_ ? link_->lost() : Status(); }
-  int64_t cache_room() const override;
+  Status lost() const override { return ranks_.lost(); }
+  int64_t cache_room() const override { return ranks_.cache_room(form_); }
   Status allocate_cache(const CachePages& pages) override;
   Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override;
-  int64_t replays() const override { return ranks_[0]->replays(); }
+  int64_t replays() const override { return ranks_.first().replays(); }
 
  private:
   // A launch. What the device draws is there when its slot is done; other rows' logits come to the host, whose draws
@@ -110,11 +73,6 @@ class CudaRunner final : public Runner, public Replaying {
   };
   Flight& flight(int nth) { return flights_[size_t(oldest_ + nth) % flights_.size()]; }
   int64_t pooled_cols() const { return config_.labels > 0 ? config_.labels : config_.hidden; }
-  // f(rank) on each rank's own thread and GPU; the first that fails is lost to the others.
-  template <class F>
-  Status on_all(const F& f);
-  Status load_ranks(Weights& weights, const attention::Backend* attention, const LoadProgress& progress);
-  Status describe_ranks();
   Status warm_up(int64_t cache_tokens);
   Status run(const Batch& batch);
   Status make_room(const Flight& f);
@@ -128,72 +86,25 @@ class CudaRunner final : public Runner, public Replaying {
   RunnerOptions options_;
   ModelInfo info_;
   kvcache::CacheForm form_;
-  const std::vector<int> devices_;
+  Ranks ranks_;
   ThreadPool pool_;  // draws
   std::array<Flight, 2> flights_;
   int oldest_ = 0, in_flight_ = 0;
-  std::unique_ptr<Link> link_;           // where there are several
-  std::unique_ptr<ThreadPool> leaders_;  // likewise: a thread a rank, of which the caller is the first
-  std::vector<std::unique_ptr<Rank>> ranks_;
   bool apart_ = false;  // layers with a window have pages of their own
   PinnedMemory logits_;
   std::vector<cudaEvent_t> arrived_;
 };
-
-template <class F>
-Status CudaRunner::on_all(const F& f) {
-  if (!leaders_) {
-    const OnDevice on(devices_[0]);
-    return f(0);
-  }
-  leaders_->run([&](int rank) {
-    Status s;
-    try {
-      const OnDevice on(devices_[size_t(rank)]);
-      s = f(size_t(rank));
-    } catch (const std::exception& e) {
-      s = resource_exhausted(e.what());
-    }
-    if (!s.ok()) link_->lose(rank, s);
-  });
-  return link_->lost();
-}
-
-Status CudaRunner::load_ranks(Weights& weights, const attention::Backend* attention, const LoadProgress& progress) {
-  KVASIR_ASSIGN(const std::vector<ModelConfig> parts, split_over_ranks(config_, weights, options_.ranks));
-  const auto count = int(parts.size());
-  const int threads = std::max(1, pool_.threads() / count);
-  for (int i = 0; i < count; ++i)
-    if (count == 1)
-      ranks_.push_back(std::make_unique<Rank>(config_, options_, devices_[0], threads, nullptr));
-    else
-      ranks_.push_back(nullptr);
-  if (count == 1) return on_all([&](size_t) { return ranks_[0]->load(weights, attention, progress); });
-  KVASIR_ASSIGN(link_, Link::open(devices_));
-  leaders_ = std::make_unique<ThreadPool>(count);
-  SharedWeights shared(weights, count);
-  std::vector<std::unique_ptr<Weights>> sources;
-  for (int rank = 0; rank < count; ++rank) sources.push_back(shared.of_rank(rank));
-  std::vector<Status> loaded(parts.size());
-  const Status ran = on_all([&](size_t rank) {
-    auto source = std::move(sources[rank]);
-    ranks_[rank] = std::make_unique<Rank>(parts[rank], options_, devices_[rank], threads, link_.get());
-    return loaded[rank] = ranks_[rank]->load(*source, attention, rank == 0 ? progress : LoadProgress());
-  });
-  for (const Status& s : loaded) KVASIR_TRY(s);  // a file's fault, in its own words
-  return ran;
-}
 
 Status CudaRunner::load(std::unique_ptr<Weights> weights, const attention::Backend* attention,
                         const LoadProgress& progress) {
   KVASIR_TRY(say_streaming(config_, options_, &info_));
   weights->leave_seeded();
   if (multiplies_bytes()) weights->leave_bytes();
-  KVASIR_TRY(load_ranks(*weights, attention, progress));
+  KVASIR_TRY(ranks_.load(config_, options_, pool_.threads(), *weights, attention, progress));
   info_.parameters = weights->parameters();
-  KVASIR_TRY(describe_ranks());
-  const OnDevice on(devices_[0]);
-  const int64_t rows = ranks_[0]->ops().max_logit_rows();
+  KVASIR_TRY(ranks_.describe(form_, &info_));
+  const OnDevice on(ranks_.first().device());
+  const int64_t rows = ranks_.first().ops().max_logit_rows();
   for (int64_t row = 0; row < rows; row += kDrawnRows)
     KVASIR_TRY(check(cudaEventCreateWithFlags(&arrived_.emplace_back(), cudaEventDisableTiming), "event"));
   flights_[1].slot = 1;
@@ -201,53 +112,11 @@ Status CudaRunner::load(std::unique_ptr<Weights> weights, const attention::Backe
   return logits_.allocate(size_t(rows * config_.vocab) * sizeof(float));
 }
 
-Status CudaRunner::describe_ranks() {
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const Rank& rank = *ranks_[i];
-    const ModelConfig& c = rank.config();
-    cudaDeviceProp p{};
-    KVASIR_TRY(check(cudaGetDeviceProperties(&p, rank.device()), "device"));
-    log_info("gpu", {{"device", std::string(p.name)},
-                     {"number", rank.device()},
-                     {"memory_gib", double(p.totalGlobalMem) / (1 << 30)},
-                     {"multiprocessors", p.multiProcessorCount}});
-    info_.kv_bytes_per_token += c.kv_bytes_per_token(form_, false);
-    info_.windowed_kv_bytes += c.kv_bytes_per_token(form_, true);
-    info_.weight_bytes += rank.ops().weight_bytes();
-    if (ranks_.size() == 1) break;
-    RankInfo& r = info_.ranks.emplace_back();
-    r.device = cat("cuda:", rank.device(), ' ', p.name);
-    r.heads = c.heads, r.kv_heads = c.kv_heads, r.experts = int32_t(c.part.experts.count);
-    r.weight_bytes = rank.ops().weight_bytes(), r.kv_bytes_per_token = c.kv_bytes_per_token(form_, false);
-    log_info("rank", {{"rank", i},
-                      {"of", ranks_.size()},
-                      {"device", r.device},
-                      {"heads", r.heads},
-                      {"kv_heads", r.kv_heads},
-                      {"weight_bytes", r.weight_bytes},
-                      {"bytes_per_token", r.kv_bytes_per_token}});
-  }
-  return {};
-}
-
-// As many tokens fit as on the GPU that has room for the fewest.
-int64_t CudaRunner::cache_room() const {
-  double tokens = -1;
-  for (const auto& rank : ranks_) {
-    const OnDevice on(rank->device());
-    const int64_t room = rank->cache_room();
-    if (room < 0 || ranks_.size() == 1) return room;
-    const double fit = double(room) / double(rank->config().kv_bytes_per_token(form_, false));
-    if (tokens < 0 || fit < tokens) tokens = fit;
-  }
-  return int64_t(tokens * double(info_.kv_bytes_per_token));
-}
-
 Status CudaRunner::allocate_cache(const CachePages& pages) {
   apart_ = pages.groups.size() > 1;
-  KVASIR_TRY(on_all([&](size_t rank) { return ranks_[rank]->allocate_cache(pages, form_); }));
+  KVASIR_TRY(ranks_.on_all([&](Rank& rank) { return rank.allocate_cache(pages, form_); }));
   KVASIR_TRY(warm_up(*std::min_element(pages.groups.begin(), pages.groups.end()) * options_.page_size));
-  return link_ ? link_->join() : Status();
+  return ranks_.join();
 }
 
 Status CudaRunner::run(const Batch& batch) {
@@ -265,11 +134,11 @@ Status CudaRunner::warm_up(int64_t cache_tokens) {
   if (config_.encoder) return {};  // its prompts have rows of any number
   const size_t groups = apart_ ? 2 : 1;
   const int64_t fit = std::min(options_.max_kvlen, cache_tokens);
-  const int64_t most = std::min({Cublas::kTimedRows, ranks_[0]->ops().max_logit_rows(), fit});
+  const int64_t most = std::min({Cublas::kTimedRows, ranks_.first().ops().max_logit_rows(), fit});
   for (int64_t n = kDrawnRows; n <= most && !options_.batch_invariant; ++n)
     if (CudaOps::padded(n) == n || n == most)
       KVASIR_TRY(run(first_pages(n, options_.page_size, options_.index_mode, groups)));
-  if (!link_) return {};
+  if (!ranks_.several()) return {};
   const int64_t decodes = std::min({options_.max_batch, options_.max_tokens, cache_tokens / options_.page_size});
   for (int64_t n = 1; n <= decodes; n *= 2)
     KVASIR_TRY(run(first_decodes(n, options_.page_size, options_.index_mode, groups)));
@@ -282,12 +151,13 @@ Status CudaRunner::warm_up(int64_t cache_tokens) {
 }
 
 Result<AdapterPtr> CudaRunner::load_adapter(const std::string& path, int64_t room) {
-  if (link_) return unimplemented(cat("ranks is ", ranks_.size(), "; adapters are served by one rank: --ranks 1"));
-  const OnDevice on(devices_[0]);
+  if (ranks_.several())
+    return unimplemented(cat("ranks is ", ranks_.size(), "; adapters are served by one rank: --ranks 1"));
+  const OnDevice on(ranks_.first().device());
   // float32 files become bfloat16; of quantized ones there is less.
   KVASIR_ASSIGN(const AdapterFile file, read_adapter(path, 2 * room + (1 << 20)));
-  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, ranks_[0]->network()));
-  return ranks_[0]->ops().load_adapter(changes, room);
+  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, ranks_.first().network()));
+  return ranks_.first().ops().load_adapter(changes, room);
 }
 
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
@@ -312,7 +182,7 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
     f.rows.changes.add(i, f.rows.count(), f.draws.row(i), config_.vocab);
   }
   KVASIR_TRY(make_room(f));
-  const Status s = on_all([&](size_t rank) { return enqueue(*ranks_[rank], f, batch); });
+  const Status s = ranks_.on_all([&](Rank& rank) { return enqueue(rank, f, batch); });
   if (!s.ok()) {
     // What did come to be enqueued reads memory that the next step writes.
     for (const auto& rank : ranks_) cudaStreamSynchronize(rank->stream());
@@ -326,9 +196,9 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
 Status CudaRunner::make_room(const Flight& f) {
   auto has = [&](const auto& rank) { return rank->has_room(f.rows, f.slot); };
   if (std::all_of(ranks_.begin(), ranks_.end(), has)) return {};
-  if (link_)
-    KVASIR_TRY(on_all([&](size_t rank) { return check(cudaStreamSynchronize(ranks_[rank]->stream()), "step"); }));
-  return on_all([&](size_t rank) { return ranks_[rank]->make_room(f.rows, f.slot); });
+  if (ranks_.several())
+    KVASIR_TRY(ranks_.on_all([](Rank& rank) { return check(cudaStreamSynchronize(rank.stream()), "step"); }));
+  return ranks_.on_all([&](Rank& rank) { return rank.make_room(f.rows, f.slot); });
 }
 
 Status CudaRunner::enqueue(Rank& rank, Flight& f, const Batch& batch) {
@@ -349,7 +219,7 @@ Result<std::vector<Sampled>> CudaRunner::wait() {
   Flight& f = flight(0);
   Status s = f.status.ok() ? settle(f) : f.status;
   if (s.ok() && !f.pools.empty()) {
-    s = ranks_[0]->wait(f.slot);
+    s = ranks_.first().wait(f.slot);
     int64_t rows = 0;
     for (const Batch::Pool& p : f.pools) rows += p.count;
     std::vector<float> hidden(s.ok() ? size_t(rows * pooled_cols()) : 0);
@@ -433,15 +303,15 @@ Status CudaRunner::send_logits(Rank& rank, Flight& f, Buffer logits, int64_t cou
 }
 
 Status CudaRunner::settle(Flight& f) {
-  const DeviceDraw* drawn = ranks_[0]->drawn(f.slot);
-  const TokenLogprob* top = ranks_[0]->top(f.slot);
+  const DeviceDraw* drawn = ranks_.first().drawn(f.slot);
+  const TokenLogprob* top = ranks_.first().top(f.slot);
   if (!f.on_its_way) {
-    KVASIR_TRY(ranks_[0]->wait(f.slot));
+    KVASIR_TRY(ranks_.first().wait(f.slot));
     f.draws.draw(pool_, nullptr, config_.vocab, f.draws.rows_left(), drawn, top);
     return {};
   }
   // Rows before these were the device's alone, and done when these are.
-  const int64_t most = ranks_[0]->ops().max_logit_rows(), copied = (f.enqueued - 1) / most * most;
+  const int64_t most = ranks_.first().ops().max_logit_rows(), copied = (f.enqueued - 1) / most * most;
   f.on_its_way = false;
   for (int64_t first = f.draws.rows_drawn(); first < f.enqueued;) {
     const int64_t row = std::max(first, copied), end = std::min(f.enqueued, row + kDrawnRows);
