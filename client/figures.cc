@@ -73,9 +73,9 @@ Figures figures_of(const Run& run, const Slo& slo) {
     last_end = std::max(last_end, r.end);
     late.push_back(r.sent - r.due);
     second(r.sent).started++;
-    for (size_t s = static_cast<size_t>(r.sent); s <= static_cast<size_t>(r.end) && s < seconds; ++s) {
-      f.timeline[s].running++;
-    }
+    // At an instant, the middle of the second: all that touch it would be more than ever were there at once.
+    for (size_t s = static_cast<size_t>(r.sent); static_cast<double>(s) + 0.5 < r.end && s < seconds; ++s)
+      if (static_cast<double>(s) + 0.5 >= r.sent) f.timeline[s].running++;
     if (r.first >= 0) {
       double at = r.first;
       second(at).tokens += r.counts[0];

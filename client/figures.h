@@ -23,7 +23,8 @@ struct Spread {
 Spread spread_of(std::vector<double> values);
 
 struct Second {
-  int started = 0, finished = 0, failed = 0, running = 0;
+  int started = 0, finished = 0, failed = 0;
+  int running = 0;  // in its middle
   int64_t tokens = 0;
 };
 

@@ -6,6 +6,7 @@
 #include "server/continued_chat.h"
 #include "server/described_tools.h"
 #include "server/json_text.h"
+#include "server/numbered_calls.h"
 #include "server/parameters.h"
 #include "server/prompt.h"
 
@@ -152,7 +153,7 @@ Result<std::string> prompt_text(const ChatInput& chat, const engine::Engine& eng
   auto chat_template = engine.chat_template();
   if (!chat_template)
     return failed_precondition("this model has no chat template; send a prompt to the completions method instead");
-  return render_chat(with_tools_described(chat, *chat_template), *chat_template);
+  return render_chat(with_numbered_calls(with_tools_described(chat, *chat_template), *chat_template), *chat_template);
 }
 
 Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engine::Engine& engine, size_t max_bytes) {

@@ -29,10 +29,10 @@ void ServerOptions::define(Options& o) {
   o.add("any_model_name", &any_model_name, "Serve requests whatever they call the model; else other names are refused");
   o.add("tool_parser", &tool_parser, "How the model writes tool calls; auto is found from its chat template")
       .one_of({"auto", "none", "hermes", "llama3", "xml", "seed", "glm", "mistral", "list", "deepseek", "pythonic",
-               "gemma"});
+               "gemma", "kimi", "minimax"});
   o.add("reasoning_parser", &reasoning_parser,
         "How the model writes what it thinks before an answer; auto is found from its chat template")
-      .one_of({"auto", "none", "think", "seed", "mistral", "gemma", "harmony"});
+      .one_of({"auto", "none", "think", "seed", "mistral", "gemma", "harmony", "kimi"});
   o.add("workers", &workers, "Threads that parse requests, render chat templates and tokenize").range(1, 256);
   o.add("http_threads", &http_threads, "Threads that read and write HTTP connections").range(1, 256);
   o.add("access_log", &access_log, "Write one line a request to the log");

@@ -179,25 +179,58 @@ class Python {
   size_t at_ = 0;
 };
 
-}  // namespace
+// Calls and their parameters as elements that carry a name.
+struct Elements {
+  std::string_view function, parameter;  // as they begin, up to the name
+  std::string_view name_end, function_end, parameter_end;
+  bool own_lines;  // a value stands on lines of its own
+};
 
-WrittenCalls read_xml_calls(std::string_view block, const TextParameters& texts) {
+WrittenCalls read_elements(std::string_view block, const TextParameters& texts, const Elements& tags) {
   std::vector<WrittenCall> out;
-  for (size_t at = 0; auto function = between(block, at, "<function=", "</function>");) {
-    const size_t name_end = function->find('>');
+  for (size_t at = 0; auto function = between(block, at, tags.function, tags.function_end);) {
+    const size_t name_end = function->find(tags.name_end);
     if (name_end == std::string_view::npos || !is_name(function->substr(0, name_end))) return std::nullopt;
     const std::string name(function->substr(0, name_end));
     Json arguments = Json::object();
-    for (size_t p = name_end; auto parameter = between(*function, p, "<parameter=", "</parameter>");) {
-      const size_t key_end = parameter->find('>');
+    for (size_t p = name_end; auto parameter = between(*function, p, tags.parameter, tags.parameter_end);) {
+      const size_t key_end = parameter->find(tags.name_end);
       if (key_end == std::string_view::npos || !is_name(parameter->substr(0, key_end))) return std::nullopt;
-      std::string_view value = parameter->substr(key_end + 1);
-      if (value.starts_with('\n')) value.remove_prefix(1);
-      if (value.ends_with('\n')) value.remove_suffix(1);
+      std::string_view value = parameter->substr(key_end + tags.name_end.size());
+      if (tags.own_lines && value.starts_with('\n')) value.remove_prefix(1);
+      if (tags.own_lines && value.ends_with('\n')) value.remove_suffix(1);
       const std::string key(parameter->substr(0, key_end));
       arguments[key] = value_of(value, texts.count({name, key}) > 0);
     }
     out.push_back({name, dumped(arguments)});
+  }
+  return out.empty() ? WrittenCalls() : out;
+}
+
+}  // namespace
+
+WrittenCalls read_xml_calls(std::string_view block, const TextParameters& texts) {
+  return read_elements(block, texts, {"<function=", "<parameter=", ">", "</function>", "</parameter>", true});
+}
+
+WrittenCalls read_minimax_calls(std::string_view block, const TextParameters& texts) {
+  return read_elements(block, texts,
+                       {"<invoke name=\"", "<parameter name=\"", "\">", "</invoke>", "</parameter>", false});
+}
+
+WrittenCalls read_kimi_calls(std::string_view block, const TextParameters&) {
+  constexpr std::string_view kFunctions = "functions.", kBegin = "<|tool_call_begin|>", kEnd = "<|tool_call_end|>",
+                             kArguments = "<|tool_call_argument_begin|>";
+  std::vector<WrittenCall> out;
+  for (size_t at = 0; auto call = between(block, at, kBegin, kEnd);) {
+    const size_t id_end = call->find(kArguments);
+    if (id_end == std::string_view::npos) return std::nullopt;
+    std::string_view name = trimmed(call->substr(0, id_end));
+    if (name.starts_with(kFunctions)) name.remove_prefix(kFunctions.size());
+    name = name.substr(0, name.rfind(':'));
+    const Json arguments = parsed(trimmed(call->substr(id_end + kArguments.size())));
+    if (!is_name(name) || !arguments.is_object()) return std::nullopt;
+    out.push_back({std::string(name), dumped(arguments)});
   }
   return out.empty() ? WrittenCalls() : out;
 }

@@ -13,10 +13,12 @@ constexpr ReasoningTags kTags[] = {{"none", "", ""},
                                    {"seed", "<seed:think>", "</seed:think>"},
                                    {"mistral", "[THINK]", "[/THINK]", true},
                                    {"gemma", "<|channel>thought\n", "<channel|>", true},
-                                   {"harmony", "<|channel|>analysis<|message|>", "<|end|>", true}};
+                                   {"harmony", "<|channel|>analysis<|message|>", "<|end|>", true},
+                                   {"kimi", "<think>", "</think>", true, "<|tool_calls_section_begin|>"}};
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
+  if (tag.empty()) return 0;
   for (size_t n = std::min(text.size(), tag.size() - 1); n > 0; --n)
     if (text.ends_with(tag.substr(0, n))) return n;
   return 0;
@@ -28,6 +30,10 @@ ReasoningFormat reasoning_format_of(std::string_view chat_template) {
   if (chat_template.find("<|channel|>") != std::string_view::npos &&
       chat_template.find("<|message|>") != std::string_view::npos)
     return ReasoningFormat::harmony;
+  const ReasoningTags& kimi = kTags[size_t(ReasoningFormat::kimi)];
+  if (chat_template.find(kimi.close) != std::string_view::npos &&
+      chat_template.find(kimi.calls) != std::string_view::npos)
+    return ReasoningFormat::kimi;
   for (size_t i = 1; i < size_t(ReasoningFormat::harmony); ++i)
     if (chat_template.find(kTags[i].close) != std::string_view::npos) return ReasoningFormat(i);
   return ReasoningFormat::none;
@@ -80,15 +86,16 @@ void ReasoningParser::step(Out& out, bool last) {
     }
   }
   if (at_ == At::thoughts) {
-    const size_t end = pending_.find(tags_.close);
+    const size_t close = pending_.find(tags_.close);
+    const size_t end = std::min(close, tags_.calls.empty() ? std::string::npos : pending_.find(tags_.calls));
     if (end == std::string::npos) {
-      const size_t keep = last ? 0 : tail_of(pending_, tags_.close);
+      const size_t keep = last ? 0 : std::max(tail_of(pending_, tags_.close), tail_of(pending_, tags_.calls));
       out.reasoning += pending_.substr(0, pending_.size() - keep);
       pending_.erase(0, pending_.size() - keep);
       return;
     }
     out.reasoning += pending_.substr(0, end);
-    pending_.erase(0, end + tags_.close.size());
+    pending_.erase(0, end + (end == close ? tags_.close.size() : 0));
     at_ = At::after;
   }
   if (at_ == At::after) {  // the blank line between thoughts and answer is neither's

@@ -11,11 +11,12 @@
 
 namespace kvasir::text {
 
-enum class ReasoningFormat : uint8_t { none, think, seed, mistral, gemma, harmony };
+enum class ReasoningFormat : uint8_t { none, think, seed, mistral, gemma, harmony, kimi };
 
 struct ReasoningTags {
   std::string_view name, open, close;
-  bool special = false;  // they are special tokens, which an answer must then show
+  bool special = false;      // they are special tokens, which an answer must then show
+  std::string_view calls{};  // what a model may begin its calls with while it thinks: the thoughts end there, too
 };
 const ReasoningTags& reasoning_tags(ReasoningFormat format);
 // By its name; nothing: there is none such.

@@ -1,7 +1,6 @@
 #include "model/text/tool_parser.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -15,7 +14,9 @@ constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kPyth
 constexpr std::string_view kMistral = "[TOOL_CALLS]", kDeepseekOpen = "<｜tool▁calls▁begin｜>",
                            kDeepseekClose = "<｜tool▁calls▁end｜>", kSeedOpen = "<seed:tool_call>",
                            kSeedClose = "</seed:tool_call>", kList = "<|tool_call|>", kGemmaOpen = "<|tool_call>",
-                           kGemmaClose = "<tool_call|>";
+                           kGemmaClose = "<tool_call|>", kKimiOpen = "<|tool_calls_section_begin|>",
+                           kKimiClose = "<|tool_calls_section_end|>", kMinimaxOpen = "<minimax:tool_call>",
+                           kMinimaxClose = "</minimax:tool_call>";
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
@@ -29,7 +30,7 @@ constexpr std::pair<std::string_view, ToolFormat> kNames[] = {
     {"hermes", ToolFormat::hermes},     {"llama3", ToolFormat::llama3},   {"xml", ToolFormat::xml},
     {"glm", ToolFormat::glm},           {"mistral", ToolFormat::mistral}, {"deepseek", ToolFormat::deepseek},
     {"pythonic", ToolFormat::pythonic}, {"seed", ToolFormat::seed},       {"list", ToolFormat::list},
-    {"gemma", ToolFormat::gemma}};
+    {"gemma", ToolFormat::gemma},       {"kimi", ToolFormat::kimi},       {"minimax", ToolFormat::minimax}};
 
 // Of those that are blocks.
 std::optional<BlockForm> block_form(ToolFormat format) {
@@ -41,6 +42,8 @@ std::optional<BlockForm> block_form(ToolFormat format) {
     case ToolFormat::mistral: return BlockForm{kMistral, "", false, read_mistral_calls};
     case ToolFormat::deepseek: return BlockForm{kDeepseekOpen, kDeepseekClose, false, read_deepseek_calls};
     case ToolFormat::gemma: return BlockForm{kGemmaOpen, kGemmaClose, false, read_gemma_calls};
+    case ToolFormat::kimi: return BlockForm{kKimiOpen, kKimiClose, false, read_kimi_calls};
+    case ToolFormat::minimax: return BlockForm{kMinimaxOpen, kMinimaxClose, false, read_minimax_calls};
     case ToolFormat::pythonic: return BlockForm{"[", "", true, read_pythonic_calls};
     default: return std::nullopt;
   }
@@ -55,13 +58,27 @@ std::optional<ToolFormat> tool_format_named(std::string_view name) {
 }
 
 bool tags_are_special(ToolFormat format) {
-  return format == ToolFormat::mistral || format == ToolFormat::list || format == ToolFormat::gemma;
+  switch (format) {
+    case ToolFormat::mistral:
+    case ToolFormat::list:
+    case ToolFormat::gemma:
+    case ToolFormat::kimi:
+    case ToolFormat::minimax: return true;
+    default: return false;
+  }
 }
-bool has_grammar(ToolFormat format) { return format == ToolFormat::hermes || format == ToolFormat::llama3; }
+
+std::string_view name_of(ToolFormat format) {
+  for (const auto& [name, known] : kNames)
+    if (known == format) return name;
+  return "none";
+}
 
 ToolFormat tool_format_of(std::string_view chat_template) {
   auto has = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };
   if (has("<function=") && has(kOpen)) return ToolFormat::xml;
+  if (has(kKimiOpen)) return ToolFormat::kimi;
+  if (has(kMinimaxOpen)) return ToolFormat::minimax;
   if (has(kGemmaOpen)) return ToolFormat::gemma;
   if (has(kSeedOpen)) return ToolFormat::seed;
   if (has("<arg_key>")) return ToolFormat::glm;
@@ -72,21 +89,6 @@ ToolFormat tool_format_of(std::string_view chat_template) {
   if (has("[func_name1(")) return ToolFormat::pythonic;
   if ((has("<|start_header_id|>") && has("\"parameters\"")) || has(kPythonTag)) return ToolFormat::llama3;
   return ToolFormat::none;
-}
-
-GrammarSpec calls_grammar(ToolFormat format, std::span<const CallableTool> tools, std::string_view answer_schema,
-                          HowMany how_many) {
-  using Json = nlohmann::ordered_json;
-  const char* form = format == ToolFormat::llama3 ? "llama3" : "hermes";
-  Json list = Json::array();
-  for (const CallableTool& tool : tools) {
-    Json parameters = Json::parse(tool.parameters_json, nullptr, false);
-    list.push_back({{"name", tool.name}, {"parameters", std::move(parameters)}});
-  }
-  Json calls{{"form", form}, {"tools", std::move(list)}};
-  if (how_many != HowMany::any) calls["only"] = how_many == HowMany::one ? "one" : "some";
-  if (!answer_schema.empty()) calls["answer"] = Json::parse(answer_schema, nullptr, false);
-  return {GrammarSpec::Kind::tool_calls, calls.dump(-1, ' ', false, Json::error_handler_t::replace), {}};
 }
 
 struct ToolParser::Impl {

@@ -8,7 +8,10 @@
 //   list      <|tool_call|> and a list of objects, or one object (Granite 3, Phi 4 mini)
 //   deepseek  calls between its tags, with JSON in a fence or bare
 //   gemma     <|tool_call>call:NAME{KEY:VALUE}<tool_call|>, strings between <|"|> (Gemma 4)
-//   pythonic  the whole answer is [NAME(KEY=VALUE), ...] (Llama 3.2 and 4)
+//   kimi      <|tool_calls_section_begin|> and calls with their numbers and JSON between tags of their own (Kimi K2)
+//   minimax   <minimax:tool_call><invoke name="NAME"><parameter
+//   name="KEY">VALUE</parameter></invoke></minimax:tool_call> pythonic  the whole answer is [NAME(KEY=VALUE), ...]
+//   (Llama 3.2 and 4)
 // Arguments of the first two are sent on as they come; the others' come with the end of their block (block_calls.h).
 // What only looks like a call (no name, no end, other JSON) comes out as content, unchanged.
 #pragma once
@@ -25,14 +28,13 @@
 
 namespace kvasir::text {
 
-enum class ToolFormat { none, hermes, llama3, xml, seed, glm, mistral, list, deepseek, pythonic, gemma };
+enum class ToolFormat { none, hermes, llama3, xml, seed, glm, mistral, list, deepseek, pythonic, gemma, kimi, minimax };
 
 // By the names above; nothing: there is none such.
 std::optional<ToolFormat> tool_format_named(std::string_view name);
 // Its tags are special tokens, which an answer must then show.
 bool tags_are_special(ToolFormat format);
-// Calls can be held to their schemas by a grammar.
-bool has_grammar(ToolFormat format);
+std::string_view name_of(ToolFormat format);
 
 // Which one a chat template teaches its model.
 ToolFormat tool_format_of(std::string_view chat_template);
@@ -40,6 +42,12 @@ ToolFormat tool_format_of(std::string_view chat_template);
 struct CallableTool {
   std::string name, parameters_json;  // a JSON schema
 };
+
+// Calls of these can be held to their schemas by a grammar: not those in a syntax that has none, nor, where nothing is
+// quoted, arguments that are no plain list of parameters.
+bool can_hold(ToolFormat format, std::span<const CallableTool> tools);
+// Parameters that such a grammar has written as bare text where the syntax quotes nothing; others are JSON there.
+TextParameters bare_texts(std::span<const CallableTool> tools);
 
 enum class HowMany { any, some, one };
 

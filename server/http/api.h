@@ -92,10 +92,12 @@ class Api {
   std::vector<std::pair<std::string, std::string>> headers_of(const Request&, const Caller&,
                                                               const std::string& id) const;
 
+  Reply followed(const Request&, const Caller&, const ResponseStore::Kept& kept);
   Result<nlohmann::ordered_json> conversation(const Caller&, const struct ResponsesCall& call);
 
   Services& services_;
   ResponseStore response_store_;
+  BackgroundRuns background_;
   Guard guard_;
 };
 

@@ -1,4 +1,7 @@
 // /v1/responses, and what is kept of them.
+#include <algorithm>
+#include <charconv>
+
 #include "core/cat.h"
 #include "server/http/api.h"
 #include "server/http/error_body.h"
@@ -25,6 +28,17 @@ Json with_ids(const Json& items, const std::string& id) {
   return out;
 }
 
+// Of a URL's query, as it stands there; empty: it is not there.
+std::string_view parameter(std::string_view query, std::string_view name) {
+  while (!query.empty()) {
+    const std::string_view one = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), one.size() + 1));
+    if (one.starts_with(name) && one.size() > name.size() && one[name.size()] == '=')
+      return one.substr(name.size() + 1);
+  }
+  return {};
+}
+
 }  // namespace
 
 // The conversation that the items go on with, as messages.
@@ -33,6 +47,11 @@ Result<Json> Api::conversation(const Caller& caller, const ResponsesCall& call) 
   if (!call.previous.empty()) {
     auto kept = response_store_.find(caller.tenant, call.previous);
     if (!kept) return none_kept(call.previous).with_field("previous_response_id");
+    if (kept->messages.empty())
+      return invalid_argument(cat("the response '", call.previous.substr(0, 100),
+                                  "' has no answer to go on from: its status is ",
+                                  Json::parse(kept->background->response())["status"].get<std::string>()))
+          .with_field("previous_response_id");
     messages = Json::parse(kept->messages);
   }
   KVASIR_TRY(append_items(call.items, messages));
@@ -58,20 +77,59 @@ Reply Api::responses(const Request& request, const Caller& caller) {
   auto submitted = services_.generate(caller, std::move(call->input));
   if (!submitted.ok()) return error_response(submitted.status());
   prepare_reasoning(services_, submitted->prompt, grammar, shape.answer);
-  shape.stream = call->stream;
+  shape.stream = call->stream || call->background;
   shape.id = cat("resp_", submitted->stream->id());
   shape.model = submitted->model;
   shape.created = unix_seconds();
   for (const auto& [name, value] : call->echoed.items()) shape.echoed += cat(",\"", name, "\":", dumped(value));
+  auto background = call->background ? std::make_shared<BackgroundResponse>(call->stream) : nullptr;
+  const std::string input = dumped(with_ids(call->items, shape.id));
   if (call->store)
-    shape.keep = [this, tenant = caller.tenant, id = shape.id, input = dumped(with_ids(call->items, shape.id)),
-                  messages = *std::move(messages)](const std::string& response, const std::string& output) {
+    shape.keep = [this, tenant = caller.tenant, id = shape.id, input, background, messages = *std::move(messages)](
+                     const std::string& response, const std::string& output) {
       Json all = messages;
       if (!append_items(Json::parse(output), all).ok()) return;
-      response_store_.keep(tenant, id, {response, input, dumped(all)});
+      if (background)
+        response_store_.replace(tenant, id, {"", input, dumped(all), background});
+      else
+        response_store_.keep(tenant, id, {response, input, dumped(all)});
     };
   auto headers = headers_of(request, caller, submitted->stream->id());
+  if (background) {
+    shape.now = [background](const std::string& response) { background->now(response); };
+    const std::string id = shape.id;
+    auto reply = responses_reply(std::move(shape), std::move(submitted->stream), {});
+    response_store_.keep(caller.tenant, id, {"", input, "", background});
+    if (background->over())
+      return error_response(invalid_argument(cat("input has ", input.size(), " bytes, more than this server keeps (",
+                                                 services_.options().response_store.bytes,
+                                                 "); shorten it, or start the server with a larger --response-store"))
+                                .with_field("input"));
+    background_.start(background, std::move(reply),
+                      [this, tenant = caller.tenant, id] { return response_store_.recount(tenant, id); });
+    if (call->stream) return background->follow(0, std::move(headers));
+    return Response{.headers = std::move(headers), .body = background->response()};
+  }
   return responses_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
+}
+
+// The events of one that is made, or was made, in the background, from the one behind `starting_after` on.
+Reply Api::followed(const Request& request, const Caller& caller, const ResponseStore::Kept& kept) {
+  if (!kept.background || !kept.background->has_events_)
+    return error_response(
+        invalid_argument("only a response that was asked for with background: true and stream: true has events to "
+                         "follow; leave stream out for its state")
+            .with_field("stream"));
+  size_t from = 0;
+  if (const std::string_view after = parameter(request.query, "starting_after"); !after.empty()) {
+    const auto [end, error] = std::from_chars(after.data(), after.data() + after.size(), from);
+    if (error != std::errc() || end != after.data() + after.size() || from > 1'000'000'000)
+      return error_response(invalid_argument(cat("starting_after is '", after.substr(0, 40),
+                                                 "'; it must be the sequence_number of an event"))
+                                .with_field("starting_after"));
+    ++from;
+  }
+  return kept.background->follow(from, headers_of(request, caller, request.path.substr(request.path.rfind('/') + 1)));
 }
 
 // GET /v1/responses/ID, GET .../ID/input_items, DELETE /v1/responses/ID, POST .../ID/cancel.
@@ -89,11 +147,15 @@ Reply Api::kept_response(const Request& request, const Caller& caller) {
     response_store_.erase(caller.tenant, id);
     r.body = cat("{\"id\":", json_string(id), ",\"object\":\"response\",\"deleted\":true}");
   } else if (request.method == "POST" && what == "cancel") {
-    return error_response(
-        invalid_argument("only a response with background: true can be cancelled, and this server "
-                         "makes none; close the connection to end one that is being made"));
+    if (!kept->background)
+      return error_response(
+          invalid_argument("only a response with background: true can be cancelled; close the "
+                           "connection to end another that is being made"));
+    kept->background->cancel();
+    r.body = kept->background->response();
   } else if (request.method != "POST" && request.method != "DELETE" && what.empty()) {
-    r.body = std::move(kept->response);
+    if (parameter(request.query, "stream") == "true") return followed(request, caller, *kept);
+    r.body = kept->background ? kept->background->response() : std::move(kept->response);
   } else if (request.method != "POST" && request.method != "DELETE" && what == "input_items") {
     const Json items = Json::parse(kept->input);
     auto id_of = [&](size_t i) { return items.empty() ? Json() : items[i]["id"]; };

@@ -89,7 +89,10 @@ Status Guard::check(const Request& request) const {
                   cat("pages of origin '", origin.substr(0, 100), "' may not call this server; allow it with --cors"));
   if (request.method == "POST") {
     std::string type = lower(request.header("content-type"));
-    if (type.substr(0, type.find(';')) != "application/json")
+    // A page can send a body without a type anywhere, but not without its origin; clients (LiteLLM's of Ollama) have
+    // none.
+    const bool unsaid = type.empty() && origin.empty();
+    if (!unsaid && type.substr(0, type.find(';')) != "application/json")
       return invalid_argument(cat("Content-Type is '", type.substr(0, 60), "'; it must be application/json"));
   }
   return {};

@@ -11,12 +11,18 @@ class ResponsesReply final : public AnswerProducer {
  public:
   ResponsesReply(ResponsesShape shape, std::unique_ptr<engine::Stream> engine,
                  std::vector<std::pair<std::string, std::string>> headers)
-      : AnswerProducer(shape.answer, shape.stream, std::move(engine), std::move(headers)), shape_(std::move(shape)) {}
+      : AnswerProducer(shape.answer, shape.stream, std::move(engine), std::move(headers)), shape_(std::move(shape)) {
+    if (!shape_.now) return;
+    const std::string made = state("queued");
+    event("response.created", made);
+    event("response.queued", made);
+    begin_at_once();
+  }
 
  protected:
   void begin(const engine::Started&) override {
-    const std::string made = cat("\"response\":", response("in_progress", "null"));
-    event("response.created", made);
+    const std::string made = state("in_progress");
+    if (!shape_.now) event("response.created", made);
     event("response.in_progress", made);
   }
 
@@ -39,6 +45,7 @@ class ResponsesReply final : public AnswerProducer {
             ",\"output_tokens_details\":{\"reasoning_tokens\":", reasoning_tokens(e),
             "},\"total_tokens\":", u.prompt_tokens + u.completion_tokens, "}");
     const std::string made = response(whole ? "completed" : "incomplete", "null");
+    if (shape_.now) shape_.now(made);
     if (shape_.keep) shape_.keep(made, cat('[', items_, ']'));
     if (stream_)
       event(whole ? "response.completed" : "response.incomplete", "\"response\":" + made);
@@ -48,7 +55,7 @@ class ResponsesReply final : public AnswerProducer {
 
   void fail(const Status& status) override {
     const std::string error = cat("{\"code\":\"server_error\",\"message\":", json_string(status.message()), "}");
-    event("response.failed", cat("\"response\":", response("failed", error)));
+    event("response.failed", state("failed", error));
   }
   Response refuse(const Status& status) const override { return error_response(status); }
 
@@ -69,6 +76,13 @@ class ResponsesReply final : public AnswerProducer {
                ",\"incomplete_details\":", cut ? "{\"reason\":\"max_output_tokens\"}" : "null",
                ",\"model\":", json_string(shape_.model), ",\"output\":[", items_, "],\"usage\":", usage_, shape_.echoed,
                "}");
+  }
+
+  // As a field of an event; who follows it without events is told, too.
+  std::string state(const char* status, const std::string& error = "null") const {
+    const std::string made = response(status, error);
+    if (shape_.now) shape_.now(made);
+    return "\"response\":" + made;
   }
 
   void event(const char* name, const std::string& fields) {

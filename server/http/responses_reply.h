@@ -18,6 +18,8 @@ struct ResponsesShape {
   AnswerShape answer;
   // Told the whole response and its output items when it ended well.
   std::function<void(const std::string& response, const std::string& output)> keep;
+  // Of one that is made without its client: told the response whenever its status changes, before `keep`.
+  std::function<void(const std::string& response)> now;
 };
 
 std::unique_ptr<Producer> responses_reply(ResponsesShape shape, std::unique_ptr<engine::Stream> stream,

@@ -121,7 +121,6 @@ void read_said(Fields& f, GenerateInput::Said& said) {
 constexpr struct {
   const char *name, *why, *usual = "false";
 } kUnserved[] = {
-    {"background", "keep the call open, or stream it"},
     {"conversation", "use previous_response_id, or send the items again"},
     {"prompt", "there are no stored prompts; send instructions"},
     {"max_tool_calls", "this server calls no tools itself"},
@@ -174,8 +173,12 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
         "this server keeps nothing; start it with --response-store, or send all items again";
     f.unserved("store", kNothingKept);
     f.unserved("previous_response_id", kNothingKept);
-  } else if (!f.has("store")) {
-    call.store = true;  // OpenAI's default, where it can be
+    f.unserved("background", "keep the call open, or stream it; with --response-store a server goes on without you");
+  } else {
+    f.boolean("background", &call.background);
+    if (!f.has("store")) call.store = true;  // OpenAI's default, where it can be
+    if (call.background && !call.store)
+      f.fail("background", "needs store: true, for what is made without you is asked for later");
   }
   KVASIR_TRY(f.finish());
   if (call.tools.choice != ToolChoice::none) call.chat.tools_json = call.tools.tools.dump();
@@ -194,7 +197,7 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   shown("truncation", "disabled");
   shown("user", nullptr);
   call.echoed["store"] = call.store;
-  call.echoed["background"] = false;
+  call.echoed["background"] = call.background;
   call.echoed["temperature"] =
       json.value("temperature", Json()).is_null() ? Json(in.request.sampling.temperature) : json["temperature"];
   call.echoed["top_p"] = json.value("top_p", Json()).is_null() ? Json(in.request.sampling.top_p) : json["top_p"];

@@ -13,7 +13,7 @@ namespace kvasir::server::http {
 struct ResponsesCall {
   GenerateInput input;  // without its prompt, which begins with what is kept under `previous`
   ToolUse tools;
-  bool stream = false, store = false;
+  bool stream = false, store = false, background = false;
   std::string previous;  // previous_response_id
   Json instructions;     // null: none
   Json items;            // of `input`, as items

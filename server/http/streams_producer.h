@@ -36,6 +36,9 @@ class StreamsProducer : public Producer {
   virtual void fail(const Status& status) = 0;              // a stream's last event
   virtual Response refuse(const Status& status) const = 0;  // nothing is out yet
 
+  // What is in out_ before any event may be sent; what fails then fails in the stream.
+  void begin_at_once() { streaming_ = stream_; }
+
   const bool stream_;
   std::string out_;
 

@@ -37,6 +37,8 @@ void close(Json& schema, bool joined) {
       for (auto& [name, one] : it->items()) close(one, false);
 }
 
+constexpr const char* kAnyObject = R"({"type":"object"})";
+
 // What each tool's arguments are held to. Where the model may choose, one strict tool is enough to hold every call to a
 // tool's name, and the arguments of those that are not strict to an object.
 std::vector<text::CallableTool> held_tools(const ToolUse& use) {
@@ -51,8 +53,7 @@ std::vector<text::CallableTool> held_tools(const ToolUse& use) {
     // A tool that names no parameters has none: `{}` is all that can be said to it.
     Json schema = function.value("parameters", Json());
     if (schema.is_null()) schema = {{"type", "object"}, {"additionalProperties", false}};
-    held.push_back(
-        {function["name"], strict || !free ? closed_schema(std::move(schema)).dump() : R"({"type":"object"})"});
+    held.push_back({function["name"], strict || !free ? closed_schema(std::move(schema)).dump() : kAnyObject});
   }
   if (free && !any_strict) held.clear();
   return held;
@@ -70,6 +71,15 @@ text::TextParameters text_parameters(const ToolUse& use) {
         out.emplace(tool["function"]["name"].get<std::string>(), key);
   }
   return out;
+}
+
+// A grammar writes a held tool's texts its own way.
+void read_as_held(const std::vector<text::CallableTool>& held, text::TextParameters& texts) {
+  for (const text::CallableTool& tool : held) {
+    if (tool.parameters_json == kAnyObject) continue;
+    std::erase_if(texts, [&](const auto& text) { return text.first == tool.name; });
+    texts.merge(text::bare_texts({&tool, 1}));
+  }
 }
 
 }  // namespace
@@ -97,26 +107,25 @@ AnswerShape prepare_tools(const Services& services, const ToolUse& use, engine::
   if (named == "none" && use.choice == ToolChoice::automatic) return shape;
   shape.tools = text::tool_format_named(named).value_or(text::tool_format_of(chat_template->source()));
   if (shape.tools == text::ToolFormat::none) shape.tools = text::ToolFormat::hermes;  // as they are described to it
-  if (use.choice == ToolChoice::required && !has_grammar(shape.tools)) shape.tools = text::ToolFormat::hermes;
-  shape.one = use.one;
-  shape.texts = text_parameters(use);
   const std::vector<text::CallableTool> held = held_tools(use);
-  if (use.choice == ToolChoice::named) {
-    shape.tools = text::ToolFormat::hermes;
+  const bool forced = use.choice != ToolChoice::automatic, holds = text::can_hold(shape.tools, held);
+  if (forced && !holds) shape.tools = text::ToolFormat::hermes;
+  shape.one = use.one || use.choice == ToolChoice::named;
+  shape.only_calls = forced;
+  shape.says_so = use.choice != ToolChoice::named;
+  shape.texts = text_parameters(use);
+  if (use.choice == ToolChoice::named && shape.tools == text::ToolFormat::hermes) {
     shape.before = "<tool_call>{\"name\":" + Json(use.name).dump() + ",\"arguments\":";
-    shape.one = shape.only_calls = true;
-    shape.says_so = false;
     grammar = {Kind::json_schema, held[0].parameters_json, {}};
-  } else if (use.choice == ToolChoice::required) {
-    shape.only_calls = true;
-    grammar = calls_grammar(shape.tools, held, {}, use.one ? text::HowMany::one : text::HowMany::some);
-  } else if (!held.empty() && has_grammar(shape.tools)) {
-    if (grammar.kind == Kind::none)
-      grammar = calls_grammar(shape.tools, held);
-    else if (grammar.kind == Kind::json_object)
-      grammar = calls_grammar(shape.tools, held, R"({"type":"object"})");
-    else if (grammar.kind == Kind::json_schema)
-      grammar = calls_grammar(shape.tools, held, grammar.text);
+  } else if (forced) {
+    grammar = calls_grammar(shape.tools, held, {}, shape.one ? text::HowMany::one : text::HowMany::some);
+    read_as_held(held, shape.texts);
+  } else if (!held.empty() && holds) {
+    const bool alone = grammar.kind == Kind::none, json = grammar.kind == Kind::json_object;
+    if (alone || json || grammar.kind == Kind::json_schema) {
+      grammar = calls_grammar(shape.tools, held, alone ? "" : json ? kAnyObject : grammar.text);
+      read_as_held(held, shape.texts);
+    }
   }
   if (tags_are_special(shape.tools)) request.skip_special = false;
   return shape;

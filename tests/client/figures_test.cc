@@ -70,6 +70,24 @@ TEST(Figures, OfARun) {
   EXPECT_EQ(tokens, 22);
 }
 
+// Eight clients, each with one request behind the other: never more than eight at once, however many a second.
+TEST(Figures, RequestsUnderWayAreThoseAtAnInstant) {
+  client::Run run;
+  for (int client = 0; client < 8; ++client)
+    for (int i = 0; i < 10; ++i) {
+      Record r;
+      r.due = r.sent = 0.4 * i + 0.01 * client;
+      r.end = r.sent + 0.4;
+      run.records.push_back(r);
+    }
+  run.seconds = 4.1;
+  const Figures f = figures_of(run, {});
+  ASSERT_EQ(f.timeline.size(), 5u);
+  for (size_t s = 0; s < 4; ++s) EXPECT_EQ(f.timeline[s].running, 8) << s;
+  EXPECT_EQ(f.timeline[4].running, 0);
+  EXPECT_EQ(f.timeline[1].started, 16);
+}
+
 TEST(Figures, LatencyCountsFromWhenItWasDue) {
   client::Run run;
   Record r = answered(1.0, 3.0, 1, 0);

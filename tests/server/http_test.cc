@@ -210,6 +210,13 @@ TEST_F(Http, ServesOnlyPagesAndNamesItKnows) {
       "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: ", body.size(),
       "\r\n\r\n", body));
   expect_error(form, 400, "", "application/json");
+  // No type at all is JSON, unless a page sends it.
+  auto untyped = [&](std::string_view origin) {
+    return ask(cat("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", origin, "Content-Length: ", body.size(),
+                   "\r\n\r\n", body));
+  };
+  EXPECT_EQ(untyped("").status, 200);
+  expect_error(untyped("Origin: http://localhost\r\n"), 400, "", "application/json");
 }
 
 TEST_F(Http, ADrainEndsIdleConnectionsAtOnce) {

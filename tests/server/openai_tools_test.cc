@@ -263,9 +263,50 @@ TEST_F(Operators, NameTheSyntaxOfCallsAndThoughts) {
   }
   EXPECT_EQ(calls, 1);
   EXPECT_EQ(finish, "tool_calls");
-  // A call that is required is held to a syntax that a grammar knows.
+  // A call that is required is held to the family's own syntax, of which the grammar is told what is bare text.
   whole("/v1/chat/completions", body(R"(,"tool_choice":"required","max_tokens":1)"));
-  EXPECT_EQ(Json::parse(engine_.last().grammar.text)["form"], "hermes");
+  EXPECT_EQ(Json::parse(engine_.last().grammar.text),
+            Json::parse(R"({"form":"glm","tools":[{"name":"f","parameters":{"type":"object","properties":
+                {"z":{"type":"string"}},"additionalProperties":false},"texts":["z"]}],"only":"some"})"));
+}
+
+// Where that syntax cannot hold a tool, a call that is asked for is written as Hermes writes it.
+TEST_F(Operators, HoldCallsInASyntaxThatCan) {
+  auto form = [&](const char* schema, const char* choice) {
+    whole("/v1/chat/completions", cat(R"({"messages":[{"role":"user","content":"x"}],"max_tokens":1,"tool_choice":)",
+                                      choice, R"(,"tools":[{"type":"function","function":{"name":"f","strict":true,)",
+                                      R"("parameters":)", schema, "}}]}"));
+    return engine_.last().grammar;
+  };
+  using Kind = text::GrammarSpec::Kind;
+  const char *joined = R"({"oneOf":[{"type":"object"}]})", *plain = R"({"type":"object","properties":{"a":{}}})",
+             *named = R"({"type":"function","function":{"name":"f"}})";
+  EXPECT_EQ(Json::parse(form(joined, R"("required")").text)["form"], "hermes");
+  EXPECT_EQ(form(joined, named).kind, Kind::json_schema);
+  EXPECT_EQ(form(joined, R"("auto")").kind, Kind::none);
+  EXPECT_EQ(Json::parse(form(plain, named).text)["form"], "glm");
+  EXPECT_EQ(Json::parse(form(plain, named).text)["only"], "one");
+  EXPECT_EQ(Json::parse(form(plain, R"("auto")").text)["form"], "glm");
+}
+
+// Kimi's tags are special tokens, which an answer then shows; the call that was named is read in its syntax.
+TEST_F(OpenAi, ANamedCallInAFamilysOwnSyntax) {
+  engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# tools <|tool_calls_section_begin|> #}");
+  engine_.set_context(1000);
+  const std::string said =
+      "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}"
+      "<|tool_call_end|><|tool_calls_section_end|>";
+  const Json choice = whole(
+      "/v1/chat/completions",
+      cat(R"({"messages":[{"role":"user","content":)", Json(said).dump(),
+          R"(}],"tool_choice":{"type":"function","function":{"name":"f"}},"tools":[{"type":"function","function":)",
+          R"({"name":"f","parameters":{"type":"object"}}},{"type":"function","function":{"name":"g"}}]})"))["choices"]
+                                                                                                           [0];
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(Json::parse(engine_.last().grammar.text),
+            Json::parse(R"({"form":"kimi","tools":[{"name":"f","parameters":{"type":"object"}}],"only":"one"})"));
+  EXPECT_FALSE(engine_.last().skip_special);
 }
 
 TEST_F(Operators, TakeAnyNameOfTheModel) {

@@ -166,6 +166,101 @@ TEST_F(KeptResponses, AConversationGoesOnFromWhatIsKept) {
   EXPECT_EQ(ask(RawClient::get("/v1/responses/" + one["id"].get<std::string>())).status, 404);
 }
 
+class BackgroundResponses : public KeptResponses {
+ protected:
+  void SetUp() override {
+    KeptResponses::SetUp();
+    engine_.hang_on('~');
+  }
+  Json state(const std::string& id) { return Json::parse(ask(RawClient::get("/v1/responses/" + id)).body); }
+  Json state_after(const std::string& id, const std::string& status) {
+    Json now = state(id);
+    for (int tries = 0; tries < 2000 && now["status"] != status; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      now = state(id);
+    }
+    EXPECT_EQ(now["status"], status) << now;
+    return now;
+  }
+  std::vector<Json> followed(const std::string& id, std::string_view more = "") {
+    return parsed(ask(RawClient::get(cat("/v1/responses/", id, "?stream=true", more))));
+  }
+  static constexpr const char* kHang = R"({"input":"~","background":true)";
+};
+
+TEST_F(BackgroundResponses, AreMadeWithoutTheirClient) {
+  const Json asked = whole("/v1/responses", R"({"input":"hey","background":true})");
+  EXPECT_EQ(asked["background"], true);
+  EXPECT_TRUE(asked["status"] == "queued" || asked["status"] == "in_progress" || asked["status"] == "completed");
+  const std::string id = asked["id"];
+  const Json made = state_after(id, "completed");
+  EXPECT_EQ(made["output"][0]["content"][0]["text"], "hey");
+  EXPECT_EQ(made["usage"]["input_tokens"], 3);
+  Json items = Json::parse(ask(RawClient::get(cat("/v1/responses/", id, "/input_items"))).body);
+  EXPECT_EQ(items["data"][0]["content"][0]["text"], "hey");
+  // It is gone on from, and cancelling what is over changes nothing.
+  EXPECT_EQ(whole(cat("/v1/responses/", id, "/cancel"), "{}"), made);
+  whole("/v1/responses", cat(R"({"input":"so","previous_response_id":")", id, "\"}"));
+  EXPECT_EQ(prompt(), "heyheyso");
+  expect_error(ask(RawClient::get(cat("/v1/responses/", id, "?stream=true"))), 400, "stream", "background: true");
+  expect_error(post("/v1/responses", R"({"input":"x","background":true,"store":false})"), 400, "background", "store");
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(BackgroundResponses, CanBeFollowedFromAnyEventOn) {
+  const auto all = events("/v1/responses", R"({"input":"hey","background":true,"stream":true})");
+  EXPECT_EQ(types(all),
+            (Strings{"response.created", "response.queued", "response.in_progress", "response.output_item.added",
+                     "response.content_part.added", "response.output_text.delta", "response.output_text.done",
+                     "response.content_part.done", "response.output_item.done", "response.completed"}));
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i]["sequence_number"], i);
+  const std::string id = all[0]["response"]["id"];
+  EXPECT_EQ(all[0]["response"]["status"], "queued");
+  EXPECT_EQ(state(id), all.back()["response"]);
+  EXPECT_EQ(followed(id), all);
+  EXPECT_EQ(followed(id, "&starting_after=3"), std::vector<Json>(all.begin() + 4, all.end()));
+  EXPECT_EQ(followed(id, "&starting_after=99"), std::vector<Json>());
+  expect_error(ask(RawClient::get(cat("/v1/responses/", id, "?stream=true&starting_after=x"))), 400, "starting_after",
+               "sequence_number");
+  // While it is made, too: who follows is woken by its end.
+  const auto hung = whole("/v1/responses", cat(kHang, "}"));
+  RawClient follower(server_->http_port());
+  follower.send(RawClient::post("/v1/responses", cat(kHang, R"(,"stream":true})")));
+  ASSERT_TRUE(engine_.wait_open(2));
+  for (const auto& request : engine_.requests)
+    if (request.prompt[0] == '~') whole(cat("/v1/responses/resp_", request.id, "/cancel"), "{}");
+  const auto seen = parsed(follower.read());
+  ASSERT_FALSE(seen.empty());
+  EXPECT_EQ(seen[0]["type"], "response.created");
+  EXPECT_EQ(state(hung["id"])["status"], "cancelled");
+  EXPECT_TRUE(all_gone());
+}
+
+TEST_F(BackgroundResponses, EndWhenTheyAreCancelledOrForgotten) {
+  std::string id = whole("/v1/responses", cat(kHang, "}"))["id"];
+  state_after(id, "in_progress");
+  expect_error(post("/v1/responses", cat(R"({"input":"x","previous_response_id":")", id, "\"}")), 400,
+               "previous_response_id", "in_progress");
+  const Json cancelled = whole(cat("/v1/responses/", id, "/cancel"), "{}");
+  EXPECT_EQ(cancelled["status"], "cancelled");
+  EXPECT_EQ(state(id), cancelled);
+  EXPECT_TRUE(all_gone());
+  id = whole("/v1/responses", cat(kHang, "}"))["id"];
+  std::string erase = RawClient::get("/v1/responses/" + id);
+  erase.replace(0, 3, "DELETE");
+  EXPECT_EQ(Json::parse(ask(erase).body)["deleted"], true);
+  EXPECT_TRUE(all_gone());
+  // Ended from elsewhere, by its id.
+  id = whole("/v1/responses", cat(kHang, "}"))["id"];
+  ASSERT_TRUE(engine_.cancel(engine_.last().tenant, engine_.last().id));
+  EXPECT_EQ(state_after(id, "failed")["error"]["code"], "server_error");
+  EXPECT_TRUE(all_gone());
+  // What is larger than all room there is, is refused.
+  engine_.set_context(100'000);
+  expect_error(post("/v1/responses", cat(R"({"background":true,"input":")", std::string(70'000, 'x'), "\"}")), 400,
+               "input", "--response-store");
+}
+
 TEST(ResponseStore, IsBoundedAndEachTenantsOwn) {
   http::ResponseStore store(4096);
   store.keep("a", "1", {"one", "", ""});
@@ -181,6 +276,20 @@ TEST(ResponseStore, IsBoundedAndEachTenantsOwn) {
   EXPECT_EQ(store.find("a", "1")->response, "two");
   EXPECT_TRUE(store.erase("a", "1"));
   EXPECT_FALSE(store.find("a", "1"));
+  // What is made in the background counts as it grows, and ends where it makes room.
+  auto grows = std::make_shared<http::BackgroundResponse>(true);
+  grows->now(R"({"status":"queued"})");
+  store.keep("c", "1", {"", "", "", grows});
+  EXPECT_TRUE(store.recount("c", "1"));
+  EXPECT_FALSE(store.replace("c", "2", {"", "", "", grows}));
+  grows->append("event: x\ndata: " + std::string(2000, 'x') + "\n\n");
+  EXPECT_TRUE(store.recount("c", "1"));
+  EXPECT_FALSE(grows->over());
+  grows->append("event: x\ndata: " + std::string(4000, 'x') + "\n\n");
+  EXPECT_FALSE(store.recount("c", "1"));
+  EXPECT_TRUE(grows->over());
+  EXPECT_EQ(grows->response(), R"({"status":"cancelled"})");
+  EXPECT_FALSE(store.find("c", "1"));
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ class SseFixture : public HttpFixture {
     return false;
   }
   // Each event's data, whose type is the event's name.
-  std::vector<Json> events(std::string_view path, const std::string& body) {
-    RawClient::Answer a = post(path, body);
+  std::vector<Json> events(std::string_view path, const std::string& body) { return parsed(post(path, body)); }
+  static std::vector<Json> parsed(const RawClient::Answer& a) {
     EXPECT_EQ(a.status, 200) << a.body;
     EXPECT_NE(a.head.find("text/event-stream"), std::string::npos);
     std::vector<Json> out;

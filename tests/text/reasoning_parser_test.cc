@@ -43,6 +43,11 @@ TEST(ReasoningParser, InAFamilysOwnTags) {
   format = ReasoningFormat::gemma;
   expect(false, "<|channel>thought\nwhy<channel|>so", "why", "so");
   expect(false, "<|channel>thought\n<channel|>so", "", "so");
+  // Kimi may go from its thoughts right to its calls.
+  format = ReasoningFormat::kimi;
+  expect(false, "<think>a <|tool</think>so<|tool_calls_section_begin|>", "a <|tool", "so<|tool_calls_section_begin|>");
+  expect(false, "<think>why<|tool_calls_section_begin|>x</think>", "why", "<|tool_calls_section_begin|>x</think>");
+  expect(true, "why<|tool_calls_sect", "why<|tool_calls_sect", "");
   format = ReasoningFormat::seed;
   expect(false, "<seed:think>why</think></seed:think>so", "why</think>", "so");
   format = ReasoningFormat::think;
@@ -77,6 +82,9 @@ TEST(ReasoningParser, WhatEndsTooSoon) {
 
 TEST(ReasoningParser, FoundByTheTemplate) {
   EXPECT_EQ(reasoning_format_of("{{ '<think>' }}...</think>"), ReasoningFormat::think);
+  EXPECT_EQ(reasoning_format_of("<think></think><|tool_calls_section_begin|>"), ReasoningFormat::kimi);
+  EXPECT_EQ(reasoning_format_of("<|tool_calls_section_begin|>"), ReasoningFormat::none);
+  EXPECT_EQ(reasoning_format_named("kimi"), ReasoningFormat::kimi);
   EXPECT_EQ(reasoning_format_of("<seed:think></seed:think>"), ReasoningFormat::seed);
   EXPECT_EQ(reasoning_format_of("[THINK]{{ t }}[/THINK]"), ReasoningFormat::mistral);
   EXPECT_EQ(reasoning_format_named("seed"), ReasoningFormat::seed);

@@ -112,6 +112,53 @@ TEST(ToolFamilies, Gemma) {
   expect_once(f, deep, {deep, {}});
 }
 
+TEST(ToolFamilies, Kimi) {
+  const auto f = ToolFormat::kimi;
+  const std::string open = "<|tool_calls_section_begin|>", close = "<|tool_calls_section_end|>";
+  auto call = [](std::string_view id, std::string_view arguments) {
+    return std::string("<|tool_call_begin|>")
+        .append(id)
+        .append("<|tool_call_argument_begin|>")
+        .append(arguments)
+        .append("<|tool_call_end|>");
+  };
+  expect(f,
+         "Let me see." + open + call("functions.weather:0", R"({"city": "Oslo", "days": 3})") +
+             call("functions.now:1", "{}") + close,
+         {"Let me see.", {{"weather", R"({"city":"Oslo","days":3})"}, {"now", "{}"}}});
+  expect(f, open + "\n" + call("functions.a.b:12\n", "\n{}\n") + "\n" + close, {"", {{"a.b", "{}"}}});
+  expect(f, open + call("now", "{}") + close, {"", {{"now", "{}"}}});  // without its number
+  for (const std::string& text :
+       {open + close, open + call("functions.f:0", "{\"a\":") + close, open + call("functions.f:0", "[]") + close,
+        open + call("functions.:0", "{}") + close, open + "<|tool_call_begin|>functions.f:0{}<|tool_call_end|>" + close,
+        open + call("functions.f:0", "{}"), std::string("a <|tool_calls_sect and <|tool_call_begin|>")})
+    expect_text(f, text);
+  const std::string deep = open + call("functions.f:0", "{\"a\":" + std::string(100000, '[')) + close;
+  expect_once(f, deep, {deep, {}});
+}
+
+TEST(ToolFamilies, Minimax) {
+  const auto f = ToolFormat::minimax;
+  const std::string open = "<minimax:tool_call>\n", close = "</minimax:tool_call>";
+  expect(f,
+         "Sure.\n\n" + open +
+             "<invoke name=\"find\">\n<parameter name=\"zip\">0123</parameter>\n<parameter name=\"n\">3</parameter>\n"
+             "</invoke>\n<invoke name=\"now\">\n</invoke>\n" +
+             close,
+         {"Sure.\n\n", {{"find", R"({"zip":"0123","n":3})"}, {"now", "{}"}}});
+  // A text is all that stands between its tags: a file's last line break is part of it.
+  expect(f, open + "<invoke name=\"find\"><parameter name=\"zip\">a\nb < c\n</parameter></invoke>" + close,
+         {"", {{"find", R"({"zip":"a\nb < c\n"})"}}});
+  expect(f, open + "<invoke name=\"f\"><parameter name=\"a\">[1, {\"b\": null}]</parameter></invoke>" + close,
+         {"", {{"f", R"({"a":[1,{"b":null}]})"}}});
+  for (const std::string& text :
+       {open + close, open + "<invoke name=\"f\">\n" + close, open + "<invoke name=\"f\"></invoke>",
+        open + "<invoke name=\"\"></invoke>" + close, open + "<invoke name=f></invoke>" + close,
+        open + "<invoke name=\"f\"><parameter name=\"a b\">1</parameter></invoke>" + close,
+        std::string("<tool_call><invoke name=\"f\"></invoke></tool_call> <minimax:tool")})
+    expect_text(f, text);
+}
+
 TEST(ToolFamilies, Mistral) {
   const auto f = ToolFormat::mistral;
   expect(f, R"([TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}])",
@@ -187,13 +234,23 @@ TEST(ToolFamilies, WhateverComes) {
                                           "<｜tool▁calls▁end｜>",
                                           "<seed:tool_call>",
                                           "</seed:tool_call>",
+                                          "<|tool_calls_section_begin|>",
+                                          "<|tool_calls_section_end|>",
+                                          "<|tool_call_begin|>functions.f:0",
+                                          "<|tool_call_argument_begin|>",
+                                          "<|tool_call_end|>",
+                                          "<minimax:tool_call>",
+                                          "</minimax:tool_call>",
+                                          "<invoke name=\"f\">",
+                                          "<parameter name=\"a\">",
+                                          "</invoke>",
                                           "<",
                                           "text"};
   std::mt19937 random(7);
   for (int i = 0; i < 20000; ++i) {
     std::string text;
     for (size_t n = random() % 12; n > 0; --n) text += kPieces[random() % std::size(kPieces)];
-    const auto format = ToolFormat(random() % (int(ToolFormat::gemma) + 1));
+    const auto format = ToolFormat(random() % (int(ToolFormat::minimax) + 1));
     const Read all = read(format, {text});
     if (all.calls.empty()) ASSERT_EQ(all.content, text) << int(format);
     const size_t cut = random() % (text.size() + 1), again = cut + random() % (text.size() - cut + 1);
@@ -213,6 +270,10 @@ TEST(ToolFamilies, FoundByTheTemplateAndByName) {
   EXPECT_EQ(tool_format_of("{{- '<|tool_call>call:' + name + '{' -}}"), ToolFormat::gemma);
   EXPECT_EQ(tool_format_of("<seed:tool_call>\n<function="), ToolFormat::seed);
   EXPECT_EQ(tool_format_of("write <|tool_call|> followed by a list"), ToolFormat::list);
+  EXPECT_EQ(tool_format_of("<|tool_calls_section_begin|>{% for call in calls %}"), ToolFormat::kimi);
+  EXPECT_EQ(tool_format_of("{% set open = '<minimax:tool_call>' %}"), ToolFormat::minimax);
+  EXPECT_EQ(tool_format_named("kimi"), ToolFormat::kimi);
+  EXPECT_EQ(tool_format_named("minimax"), ToolFormat::minimax);
   EXPECT_EQ(tool_format_named("glm"), ToolFormat::glm);
   EXPECT_FALSE(tool_format_named("auto"));
 }

@@ -1,49 +1,42 @@
 //! The grammar of answers that may call tools: free text stays free, and from where a call begins its name is one of
-//! the tools' and its arguments obey that tool's schema. Which text begins a call is what `tool_parser.cc` takes for one.
+//! the tools' and its arguments obey that tool's schema. Which text begins a call is what `tool_parser.cc` takes for one;
+//! how each family writes the call itself is `call_forms.rs`.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::border::{invalid, Result};
+use crate::call_forms::{self, Form};
 use crate::schema;
 
 const MAX_TOOLS: usize = 1024;
 const PYTHON_TAG: &str = "<|python_tag|>";
-const BEGINS_HERMES: &str = "<tool_call>";
-const HERMES_CALL: &str = r#"call: open WS? "{" WS? any_order "}" WS? "</tool_call>"
-"#;
 const LLAMA3_NEXT: &str = r#"again: "{" WS? named "}" | "{" WS? "\"type\"" typed "}"
 typed: WS? ":" WS? "\"function\"" WS? "," WS? named
 "#;
 
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Form {
-    /// `<tool_call>{...}</tool_call>` anywhere in the text, any number of them.
-    Hermes,
-    /// The whole answer is an object, or several with ';' between.
-    Llama3,
-}
-
 /// Nothing but calls: those that were asked for.
 #[derive(Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
-enum Only {
+pub enum Only {
     One,
     Some,
 }
 
 #[derive(Deserialize)]
-struct Tool {
-    name: String,
-    parameters: Value,
+pub struct Tool {
+    pub name: String,
+    pub parameters: Value,
+    /// Of a form that quotes nothing: which of its parameters are written as bare text.
+    #[serde(default)]
+    pub texts: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct Calls {
-    form: Form,
-    tools: Vec<Tool>,
-    only: Option<Only>,
+pub struct Calls {
+    pub form: Form,
+    pub tools: Vec<Tool>,
+    pub only: Option<Only>,
     /// What an answer without calls must be; without it, free text.
     answer: Option<Value>,
 }
@@ -55,83 +48,73 @@ pub fn lark(text: &str, specials: &[(u32, &str)]) -> Result<String> {
     if calls.tools.is_empty() || calls.tools.len() > MAX_TOOLS {
         return Err(invalid(format!("{} tools are given; it must be 1 to {MAX_TOOLS}", calls.tools.len())));
     }
-    let mut out = match (&calls.form, &calls.answer) {
-        _ if calls.only.is_some() => only(&calls),
-        (Form::Hermes, None) => hermes(specials),
-        (Form::Llama3, None) => llama3(specials),
-        (Form::Hermes, Some(answer)) => {
-            or_answer("call (WS? call)*", answer)? + "open: \"<tool_call>\"\n" + HERMES_CALL
-        }
-        (Form::Llama3, Some(answer)) => or_answer("again (WS? \";\" WS? again)*", answer)? + LLAMA3_NEXT,
+    let mut out = match calls.form {
+        Form::Llama3 => llama3(&calls, specials)?,
+        _ => blocks(&calls, specials)?,
     };
-    out += &objects(&calls)?;
     out += &format!("WS: /{}/\n", schema::WHITE_SPACE);
     Ok(out)
-}
-
-fn only(calls: &Calls) -> String {
-    let one = calls.only == Some(Only::One);
-    match calls.form {
-        Form::Hermes => {
-            let start = if one { "call" } else { "call (WS? call)*" };
-            format!("start: {start}\ncall: \"<tool_call>\" WS? \"{{\" WS? named \"}}\" WS? \"</tool_call>\"\n")
-        }
-        Form::Llama3 => {
-            let start = if one { "again" } else { "again (WS? \";\" WS? again)*" };
-            format!("start: {start}\n{LLAMA3_NEXT}")
-        }
-    }
 }
 
 fn or_answer(calls: &str, answer: &Value) -> Result<String> {
     Ok(format!("start: {calls} | answer\nanswer: %json {}\n", schema::prepare(answer.clone())?))
 }
 
-/// What stands inside an object's braces: `named` when the name comes first, `any_order` also when the arguments do, and
-/// `typed` after "type".
-fn objects(calls: &Calls) -> Result<String> {
-    let key = if matches!(calls.form, Form::Llama3) { "parameters" } else { "arguments" };
-    let mut out = String::new();
-    let (mut named, mut after_name, mut arguments_first) = (Vec::new(), Vec::new(), Vec::new());
-    for (i, tool) in calls.tools.iter().enumerate() {
-        let name = literal(&Value::String(tool.name.clone()).to_string());
-        let colon = "WS? \":\" WS?";
-        let arguments = format!("{} {colon} args_{i} WS?", literal(&format!("\"{key}\"")));
-        let arguments_schema = schema::prepare(tool.parameters.clone())
-            .map_err(|e| invalid(format!("the parameters of tool {i} ({:?}): {}", tool.name, e.message)))?;
-        out += &format!("args_{i}: %json {arguments_schema}\n");
-        after_name.push(format!("{colon} {name} WS? \",\" WS? {arguments}"));
-        arguments_first.push(format!("{arguments} \",\" WS? \"\\\"name\\\"\" {colon} {name} WS?"));
-    }
-    named.push("\"\\\"name\\\"\" after_name".to_string());
-    let mut rule = |name: &str, options: &[String]| out += &format!("{name}: {}\n", options.join("\n  | "));
-    rule("named", &named);
-    rule("after_name", &after_name);
-    if matches!(calls.form, Form::Hermes) && calls.only.is_none() {
-        rule("any_order", &[&["named".to_string()], arguments_first.as_slice()].concat());
-    }
+/// Calls that a tag begins.
+fn blocks(calls: &Calls, specials: &[(u32, &str)]) -> Result<String> {
+    let opening = calls.form.opening();
+    let opens = call_forms::tag(opening.text, specials);
+    let one = calls.only == Some(Only::One) || !opening.repeats;
+    let all = if one { "block" } else { "block (WS? block)*" };
+    let mut out = match (&calls.only, &calls.answer) {
+        (Some(_), _) => format!("start: {all}\nblock: {opens} body\n"),
+        (None, Some(answer)) => or_answer(all, answer)? + &format!("block: {opens} body\n"),
+        (None, None) => free(calls.form, &opens, specials),
+    };
+    out += &call_forms::body(calls, specials)?;
     Ok(out)
 }
 
 /// A terminal that begins a call is lazy, so that it ends where the call begins; the free text's terminals exclude that
 /// text, so that nothing else could be meant. A token without text may stand between two texts, and what it parts must
 /// not be a call to a reader who does not see it.
-fn hermes(specials: &[(u32, &str)]) -> String {
-    let some: Vec<u32> = specials.iter().filter(|(_, text)| *text != BEGINS_HERMES).map(|(id, _)| *id).collect();
-    let cut: Vec<&str> = (1..BEGINS_HERMES.len()).map(|n| &BEGINS_HERMES[..n]).collect();
-    let mut out = String::new();
-    out += &if some.is_empty() {
-        "start: call* REST?\n".to_string()
-    } else {
-        format!("start: (call | UNCUT? {})* REST?\nUNCUT: REST & ~/(.|\\n)*({})/\n", tokens(&some), cut.join("|"))
+fn free(form: Form, opens: &str, specials: &[(u32, &str)]) -> String {
+    let text = form.opening().text;
+    let some: Vec<u32> = specials.iter().filter(|(_, special)| *special != text).map(|(id, _)| *id).collect();
+    let others = (!some.is_empty()).then(|| format!("UNCUT? {}", tokens(&some)));
+    let tag = escaped(text);
+    let mut out = match (form.opening().closes, &others) {
+        (true, Some(others)) => format!("start: (call | {others})* REST?\n"),
+        (true, None) => "start: call* REST?\n".to_string(),
+        // What has no end of its own is the answer's.
+        (false, Some(others)) => format!("start: ({others})* (REST? | call (WS? {opens} body)*)\n"),
+        (false, None) => format!("start: REST? | call (WS? {opens} body)*\n"),
     };
-    out += HERMES_CALL;
-    out += &format!("open[lazy]: /(.|\\n)*{BEGINS_HERMES}/\n");
-    out += &format!("REST: /(.|\\n)+/ & ~/(.|\\n)*{BEGINS_HERMES}(.|\\n)*/\n");
+    if others.is_some() {
+        let cut: Vec<String> = text.char_indices().skip(1).map(|(n, _)| escaped(&text[..n])).collect();
+        out += &format!("UNCUT: REST & ~/(.|\\n)*({})/\n", cut.join("|"));
+    }
+    if opens.starts_with('<') {
+        out += &format!("call: REST? {opens} body\n"); // a token: nothing else is one
+    } else {
+        out += &format!("call: open body\nopen[lazy]: /(.|\\n)*{tag}/\n");
+    }
+    out += &format!("REST: /(.|\\n)+/ & ~/(.|\\n)*{tag}(.|\\n)*/\n");
     out
 }
 
-fn llama3(specials: &[(u32, &str)]) -> String {
+fn llama3(calls: &Calls, specials: &[(u32, &str)]) -> Result<String> {
+    let all = "again (WS? \";\" WS? again)*";
+    let start = match (&calls.only, &calls.answer) {
+        (Some(Only::One), _) => "start: again\n".to_string(),
+        (Some(Only::Some), _) => format!("start: {all}\n"),
+        (None, Some(answer)) => or_answer(all, answer)?,
+        (None, None) => free_llama3(specials),
+    };
+    Ok(start + LLAMA3_NEXT + &call_forms::arguments(calls)? + &call_forms::named(calls, "parameters"))
+}
+
+fn free_llama3(specials: &[(u32, &str)]) -> String {
     const OBJECT: &str = r"[ \n\r\t]*\{[ \n\r\t]*";
     let some: Vec<u32> = specials.iter().map(|(id, _)| *id).collect();
     let mut out = String::new();
@@ -144,9 +127,8 @@ fn llama3(specials: &[(u32, &str)]) -> String {
     out += &format!("start: {before} (calls | {free})?\n");
     out += "calls: call (WS? \";\" WS? again)*\n";
     out += "call: open_name after_name \"}\" | open_type typed \"}\"\n";
-    out += LLAMA3_NEXT;
     out += &format!("open_name[lazy]: /{OBJECT}\"name\"/\nopen_type[lazy]: /{OBJECT}\"type\"/\n");
-    let tag = PYTHON_TAG.replace('|', r"\|");
+    let tag = escaped(PYTHON_TAG);
     out += &format!("tag[lazy]: /[ \\n\\r\\t]*{tag}/\n");
     out += "ANY: /(.|\\n)+/\n";
     // A key with an escape could spell any of those.
@@ -158,7 +140,7 @@ fn llama3(specials: &[(u32, &str)]) -> String {
     out
 }
 
-fn tokens(ids: &[u32]) -> String {
+pub fn tokens(ids: &[u32]) -> String {
     let list: Vec<String> = ids.iter().map(u32::to_string).collect();
     format!("<[{}]>", list.join(","))
 }
@@ -166,4 +148,16 @@ fn tokens(ids: &[u32]) -> String {
 /// `text` as a string of Lark's, which has JSON's escapes and no raw U+007F.
 pub fn literal(text: &str) -> String {
     Value::String(text.to_string()).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// `text` inside a regular expression.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        if !c.is_alphanumeric() && c.is_ascii_graphic() && !"<>:_=\"".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
 }

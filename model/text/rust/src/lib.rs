@@ -4,6 +4,7 @@
 static ALLOCATOR: meter::Counting = meter::Counting;
 
 mod border;
+mod call_forms;
 mod calls;
 mod cuts;
 mod date;
