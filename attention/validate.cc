@@ -127,8 +127,7 @@ Status validate_attributes(const Attributes& a, const Limits& limits) {
   KVASIR_TRY(validate_scalars(a));
   KVASIR_TRY(validate_window(a));
   KVASIR_TRY(validate_rope(a));
-  if (a.index_mode == kvcache::IndexMode::page_table &&
-      (a.page_size < 1 || a.page_size > kvcache::kMostPageTokens))
+  if (a.index_mode == kvcache::IndexMode::page_table && (a.page_size < 1 || a.page_size > kvcache::kMostPageTokens))
     return bad("page_size", cat("page_size is ", a.page_size, "; it must be from 1 to ", kvcache::kMostPageTokens));
   if (limits.max_batch < 0 || limits.max_tokens < 0 || limits.max_kvlen < 0 || limits.max_pages < 0)
     return bad("limits", "limits must not be negative");

@@ -194,8 +194,8 @@ class CpuAttention final : public Attention {
         void* out = value ? k.value_out : k.key_out;
         const int64_t first = ((held_.step.kvstarts[b] + t) * out_heads + h * k.num_repeat) * a_.head_dim;
         if (a_.out == DType::i8) {  // the bytes are given back as they are
-          const auto* row = static_cast<const uint8_t*>(k.cache.data) +
-                            kvcache::row_element(k.cache.strides, at, k.layer, h, value);
+          const auto* row =
+              static_cast<const uint8_t*>(k.cache.data) + kvcache::row_element(k.cache.strides, at, k.layer, h, value);
           for (int r = 0; r < k.num_repeat; ++r)
             std::memcpy(static_cast<uint8_t*>(out) + first + int64_t(r) * a_.head_dim, row, size_t(a_.head_dim));
           continue;
