@@ -1,7 +1,6 @@
 // A planned step must outlive the caller's arrays: HeldStep owns copies, sized once from Limits.
 #pragma once
 
-#include <bit>
 #include <vector>
 
 #include "attention/backend.h"
@@ -32,8 +31,7 @@ class HeldStep {
     step.cache_indirection = s.cache_indirection ? indirection_.data() : nullptr;
     step.shared_group = nullptr;
     step.shared_len = nullptr;
-    index = {a.index_mode, a.index_mode == kvcache::IndexMode::page_table ? std::countr_zero(uint32_t(a.page_size)) : 0,
-             cachestarts_.data(), s.max_pages};
+    index = {a.index_mode, a.page_size, cachestarts_.data(), s.max_pages};
   }
 
   SequenceShape shape(int64_t b) const {

@@ -43,10 +43,10 @@ struct Attributes {
   DType io =
       DType::f32;        // query, key, value (int8: KVC only); f8_e4m3 is read as q * q_scale, k * k_scale, v * v_scale
   float q_scale = 1.0f;  // io f8_e4m3 only; k_scale and v_scale are the cache's
-  DType out = DType::f32;  // may be f8_e4m3 with out_scale
+  DType out = DType::f32;  // may be f8_e4m3 with out_scale, or (KVC only) int8 for what an int8 cache holds
   float out_scale = 1.0f;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
-  int32_t page_size = 16;
+  int32_t page_size = 16;  // page_table only; 1 to kvcache::kMostPageTokens, and a page begins anywhere
 };
 
 // One packed step; every array is on the host and outlives plan() only.

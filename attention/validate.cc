@@ -1,5 +1,6 @@
 #include "attention/validate.h"
 
+#include <bit>
 #include <cmath>
 
 #include "core/cat.h"
@@ -38,9 +39,9 @@ Status validate_scalars(const Attributes& a) {
     return bad("io_dtype",
                cat("io_dtype is ", dtype_name(a.io), "; it must be float32, float16, bfloat16, float8_e4m3 ",
                    "or (KeyValueCache only) int8"));
-  if (!is_float(a.out) && a.out != DType::f8_e4m3)
-    return bad("out_dtype",
-               cat("out_dtype is ", dtype_name(a.out), "; it must be float32, float16, bfloat16 or float8_e4m3"));
+  if (!is_float(a.out) && a.out != DType::f8_e4m3 && a.out != DType::i8)
+    return bad("out_dtype", cat("out_dtype is ", dtype_name(a.out), "; it must be float32, float16, bfloat16, ",
+                                "float8_e4m3 or (KeyValueCache only) int8"));
   if (!a.alibi_slopes.empty() && int(a.alibi_slopes.size()) != a.num_heads)
     return bad("alibi_slopes", cat("alibi_slopes has ", a.alibi_slopes.size(), " entries; it needs one for each of ",
                                    a.num_heads, " heads"));
@@ -108,9 +109,9 @@ Status validate_quant(const CacheView& c) {
   if (c.dtype != DType::i8 && c.dtype != DType::i4)
     return bad("cache_dtype",
                cat("cache_dtype is ", dtype_name(c.dtype), " with a scale per group; it must be int8 or int4"));
-  if (c.quant_group < 8 || (c.quant_group & (c.quant_group - 1)) != 0 || c.head_dim % c.quant_group != 0)
-    return bad("quant_group", cat("quant_group is ", c.quant_group, "; it must be a power of two, at least 8, that ",
-                                  "divides head_dim, which is ", c.head_dim));
+  if (c.quant_group < 1 || !std::has_single_bit(uint32_t(c.quant_group)) || c.head_dim % c.quant_group != 0)
+    return bad("quant_group", cat("quant_group is ", c.quant_group, "; it must be a power of two that divides ",
+                                  "head_dim, which is ", c.head_dim));
   if (c.scale_dtype != DType::f32 && c.scale_dtype != DType::f16)
     return bad("scale", cat("scale is ", dtype_name(c.scale_dtype), "; it must be float32 or float16"));
   if (c.scale == nullptr) return bad("scale", "scale is absent; a cache quantized by group needs it");
@@ -126,9 +127,8 @@ Status validate_attributes(const Attributes& a, const Limits& limits) {
   KVASIR_TRY(validate_scalars(a));
   KVASIR_TRY(validate_window(a));
   KVASIR_TRY(validate_rope(a));
-  if (a.index_mode == kvcache::IndexMode::page_table &&
-      (a.page_size < 1 || a.page_size > 256 || (a.page_size & (a.page_size - 1)) != 0))
-    return bad("page_size", cat("page_size is ", a.page_size, "; it must be a power of two from 1 to 256"));
+  if (a.index_mode == kvcache::IndexMode::page_table && (a.page_size < 1 || a.page_size > kvcache::kMostPageTokens))
+    return bad("page_size", cat("page_size is ", a.page_size, "; it must be from 1 to ", kvcache::kMostPageTokens));
   if (limits.max_batch < 0 || limits.max_tokens < 0 || limits.max_kvlen < 0 || limits.max_pages < 0)
     return bad("limits", "limits must not be negative");
   if (limits.cache_tokens < 1)
@@ -161,6 +161,7 @@ Status validate_tensors(const Attributes& a, const Tensors& t) {
   KVASIR_TRY(validate_cache(a, t.cache, t.layer));
   if (t.query == nullptr) return bad("query", "query is absent");
   if (a.io == DType::i8) return bad("io_dtype", "io_dtype int8 is for KeyValueCache; attention needs a float type");
+  if (a.out == DType::i8) return bad("out_dtype", "out_dtype int8 is for KeyValueCache; attention gives a float type");
   if (t.output == nullptr) return bad("attn_output", "attn_output is absent");
   if (a.append && !a.packed_qkv && (t.key == nullptr || t.value == nullptr))
     return bad("current_key", "current_key and current_value are absent; they are needed unless append is false");
@@ -184,6 +185,8 @@ Status validate_tensors(const Attributes& a, const KvcTensors& t) {
     return bad("window", cat("window is ", a.window, "; KeyValueCache gives back every token, so it has no window"));
   if (a.io == DType::i8 && !(t.cache.dtype == DType::i8 && t.cache.quant == QuantKind::per_tensor))
     return bad("io_dtype", "io_dtype int8 is stored as it is, so the cache must be int8 with one scale per tensor");
+  if (a.out == DType::i8 && !(t.cache.dtype == DType::i8 && t.cache.quant == QuantKind::per_tensor))
+    return bad("out_dtype", "out_dtype int8 is what is stored, so the cache must be int8 with one scale per tensor");
   if (t.num_repeat < 1) return bad("num_repeat", cat("num_repeat is ", t.num_repeat, "; it must be at least 1"));
   return {};
 }

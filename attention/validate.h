@@ -13,7 +13,9 @@ Status validate_attributes(const Attributes& attributes, const Limits& limits);
 
 // One step: starts, lengths, scalars, every index that attention will read or write, and that no slot
 // is written twice. Index entries past kvlen or wholly behind a window are not looked at.
-Status validate_step(const Attributes& attributes, const Limits& limits, const Step& step);
+enum class PageStarts { anywhere, multiples };  // of page_size: all that a back end which numbers pages can take
+Status validate_step(const Attributes& attributes, const Limits& limits, const Step& step,
+                     PageStarts starts = PageStarts::anywhere);
 
 // A cache against the attributes that will use it: geometry, dtype, quantization, strides in range.
 Status validate_cache(const Attributes& attributes, const kvcache::CacheView& cache, int32_t layer);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <vector>
 
 #include "attention/rules.h"
@@ -51,9 +50,8 @@ Status check_lengths(const Attributes& a, const Limits& limits, const Step& s) {
 // Slots [begin, end) of sequence b: every index entry they need is there and inside the cache.
 class IndexCheck {
  public:
-  IndexCheck(const Attributes& a, const Limits& limits, const Step& s) : a_(a), limits_(limits), s_(s) {
-    if (a.index_mode == IndexMode::page_table) shift_ = std::countr_zero(uint32_t(a.page_size));
-  }
+  IndexCheck(const Attributes& a, const Limits& limits, const Step& s, PageStarts starts)
+      : a_(a), limits_(limits), s_(s), page_(a.page_size), starts_(starts) {}
 
   Status slots(int64_t b, int64_t begin, int64_t end) const {
     if (begin >= end) return {};
@@ -66,13 +64,13 @@ class IndexCheck {
   }
 
   int64_t physical(int64_t b, int64_t slot) const {
-    return kvcache::physical_token({a_.index_mode, shift_, s_.cachestarts, s_.max_pages}, s_.kvstarts, b, slot);
+    return kvcache::physical_token({a_.index_mode, page_, s_.cachestarts, s_.max_pages}, s_.kvstarts, b, slot);
   }
   // How many slots from `slot` on are neighbours in the cache.
   int64_t run(int64_t slot, int64_t end) const {
     if (a_.index_mode == IndexMode::offset) return end - slot;
     if (a_.index_mode == IndexMode::token_table) return 1;
-    return std::min(end - slot, a_.page_size - (slot & (a_.page_size - 1)));
+    return std::min(end - slot, page_.left(slot));
   }
 
  private:
@@ -85,21 +83,21 @@ class IndexCheck {
     return {};
   }
   Status pages(int64_t b, int64_t begin, int64_t end) const {
-    int64_t last = (end - 1) >> shift_;
+    const int64_t last = page_.page(end - 1);
     if (last >= s_.max_pages)
       return bad("cachestarts", cat("sequence ", b, " needs ", last + 1, " pages of ", a_.page_size, " for ", end,
                                     " tokens; its row of cachestarts has ", s_.max_pages));
-    for (int64_t p = begin >> shift_; p <= last; ++p) {
+    for (int64_t p = page_.page(begin); p <= last; ++p) {
       int64_t entry = s_.cachestarts[b * s_.max_pages + p];
-      int64_t used = std::min<int64_t>(a_.page_size, end - (p << shift_));
+      int64_t used = std::min<int64_t>(a_.page_size, end - p * a_.page_size);
       if (entry < 0 || entry > limits_.cache_tokens - used)
         return bad("cachestarts", cat("cachestarts[", b, ", ", p, "] is ", entry, "; with ", used,
                                       " tokens from there ", "it must be from 0 to ", limits_.cache_tokens - used,
                                       ", as the cache holds ", limits_.cache_tokens));
-      if (entry % a_.page_size != 0)
-        return bad("cachestarts",
-                   cat("cachestarts[", b, ", ", p, "] is ", entry, "; entries are token indices (page x ",
-                       "page_size), so it must be a multiple of page_size, which is ", a_.page_size));
+      if (starts_ == PageStarts::multiples && entry % a_.page_size != 0)
+        return unimplemented(cat("cachestarts[", b, ", ", p, "] is ", entry, "; this back end takes pages that begin ",
+                                 "at multiples of page_size, which is ", a_.page_size, "; the cpu takes any"))
+            .with_field("cachestarts");
     }
     return {};
   }
@@ -116,7 +114,8 @@ class IndexCheck {
   const Attributes& a_;
   const Limits& limits_;
   const Step& s_;
-  int32_t shift_ = 0;
+  const kvcache::PageSize page_;
+  const PageStarts starts_;
 };
 
 Status check_indices(const Attributes& a, const Step& s, const IndexCheck& index) {
@@ -212,7 +211,7 @@ Status check_cascade(const Step& s) {
 
 }  // namespace
 
-Status validate_step(const Attributes& a, const Limits& limits, const Step& s) {
+Status validate_step(const Attributes& a, const Limits& limits, const Step& s, PageStarts starts) {
   if (s.batch < 0 || s.batch > limits.max_batch)
     return bad("seqstarts", cat("the step has ", s.batch, " sequences; this operator was made for ", limits.max_batch));
   if (s.decoding_batches < 0 || s.decoding_batches > s.batch)
@@ -229,7 +228,7 @@ Status validate_step(const Attributes& a, const Limits& limits, const Step& s) {
     return bad("cachestarts",
                cat("cachestarts has rows of ", s.max_pages, " pages; this operator was made for ", limits.max_pages));
   KVASIR_TRY(check_lengths(a, limits, s));
-  IndexCheck index(a, limits, s);
+  IndexCheck index(a, limits, s, starts);
   KVASIR_TRY(check_indices(a, s, index));
   if (a.append) KVASIR_TRY(check_writes(a, s, index));
   KVASIR_TRY(check_beams(a, s));

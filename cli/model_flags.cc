@@ -32,10 +32,10 @@ void define_cache_form(Options& o, kvcache::FormWish& wish) {
         "scale "
         "for each kv_group elements; fp8 has the checkpoint's k_scale and v_scale, else 1")
       .one_of({"auto", "float32", "float16", "bfloat16", "fp8", "int8", "int4"});
-  o.add("kv_group", &wish.group,
-        "Elements of an int8 or int4 cache that share a scale: 8, 16, 32, 64 or 128, dividing the head size; 0: one "
-        "scale "
-        "for all; -1: 64 for int8 and 32 for int4, or what divides the head size")
+  o.add(
+       "kv_group", &wish.group,
+       "Elements of an int8 or int4 cache that share a scale: a power of two up to 128 (on a GPU from 8), dividing the "
+       "head size; 0: one scale for all; -1: 64 for int8 and 32 for int4, or what divides the head size")
       .range(-1, 128);
   o.add("kv_scale_dtype", &wish.scale_dtype, "Type of a group's scale; auto is float16")
       .one_of({"auto", "float32", "float16"});
@@ -107,8 +107,10 @@ void ModelFlags::define(Options& o) {
   o.add("cost_model", &engine.cost_model,
         "JSON with what a step costs here (configs/cost): it decides between moving pages and computing them again")
       .value_name("FILE");
-  page_size_option_ =
-      &o.add("page_size", &engine.page_size, "Tokens a page of the cache: a power of two").range(1, 256);
+  page_size_option_ = &o.add("page_size", &engine.page_size,
+                             "Tokens a page of the cache; a step must have room for one beside max_running. On a GPU a "
+                             "power of two up to 256")
+                           .range(1, kvcache::kMostPageTokens);
   prefix_cache_option_ =
       &o.add("prefix_cache", &engine.prefix_cache, "Keep the pages of finished requests for prompts that begin alike");
   max_tokens_option_ =
@@ -161,8 +163,6 @@ void ModelFlags::fit_device() {
 }
 
 Status ModelFlags::check() const {
-  if (engine.page_size & (engine.page_size - 1))
-    return invalid_argument(cat("page_size is ", engine.page_size, "; it must be a power of two"));
   if (const int64_t least = int64_t(engine.max_running) + engine.page_size; engine.max_tokens_per_step < least)
     return invalid_argument(cat("max_tokens_per_step is ", engine.max_tokens_per_step, "; it must be at least ", least,
                                 " (max_running and page_size), or prompts would wait for ever"));

@@ -10,9 +10,9 @@ namespace {
 
 Status bad(const char* field, std::string message) { return invalid_argument(std::move(message)).with_field(field); }
 
-constexpr int32_t kGroups[] = {128, 64, 32, 16, 8};
+constexpr int32_t kGroups[] = {128, 64, 32, 16, 8, 4, 2, 1};
 
-// "8, 16, 32 or 64": the groups that divide a head.
+// "1, 2, 4 or 8": the groups that divide a head.
 std::string groups_of(int32_t head_dim) {
   std::vector<int32_t> all;
   for (int32_t g : kGroups)
@@ -35,13 +35,15 @@ Status read_group(const FormWish& wish, int32_t head_dim, CacheForm* form) {
     return bad("kv_group", cat("kv_group is 0 and kv_dtype int4, which needs a scale for each group of ", works,
                                " elements; one scale for all is for int8 and fp8"));
   if (wish.group == 0) return {};
-  if (works.empty())
-    return bad("kv_group", cat("kv_dtype is ", name, " and the model's heads have ", head_dim,
-                               " elements, which groups of 8 to 128 do not divide; take fp8, or int8 with kv_group 0"));
-  if (wish.group < 0) {
+  if (wish.group < 0) {  // smaller groups than 8 take more memory than they save, so they are asked for by name
     const int32_t most = form->dtype == DType::i8 ? 64 : 32;
-    form->quant_group = *std::find_if(std::begin(kGroups), std::end(kGroups),
-                                      [&](int32_t g) { return g <= most && head_dim % g == 0; });
+    const auto* group =
+        std::find_if(std::begin(kGroups), std::end(kGroups), [&](int32_t g) { return g <= most && head_dim % g == 0; });
+    if (*group < 8)
+      return bad("kv_group", cat("kv_dtype is ", name, " and the model's heads have ", head_dim,
+                                 " elements, which groups of 8 to 128 do not divide; take fp8, or int8 with kv_group ",
+                                 "0, or a kv_group of ", works));
+    form->quant_group = *group;
     return {};
   }
   if (std::find(std::begin(kGroups), std::end(kGroups), wish.group) == std::end(kGroups) || head_dim % wish.group != 0)

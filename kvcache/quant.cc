@@ -22,12 +22,12 @@ void store_groups(const CacheView& c, const float* row, uint8_t* q, void* scales
     float scale = group_scale(absmax, c.dtype, c.scale_dtype);
     encode(&scale, 1, c.scale_dtype, static_cast<uint8_t*>(scales) + dtype_bytes(c.scale_dtype, g));
     for (int i = 0; i < group; ++i) {
-      int v = round_clamp(row[i] / scale, limit);
+      const int v = round_clamp(row[i] / scale, limit), at = g * group + i;
       if (c.dtype == DType::i8) {
-        q[g * group + i] = uint8_t(v);
+        q[at] = uint8_t(v);
       } else {
-        uint8_t& byte = q[(g * group + i) / 2];
-        byte = i & 1 ? uint8_t((byte & 0x0f) | ((v & 15) << 4)) : uint8_t(v & 15);
+        uint8_t& byte = q[at / 2];
+        byte = at & 1 ? uint8_t((byte & 0x0f) | ((v & 15) << 4)) : uint8_t(v & 15);
       }
     }
   }

@@ -2,6 +2,7 @@
 // layouts, and one CacheIndex the three index modes. Kernels never switch on a layout number.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "core/dtype.h"
@@ -41,13 +42,29 @@ struct CacheView {
 
 enum class IndexMode : uint8_t {
   offset,      // cachestarts[B]:           physical = cachestarts[b] + t
-  page_table,  // cachestarts[B, max_pages]: physical = cachestarts[b, t >> shift] + (t & mask)
+  page_table,  // cachestarts[B, max_pages]: physical = cachestarts[b, t / page] + t % page
   token_table  // cachestarts[kvstarts[B]]: physical = cachestarts[kvstarts[b] + t]
+};
+
+constexpr int32_t kMostPageTokens = 65536;
+
+// Pages of so many tokens: where that is a power of two, a shift instead of a division.
+class PageSize {
+ public:
+  constexpr PageSize(int32_t tokens)
+      : tokens_(tokens), shift_(std::has_single_bit(uint32_t(tokens)) ? std::countr_zero(uint32_t(tokens)) : -1) {}
+  constexpr int32_t tokens() const { return tokens_; }
+  constexpr int64_t page(int64_t t) const { return shift_ >= 0 ? t >> shift_ : t / tokens_; }
+  constexpr int64_t within(int64_t t) const { return t - page(t) * tokens_; }
+  constexpr int64_t left(int64_t t) const { return tokens_ - within(t); }  // of t's page, from t on
+
+ private:
+  int32_t tokens_, shift_;
 };
 
 struct CacheIndex {
   IndexMode mode = IndexMode::offset;
-  int32_t page_shift = 7;  // log2(page_size), page_table only
+  PageSize page = 128;  // page_table only
   const int64_t* cachestarts = nullptr;
   int64_t max_pages = 0;  // row length, page_table only
 };
@@ -56,8 +73,10 @@ struct CacheIndex {
 inline int64_t physical_token(const CacheIndex& ix, const int64_t* kvstarts, int64_t b, int64_t t) {
   switch (ix.mode) {
     case IndexMode::offset: return ix.cachestarts[b] + t;
-    case IndexMode::page_table:
-      return ix.cachestarts[b * ix.max_pages + (t >> ix.page_shift)] + (t & ((int64_t(1) << ix.page_shift) - 1));
+    case IndexMode::page_table: {
+      const int64_t page = ix.page.page(t);
+      return ix.cachestarts[b * ix.max_pages + page] + t - page * ix.page.tokens();
+    }
     case IndexMode::token_table: return ix.cachestarts[kvstarts[b] + t];
   }
   return -1;

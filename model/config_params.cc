@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cat.h"
+#include "kvcache/view.h"
 #include "model/config.h"
 
 namespace kvasir::model {
@@ -44,10 +45,16 @@ Result<int64_t> one_of(const json& in, const std::string& name, const char* key,
 // The attributes of its operators.
 Status read_cache(const json& in, const std::string& name, ModelConfig* c) {
   KVASIR_ASSIGN(const int64_t bits, one_of(in, name, "cache_quant_bit", 0, {0, 4, 8}));
-  KVASIR_ASSIGN(const int64_t group, one_of(in, name, "cache_quant_group", 8, {8, 16, 32, 64, 128}));
+  KVASIR_ASSIGN(const int64_t group, one_of(in, name, "cache_quant_group", 8, {1, 2, 4, 8, 16, 32, 64, 128}));
   KVASIR_ASSIGN(const int64_t layout, one_of(in, name, "cache_layout", -1, {0, 1, 2, 3}));
   KVASIR_ASSIGN(const int64_t mode, one_of(in, name, "cache_mode", -1, {0, 1}));
-  KVASIR_ASSIGN(c->page_size, one_of(in, name, "page_size", 0, {1, 2, 4, 8, 16, 32, 64, 128, 256}));
+  if (in.contains("page_size")) {
+    const json& size = in["page_size"];
+    if (!size.is_number_integer() || size < 1 || size > kvcache::kMostPageTokens)
+      return invalid_argument(
+          cat(name, ": page_size is ", size.dump().substr(0, 64), "; it must be from 1 to ", kvcache::kMostPageTokens));
+    c->page_size = size;
+  }
   if (bits > 0) c->kv.dtype = bits == 8 ? "int8" : "int4", c->kv.group = int32_t(group);
   if (layout >= 0) c->kv.layout = cat(layout);
   if (mode >= 0) c->kv_index = mode == 0 ? "offset" : "page_table";

@@ -1,8 +1,7 @@
 #include "scheduler/options.h"
 
-#include <bit>
-
 #include "core/cat.h"
+#include "kvcache/view.h"
 
 namespace kvasir::scheduler {
 namespace {
@@ -14,8 +13,8 @@ Status wrong(const char* field, const std::string& message) {
 }  // namespace
 
 Status Options::validate() const {
-  if (page_size < 1 || page_size > 256 || !std::has_single_bit(static_cast<uint32_t>(page_size)))
-    return wrong("page_size", cat("is ", page_size, "; it must be a power of two from 1 to 256"));
+  if (page_size < 1 || page_size > kvcache::kMostPageTokens)
+    return wrong("page_size", cat("is ", page_size, "; it must be from 1 to ", kvcache::kMostPageTokens));
   if (groups.empty() || groups.size() > 4) return wrong("groups", cat("has ", groups.size(), " entries; 1 to 4 work"));
   for (size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].pages < 2)

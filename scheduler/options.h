@@ -37,7 +37,7 @@ class Recorder;
 constexpr double kMostWeight = 1e6;  // of a tenant
 
 struct Options {
-  int32_t page_size = 16;         // a power of two, 1 to 256
+  int32_t page_size = 16;         // 1 to kvcache::kMostPageTokens
   std::vector<PageGroup> groups;  // at least one
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   int64_t host_pages = 0;  // the second tier; 0: none

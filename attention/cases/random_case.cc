@@ -1,7 +1,6 @@
 #include "attention/cases/random_case.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -18,10 +17,11 @@ constexpr uint8_t kPoison = 0xff;
 constexpr int64_t kGarbageIndex = -0x5555555555;
 
 struct Builder {
-  Dice dice;
+  Dice dice, own;  // its own: what some back ends do not take, so that the rest of a seed's case is the same for all
   CaseOptions options;
   Case c;
   int64_t max_tokens = 0;
+  bool odd_pages = false;
 
   Attributes& a() { return c.attributes; }
 
@@ -52,6 +52,7 @@ struct Builder {
       v.scale_dtype = dice.one_in(2) ? DType::f16 : DType::f32;
       do v.quant_group = int(8 << dice.upto(4));
       while (a().head_dim % v.quant_group != 0);
+      if (options.small_groups && own.one_in(4)) v.quant_group = int(1 << own.upto(2));
     } else {
       v.quant = kvcache::QuantKind::per_tensor;
       v.dtype = dice.one_in(2) ? DType::i8 : DType::f8_e4m3;
@@ -117,7 +118,7 @@ struct Builder {
     c.num_repeat = int(1 + dice.upto(3));
     if (c.view.dtype == DType::i8 && c.view.quant == kvcache::QuantKind::per_tensor && dice.one_in(2)) {
       a().io = DType::i8;
-      a().out = DType::f32;
+      a().out = options.int8_out && own.one_in(2) ? DType::i8 : DType::f32;
     }
   }
 
@@ -202,6 +203,8 @@ struct Builder {
   void storage() {
     a().index_mode = kvcache::IndexMode(dice.upto(2));
     a().page_size = int(1 << dice.upto(8));
+    odd_pages = options.any_pages && own.one_in(3);
+    if (odd_pages) a().page_size = int(1 + own.upto(own.one_in(4) ? 1000 : 70));
     c.revision = dice.one_in(3) ? 1 : 2;
     c.layout = int(dice.upto(3));
   }
@@ -226,13 +229,14 @@ struct Builder {
       }
       if (dice.one_in(2)) c.max_pages += dice.upto(3);
       std::vector<int64_t> order = shuffled(pages);
-      max_tokens = int64_t(order.size()) * a().page_size;
+      const int64_t shift = odd_pages ? own.upto(a().page_size) : 0;  // pages begin anywhere
+      max_tokens = int64_t(order.size()) * a().page_size + shift;
       for (int64_t b = 0, next = 0; b < c.batch(); ++b)
         for (int64_t p = 0; p < c.max_pages; ++p) {
           bool used = false;
           for (int64_t t = p * a().page_size; t < std::min(slots(b), (p + 1) * a().page_size); ++t)
             used |= needed(b, t);
-          c.cachestarts.push_back(used ? order[size_t(next++)] * a().page_size : kGarbageIndex);
+          c.cachestarts.push_back(used ? order[size_t(next++)] * a().page_size + shift : kGarbageIndex);
         }
     }
   }
@@ -250,8 +254,7 @@ struct Builder {
     kvcache::CacheView data = v;
     data.data = c.cache.data();
     data.scale = c.scale.data();
-    const kvcache::CacheIndex index{a().index_mode, std::countr_zero(uint32_t(a().page_size)), c.cachestarts.data(),
-                                    c.max_pages};
+    const kvcache::CacheIndex index{a().index_mode, a().page_size, c.cachestarts.data(), c.max_pages};
     std::vector<float> row(size_t(v.head_dim));
     for (int64_t b = 0; b < c.batch(); ++b) {
       const SequenceShape s = shape(b);
@@ -349,7 +352,7 @@ float Dice::normal() {
 }
 
 Case random_case(uint64_t seed, const CaseOptions& options) {
-  Builder b{Dice(seed), options, {}};
+  Builder b{Dice(seed), Dice(seed + 0x51ed270b), options, {}};
   b.heads();
   b.types();
   b.variants();
@@ -363,7 +366,7 @@ Case random_case(uint64_t seed, const CaseOptions& options) {
 }
 
 Case make_case(const CaseShape& shape, uint64_t seed) {
-  Builder b{Dice(seed), {}, {}};
+  Builder b{Dice(seed), Dice(seed), {}, {}};
   b.a() = shape.attributes;
   b.c.view = shape.cache;
   b.c.view.head_dim = shape.attributes.head_dim;

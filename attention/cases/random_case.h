@@ -27,6 +27,9 @@ struct CaseOptions {
   int64_t max_kvlen = 700;       // longest sequence, now and then
   int64_t max_work = 1'500'000;  // query rows x keys x head_dim, about
   int32_t max_head_dim = 256;
+  bool any_pages = true;     // sizes of no power of two and above 256, pages that begin anywhere
+  bool small_groups = true;  // of 1, 2 and 4 elements
+  bool int8_out = true;      // KeyValueCache gives int8 back as it is
   bool beams = true, cyclic = true, streaming = true, fp8_io = true, kvc = true, masks = true;
 };
 

@@ -208,9 +208,9 @@ class Parser {
 
   Status read_scale() {
     kvcache::CacheView& v = c_.view;
-    if (v.quant_group < 8 || (v.quant_group & (v.quant_group - 1)) != 0 || v.head_dim % v.quant_group != 0)
-      return bad("quant_group", cat("quant_group is ", v.quant_group, "; it must be a power of two, at least 8, that ",
-                                    "divides head_dim, which is ", v.head_dim));
+    if (v.quant_group < 1 || !std::has_single_bit(uint32_t(v.quant_group)) || v.head_dim % v.quant_group != 0)
+      return bad("quant_group", cat("quant_group is ", v.quant_group, "; it must be a power of two that divides ",
+                                    "head_dim, which is ", v.head_dim));
     NpyArray t;
     KVASIR_TRY(tensor("scale", true, &t));
     const DType type = t.descr == "<f2" ? DType::f16 : DType::f32;

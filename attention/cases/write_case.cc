@@ -84,7 +84,8 @@ json attributes_json(const Case& c) {
     j["quant_bit"] = dtype_bits(c.view.dtype);
     j["quant_group"] = c.view.quant_group;
   }
-  if (a.out == DType::f8_e4m3) j["out_dtype"] = dtype_name(a.out), j["out_scale"] = a.out_scale;
+  if (a.out != DType::f32) j["out_dtype"] = dtype_name(a.out);
+  if (a.out == DType::f8_e4m3) j["out_scale"] = a.out_scale;
   if (a.rope.style != RopeStyle::none)
     j["rope"] = {{"style", a.rope.style == RopeStyle::neox ? "neox" : "gptj"},
                  {"rotary_dim", a.rope.rotary_dim},

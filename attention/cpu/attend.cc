@@ -114,7 +114,8 @@ void attend_tile(const LayerCall& call, const Item& item, Tile& tile, Prefetcher
   ahead.stops = s.stops;
   ahead.reach = k.reach(rows, tile.keys);
 
-  const bool packed = rows > kFewRows, packed_keys = packed || a.streaming_positions;
+  const bool packed = rows > kFewRows || (tile.keys.grouped && tile.keys.group < kLeastReadGroup);
+  const bool packed_keys = packed || a.streaming_positions;
   if (packed_keys) k.pack_keys(tile.keys, s.keys.get(), &ahead);
   if (a.streaming_positions) rotate_ranks(call, tile, s.visible[size_t(i0 - item.token_begin)], s.keys.get());
   set_rows(call, item, tile, i0, i1, s);

@@ -191,11 +191,18 @@ class CpuAttention final : public Attention {
     const int64_t at = held_.physical(b, t), out_heads = int64_t(a_.num_kv_heads) * k.num_repeat;
     for (int h = 0; h < a_.num_kv_heads; ++h)
       for (bool value : {false, true}) {
+        void* out = value ? k.value_out : k.key_out;
+        const int64_t first = ((held_.step.kvstarts[b] + t) * out_heads + h * k.num_repeat) * a_.head_dim;
+        if (a_.out == DType::i8) {  // the bytes are given back as they are
+          const auto* row =
+              static_cast<const uint8_t*>(k.cache.data) + kvcache::row_element(k.cache.strides, at, k.layer, h, value);
+          for (int r = 0; r < k.num_repeat; ++r)
+            std::memcpy(static_cast<uint8_t*>(out) + first + int64_t(r) * a_.head_dim, row, size_t(a_.head_dim));
+          continue;
+        }
         kvcache::load_row(k.cache, at, k.layer, h, value, s.row.get());
         for (int r = 0; r < k.num_repeat; ++r)
-          write_elements(s.row.get(), a_.out,
-                         ((held_.step.kvstarts[b] + t) * out_heads + h * k.num_repeat + r) * a_.head_dim, a_.head_dim,
-                         a_.out_scale, value ? k.value_out : k.key_out);
+          write_elements(s.row.get(), a_.out, first + int64_t(r) * a_.head_dim, a_.head_dim, a_.out_scale, out);
       }
   }
 
@@ -231,6 +238,13 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 }  // namespace cpu
+
+int64_t cpu_workspace_bytes(const Attributes& a, int64_t max_tokens, int threads) {
+  const int64_t parts = threads > 1 ? cpu::kWorkspaceFloats : 0;
+  const int64_t fresh =
+      a.cyclic_capacity > 0 && a.append ? max_tokens * 2 * a.num_kv_heads * cpu::padded_dim(a.head_dim) : 0;
+  return 4 * (parts + fresh);
+}
 
 const Backend& cpu_backend() {
   static const cpu::CpuBackend backend;

@@ -55,7 +55,7 @@ int find_runs(const LayerCall& call, const Item& item, const Tile& tile, Run* ru
   // Neighbours in the sequence are neighbours in the cache until a page ends.
   const bool paged =
       held.index.mode != kvcache::IndexMode::token_table && a.cyclic_capacity == 0 && !held.step.cache_indirection;
-  const int64_t page = !paged ? 1 : held.index.mode == kvcache::IndexMode::offset ? int64_t(1) << 62 : a.page_size;
+  const bool endless = paged && held.index.mode == kvcache::IndexMode::offset;
   int n = 0;
   for (int j = tile.begin; j < tile.end;) {
     if (!tile.wanted(j)) {
@@ -64,7 +64,8 @@ int find_runs(const LayerCall& call, const Item& item, const Tile& tile, Run* ru
     }
     const int64_t t = tile.first + j, at = held.physical(held.owner(item.sequence, t), cache_slot(a, t));
     const int64_t stop = j < tile.sink_end ? tile.sink_end : tile.end;
-    const int end = int(std::min(stop, j + page - (t & (page - 1))));
+    const int64_t left = endless ? stop : paged ? held.index.page.left(t) : 1;
+    const int end = int(std::min(stop, j + left));
     if (n > 0 && runs[n - 1].end == j && runs[n - 1].at + j - runs[n - 1].begin == at)
       runs[n - 1].end = end;
     else

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/cpu/product.h"
+#include "attention/cpu/small_groups.h"
 #include "attention/cpu/softmax.h"
 
 namespace kvasir::attention::cpu {
@@ -57,8 +58,8 @@ void point(const uint8_t** to, int n, const uint8_t* at, int64_t step) {
 // What an instruction set without more of its own has.
 constexpr Kernels vector_kernels(const char* name) {
   return {
-      name,  W,     pack_keys, pack_values, scores, scores_rows, softmax, accumulate, accumulate_rows,
-      point, stops, reach,     merge,       to_f32, from_f32,
+      name,  W,     pack_all_keys, pack_all_values, scores, scores_rows, softmax, accumulate, accumulate_rows,
+      point, stops, reach,         merge,           to_f32, from_f32,
   };
 }
 

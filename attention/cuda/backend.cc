@@ -51,6 +51,12 @@ class CudaAttention final : public Attention, public GraphKeyed {
     s.out_inv_scale = a_.out == DType::f8_e4m3 ? 1.0f / a_.out_scale : 1.0f;
     s.work = a_.io == DType::f8_e4m3 ? DType::bf16 : a_.io == DType::i8 ? DType::f32 : a_.io;
 
+    if (a_.index_mode == kvcache::IndexMode::page_table &&
+        (a_.page_size > 256 || !std::has_single_bit(uint32_t(a_.page_size))))
+      return unimplemented(cat("page_size is ", a_.page_size, "; the cuda back end takes powers of two up to 256"))
+          .with_field("page_size");
+    if (a_.out == DType::i8)
+      return unimplemented("out_dtype is int8; the cuda back end gives floats and float8_e4m3").with_field("out_dtype");
     if (a_.head_dim % 8 || a_.head_dim > 512)
       return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 512"))
           .with_field("head_dim");
@@ -79,7 +85,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   }
 
   Status plan(const Step& step) override {
-    KVASIR_TRY(validate_step(a_, limits_, step));
+    KVASIR_TRY(validate_step(a_, limits_, step, PageStarts::multiples));
     held_ = true;
     if (!planner_) return keep(step);  // the first run says what the cache is; until then the step waits
     return upload(step);
@@ -195,8 +201,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
   Status learn(const kvcache::CacheView& view, const CacheLayer& cache) {
     if (planner_) return {};
     KVASIR_TRY(validate_cache(a_, view, 0));
-    if (view.quant == kvcache::QuantKind::group && view.quant_group > 256)  // a warp finds a group's greatest
-      return unimplemented(cat("quant_group is ", view.quant_group, "; the cuda back end takes up to 256"))
+    if (view.quant == kvcache::QuantKind::group &&  // a warp finds a group's greatest, eight elements a lane
+        (view.quant_group < 8 || view.quant_group > 256))
+      return unimplemented(cat("quant_group is ", view.quant_group, "; the cuda back end takes from 8 to 256"))
           .with_field("quant_group");
     Machine machine;
     if (shape_.group <= 16)

@@ -49,8 +49,14 @@ class Reference final : public Attention {
             kvcache::load_row(k.cache, held_.physical(b, t), k.layer, h, value, row.data());
             for (int r = 0; r < k.num_repeat; ++r) {
               int64_t out = (held_.step.kvstarts[b] + t) * a_.num_kv_heads * k.num_repeat + h * k.num_repeat + r;
-              write_elements(row.data(), a_.out, out * a_.head_dim, a_.head_dim, a_.out_scale,
-                             value ? k.value_out : k.key_out);
+              void* to = value ? k.value_out : k.key_out;
+              if (a_.out == DType::i8)  // as they are stored
+                std::memcpy(static_cast<uint8_t*>(to) + out * a_.head_dim,
+                            static_cast<const uint8_t*>(k.cache.data) +
+                                kvcache::row_element(k.cache.strides, held_.physical(b, t), k.layer, h, value),
+                            size_t(a_.head_dim));
+              else
+                write_elements(row.data(), a_.out, out * a_.head_dim, a_.head_dim, a_.out_scale, to);
             }
           }
     return {};

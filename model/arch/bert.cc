@@ -60,7 +60,7 @@ void roberta_family(ModelConfig& c) {
 
 Status json(const JsonKeys& in, ModelConfig& c) {
   KVASIR_TRY(in.get({"type_vocab_size"}, &c.token_types));
-  KVASIR_TRY(in.only("position_embedding_type", "absolute"));
+  KVASIR_TRY(in.only("position_embedding_type", "\"absolute\""));
   const auto* architectures = in.find("architectures");
   const bool classifies = architectures && architectures->is_array() && !architectures->empty() &&
                           (*architectures)[0].is_string() &&

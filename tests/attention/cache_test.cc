@@ -52,6 +52,78 @@ TEST_P(Cache, EveryPageSizeFrom1To256) {
   }
 }
 
+TEST_P(Cache, PageSizesOfNoPowerOfTwoAndAbove256) {
+  for (int page : {3, 5, 12, 24, 63, 65, 100, 255, 257, 384, 512, 1000, 65536}) {
+    CaseShape s = three();
+    s.sequences[0] = {page < 1000 ? 2 * page + 7 : 300, 1};
+    s.attributes.page_size = page;
+    Case c = make_case(s);
+    Outcome o = run(c);
+    ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+    EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << "page_size " << page;
+  }
+}
+
+// Every page moved by a few tokens, each by another number of them: sizes of a power of two and of none.
+TEST_P(Cache, PagesBeginAnywhere) {
+  for (int page : {1, 4, 7, 16, 24}) {
+    CaseShape s = fresh_only();
+    s.attributes.page_size = page;
+    Case aligned = make_case(s), c = aligned;
+    c.view.max_tokens = 2 * aligned.view.max_tokens + 3;
+    c.view.strides = kvcache::layout_strides(2, 3, c.view.max_tokens, 1, 2, 32).value();
+    c.cache.assign(size_t(2 * c.view.max_tokens * 2 * 32 * 4), 0xff);
+    int64_t moved = 0;
+    for (int64_t& start : c.cachestarts)
+      if (start >= 0) start += start + moved++ % (page + 1) + 1;
+    Outcome x = run(aligned), y = run(c);
+    ASSERT_TRUE(y.status.ok()) << y.status.to_string();
+    EXPECT_EQ(compare_with_reference(c, y.after, y.out), "") << "page_size " << page;
+    EXPECT_TRUE(same_bytes(x.out, y.out)) << "page_size " << page;
+  }
+}
+
+// What the operators' first page leaves to whoever extends them: two sequences, pages of one token, scattered.
+TEST_P(Cache, TwoSequencesInScatteredPagesOfOneToken) {
+  CaseShape s = small(8, 2, 64);
+  s.sequences = {{3, 1}, {0, 5}};
+  s.decoding_batches = 1;
+  s.attributes.page_size = 1;
+  s.cache.dtype = DType::i8, s.cache.quant = QuantKind::group, s.cache.quant_group = 8;
+  s.cache.layers = 2, s.layer = 1;
+  for (int layout = 0; layout < 4; ++layout) {
+    s.layout = layout;
+    Case c = make_case(s);
+    ASSERT_GE(c.max_pages, 5);
+    bool scattered = false;
+    for (int64_t t = 1; t < 4; ++t) scattered |= c.cachestarts[size_t(t)] != c.cachestarts[size_t(t) - 1] + 1;
+    EXPECT_TRUE(scattered);
+    Outcome o = run(c);
+    ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+    EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << "layout " << layout;
+    // The same contents in one run of the cache: nothing but the places differs.
+    Case run_of_it = c;
+    run_of_it.attributes.page_size = 5, run_of_it.max_pages = 1;
+    run_of_it.cachestarts = {0, 5};
+    run_of_it.view.max_tokens = 10;
+    run_of_it.view.strides = kvcache::layout_strides(2, layout, 10, 2, 2, 64).value();
+    run_of_it.view.scale_strides = kvcache::layout_strides(2, layout, 10, 2, 2, 8).value();
+    run_of_it.cache.assign(10 * 2 * 2 * 2 * 64, 0), run_of_it.scale.assign(10 * 2 * 2 * 2 * 8 * 4, 0);
+    for (int64_t t = 0; t < 3; ++t)
+      for (int head = 0; head < 2; ++head)
+        for (bool value : {false, true}) {
+          auto at = [&](const kvcache::Strides& s, int64_t token) {
+            return size_t(kvcache::row_element(s, token, 1, head, value));
+          };
+          const kvcache::CacheView &from = c.view, &to = run_of_it.view;
+          const int64_t place = c.cachestarts[size_t(t)];
+          std::memcpy(&run_of_it.cache[at(to.strides, t)], &c.cache[at(from.strides, place)], 64);
+          std::memcpy(&run_of_it.scale[at(to.scale_strides, t) * 4], &c.scale[at(from.scale_strides, place) * 4], 32);
+        }
+    EXPECT_EQ(run(c).out.output, run(run_of_it).out.output) << "layout " << layout;
+  }
+}
+
 TEST_P(Cache, KvlenAtExactPagesReadsNoPageMore) {
   CaseShape s = small();
   s.attributes.page_size = 16;
@@ -151,6 +223,42 @@ TEST_P(Cache, QuantGroupsAndScaleTypes) {
       }
 }
 
+// A scale for each element, for two and for four; heads of no whole vector too; few rows and many, and rotated keys.
+TEST_P(Cache, GroupsBelowEight) {
+  for (DType type : {DType::i8, DType::i4})
+    for (DType scale : {DType::f32, DType::f16})
+      for (int group : {1, 2, 4})
+        for (int head_dim : {20, 64, 512}) {
+          CaseShape s = three();
+          s.attributes.head_dim = head_dim;
+          s.cache.dtype = type;
+          s.cache.quant = QuantKind::group;
+          s.cache.quant_group = group;
+          s.cache.scale_dtype = scale;
+          Case c = make_case(s);
+          Outcome o = run(c);
+          ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+          EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << describe(c);
+        }
+}
+
+// A decode gives the bits that the same row has among many.
+TEST_P(Cache, GroupsBelowEightAreTheSameForFewRowsAndMany) {
+  CaseShape s = small(2, 2, 64);
+  s.sequences = {{0, 90}};
+  s.cache.dtype = DType::i4, s.cache.quant = QuantKind::group, s.cache.quant_group = 2;
+  Case prefill = make_case(s);
+  Outcome whole = run(prefill);
+  ASSERT_TRUE(whole.status.ok()) << whole.status.to_string();
+  Case again = prefill;
+  again.attributes.append = false;
+  again.cache = whole.after.cache, again.scale = whole.after.scale;
+  again.seqstarts = {0, 1}, again.start_pos = {89}, again.max_seqlen = 1;
+  again.query.erase(again.query.begin(), again.query.begin() + 89 * 2 * 64 * 4);
+  Outcome last = run(again);
+  for (int h = 0; h < 2; ++h) EXPECT_EQ(std::memcmp(last.row(0, h), whole.row(89, h), 64 * 4), 0);
+}
+
 TEST_P(Cache, PerTensorInt8AndFp8) {
   for (DType type : {DType::i8, DType::f8_e4m3}) {
     CaseShape s = three();
@@ -216,6 +324,32 @@ TEST_P(Cache, KvcStoresInt8InputAsItIs) {
   const float* k = reinterpret_cast<const float*>(o.out.key.data());
   EXPECT_EQ(k[0], -64.0f) << "-128 survives, though quantizing never gives it";
   EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+}
+
+TEST_P(Cache, KvcGivesBackInt8AsItIsStored) {
+  CaseShape s = three();
+  s.attributes.io = s.attributes.out = DType::i8;
+  s.cache.dtype = DType::i8, s.cache.quant = QuantKind::per_tensor, s.cache.k_scale = 0.5f;
+  s.attributes.page_size = 6;
+  Case c = make_case(s);
+  c.op = Op::key_value_cache;
+  c.num_repeat = 2;
+  Outcome o = run(c);
+  ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+  EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
+  ASSERT_GE(o.out.value.size(), size_t(c.kvstarts.back() * 4 * 32));
+  for (int64_t i = 0; i < 9; ++i)  // the third sequence is all new
+    for (int64_t head = 0; head < 4; ++head) {
+      const int64_t at = ((c.kvstarts[2] + i) * 4 + head) * 32, from = ((c.seqstarts[2] + i) * 2 + head / 2) * 32;
+      EXPECT_EQ(std::memcmp(o.out.key.data() + at, c.key.data() + from, 32), 0);
+      EXPECT_EQ(std::memcmp(o.out.value.data() + at, c.value.data() + from, 32), 0);
+    }
+  // Of elements with scales that are no tensor's there is nothing to give back as it is.
+  c.view.quant = QuantKind::group, c.view.quant_group = 8, c.attributes.io = DType::f32;
+  c.view.scale_dtype = DType::f32, c.scale.assign(size_t(c.view.max_tokens) * 2 * 2 * 4 * 4, 0);
+  c.view.scale_strides = kvcache::layout_strides(2, 3, c.view.max_tokens, 1, 2, 4).value();
+  const Status refused = run(c).status;
+  EXPECT_EQ(refused.field(), "out_dtype") << refused.to_string();
 }
 
 // A cache of more than 2^31 elements that is mostly a hole: only the touched pages exist.

@@ -34,12 +34,12 @@ void expect_agreement(int64_t first, int64_t count, const CaseOptions& options) 
 }
 
 TEST_F(Cuda, RandomCasesAgreeWithTheReference) {
-  expect_agreement(setting("KVASIR_ATTENTION_SEED", 1), setting("KVASIR_ATTENTION_CASES", 300), {});
+  expect_agreement(setting("KVASIR_ATTENTION_SEED", 1), setting("KVASIR_ATTENTION_CASES", 300), on_device());
 }
 
 // Long enough for many tiles, parts and merges.
 TEST_F(Cuda, LargerRandomCasesAgreeWithTheReference) {
-  CaseOptions options;
+  CaseOptions options = on_device();
   options.max_kvlen = 2500;
   options.max_work = 60'000'000;
   expect_agreement(setting("KVASIR_ATTENTION_SEED", 1) + 100'000, setting("KVASIR_ATTENTION_CASES", 300) / 8, options);
@@ -47,19 +47,19 @@ TEST_F(Cuda, LargerRandomCasesAgreeWithTheReference) {
 
 // Cases that read past the table of rank angles, which was sized for steps that append.
 TEST_F(Cuda, StreamingPositionsWithoutAppendAgreeWithTheReference) {
-  for (int64_t seed : {308096, 309035, 310073}) expect_agreement(seed, 1, {});
+  for (int64_t seed : {308096, 309035, 310073}) expect_agreement(seed, 1, on_device());
 }
 
 // A key's element whose two products nearly cancel when it is turned: with angles rounded to float32 it was past a
 // step.
-TEST_F(Cuda, ElementsThatNearlyCancelAreStoredToTheLastPlace) { expect_agreement(6100039, 1, {}); }
+TEST_F(Cuda, ElementsThatNearlyCancelAreStoredToTheLastPlace) { expect_agreement(6100039, 1, on_device()); }
 
 // Long prompts of FP8 inputs that are multiplied as bfloat16: with their scales in the operands it was past its bound.
-TEST_F(Cuda, Fp8InputsAgreeWithTheReferenceInBfloat16) { expect_agreement(2002064, 1, {}); }
+TEST_F(Cuda, Fp8InputsAgreeWithTheReferenceInBfloat16) { expect_agreement(2002064, 1, on_device()); }
 
 // Rows of few keys of much the same weight, whose errors do not average out, with what an FP8 output adds to them.
 TEST_F(Cuda, Fp8PrefillOfFewKeysAgreesWithTheReference) {
-  for (int64_t seed : {13120153, 16600028, 16600048}) expect_agreement(seed, 1, {});
+  for (int64_t seed : {13120153, 16600028, 16600048}) expect_agreement(seed, 1, on_device());
 }
 
 // Prompts with nothing cached, whose K/V go into a cache of their own type as they are: prefill itself stores them,

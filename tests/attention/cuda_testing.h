@@ -19,6 +19,13 @@ inline int64_t setting(const char* name, int64_t otherwise) {
   return text ? std::atoll(text) : otherwise;
 }
 
+// What the back end takes of the random cases.
+inline CaseOptions on_device() {
+  CaseOptions o;
+  o.any_pages = o.small_groups = o.int8_out = false;
+  return o;
+}
+
 class Cuda : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -117,7 +117,7 @@ TEST_F(Simulate, SaysWhatIsWrong) {
   EXPECT_THAT(wrong("{\"prompt_tokens\":1e12}\n"), HasSubstr("line 1: prompt_tokens is"));
   EXPECT_THAT(wrong(""), HasSubstr("no requests"));
   EXPECT_THAT(wrong(line, " --fit x.json"), HasSubstr("--fit needs a recording"));
-  EXPECT_THAT(wrong(line, " --config " + write("c.json", "{\"page_size\":12}")), HasSubstr("power of two"));
+  EXPECT_THAT(wrong(line, " --config " + write("c.json", "{\"page_size\":0}")), HasSubstr("65536"));
   EXPECT_THAT(wrong(line, " --config " + write("c.json", "{\"cost\":{\"token_us\":1e300}}")), HasSubstr("token_us"));
   EXPECT_THAT(wrong(line, " --policy best"), HasSubstr("fcfs"));
   EXPECT_EQ(shell("simulate --workload /no/such/file").code, 2);

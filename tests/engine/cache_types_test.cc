@@ -98,10 +98,59 @@ INSTANTIATE_TEST_SUITE_P(All, CacheType,
                          ::testing::Values(wish("float32"), wish("bfloat16"), wish("fp8"), wish("int8", 0),
                                            wish("int8", 8), wish("int8", 16), wish("int8", 32, "float32"),
                                            wish("int8", 64), wish("int4", 8), wish("int4", 32),
-                                           wish("int4", 64, "float32"), wish("int8", 8, "auto", "0"),
-                                           wish("int4", 32, "auto", "1"), wish("float16", -1, "auto", "2"),
-                                           wish("int8", 64, "auto", "lht2d"), wish("fp8", -1, "auto", "2lhtd")),
+                                           wish("int4", 64, "float32"), wish("int8", 1, "float32"), wish("int8", 4),
+                                           wish("int4", 2), wish("int8", 8, "auto", "0"), wish("int4", 32, "auto", "1"),
+                                           wish("float16", -1, "auto", "2"), wish("int8", 64, "auto", "lht2d"),
+                                           wish("fp8", -1, "auto", "2lhtd")),
                          name_of);
+
+// What a page holds changes no bit of what is computed: prefixes of others, forks, and pages that move, too.
+TEST(PageSizes, EachGivesTheSameTokens) {
+  for (const char* model : {kLlama, kGemma}) {
+    Case c(model);
+    const Ran eight = c.run(8, 40, 60);
+    for (int32_t page : {1, 3, 7, 12, 24, 100, 300}) {
+      SCOPED_TRACE(cat(model, " in pages of ", page));
+      c.options.page_size = page;
+      c.options.max_tokens_per_step = std::max(64, page + 16);
+      EXPECT_EQ(c.run(8, 40, 60).tokens, eight.tokens);
+      EXPECT_EQ(c.run(1, 40, 60).tokens[0], eight.tokens[0]) << "alone";
+    }
+    c.options.page_size = 12, c.options.max_tokens_per_step = 64;
+    c.options.kv_memory = eight.bytes_per_token * 12 * 15;  // 9 pages each in the end
+    const Ran again = c.run(6, 40, 60);
+    EXPECT_GT(again.stats.preemptions, 0);
+    EXPECT_EQ(again.tokens, std::vector(eight.tokens.begin(), eight.tokens.begin() + 6)) << "computed again";
+    c.options.host_kv_memory = eight.bytes_per_token * 12 * 200;
+    const Ran moved = c.run(6, 40, 60);
+    EXPECT_GT(moved.stats.moved, 0);
+    EXPECT_EQ(moved.tokens, again.tokens) << "moved away and back";
+  }
+}
+
+// Whole pages of another request's prompt, and choices that fork within a page.
+TEST(PageSizes, PrefixesAreSharedInPagesOfNoPowerOfTwo) {
+  for (int32_t page : {3, 24}) {
+    Case c(kLlama);
+    c.options.page_size = page;
+    model::RunnerOptions m;
+    m.model = c.model, m.threads = 1;
+    auto engine = Engine::start(m, c.options);
+    ASSERT_TRUE(engine->wait_ready().ok());
+    Request r = ask(51, 30);
+    for (int32_t& t : r.prompt) t = 4 + t % 250;
+    const Answer cold = testing::run(*engine, r), warm = testing::run(*engine, r);
+    ASSERT_TRUE(cold.complete() && warm.complete());
+    EXPECT_EQ(cold.started->cached_tokens, 0);
+    EXPECT_EQ(warm.started->cached_tokens, 50);
+    EXPECT_EQ(warm.tokens, cold.tokens);
+    r.n = 3;
+    const Answer forked = testing::run(*engine, r);
+    ASSERT_TRUE(forked.complete());
+    for (const auto& tokens : forked.tokens) EXPECT_EQ(tokens, cold.tokens[0]);
+    expect_all_pages_back(*engine);
+  }
+}
 
 // Where elements lie changes no bit of what is computed.
 TEST(CacheLayout, EachGivesTheSameTokens) {
@@ -141,7 +190,7 @@ TEST(CacheType, WhatCannotBeIsRefusedWithWhatCan) {
     EXPECT_EQ(s.field(), field) << s.message();
     EXPECT_NE(s.message().find(what), std::string::npos) << s.message();
   };
-  says(refused(wish("int8", 128)), "kv_group", "must be 8, 16, 32 or 64, or 0");
+  says(refused(wish("int8", 128)), "kv_group", "must be 1, 2, 4, 8, 16, 32 or 64, or 0");
   says(refused(wish("int4", 0)), "kv_group", "8, 16, 32 or 64");
   says(refused(wish("float16", 64)), "kv_group", "only int8 and int4");
   says(refused(wish("fp8", -1, "float32")), "kv_scale_dtype", "for int8 and int4");

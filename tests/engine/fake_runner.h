@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -136,7 +135,7 @@ class FakeRunner final : public model::Runner {
 
  private:
   size_t slot(const model::Batch& b, int64_t seq, int64_t t) const {
-    kvcache::CacheIndex index{mode_, std::countr_zero(unsigned(page_size_)), b.cachestarts.data(), b.max_pages};
+    kvcache::CacheIndex index{mode_, page_size_, b.cachestarts.data(), b.max_pages};
     return size_t(kvcache::physical_token(index, b.kvstarts.data(), seq, t));
   }
   void write(const model::Batch& b, const std::vector<int32_t>& tokens) {

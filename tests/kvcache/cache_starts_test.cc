@@ -86,7 +86,7 @@ TEST(CacheStarts, RandomBatchesAreAsIfMadeAnew) {
         kept.add(s.version, s.pages, kvlen, out);
         kvstarts.push_back(kvstarts.back() + kvlen);
       }
-      const CacheIndex index{mode, 2, out.data(), kept.row_length()};
+      const CacheIndex index{mode, 4, out.data(), kept.row_length()};
       for (size_t b = 0; b < all.size(); ++b)
         for (int64_t t = 0; t < kvstarts[b + 1] - kvstarts[b]; ++t) {
           const int64_t page = mode == IndexMode::offset ? all[b].pages[0] : all[b].pages[size_t(t / 4)];

@@ -49,9 +49,22 @@ TEST(LayoutStrides, AreSixtyFourBitAndRefuseWhatIsNot) {
 
 TEST(PhysicalToken, ThreeModes) {
   const int64_t starts[] = {100, 512, 256, 0}, kvstarts[] = {0, 2, 4};
-  EXPECT_EQ(physical_token({IndexMode::offset, 0, starts, 0}, kvstarts, 1, 3), 515);
-  EXPECT_EQ(physical_token({IndexMode::page_table, 7, starts, 2}, kvstarts, 0, 130), 514);
-  EXPECT_EQ(physical_token({IndexMode::token_table, 0, starts, 0}, kvstarts, 1, 1), 0);
+  EXPECT_EQ(physical_token({IndexMode::offset, 1, starts, 0}, kvstarts, 1, 3), 515);
+  EXPECT_EQ(physical_token({IndexMode::page_table, 128, starts, 2}, kvstarts, 0, 130), 514);
+  EXPECT_EQ(physical_token({IndexMode::token_table, 1, starts, 0}, kvstarts, 1, 1), 0);
+  EXPECT_EQ(physical_token({IndexMode::page_table, 24, starts, 2}, kvstarts, 0, 30), 518);
+}
+
+TEST(PageSize, ShiftsAndDividesAlike) {
+  for (int32_t tokens : {1, 2, 3, 12, 16, 24, 255, 256, 257, 1000, kMostPageTokens}) {
+    const PageSize page(tokens);
+    EXPECT_EQ(page.tokens(), tokens);
+    for (int64_t t : {int64_t(0), int64_t(1), int64_t(23), int64_t(24), int64_t(4095), int64_t(1) << 40}) {
+      EXPECT_EQ(page.page(t), t / tokens);
+      EXPECT_EQ(page.within(t), t % tokens);
+      EXPECT_EQ(page.left(t), tokens - t % tokens);
+    }
+  }
 }
 
 }  // namespace

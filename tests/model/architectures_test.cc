@@ -111,6 +111,16 @@ TEST(Architectures, EachHasANetworkHere) {
   for (const Architecture* a : architectures()) EXPECT_TRUE(seen.count(std::string(a->name))) << a->name;
 }
 
+// As the files of BERT on the hub have it.
+TEST(Architectures, PositionsOfAnEncoderAreAbsoluteOrRefused) {
+  json config = fixture("embeddings.json")["encoders"][0]["configs"][0];
+  config["position_embedding_type"] = "absolute";
+  EXPECT_TRUE(config_from_json(config.dump(), "config.json").ok());
+  config["position_embedding_type"] = "relative_key";
+  EXPECT_THAT(config_from_json(config.dump(), "config.json").status().message(),
+              testing::HasSubstr("position_embedding_type is \"relative_key\""));
+}
+
 json config_of(const std::string& name) {
   for (const json& one : all()["cases"])
     if (one["name"] == name) return one["configs"][0];

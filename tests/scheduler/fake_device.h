@@ -3,7 +3,6 @@
 // What it samples is a function of the prefix (and the choice) alone: no output may depend on scheduling.
 #pragma once
 
-#include <bit>
 #include <map>
 #include <set>
 #include <vector>
@@ -130,8 +129,7 @@ class FakeDevice {
         kept.add(item.table_version, g == 0 ? item.pages : item.more_pages[g - 1], item.begin + item.count, starts);
       std::vector<int64_t> kvstarts{0};
       for (const PlanItem& item : plan.items) kvstarts.push_back(kvstarts.back() + item.begin + item.count);
-      kvcache::CacheIndex index{options_.index_mode, std::countr_zero(unsigned(options_.page_size)), starts.data(),
-                                kept.row_length()};
+      kvcache::CacheIndex index{options_.index_mode, options_.page_size, starts.data(), kept.row_length()};
       for (size_t b = 0; b < plan.items.size(); ++b)
         for (int64_t t = 0; t < plan.items[b].begin + plan.items[b].count; ++t)
           KVASIR_CHECK(kvcache::physical_token(index, kvstarts.data(), int64_t(b), t) == slot_of(plan.items[b], g, t),

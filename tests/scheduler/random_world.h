@@ -86,7 +86,7 @@ class RandomWorld {
   Options random_options() {
     auto one_of = [&](auto list) { return list[rng_() % list.size()]; };
     Options o;
-    o.page_size = one_of(std::vector{1, 2, 4, 8, 16});
+    o.page_size = one_of(std::vector{1, 2, 3, 4, 7, 8, 12, 16});
     o.max_running = static_cast<int32_t>(1 + rng_() % 8);
     o.max_tokens_per_step = o.max_running + o.page_size + rng_() % 24;
     o.max_context = 24 + rng_() % 60;

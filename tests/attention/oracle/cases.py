@@ -144,7 +144,7 @@ class Builder:
         self.raw = self.kind == "kvc" and storage == "int8" and d.chance(60)
         if storage in (8, 4):
             a["quant_bit"] = storage
-            a["quant_group"] = d.one(*[g for g in (8, 16, 32, 64) if self.dim % g == 0])
+            a["quant_group"] = d.one(*[g for g in (1, 2, 4, 8, 16, 32, 64) if self.dim % g == 0])
         elif storage == "other":
             a["cache_dtype"] = d.one("float32", "float16", "bfloat16")
         elif storage != "io":
@@ -189,13 +189,14 @@ class Builder:
                 at = self.tensors["kvstarts"][b]
                 starts[at:at + n] = [places.pop() for _ in range(n)]
         else:
-            page = a["page_size"] = d.one(1, 2, 4, 16, 16, 64, 128, 256)
+            page = a["page_size"] = d.one(1, 2, 3, 4, 16, 16, 24, 64, 100, 128, 256, 300)
             pages = [-(-n // page) for n in need]
             ids = list(self.rng.permutation(sum(pages) + d.below(4)))
-            self.max_tokens = max(len(ids), 1) * page
+            first = d.one(0, 0, d.below(page + 1))  # pages begin anywhere
+            self.max_tokens = max(len(ids), 1) * page + first
             starts = np.full((self.batch, max(pages) + d.below(3)), poison, np.int64)
             for b, n in enumerate(pages):
-                starts[b, :n] = [ids.pop() * page for _ in range(n)]
+                starts[b, :n] = [first + ids.pop() * page for _ in range(n)]
                 if not a.get("cyclic_capacity") and self.kind != "beams" and min(self.start[0], self.start[b]) >= page and d.chance(40):
                     starts[b, 0] = starts[0, 0]  # a prefix that two sequences share
                 self.hide_pages_behind_window(starts, b, page, poison)
