@@ -239,13 +239,6 @@ class CpuBackend final : public Backend {
 }  // namespace
 }  // namespace cpu
 
-int64_t cpu_workspace_bytes(const Attributes& a, int64_t max_tokens, int threads) {
-  const int64_t parts = threads > 1 ? cpu::kWorkspaceFloats : 0;
-  const int64_t fresh =
-      a.cyclic_capacity > 0 && a.append ? max_tokens * 2 * a.num_kv_heads * cpu::padded_dim(a.head_dim) : 0;
-  return 4 * (parts + fresh);
-}
-
 const Backend& cpu_backend() {
   static const cpu::CpuBackend backend;
   return backend;

@@ -11,7 +11,4 @@ namespace kvasir::attention {
 
 const Backend& cpu_backend();
 
-// Beside a step's inputs and outputs, what one such operator takes at most.
-int64_t cpu_workspace_bytes(const Attributes& attributes, int64_t max_tokens, int threads);
-
 }  // namespace kvasir::attention
