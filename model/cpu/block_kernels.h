@@ -54,7 +54,7 @@ inline void integer_tile(const PackedMatrix& m, const Lying& lying, int part, co
   constexpr PackingInfo info = packing_info(P);
   constexpr int bits = info.zero == 128 ? 8 : 6;
   const uint8_t *quants = lying.quants, *scales = lying.scales;
-  const int64_t blocks = m.blocks, ahead = m.stored() ? 0 : Blocks::kAhead * m.group_bytes;
+  const int64_t blocks = m.blocks, ahead = Blocks::kAhead * m.group_bytes;
   constexpr int parts = info.halves ? 2 : 1;
   const int8_t* q = x.q + 2 * row * x.cols;
   const float* s_at = x.sums + row * blocks * parts;
@@ -63,7 +63,10 @@ inline void integer_tile(const PackedMatrix& m, const Lying& lying, int part, co
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) acc[t] = sums[t].sum;
   for (int64_t b = begin; b < end; ++b, quants += info.quant_bytes, scales += info.scale_bytes) {
-    if (ahead != 0) fetch_block(info, quants + ahead, scales + ahead);
+    if (lying.coming)
+      lying.fetch(b - begin);
+    else
+      fetch_block(info, quants + ahead, scales + ahead);
     Blocks::W w = load_block<P>(quants, part);
     Scales<P> s;
     s.load(scales, part);

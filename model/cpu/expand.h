@@ -123,11 +123,20 @@ constexpr bool kInPlace = P == Packing::i4_min;
 struct Lying {
   const uint8_t *quants, *scales;
   int64_t quant_stride, scale_stride;
+  // Of stored rows: what a group to come has for each block, about; null otherwise.
+  const uint8_t* coming = nullptr;
+  int64_t coming_bytes = 0;
+
+  // Beside the block'th of these; all at once would wait for one another.
+  void fetch(int64_t block) const {
+    const uint8_t* at = coming + block * coming_bytes;
+    for (int64_t i = 0; i < coming_bytes; i += 64) __builtin_prefetch(at + i, 0, Blocks::kLocality);
+  }
 };
 
 template <Stored S, Packing P>
 inline void expand_blocks(const uint8_t* group, int64_t group_bytes, int64_t blocks, int64_t begin, int64_t end,
-                          uint8_t* quants, uint8_t* scales) {
+                          int64_t fetch, uint8_t* quants, uint8_t* scales) {
   constexpr StoredInfo info = stored_info(S);
   constexpr PackingInfo form = packing_info(P);
   const uint8_t *from = group + begin * info.quant_bytes(),
@@ -135,7 +144,7 @@ inline void expand_blocks(const uint8_t* group, int64_t group_bytes, int64_t blo
                 *above = group + info.supers_at(blocks) + begin / kSuper * info.super_bytes(),
                 *end_of_group = group + group_bytes;
   [[maybe_unused]] const float* row_scales = reinterpret_cast<const float*>(end_of_group) - kGroup;
-  const int64_t ahead = Blocks::kAhead * group_bytes;
+  const int64_t ahead = fetch * group_bytes;
   SuperScales super[kParts] = {};
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; ++part) {
@@ -156,14 +165,16 @@ inline void expand_blocks(const uint8_t* group, int64_t group_bytes, int64_t blo
       }
       above += info.super_bytes();
     }
-    constexpr int bytes = info.quant_bytes();
-#pragma GCC unroll 6
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + ahead + i, 0, Blocks::kLocality);
-    __builtin_prefetch(scale + ahead, 0, Blocks::kLocality);
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       if constexpr (!kInPlace<S, P>) expand_integers<S, P>(from + 4 * simd::W * part, quants + 4 * simd::W * part);
       expand_scales<S, P>(scale, part, super[part], scales);
+    }
+    if (fetch != 0) {
+      constexpr int bytes = info.quant_bytes();
+#pragma GCC unroll 6
+      for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + ahead + i, 0, Blocks::kLocality);
+      __builtin_prefetch(scale + ahead, 0, Blocks::kLocality);
     }
     from += info.quant_bytes(), scale += info.scale_bytes();
     quants += form.quant_bytes, scales += form.scale_bytes;
@@ -183,15 +194,16 @@ struct LaidRoom {
   alignas(64) uint8_t bytes[G * (kQuants + kScales) + 64];
 };
 
-// Blocks of a group, whatever it is stored as; where its integers lie.
+// Blocks of a group, whatever it is stored as, while the `fetch`th group behind it comes nearer; where its integers
+// lie.
 template <Packing P>
 [[gnu::noinline]] const uint8_t* expand_section(const Section& s, int64_t group, int64_t blocks, int64_t begin,
-                                                int64_t end, uint8_t* quants, uint8_t* scales) {
+                                                int64_t end, int64_t fetch, uint8_t* quants, uint8_t* scales) {
   const uint8_t *from = s.at(group), *lie = quants;
   with_stored(s.stored, [&]<Stored S>() {
     if constexpr (expands_to(S, P)) {
       if (kInPlace<S, P>) lie = from + begin * stored_info(S).quant_bytes();
-      expand_blocks<S, P>(from, s.group_bytes, blocks, begin, end, quants, scales);
+      expand_blocks<S, P>(from, s.group_bytes, blocks, begin, end, fetch, quants, scales);
     }
   });
   return lie;
@@ -199,7 +211,8 @@ template <Packing P>
 
 // Blocks [begin, end) of G groups, of which a room's are at most.
 template <Packing P, int G, int64_t Most>
-inline Lying lay(const PackedMatrix& m, int64_t group, int64_t begin, int64_t end, LaidRoom<P, G, Most>& room) {
+inline Lying lay(const PackedMatrix& m, int64_t group, int64_t begin, int64_t end, LaidRoom<P, G, Most>& room,
+                 int64_t fetch = 0) {
   if constexpr (kMayBeStored<P>) {
     if (m.stored()) {
       using R = LaidRoom<P, G, Most>;
@@ -207,9 +220,16 @@ inline Lying lay(const PackedMatrix& m, int64_t group, int64_t begin, int64_t en
       const uint8_t* places[G];
 #pragma GCC unroll 2
       for (int g = 0; g < G; ++g)
-        places[g] = expand_section<P>(m.section(group + g), group + g, m.blocks, begin, end,
+        places[g] = expand_section<P>(m.section(group + g), group + g, m.blocks, begin, end, fetch,
                                       room.bytes + g * R::kQuants, scales + g * R::kScales);
-      return {places[0], scales, places[G - 1] - places[0], R::kScales};
+      const Section& s = m.section(group);
+      const int64_t of_block = s.group_bytes / m.blocks;
+      return {places[0],
+              scales,
+              places[G - 1] - places[0],
+              R::kScales,
+              s.at(group) + Blocks::kAhead * s.group_bytes + begin * of_block,
+              of_block};
     }
   }
   constexpr PackingInfo form = packing_info(P);
@@ -227,7 +247,7 @@ template <Packing P>
 inline void expand_group(const PackedMatrix& m, int64_t group, uint8_t* to, int64_t group_bytes) {
   constexpr PackingInfo form = packing_info(P);
   const int64_t quants = m.blocks * form.quant_bytes;
-  const uint8_t* lie = expand_section<P>(m.section(group), group, m.blocks, 0, m.blocks, to, to + quants);
+  const uint8_t* lie = expand_section<P>(m.section(group), group, m.blocks, 0, m.blocks, 0, to, to + quants);
   if (lie != to) __builtin_memcpy(to, lie, size_t(quants));
   if (form.of_rows) __builtin_memcpy(to + group_bytes - kGroup * 4, m.row_scales(group), kGroup * 4);
 }

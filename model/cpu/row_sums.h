@@ -50,7 +50,7 @@ inline void sum_tile(const PackedMatrix& m, const Lying& lying, int part, const 
                      int64_t first, int64_t last, ExactSum* sums) {
   constexpr PackingInfo info = packing_info(P);
   constexpr int parts = info.halves ? 2 : 1;
-  const int64_t blocks = m.blocks, ahead = m.stored() ? 0 : Blocks::kAhead * m.group_bytes;
+  const int64_t blocks = m.blocks, ahead = Blocks::kAhead * m.group_bytes;
   const uint8_t *quants = lying.quants, *scales = lying.scales;
   const int8_t* q = x.q + 2 * row * x.cols;
   const int32_t* planes = x.planes + row * blocks * parts * 4;
@@ -60,7 +60,10 @@ inline void sum_tile(const PackedMatrix& m, const Lying& lying, int part, const 
   for (int64_t begin = first; begin < last; begin += kCarryBlocks) {
     const int64_t end = begin + kCarryBlocks < last ? begin + kCarryBlocks : last;
     for (int64_t b = begin; b < end; ++b, quants += info.quant_bytes, scales += info.scale_bytes) {
-      if (ahead != 0) fetch_block(info, quants + ahead, scales + ahead);
+      if (lying.coming)
+        lying.fetch(b - first);
+      else
+        fetch_block(info, quants + ahead, scales + ahead);
       const Blocks::W w = Blocks::load4(quants + part * simd::W * 4);
 #pragma GCC unroll 2
       for (int h = 0; h < parts; ++h) {
