@@ -159,7 +159,7 @@ void pair_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
     for (int64_t i = 0; i < after - span; ++i) sums[i] = Sums{};
     for (int64_t begin = 0; begin < m.blocks; begin += most) {
       const int64_t end = begin + most < m.blocks ? begin + most : m.blocks;
-      const Lying lying = lay<P, G, kLaid>(m, group, begin, end, room, rows <= 2 * kTall ? G : 0);
+      const Lying lying = lay<P, G, kLaid>(m, group, begin, end, room, rows <= 2 * kTall ? Blocks::kAhead : 0);
       for (int64_t t = span; t < after; t += kTall)
         with_digits(after - t < kTall ? after - t : kTall, [&]<int C>() {
           const PairTile<P, C, G> tile{lying, begin, end, m.blocks, x.q + 2 * (first + t) * x.cols, 4 * x.cols, ahead};
