@@ -1,7 +1,8 @@
 // What a product of 16 rows by 16 outputs by 32 inputs takes, by kernels, weights and rows; and how free the matrix
 // unit is meanwhile, which a neighbour on the same core shares.
-//   product_bench [inputs] [kernels]      one line for each, or for those kernels; one thread, medians of 15 rounds,
-//   weights and rows in the caches
+//   product_bench [inputs] [kernels] [outputs] [type]
+// One line for each, or for those kernels and that type; one thread, medians of 15 rounds, weights and rows in the
+// caches unless there are outputs for more (256).
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -23,7 +24,6 @@ namespace kvasir::model::cpu {
 namespace {
 
 constexpr int kRounds = 15;
-constexpr int64_t kOutputs = 256;
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -95,24 +95,33 @@ std::vector<uint8_t> random_tensor(WeightType type, int64_t elements) {
   const TypeInfo& info = *type_info(type);
   std::vector<uint8_t> bytes(size_t(elements / info.block * info.bytes));
   for (uint8_t& b : bytes) b = uint8_t(random());
+  const bool two = type == WeightType::q4_1 || type == WeightType::q2_k || type == WeightType::q4_k ||
+                   type == WeightType::q5_k || type == WeightType::q5_1;
+  const size_t first = type == WeightType::q2_k   ? 80
+                       : type == WeightType::q3_k ? 108
+                       : type == WeightType::q6_k ? 208
+                                                  : 0;
   for (size_t at = 0; at < bytes.size(); at += size_t(info.bytes))
-    for (size_t s = 0; s < (type == WeightType::q4_1 ? 2u : 1u); ++s) {
+    for (size_t s = 0; s < (two ? 2u : 1u); ++s) {
       const uint16_t half = f32_to_f16(scale(random));
-      std::memcpy(bytes.data() + at + 2 * s, &half, 2);
+      if (type == WeightType::mxfp4)
+        bytes[at] = uint8_t(118 + half % 6);
+      else
+        std::memcpy(bytes.data() + at + first + 2 * s, &half, 2);
     }
   return bytes;
 }
 
-void products(WeightType type, int64_t inputs, std::string_view only) {
-  const std::vector<uint8_t> bytes = random_tensor(type, kOutputs * inputs);
-  const HostTensor t{"w", type, kOutputs, inputs, bytes.data(), int64_t(bytes.size())};
+void products(WeightType type, int64_t inputs, int64_t outputs, std::string_view only) {
+  const std::vector<uint8_t> bytes = random_tensor(type, outputs * inputs);
+  const HostTensor t{"w", type, outputs, inputs, bytes.data(), int64_t(bytes.size())};
   ThreadPool pool(1);
   Arena arena;
   const PackedMatrix m = pack({&t, 1}, arena, pool);
   for (const Kernels* k : runnable_kernels()) {
     if (!only.empty() && k->name != only) continue;
     for (int64_t rows : {1, 2, 3, 4, 8, 16, 224}) {
-      std::vector<float> x(size_t(rows * inputs)), y(size_t(rows * kOutputs));
+      std::vector<float> x(size_t(rows * inputs)), y(size_t(rows * outputs));
       std::mt19937 random(2);
       std::normal_distribution<float> normal;
       for (float& v : x) v = normal(random);
@@ -121,7 +130,7 @@ void products(WeightType type, int64_t inputs, std::string_view only) {
       for (int64_t r = 0; r < rows; ++r) k->quantize(x.data() + r * inputs, m.packing, in, r);
       const int64_t tiles = (rows + 15) / 16;
       const double each = double(tiles * m.groups * m.blocks);
-      const Took took = time_of(each, [&] { k->integer(m, 0, m.groups, in, 0, rows, y.data(), kOutputs, false); });
+      const Took took = time_of(each, [&] { k->integer(m, 0, m.groups, in, 0, rows, y.data(), outputs, false); });
       std::printf("%s  %-12s %4ld rows  %7.1f ns %7.1f cycles\n", std::string(type_info(type)->name).c_str(),
                   std::string(k->name).c_str(), long(rows), took.ns, took.cycles);
     }
@@ -130,13 +139,20 @@ void products(WeightType type, int64_t inputs, std::string_view only) {
 
 int main(int argc, char** argv) {
   const int64_t inputs = argc > 1 ? std::atoll(argv[1]) : 576;
-  if (argc > 3 || inputs < 32 || inputs % 32 != 0) {
-    std::fprintf(stderr, "usage: product_bench [inputs, a multiple of 32; 576] [kernels, as amx]\n");
+  const int64_t outputs = argc > 3 ? std::atoll(argv[3]) : 256;
+  if (argc > 5 || inputs < 32 || inputs % 32 != 0 || outputs < 16) {
+    std::fprintf(stderr,
+                 "usage: product_bench [inputs, a multiple of 32; 576] [kernels, as amx; '' for all] [outputs; 256] "
+                 "[type, as Q4_K]\n");
     return 2;
   }
+  const std::string_view only = argc > 4 ? argv[4] : "";
   matrix_unit();
-  for (WeightType type : {WeightType::q4_1, WeightType::q4_0, WeightType::q8_0})
-    products(type, inputs, argc > 2 ? argv[2] : "");
+  for (WeightType type : {WeightType::q4_1, WeightType::q4_0, WeightType::q8_0, WeightType::q2_k, WeightType::q3_k,
+                          WeightType::q4_k, WeightType::q5_0, WeightType::q5_k, WeightType::q6_k, WeightType::iq4_nl,
+                          WeightType::iq4_xs, WeightType::mxfp4})
+    if ((only.empty() || type_info(type)->name == only) && inputs % type_info(type)->block == 0)
+      products(type, inputs, outputs, argc > 2 ? argv[2] : "");
   matrix_unit();
   return 0;
 }

@@ -2,6 +2,9 @@
 // own has.
 #pragma once
 
+#include <type_traits>
+
+#include "model/cpu/expand.h"
 #include "model/cpu/low_rank.h"
 #include "model/cpu/row_kernels.h"
 #include "model/cpu/row_sums.h"
@@ -10,25 +13,23 @@
 namespace kvasir::model::cpu {
 namespace {
 
-constexpr int kParts = kGroup / simd::W;
-
 template <Packing P>
 struct Scales {
   simd::V d[2], m[2];
   void load(const uint8_t* p, int part) {
-    constexpr bool wide = P != Packing::n4_zero && P != Packing::n4_min && P != Packing::n8_zero;
+    constexpr bool wide = !packing_info(P).f16_scales();
     constexpr int size = wide ? 4 : 2;
-    constexpr int halves = packing_info(P).halves ? 2 : 1;
+    constexpr int halves = packing_info(P).halves ? 2 : 1, zero = packing_info(P).zero;
     for (int h = 0; h < halves; ++h) {
       const uint8_t *pd = p + (32 * h + part * simd::W) * size, *pm = pd + 16 * size;
       if constexpr (wide) {
-        d[h] = simd::load(reinterpret_cast<const float*>(pd)), m[h] = simd::load(reinterpret_cast<const float*>(pm));
+        d[h] = simd::load(reinterpret_cast<const float*>(pd));
+        if constexpr (zero == 0) m[h] = simd::load(reinterpret_cast<const float*>(pm));
       } else {
         d[h] = simd::load_f16(pd);
-        if constexpr (P == Packing::n4_min) m[h] = simd::load_f16(pm);
-        if constexpr (P == Packing::n4_zero) m[h] = simd::mul(d[h], simd::set1(-8.0f));
-        if constexpr (P == Packing::n8_zero) m[h] = simd::mul(d[h], simd::set1(-128.0f));
+        if constexpr (zero == 0) m[h] = simd::load_f16(pm);
       }
+      if constexpr (zero != 0) m[h] = simd::mul(d[h], simd::set1(-float(zero)));
     }
   }
 };
@@ -41,26 +42,34 @@ inline Blocks::W load_block(const uint8_t* q, int part) {
     return Blocks::load8(q + part * simd::W * 4);
 }
 
+// What a row's products with a vector of outputs are while blocks go by.
+struct BlockSum {
+  simd::V sum = simd::set1(0.0f);
+};
+
+// Adds what blocks [begin, end) make, which lie there, to rows' sums.
 template <Packing P, int T>
-inline void integer_tile(const PackedMatrix& m, int64_t group, int part, const QuantRows& x, int64_t row,
-                         simd::V* sums) {
+inline void integer_tile(const PackedMatrix& m, const Lying& lying, int part, const QuantRows& x, int64_t row,
+                         int64_t begin, int64_t end, BlockSum* sums) {
   constexpr PackingInfo info = packing_info(P);
-  constexpr int bits = P == Packing::n8_zero ? 8 : 6;
-  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
-  const int64_t blocks = m.blocks;
+  constexpr int bits = info.zero == 128 ? 8 : 6;
+  const uint8_t *quants = lying.quants, *scales = lying.scales;
+  const int64_t blocks = m.blocks, ahead = Blocks::kAhead * m.group_bytes;
   constexpr int parts = info.halves ? 2 : 1;
   const int8_t* q = x.q + 2 * row * x.cols;
   const float* s_at = x.sums + row * blocks * parts;
   const int32_t* offset_at = x.offsets + row * blocks;
   simd::V acc[T];
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) acc[t] = simd::set1(0.0f);
-  for (int64_t b = 0; b < blocks; ++b) {
-    fetch_block(info, quants + b * info.quant_bytes + Blocks::kAhead * m.group_bytes,
-                scales + b * info.scale_bytes + Blocks::kAhead * m.group_bytes);
-    Blocks::W w = load_block<P>(quants + b * info.quant_bytes, part);
+  for (int t = 0; t < T; ++t) acc[t] = sums[t].sum;
+  for (int64_t b = begin; b < end; ++b, quants += info.quant_bytes, scales += info.scale_bytes) {
+    if (lying.coming)
+      lying.fetch(b - begin);
+    else
+      fetch_block(info, quants + ahead, scales + ahead);
+    Blocks::W w = load_block<P>(quants, part);
     Scales<P> s;
-    s.load(scales + b * info.scale_bytes, part);
+    s.load(scales, part);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
       const int8_t* xt = q + 2 * (t * x.cols + 32 * b);
@@ -77,7 +86,7 @@ inline void integer_tile(const PackedMatrix& m, int64_t group, int part, const Q
     }
   }
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) sums[t] = simd::mul(acc[t], simd::set1(x.d[row + t]));
+  for (int t = 0; t < T; ++t) sums[t].sum = acc[t];
 }
 
 inline void store_lanes(simd::V value, int part, float* y, int valid, bool add) {
@@ -92,34 +101,57 @@ inline void store_lanes(simd::V value, int part, float* y, int valid, bool add) 
   }
 }
 
+// T rows by a group.
+template <Packing P, int T>
+inline void integer_rows_of(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t row, float* y,
+                            int64_t y_stride, int valid, bool add) {
+  constexpr bool of_rows = packing_info(P).of_rows;
+  std::conditional_t<of_rows, ExactSum, BlockSum> sums[kParts][T];
+  LaidRoom<P, 1, kLaid> room;
+  for (int64_t begin = 0; begin < m.blocks;) {
+    const int64_t end = begin + laid(m) < m.blocks ? begin + laid(m) : m.blocks;
+    const Lying lying = lay<P, 1, kLaid>(m, group, begin, end, room);
+    for (int part = 0; part < kParts; ++part)
+      if constexpr (of_rows)
+        sum_tile<P, T>(m, lying, part, x, row, begin, end, sums[part]);
+      else
+        integer_tile<P, T>(m, lying, part, x, row, begin, end, sums[part]);
+    begin = end;
+  }
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part)
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) {
+      const simd::V d = simd::set1(x.d[row + t]);
+      simd::V value;
+      if constexpr (of_rows)
+        value = sums[part][t].sum.finish(simd::mul(simd::load(m.row_scales(group) + part * simd::W), d));
+      else
+        value = simd::mul(sums[part][t].sum, d);
+      store_lanes(value, part, y + t * y_stride, valid, add);
+    }
+}
+
 template <Packing P>
 void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                   int64_t y_stride, int valid, bool add) {
+  constexpr int most = Blocks::kTile >= 16 && packing_info(P).of_rows ? 8 : Blocks::kTile;
   for (int64_t t = 0; t < rows;) {
-    int64_t left = rows - t;
-    simd::V sums[16];
-    int done = 1;
-    for (int part = 0; part < kParts; ++part) {
-      auto run = [&]<int T>() {
-        if constexpr (packing_info(P).of_rows)
-          sum_tile<P, T>(m, group, part, x, first + t, sums);
-        else
-          integer_tile<P, T>(m, group, part, x, first + t, sums);
-        done = T;
-      };
-      if (Blocks::kTile >= 16 && !packing_info(P).of_rows && left >= 16)
-        run.template operator()<Blocks::kTile >= 16 && !packing_info(P).of_rows ? 16 : 1>();
-      else if (Blocks::kTile >= 8 && left >= 8)
-        run.template operator()<Blocks::kTile >= 8 ? 8 : 1>();
-      else if (Blocks::kTile >= 4 && left >= 4)
-        run.template operator()<Blocks::kTile >= 4 ? 4 : 1>();
-      else if (Blocks::kTile >= 2 && left >= 2)
-        run.template operator()<Blocks::kTile >= 2 ? 2 : 1>();
-      else
-        run.template operator()<1>();
-      for (int i = 0; i < done; ++i) store_lanes(sums[i], part, y + (t + i) * y_stride, valid, add);
-    }
-    t += done;
+    const int64_t left = rows - t;
+    auto run = [&]<int T>() {
+      integer_rows_of<P, T>(m, group, x, first + t, y + t * y_stride, y_stride, valid, add);
+      t += T;
+    };
+    if (most >= 16 && left >= 16)
+      run.template operator()<most >= 16 ? 16 : 1>();
+    else if (most >= 8 && left >= 8)
+      run.template operator()<most >= 8 ? 8 : 1>();
+    else if (most >= 4 && left >= 4)
+      run.template operator()<most >= 4 ? 4 : 1>();
+    else if (most >= 2 && left >= 2)
+      run.template operator()<most >= 2 ? 2 : 1>();
+    else
+      run.template operator()<1>();
   }
 }
 
@@ -138,8 +170,8 @@ inline void with_packing(Packing packing, const F& f) {
     KVASIR_PACKING(n4_zero);
     KVASIR_PACKING(n4_min);
     KVASIR_PACKING(n4_wide);
-    KVASIR_PACKING(n4_halves);
     KVASIR_PACKING(n8_zero);
+    KVASIR_PACKING(n8_float);
     KVASIR_PACKING(n8_wide);
     KVASIR_PACKING(n8_halves);
     KVASIR_PACKING(f32);
@@ -210,12 +242,15 @@ void float_rows(const PackedMatrix& m, int64_t group, const float* x, int64_t x_
   constexpr PackingInfo info = packing_info(P);
   alignas(64) float w[32][kGroup];
   alignas(64) float sums[kTokens][kGroup];
+  LaidRoom<P, 1, kLaid> room;
   for (int64_t t0 = 0; t0 < rows; t0 += kTokens) {
     int n = int(rows - t0 < kTokens ? rows - t0 : kTokens);
     for (int t = 0; t < n; ++t)
       for (int r = 0; r < kGroup; ++r) sums[t][r] = 0.0f;
-    for (int64_t b = 0; b < m.blocks; ++b) {
-      expand<P>(m.quants(group) + b * info.quant_bytes, m.scales(group) + b * info.scale_bytes, w);
+    Lying lying{};
+    for (int64_t b = 0; b < m.blocks; ++b, lying.quants += info.quant_bytes, lying.scales += info.scale_bytes) {
+      if (b % laid(m) == 0) lying = lay<P, 1, kLaid>(m, group, b, b + kLaid < m.blocks ? b + kLaid : m.blocks, room);
+      expand<P>(lying.quants, lying.scales, w);
       for (int t = 0; t < n; ++t)
         for (int part = 0; part < kParts; ++part) float_block(w, x + (t0 + t) * x_stride + 32 * b, part, sums[t]);
     }

@@ -20,6 +20,17 @@ struct Blocks {
     __m256i c[8];
   };
   static I load_i(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store_i(uint8_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+  static I all(int32_t v) { return _mm256_set1_epi32(v); }
+  static I bytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I rounded(simd::V v) { return _mm256_cvtps_epi32(v); }
+  static simd::V as_float(I a) { return _mm256_castsi256_ps(a); }
+  static I look_up(const uint8_t* values, I codes) {
+    const __m128i of = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(of), codes);
+  }
   static simd::V to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static I chunk(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static W load4(const uint8_t* p) {

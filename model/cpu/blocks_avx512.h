@@ -18,6 +18,17 @@ struct Blocks {
     __m512i c[8];
   };
   static I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static void store_i(uint8_t* p, I a) { _mm512_storeu_si512(p, a); }
+  static I all(int32_t v) { return _mm512_set1_epi32(v); }
+  static I bytes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I rounded(simd::V v) { return _mm512_cvtps_epi32(v); }
+  static simd::V as_float(I a) { return _mm512_castsi512_ps(a); }
+  static I look_up(const uint8_t* values, I codes) {
+    const __m128i of = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(of), codes);
+  }
   static simd::V to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static W load4(const uint8_t* p) {
     W w;

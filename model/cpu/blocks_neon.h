@@ -16,6 +16,18 @@ struct Blocks {
     int8x16_t c[8];
   };
   static I load_i(const int32_t* p) { return vld1q_s32(p); }
+  static void store_i(uint8_t* p, I a) { vst1q_u8(p, vreinterpretq_u8_s32(a)); }
+  static I all(int32_t v) { return vdupq_n_s32(v); }
+  static I bytes(const uint8_t* p) {
+    uint32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+  }
+  static I rounded(simd::V v) { return vcvtnq_s32_f32(v); }
+  static simd::V as_float(I a) { return vreinterpretq_f32_s32(a); }
+  static I look_up(const uint8_t* values, I codes) {
+    return vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(values), vreinterpretq_u8_s32(codes)));
+  }
   static simd::V to_float(I a) { return vcvtq_f32_s32(a); }
   static W load4(const uint8_t* p) {
     W w;

@@ -15,11 +15,38 @@ struct Blocks {
   struct W {
     const uint8_t* p;
   };
+  template <class Op>
+  static I each(const Op& op) {
+    I out;
+    for (int i = 0; i < simd::W; ++i) out.v[i] = op(i);
+    return out;
+  }
   static uint16_t half_at(const uint8_t* p, int i) { return uint16_t(p[2 * i] | (p[2 * i + 1] << 8)); }
   static I load_i(const int32_t* p) {
     I out;
-    for (int i = 0; i < simd::W; ++i) out.v[i] = p[i];
+    __builtin_memcpy(out.v, p, sizeof out.v);
     return out;
+  }
+  static void store_i(uint8_t* p, const I& a) { __builtin_memcpy(p, a.v, sizeof a.v); }
+  static I all(int32_t v) {
+    return each([=](int) { return v; });
+  }
+  static I bytes(const uint8_t* p) {
+    return each([&](int i) { return int32_t(p[i]); });
+  }
+  // Half to even, of less than 2^22.
+  static I rounded(const simd::V& a) {
+    return each([&](int i) { return __builtin_bit_cast(int32_t, a.x[i] + 12582912.0f) - 0x4b400000; });
+  }
+  static simd::V as_float(const I& a) {
+    return simd::each([&](int i) { return __builtin_bit_cast(float, a.v[i]); });
+  }
+  static I look_up(const uint8_t* values, const I& codes) {
+    return each([&](int i) {
+      const auto four = uint32_t(codes.v[i]);
+      return int32_t(values[four & 15] | uint32_t(values[four >> 8 & 15]) << 8 |
+                     uint32_t(values[four >> 16 & 15]) << 16 | uint32_t(values[four >> 24]) << 24);
+    });
   }
   static simd::V to_float(const I& a) {
     return simd::each([&](int i) { return float(a.v[i]); });
@@ -42,12 +69,6 @@ struct Blocks {
   struct Pair {
     I d, m;
   };
-  template <class Op>
-  static I each(const Op& op) {
-    I out;
-    for (int i = 0; i < simd::W; ++i) out.v[i] = op(i);
-    return out;
-  }
   static I zero_i() {
     return each([](int) { return 0; });
   }

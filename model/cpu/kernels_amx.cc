@@ -1,4 +1,6 @@
 // AMX: products of tiles of 16 rows, by the weights' packing. AVX-512's kernels do single rows and all else.
+#include <new>
+
 #include "model/cpu/amx_blocks.h"
 #include "model/cpu/amx_few_rows.h"
 #include "model/cpu/amx_pairs.h"
@@ -62,12 +64,54 @@ void few(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& 
   _tile_release();
 }
 
+// Groups of stored rows, expanded as far as they fit a second-level cache beside what else there is.
+class Expanded {
+ public:
+  ~Expanded() { ::operator delete(room_, kLine); }
+  template <Packing P, class F>
+  void each(const PackedMatrix& m, int64_t group, int64_t groups, const F& f) {
+    constexpr PackingInfo info = packing_info(P);
+    PackedMatrix whole = m;
+    whole.sections = nullptr;
+    whole.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);
+    if (info.of_rows) whole.group_bytes += kGroup * 4;
+    const int64_t most = whole.group_bytes < kBytes ? kBytes / whole.group_bytes : 1;
+    reserve(size_t(most * whole.group_bytes));
+    for (int64_t at = group; at < group + groups; at += most) {
+      const int64_t some = group + groups - at < most ? group + groups - at : most;
+      for (int64_t g = 0; g < some; ++g) expand_group<P>(m, at + g, room_ + g * whole.group_bytes, whole.group_bytes);
+      whole.rows = m.rows - at * kGroup, whole.groups = some, whole.data = room_;
+      f(whole, some, (at - group) * kGroup);
+    }
+  }
+
+ private:
+  static constexpr int64_t kBytes = 256 << 10;
+  static constexpr std::align_val_t kLine{64};
+  void reserve(size_t bytes) {
+    if (size_ >= bytes) return;
+    ::operator delete(room_, kLine);
+    room_ = nullptr, size_ = 0;
+    room_ = static_cast<uint8_t*>(::operator new(bytes, kLine));
+    size_ = bytes;
+  }
+  uint8_t* room_ = nullptr;
+  size_t size_ = 0;
+};
+
 void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
                    int64_t rows, float* y, int64_t y_stride, bool add) {
   const PackingInfo info = packing_info(m.packing);
   with_packing(m.packing, [&]<Packing P>() {
+    if constexpr (kMayBeStored<P>)
+      if (m.stored() && !are_plain(info, x)) {
+        thread_local Expanded expanded;
+        return expanded.each<P>(m, group, groups, [&](const PackedMatrix& whole, int64_t some, int64_t column) {
+          tiled_integer(whole, 0, some, x, first, rows, y + column, y_stride, add);
+        });
+      }
     if constexpr (packing_info(P).of_rows)
-      if (x.rows == 2) return few_rows_by_vectors<P>(m, group, groups, x, first, rows, y, y_stride, add);
+      if (x.rows == 2 && !m.stored()) return few_rows_by_vectors<P>(m, group, groups, x, first, rows, y, y_stride, add);
     if (are_plain(info, x)) return integer(m, group, groups, x, first, rows, y, y_stride, add);
     if constexpr (has_integers(P)) {
       if (are_few(info, x))

@@ -13,19 +13,24 @@ template <Packing P>
 void one_row(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t row, float* y, bool add) {
   constexpr PackingInfo info = packing_info(P);
   const Blocks::I low_bits = _mm256_set1_epi8(15);
-  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
+  const int64_t ahead = Blocks::kAhead * m.group_bytes;
   const int8_t* q = x.q + 2 * row * x.cols;
   const int32_t* planes = x.planes + row * m.blocks * 4;
   RowSum sum[kParts];
   for (RowSum& s : sum) s.top = s.low = Blocks::zero_i();
+  LaidRoom<P, 1, kCarryBlocks> room;
   for (int64_t b = 0; b < m.blocks;) {
-    const int64_t end = b + kCarryBlocks < m.blocks ? b + kCarryBlocks : m.blocks;
+    const int64_t begin = b, end = b + kCarryBlocks < m.blocks ? b + kCarryBlocks : m.blocks;
+    const Lying lying = lay<P, 1, kCarryBlocks>(m, group, b, end, room);
+    const uint8_t *from = lying.quants, *scale = lying.scales;
     Blocks::I sums[2][kParts];  // of the high plane and the low one
     for (auto& plane : sums) plane[0] = plane[1] = Blocks::zero_i();
-    for (; b < end; ++b) {
-      const uint8_t *from = quants + b * info.quant_bytes, *scale = scales + b * info.scale_bytes;
+    for (; b < end; ++b, from += info.quant_bytes, scale += info.scale_bytes) {
       const int8_t* at = q + 64 * b;
-      fetch_block(info, from + Blocks::kAhead * m.group_bytes, scale + Blocks::kAhead * m.group_bytes);
+      if (lying.coming)
+        lying.fetch(b - begin);
+      else
+        fetch_block(info, from + ahead, scale + ahead);
       Blocks::I products[2][kParts];
 #pragma GCC unroll 4
       for (int c = 0; c < 4; ++c) {

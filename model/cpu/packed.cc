@@ -9,14 +9,13 @@
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "model/cpu/pack_stored.h"
 #include "model/formats/weights.h"
 
 namespace kvasir::model::cpu {
 namespace {
 constexpr size_t kHuge = size_t(2) << 20;
 constexpr size_t kChunk = size_t(64) << 20;
-
-bool wide_scales(Packing p) { return p != Packing::n4_zero && p != Packing::n4_min && p != Packing::n8_zero; }
 
 void put_scale(uint8_t* plane, bool wide, int index, float value) {
   if (wide) {
@@ -40,7 +39,7 @@ void pack_integers(uint8_t* block, bool nibbles, int r, const uint8_t* q) {
 // Row r of a group, from its file form.
 void pack_blocks(const PackedMatrix& m, uint8_t* group, int r, WeightType type, const uint8_t* row) {
   PackingInfo info = packing_info(m.packing);
-  bool wide = wide_scales(m.packing);
+  bool wide = !info.f16_scales();
   uint8_t* scales = group + m.blocks * info.quant_bytes;
   Unpacked u;
   for (int64_t b = 0; b < m.blocks; ++b, group += info.quant_bytes, scales += info.scale_bytes) {
@@ -92,7 +91,7 @@ void pack_of_rows(const PackedMatrix& m, uint8_t* group, int r, WeightType type,
   }
 }
 
-// Every type of at most 6 bits fits them with free scales for each 16; integers of rows have one form for all.
+// Integers of rows have one form for all, and every type of at most 6 bits fits them with free scales for each 16.
 Packing common_packing(std::span<const HostTensor> parts, bool exact) {
   auto all = [&](auto holds) { return std::all_of(parts.begin(), parts.end(), holds); };
   if (all([&](const HostTensor& t) { return packing_info(packing_of(t.type, exact)).of_rows; }))
@@ -100,6 +99,14 @@ Packing common_packing(std::span<const HostTensor> parts, bool exact) {
   return all([](const HostTensor& t) { return type_info(t.type)->quantized && type_info(t.type)->bits <= 6; })
              ? Packing::n8_halves
              : Packing::f32;
+}
+
+// Whether each part lies narrower than what is multiplied; parts of one matrix do so only by whole groups.
+bool all_stored(std::span<const HostTensor> parts, Packing packing, bool beside) {
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (!expands_to(stored_of(parts[i].type, beside), packing) || (i + 1 < parts.size() && parts[i].rows % kGroup != 0))
+      return false;
+  return true;
 }
 
 void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row) {
@@ -112,18 +119,15 @@ void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row
 Packing packing_of(WeightType type, bool exact) {
   if (type == WeightType::f16) return Packing::f16;
   if (type == WeightType::bf16) return Packing::bf16;
-  const TypeInfo& t = *type_info(type);
-  if (!t.quantized) return Packing::f32;
-  if (t.bits > 4) {
-    if (t.halves) return Packing::n8_halves;
-    if (t.bits <= 6) return Packing::n8_wide;
-    // Kernels multiply 8 bits with scales of float16: IQ4_XS's are rounded to it, unless they are to stay as they are.
-    return t.f16_scales || !exact ? Packing::n8_zero : Packing::f32;
+  if (const Stored stored = stored_of(type); stored != Stored::none)
+    return exact ? stored_info(stored).exact : stored_info(stored).form;
+  switch (type) {
+    case WeightType::q4_0: return exact ? Packing::n4_zero : Packing::i4_zero;
+    case WeightType::q4_1: return exact ? Packing::n4_min : Packing::i4_min;
+    case WeightType::int4: return exact ? Packing::n4_wide : Packing::i4_min;
+    case WeightType::q8_0: return Packing::n8_zero;
+    default: return Packing::f32;
   }
-  if (t.halves) return exact ? Packing::n4_halves : Packing::i4_halves;
-  if (t.zero == 8 && t.f16_scales) return exact ? Packing::n4_zero : Packing::i4_zero;
-  if (!exact) return Packing::i4_min;
-  return t.f16_scales ? Packing::n4_min : Packing::n4_wide;
 }
 
 Arena::~Arena() {
@@ -161,6 +165,12 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
   PackingInfo info = packing_info(m.packing);
   m.blocks = (m.cols + 31) / 32;
   m.groups = (m.rows + kGroup - 1) / kGroup;
+  const bool mixed =
+      std::any_of(parts.begin(), parts.end(), [&](const HostTensor& t) { return t.type != parts[0].type; });
+  if (all_stored(parts, m.packing, mixed)) {
+    store(parts, mixed, arena, pool, &m);
+    return m;
+  }
   m.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);
   if (info.of_rows) m.group_bytes += kGroup * int64_t(sizeof(float));
   uint8_t* data = arena.allocate(size_t(m.groups * m.group_bytes));
@@ -190,7 +200,16 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
   return m;
 }
 
+int64_t bytes_of(const PackedMatrix& m) {
+  if (!m.stored()) return m.groups * m.group_bytes;
+  int64_t bytes = 0;
+  for (const Section* s = m.sections; bytes == 0 || s[-1].group + s[-1].groups < m.groups; ++s)
+    bytes += s->groups * s->group_bytes;
+  return bytes;
+}
+
 void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
+  if (m.stored()) return unpack_stored_row(m, row, scale, out);
   PackingInfo info = packing_info(m.packing);
   const uint8_t *q = m.quants(row / kGroup), *s = m.scales(row / kGroup);
   int r = int(row % kGroup);
@@ -204,7 +223,7 @@ void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
     std::memcpy(&f, p + 4 * i, 4);
     return f;
   };
-  bool wide = wide_scales(m.packing);
+  bool wide = !info.f16_scales();
   for (int64_t k = 0; k < m.cols; ++k) {
     if (!info.quantized) {
       int64_t at = 16 * k + r;
@@ -227,9 +246,7 @@ void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
     }
     auto scale_at = [&](int i) { return wide ? float_at(scales, i) : f16_to_f32(half_at(scales, i)); };
     float d = scale_at(32 * half + r);
-    float min = m.packing == Packing::n4_zero   ? -8 * d
-                : m.packing == Packing::n8_zero ? -128 * d
-                                                : scale_at(32 * half + 16 + r);
+    float min = info.zero != 0 ? float(-info.zero) * d : scale_at(32 * half + 16 + r);
     out[k] = scale * std::fma(d, float(value), min);
   }
 }

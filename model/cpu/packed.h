@@ -16,6 +16,8 @@
 //   scales: for each row the pair D, M of 16 bits (D alone for zero-point types, whose M is 0); once, or for each half
 //   after them: 16 s
 // Where results are to be float32's own (`exact`) the file's scales stay as they are.
+//
+// Types whose files are smaller than that lie as stored.h says, and become this while they are multiplied.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +27,7 @@
 
 #include "core/status.h"
 #include "core/thread_pool.h"
+#include "model/cpu/stored.h"
 
 namespace kvasir::model {
 enum class WeightType : uint32_t;  // formats/weight_type.h: kernels need not know its members
@@ -33,62 +36,31 @@ struct HostTensor;
 
 namespace kvasir::model::cpu {
 
-constexpr int kGroup = 16;
-
-enum class Packing : uint8_t {
-  i4_zero,    // Q4_0 as integers of its rows
-  i4_min,     // Q4_1, Q4_K, likewise
-  i4_halves,  // Q2_K, Q3_K, likewise
-  n4_zero,    // Q4_0, exact: m = -8 d, f16 scales
-  n4_min,     // Q4_1, exact: f16 scales
-  n4_wide,    // Q4_K, exact: f32 scales
-  n4_halves,  // Q2_K, Q3_K, exact: f32 scales for each 16
-  n8_zero,    // Q8_0: m = -128 d, f16 scales
-  n8_wide,    // Q5_0, Q5_1, Q5_K
-  n8_halves,  // Q6_K
-  f32,
-  f16,
-  bf16,
-};
-struct PackingInfo {
-  int quant_bytes;  // of 16 rows x 32 inputs
-  int scale_bytes;  // likewise
-  bool quantized, halves;
-  int zero;      // the integer that stands for 0, where there are no minima
-  bool of_rows;  // weights are integers of their rows
-};
-constexpr PackingInfo packing_info(Packing p) {
-  switch (p) {
-    case Packing::i4_zero: return {256, 32, true, false, 8, true};
-    case Packing::i4_min: return {256, 64, true, false, 0, true};
-    case Packing::i4_halves: return {256, 128, true, true, 0, true};
-    case Packing::n4_zero: return {256, 32, true, false, 8, false};
-    case Packing::n4_min: return {256, 64, true, false, 0, false};
-    case Packing::n4_wide: return {256, 128, true, false, 0, false};
-    case Packing::n4_halves: return {256, 256, true, true, 0, false};
-    case Packing::n8_zero: return {512, 32, true, false, 128, false};
-    case Packing::n8_wide: return {512, 128, true, false, 0, false};
-    case Packing::n8_halves: return {512, 256, true, true, 0, false};
-    case Packing::f32: return {2048, 0, false, false, 0, false};
-    case Packing::f16:
-    case Packing::bf16: return {1024, 0, false, false, 0, false};
-  }
-  return {};
-}
 Packing packing_of(WeightType type, bool exact);
+// How a type lies where that is narrower than its packing; `beside`: beside rows of other types.
+Stored stored_of(WeightType type, bool beside = false);
 
 struct PackedMatrix {
-  Packing packing = Packing::f32;
+  Packing packing = Packing::f32;  // what kernels multiply
   int64_t rows = 0, cols = 0;
   int64_t blocks = 0;  // of 32 inputs; the last is filled up with zeros
   int64_t groups = 0;
   int64_t group_bytes = 0;
   const uint8_t* data = nullptr;
+  // Where rows do not lie as kernels multiply them; then the two members above say nothing.
+  const Section* sections = nullptr;
 
+  bool stored() const { return sections != nullptr; }
+  const Section& section(int64_t group) const {
+    const Section* s = sections;
+    while (group >= s->group + s->groups) ++s;
+    return *s;
+  }
   const uint8_t* quants(int64_t group) const { return data + group * group_bytes; }
   const uint8_t* scales(int64_t group) const { return quants(group) + blocks * packing_info(packing).quant_bytes; }
-  const float* row_scales(int64_t group) const {  // of packings of_rows: 16
-    return reinterpret_cast<const float*>(quants(group) + group_bytes) - kGroup;
+  const float* row_scales(int64_t group) const {  // of packings of_rows, and wherever rows are stored: 16
+    const uint8_t* end = stored() ? section(group).at(group + 1) : quants(group) + group_bytes;
+    return reinterpret_cast<const float*>(end) - kGroup;
   }
   int64_t padded_cols() const { return blocks * 32; }
   int valid(int64_t group) const { return rows - kGroup * group < kGroup ? int(rows - kGroup * group) : kGroup; }
@@ -112,8 +84,11 @@ class Arena {
   size_t used_ = 0;
 };
 
-// The parts stacked by rows. Rows of different types become one packing that holds both.
+// The parts stacked by rows. Rows of different types are multiplied in one packing that holds both.
 PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool, bool exact = false);
+
+// What a matrix takes.
+int64_t bytes_of(const PackedMatrix& m);
 
 // One row as floats: the embedding of a token.
 void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out);

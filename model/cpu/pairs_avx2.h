@@ -32,8 +32,9 @@ struct DigitPanel {
 
   void unpack(const PackedMatrix& matrix, int64_t group, int64_t begin, int64_t end) {
     constexpr PackingInfo info = packing_info(P);
-    const uint8_t *quants = matrix.quants(group) + begin * info.quant_bytes,
-                  *scales = matrix.scales(group) + begin * info.scale_bytes;
+    LaidRoom<P, 1, kDigitBlocks> room;
+    const Lying lying = lay<P, 1, kDigitBlocks>(matrix, group, begin, end, room);
+    const uint8_t *quants = lying.quants, *scales = lying.scales;
     for (int64_t b = 0; b < end - begin; ++b, quants += info.quant_bytes, scales += info.scale_bytes)
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; ++part) {
@@ -162,8 +163,8 @@ void digit_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   WholeSums<kParts> kept[kPanelRows];
   const int64_t panels = (m.blocks + kDigitBlocks - 1) / kDigitBlocks;
   // Few rows are done before what is fetched beside them is here.
-  const int64_t later = rows > 8 ? 1 : 2, steps = 2 * ((rows + kTall - 1) / kTall) * m.blocks;
-  Ahead ahead{m.quants(group + later), m.quants(group + later + 1), int((m.group_bytes / 64 + steps - 1) / steps)};
+  const int64_t later = rows > 8 ? 1 : 2;
+  Ahead ahead = ahead_of(m, group + later, 1, 2 * ((rows + kTall - 1) / kTall) * m.blocks);
   for (int64_t i = 0; i < panels; ++i) {
     auto start = [&](int64_t of) { return of == panels ? m.blocks : m.blocks * of / panels / 2 * 2; };
     const int64_t begin = start(i), end = start(i + 1);

@@ -32,8 +32,9 @@ struct PairTile {
   static constexpr PackingInfo kInfo = packing_info(P);
   static constexpr int kHalves = kInfo.halves ? 2 : 1;
   static constexpr bool kNibbles = kInfo.quant_bytes == 256;
-  const PackedMatrix& m;
-  const int64_t group;
+  const Lying lying;  // blocks from begin to end
+  const int64_t begin, end;
+  const int64_t blocks;   // of a row
   const int8_t* const q;  // the tile's first row
   const int64_t stride;   // of pairs
   Ahead& ahead;
@@ -47,8 +48,10 @@ struct PairTile {
     asm("vpbroadcastd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const int8_t(*)[4]>(p)));
     return out;
   }
-  const uint8_t* quants(int64_t b) const { return m.quants(group) + b * kInfo.quant_bytes; }
-  const uint8_t* scales(int64_t b, int g) const { return quants(m.blocks) + g * m.group_bytes + b * kInfo.scale_bytes; }
+  const uint8_t* quants(int64_t b) const { return lying.quants + (b - begin) * kInfo.quant_bytes; }
+  const uint8_t* scales(int64_t b, int g) const {
+    return lying.scales + g * lying.scale_stride + (b - begin) * kInfo.scale_bytes;
+  }
 
   // Four inputs of each of 16 outputs by those of every digit.
   [[gnu::always_inline]] void add_chunk(int64_t b, int c, const Blocks::I (&w)[G], Blocks::I (&to)[C][G]) const {
@@ -67,7 +70,7 @@ struct PairTile {
       if (kNibbles && c == 4) from = anew(from);  // lest the lower nibbles' loads are kept for these
       Blocks::I w[G];
       unrolled<G>([&]<int g>() __attribute__((always_inline)) {
-        const Blocks::I v = _mm512_loadu_si512(from + g * m.group_bytes + 64 * (kNibbles ? c % 4 : c));
+        const Blocks::I v = _mm512_loadu_si512(from + g * lying.quant_stride + 64 * (kNibbles ? c % 4 : c));
         if constexpr (kNibbles)
           w[g] = _mm512_and_si512(c < 4 ? v : _mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
         else
@@ -81,11 +84,11 @@ struct PairTile {
   void sum(const QuantRows& x, int64_t row, WholeSums<G>* sums) const {
     int64_t fit = fit_of(x, row);
     for (int t = 1; t < kTileRows<C>; ++t) fit = fit_of(x, row + t) < fit ? fit_of(x, row + t) : fit;
-    for (int64_t b = 0; b < m.blocks;) {
-      const int64_t full = (b | (fit - 1)) + 1, end = full < m.blocks ? full : m.blocks;
+    for (int64_t b = begin; b < end;) {
+      const int64_t full = (b | (fit - 1)) + 1, next = full < end ? full : end;
       Blocks::I total[C][G];
       unrolled<C * G>([&]<int I>() __attribute__((always_inline)) { total[I / G][I % G] = Blocks::zero_i(); });
-      for (; b < end; ++b)
+      for (; b < next; ++b)
         unrolled<kHalves>([&]<int h>() __attribute__((always_inline)) {
           Blocks::I made[C][G];
           unrolled<C * G>([&]<int I>() __attribute__((always_inline)) {
@@ -109,13 +112,13 @@ struct PairTile {
 
   // Blocks that have scales of their own.
   void sum(const QuantRows& x, int64_t row, FloatSums<G>* sums) const {
-    const float* of_inputs = x.sums + row * m.blocks * kHalves;
+    const float* of_inputs = x.sums + row * blocks * kHalves;
     simd::V total[kTileRows<C>][G];
 #pragma GCC unroll 4
     for (int t = 0; t < kTileRows<C>; ++t)
 #pragma GCC unroll 2
-      for (int g = 0; g < G; ++g) total[t][g] = simd::set1(0.0f);
-    for (int64_t b = 0; b < m.blocks; ++b)
+      for (int g = 0; g < G; ++g) total[t][g] = sums[t].sum[g];
+    for (int64_t b = begin; b < end; ++b)
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         Blocks::I made[C][G];
@@ -130,7 +133,7 @@ struct PairTile {
         each_row_of<C>(made, [&]<int t, int g>(Blocks::I sum) {
           total[t][g] = simd::fused(of[g].d[h], Blocks::to_float(sum), total[t][g]);
           if constexpr (kInfo.zero == 0)
-            total[t][g] = simd::fused(of[g].m[h], simd::set1(of_inputs[(t * m.blocks + b) * kHalves + h]), total[t][g]);
+            total[t][g] = simd::fused(of[g].m[h], simd::set1(of_inputs[(t * blocks + b) * kHalves + h]), total[t][g]);
         });
       }
 #pragma GCC unroll 4
@@ -140,22 +143,32 @@ struct PairTile {
   }
 };
 
+// Rows whose sums are kept while stored blocks are laid.
+constexpr int64_t kKept = 128;
+
 template <Packing P, int G>
 void pair_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                int64_t y_stride, bool add) {
   using Sums = std::conditional_t<packing_info(P).of_rows, WholeSums<G>, FloatSums<G>>;
-  const int64_t lines = G * m.group_bytes / 64, steps = (rows + kTall - 1) / kTall * m.blocks;
-  Ahead ahead{m.quants(group + G), m.quants(group + 2 * G), int((lines + steps - 1) / steps)};
-  for (int64_t t = 0; t < rows; t += kTall) {
-    const int64_t some = rows - t < kTall ? rows - t : kTall;
-    Sums sums[kTall] = {};
-    with_digits(some, [&]<int C>() {
-      const PairTile<P, C, G> tile{m, group, x.q + 2 * (first + t) * x.cols, 4 * x.cols, ahead};
-      tile.sum(x, first + t, sums);
-    });
-    for (int64_t i = 0; i < some; ++i)
+  Ahead ahead = ahead_of(m, group + G, G, (rows + kTall - 1) / kTall * m.blocks);
+  LaidRoom<P, G, kLaid> room;
+  Sums sums[kKept];
+  const int64_t most = laid(m), kept = m.stored() ? kKept : kTall;
+  for (int64_t span = 0; span < rows; span += kept) {
+    const int64_t after = span + kept < rows ? span + kept : rows;
+    for (int64_t i = 0; i < after - span; ++i) sums[i] = Sums{};
+    for (int64_t begin = 0; begin < m.blocks; begin += most) {
+      const int64_t end = begin + most < m.blocks ? begin + most : m.blocks;
+      const Lying lying = lay<P, G, kLaid>(m, group, begin, end, room, rows <= 2 * kTall ? Blocks::kAhead : 0);
+      for (int64_t t = span; t < after; t += kTall)
+        with_digits(after - t < kTall ? after - t : kTall, [&]<int C>() {
+          const PairTile<P, C, G> tile{lying, begin, end, m.blocks, x.q + 2 * (first + t) * x.cols, 4 * x.cols, ahead};
+          tile.sum(x, first + t, sums + (t - span));
+        });
+    }
+    for (int64_t t = span; t < after; ++t)
       for (int g = 0; g < G; ++g)
-        store_lanes(finish(sums[i], g, m, group, x.d[first + t + i]), 0, y + (t + i) * y_stride + g * kGroup,
+        store_lanes(finish(sums[t - span], g, m, group, x.d[first + t]), 0, y + t * y_stride + g * kGroup,
                     m.valid(group + g), add);
   }
   ahead.fetch_rest();

@@ -31,6 +31,17 @@ struct Ahead {
   }
 };
 
+// `count` groups from one on, that so many steps go by.
+inline Ahead ahead_of(const PackedMatrix& m, int64_t group, int64_t count, int64_t steps) {
+  const uint8_t* at = nullptr;
+  int64_t bytes = 0;
+  if (!m.stored())
+    at = m.quants(group), bytes = count * m.group_bytes;
+  else if (group < m.groups)
+    at = m.section(group).at(group), bytes = count * m.section(group).group_bytes;
+  return {at, at + bytes, int((bytes / 64 + steps - 1) / steps)};
+}
+
 // What a row's sums in N vectors are while the panels of some groups go by: exact integers, or floats of blocks.
 template <int N>
 struct WholeSums {
@@ -87,9 +98,12 @@ struct Panel {
     constexpr PackingInfo info = packing_info(P);
     constexpr int parts = info.halves ? 2 : 1;
     for (int g = 0; g < G; ++g) {
-      const uint8_t *quants = matrix.quants(group + g), *scales = matrix.scales(group + g);
-      for (int64_t b = begin; b < end; ++b) {
-        const uint8_t *q = quants + b * info.quant_bytes, *s = scales + b * info.scale_bytes;
+      LaidRoom<P, 1, kLaid> room;
+      Lying lying{};
+      for (int64_t b = begin; b < end; ++b, lying.quants += info.quant_bytes, lying.scales += info.scale_bytes) {
+        if ((b - begin) % laid(matrix) == 0)
+          lying = lay<P, 1, kLaid>(matrix, group + g, b, b + kLaid < end ? b + kLaid : end, room);
+        const uint8_t *q = lying.quants, *s = lying.scales;
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
           const int n = g * kParts + part;
@@ -204,9 +218,8 @@ void panel_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
   Sums kept[How::kPanelRows];
   const int64_t most = How::template blocks<G>(rows), panels = (m.blocks + most - 1) / most;
   const int64_t tiles = (rows + kTall - 1) / kTall, tall = rows / tiles, taller = rows % tiles;
-  const int64_t lines = G * m.group_bytes / 64, steps = tiles * m.blocks * (kPairs / kStep);
   const int64_t later = rows > 8 ? G : 2 * G;  // few rows are done before what is fetched beside them is here
-  Ahead ahead{m.quants(group + later), m.quants(group + later + G), int((lines + steps - 1) / steps)};
+  Ahead ahead = ahead_of(m, group + later, G, tiles * m.blocks * (kPairs / kStep));
   for (int64_t i = 0; i < panels; ++i) {
     const int64_t begin = m.blocks * i / panels, end = m.blocks * (i + 1) / panels;
     panel.template unpack<P>(m, group, begin, end);

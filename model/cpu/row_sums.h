@@ -7,6 +7,7 @@
 #pragma once
 
 #include "model/cpu/blocks.h"
+#include "model/cpu/expand.h"
 #include "model/cpu/row_kernels.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): each unit is to have its own.
@@ -39,27 +40,34 @@ struct RowSum {
 // A block's products with the high plane are below 2^26.
 constexpr int64_t kCarryBlocks = 16;
 
+struct ExactSum {
+  RowSum sum{Blocks::zero_i(), Blocks::zero_i()};
+};
+
+// Adds what blocks [first, last) make, which lie there.
 template <Packing P, int T>
-inline void sum_tile(const PackedMatrix& m, int64_t group, int part, const QuantRows& x, int64_t row, simd::V* sums) {
+inline void sum_tile(const PackedMatrix& m, const Lying& lying, int part, const QuantRows& x, int64_t row,
+                     int64_t first, int64_t last, ExactSum* sums) {
   constexpr PackingInfo info = packing_info(P);
   constexpr int parts = info.halves ? 2 : 1;
-  const uint8_t *quants = m.quants(group), *scales = m.scales(group);
-  const int64_t blocks = m.blocks;
+  const int64_t blocks = m.blocks, ahead = Blocks::kAhead * m.group_bytes;
+  const uint8_t *quants = lying.quants, *scales = lying.scales;
   const int8_t* q = x.q + 2 * row * x.cols;
   const int32_t* planes = x.planes + row * blocks * parts * 4;
   Blocks::I high[T], low[T];
-  RowSum sum[T];
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) sum[t].top = sum[t].low = high[t] = low[t] = Blocks::zero_i();
-  for (int64_t begin = 0; begin < blocks; begin += kCarryBlocks) {
-    const int64_t end = begin + kCarryBlocks < blocks ? begin + kCarryBlocks : blocks;
-    for (int64_t b = begin; b < end; ++b) {
-      fetch_block(info, quants + b * info.quant_bytes + Blocks::kAhead * m.group_bytes,
-                  scales + b * info.scale_bytes + Blocks::kAhead * m.group_bytes);
-      const Blocks::W w = Blocks::load4(quants + b * info.quant_bytes + part * simd::W * 4);
+  for (int t = 0; t < T; ++t) high[t] = low[t] = Blocks::zero_i();
+  for (int64_t begin = first; begin < last; begin += kCarryBlocks) {
+    const int64_t end = begin + kCarryBlocks < last ? begin + kCarryBlocks : last;
+    for (int64_t b = begin; b < end; ++b, quants += info.quant_bytes, scales += info.scale_bytes) {
+      if (lying.coming)
+        lying.fetch(b - first);
+      else
+        fetch_block(info, quants + ahead, scales + ahead);
+      const Blocks::W w = Blocks::load4(quants + part * simd::W * 4);
 #pragma GCC unroll 2
       for (int h = 0; h < parts; ++h) {
-        const Blocks::Pair pair = Blocks::template load_pair<P>(scales + b * info.scale_bytes, h, part);
+        const Blocks::Pair pair = Blocks::template load_pair<P>(scales, h, part);
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t)
           Blocks::template add_products<info.zero != 0>(w, q + 2 * (t * x.cols + 32 * b), h * 8 / parts, 8 / parts,
@@ -68,11 +76,8 @@ inline void sum_tile(const PackedMatrix& m, int64_t group, int part, const Quant
       }
     }
 #pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) sum[t].template add<4>(high[t], low[t]), high[t] = low[t] = Blocks::zero_i();
+    for (int t = 0; t < T; ++t) sums[t].sum.template add<4>(high[t], low[t]), high[t] = low[t] = Blocks::zero_i();
   }
-  const simd::V scale = simd::load(m.row_scales(group) + part * simd::W);
-#pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) sums[t] = sum[t].finish(simd::mul(scale, simd::set1(x.d[row + t])));
 }
 
 }  // namespace

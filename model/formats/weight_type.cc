@@ -36,22 +36,37 @@ void fifth_bits(uint32_t high, uint8_t* q) {
   for (int j = 0; j < 32; ++j) q[j] |= uint8_t(((high >> j) & 1) << 4);
 }
 void whole(Unpacked* out, float d, float m) { out->d[0] = out->d[1] = d, out->m[0] = out->m[1] = m; }
+// Scales of float16: d, with what stands for 0, or with minima behind it.
+void scaled_by(const uint8_t* d, int zero, Unpacked* out) {
+  out->of_d = load16(d);
+  whole(out, f16_to_f32(out->of_d), -float(zero) * f16_to_f32(out->of_d));
+}
+void scaled_by(const uint8_t* d, Unpacked* out) {
+  out->of_d = load16(d), out->of_m = load16(d + 2);
+  whole(out, f16_to_f32(out->of_d), f16_to_f32(out->of_m));
+}
+// A half's small scale by the block's, with what stands for 0, or a small minimum by the block's.
+void part_scaled(Unpacked* out, int h, const uint8_t* d, int scale, int zero) {
+  out->of_d = load16(d), out->scale[h] = int8_t(scale);
+  out->d[h] = f16_to_f32(out->of_d) * float(scale), out->m[h] = -float(zero) * out->d[h];
+}
+void part_scaled(Unpacked* out, int h, const uint8_t* d, int scale, const uint8_t* m, int min) {
+  part_scaled(out, h, d, scale, 0);
+  out->of_m = load16(m), out->min[h] = int8_t(min);
+  out->m[h] = -(f16_to_f32(out->of_m) * float(min));
+}
 
-void unpack_q4_0(const uint8_t* b, int, Unpacked* out) {
-  nibbles(b + 2, out->q), whole(out, half_at(b), -8 * half_at(b));
-}
-void unpack_q4_1(const uint8_t* b, int, Unpacked* out) {
-  nibbles(b + 4, out->q), whole(out, half_at(b), half_at(b + 2));
-}
+void unpack_q4_0(const uint8_t* b, int, Unpacked* out) { nibbles(b + 2, out->q), scaled_by(b, 8, out); }
+void unpack_q4_1(const uint8_t* b, int, Unpacked* out) { nibbles(b + 4, out->q), scaled_by(b, out); }
 void unpack_q5_0(const uint8_t* b, int, Unpacked* out) {
-  nibbles(b + 6, out->q), fifth_bits(load32(b + 2), out->q), whole(out, half_at(b), -16 * half_at(b));
+  nibbles(b + 6, out->q), fifth_bits(load32(b + 2), out->q), scaled_by(b, 16, out);
 }
 void unpack_q5_1(const uint8_t* b, int, Unpacked* out) {
-  nibbles(b + 8, out->q), fifth_bits(load32(b + 4), out->q), whole(out, half_at(b), half_at(b + 2));
+  nibbles(b + 8, out->q), fifth_bits(load32(b + 4), out->q), scaled_by(b, out);
 }
 void unpack_q8_0(const uint8_t* b, int, Unpacked* out) {
   for (int j = 0; j < 32; ++j) out->q[j] = b[2 + j] ^ 0x80;
-  whole(out, half_at(b), -128 * half_at(b));
+  scaled_by(b, 128, out);
 }
 
 // Q4_K and Q5_K: eight 6-bit scales and minima in 12 bytes.
@@ -68,19 +83,14 @@ void scale_min(const uint8_t* s, int j, int* scale, int* min) {
 void unpack_q2k(const uint8_t* b, int c, Unpacked* out) {
   const uint8_t* q = b + 16 + 32 * (c / 4);
   for (int j = 0; j < 32; ++j) out->q[j] = (q[j] >> (2 * (c % 4))) & 3;
-  float d = half_at(b + 80), dmin = half_at(b + 82);
-  for (int h = 0; h < 2; ++h) {
-    uint8_t s = b[2 * c + h];
-    out->d[h] = d * float(s & 15), out->m[h] = -(dmin * float(s >> 4));
-  }
+  for (int h = 0; h < 2; ++h) part_scaled(out, h, b + 80, b[2 * c + h] & 15, b + 82, b[2 * c + h] >> 4);
 }
 void unpack_q3k(const uint8_t* b, int c, Unpacked* out) {
   const uint8_t *q = b + 32 + 32 * (c / 4), *s = b + 96;
   for (int j = 0; j < 32; ++j) out->q[j] = uint8_t(((q[j] >> (2 * (c % 4))) & 3) | (((b[j] >> c) & 1) << 2));
-  float d = half_at(b + 108);
   for (int h = 0; h < 2; ++h) {
     int i = 2 * c + h, low = i < 8 ? s[i] & 15 : s[i - 8] >> 4, high = (s[8 + i % 4] >> (2 * (i / 4))) & 3;
-    out->d[h] = d * float((low | (high << 4)) - 32), out->m[h] = -4 * out->d[h];
+    part_scaled(out, h, b + 108, (low | (high << 4)) - 32, 4);
   }
 }
 template <bool five>
@@ -91,17 +101,14 @@ void unpack_q45k(const uint8_t* b, int c, Unpacked* out) {
     for (int j = 0; j < 32; ++j) out->q[j] |= uint8_t(((b[16 + j] >> c) & 1) << 4);
   int scale, min;
   scale_min(b + 4, c, &scale, &min);
-  whole(out, half_at(b) * float(scale), -(half_at(b + 2) * float(min)));
+  for (int h = 0; h < 2; ++h) part_scaled(out, h, b, scale, b + 2, min);
 }
 void unpack_q6k(const uint8_t* b, int c, Unpacked* out) {
   int n = c / 4, part = c % 4;
   const uint8_t *low = b + 64 * n + 32 * (part % 2), *high = b + 128 + 32 * n;
   for (int j = 0; j < 32; ++j)
     out->q[j] = uint8_t((part < 2 ? low[j] & 15 : low[j] >> 4) | (((high[j] >> (2 * part)) & 3) << 4));
-  float d = half_at(b + 208);
-  for (int h = 0; h < 2; ++h) {
-    out->d[h] = d * float(int8_t(b[192 + 2 * c + h])), out->m[h] = -32 * out->d[h];
-  }
+  for (int h = 0; h < 2; ++h) part_scaled(out, h, b + 208, int8_t(b[192 + 2 * c + h]), 32);
 }
 
 // Four bits that stand for one of 16 values, as integers from 0 on.
@@ -115,16 +122,17 @@ constexpr uint8_t kIq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 16
 constexpr uint8_t kE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 void unpack_iq4_nl(const uint8_t* b, int, Unpacked* out) {
-  nibbles(b + 2, out->q), look_up(kIq4, out->q), whole(out, half_at(b), -128 * half_at(b));
+  nibbles(b + 2, out->q), look_up(kIq4, out->q), scaled_by(b, 128, out);
 }
 void unpack_iq4_xs(const uint8_t* b, int c, Unpacked* out) {
   const int low = b[4 + c / 2] >> (4 * (c % 2)) & 15, high = load16(b + 2) >> (2 * c) & 3;
-  const float d = half_at(b) * float((low | high << 4) - 32);
-  nibbles(b + 8 + 16 * c, out->q), look_up(kIq4, out->q), whole(out, d, -128 * d);
+  nibbles(b + 8 + 16 * c, out->q), look_up(kIq4, out->q);
+  for (int h = 0; h < 2; ++h) part_scaled(out, h, b, (low | high << 4) - 32, 128);
 }
 void unpack_mxfp4(const uint8_t* b, int, Unpacked* out) {
   const float d = std::ldexp(0.5f, b[0] - 127);
   nibbles(b + 1, out->q), look_up(kE2m1, out->q), whole(out, d, -12 * d);
+  out->scale[0] = int8_t(b[0]);
 }
 
 void unpack_int4(const uint8_t* b, int, Unpacked* out) {

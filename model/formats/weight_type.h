@@ -51,6 +51,10 @@ const TypeInfo* type_info(WeightType type);  // null: not one we read
 struct Unpacked {
   uint8_t q[32];
   float d[2], m[2];
+  // As they stand in the file: float16 d and m of the block, and in types of 256 what multiplies them for each half,
+  // d = of_d * scale, m = -(of_m * min). Of MXFP4 scale[0] is the exponent's byte.
+  uint16_t of_d, of_m;
+  int8_t scale[2], min[2];
 };
 // Weights [32*i, 32*i+32) of a row of blocks.
 void unpack32(WeightType type, const uint8_t* row, int64_t i, Unpacked* out);

@@ -203,6 +203,72 @@ TEST(Kernels, ExtremeWeightsOfFourBits) {
   }
 }
 
+// Rows of different types are one matrix, each as narrow as in the file.
+TEST(Kernels, PartsOfSeveralTypesKeepTheirOwnForm) {
+  constexpr int64_t kCols = 512;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  ThreadPool pool(1);
+  using T = WeightType;
+  const std::vector<std::vector<T>> cases = {
+      {T::q4_k, T::q4_k, T::q6_k}, {T::q4_k, T::q5_0, T::mxfp4}, {T::q2_k, T::q3_k, T::q4_k}, {T::q4_0, T::q6_k}};
+  for (const auto& types : cases) {
+    SCOPED_TRACE(std::string(type_info(types[0])->name) + " first of " + std::to_string(types.size()));
+    Arena arena;
+    std::vector<std::vector<uint8_t>> bytes;
+    std::vector<HostTensor> parts;
+    int64_t rows = 0, in_file = 0;
+    for (T type : types) {
+      bytes.push_back(random_tensor(type, 48 * kCols, random));
+      parts.push_back({"w", type, 48, kCols, bytes.back().data(), int64_t(bytes.back().size())});
+      rows += 48, in_file += parts.back().bytes;
+    }
+    for (int64_t tokens : {1, 2, 5, 16, 40}) {
+      Product p{pack(parts, arena, pool), pack(parts, arena, pool, true), std::vector<float>(size_t(tokens * kCols)),
+                tokens};
+      EXPECT_LE(double(bytes_of(p.m)), 1.05 * double(in_file));
+      for (float& f : p.x) f = normal(random);
+      const std::vector<float> base = p.integer(kKernelsPortable), exact = p.floating(kKernelsPortable);
+      for (const Kernels* k : runnable_kernels()) {
+        EXPECT_EQ(p.integer(*k), base) << k->name << " " << tokens;
+        EXPECT_EQ(p.floating(*k), exact) << k->name << " " << tokens;
+      }
+      std::vector<float> w(static_cast<size_t>(kCols)), row(static_cast<size_t>(kCols));
+      for (int64_t r = 0; r < rows; ++r) {
+        const HostTensor& t = parts[size_t(r / 48)];
+        dequantize(t.type, t.data + r % 48 * t.row_bytes(), kCols, w.data());
+        unpack_row(p.m, r, 1.0f, row.data());
+        ASSERT_EQ(w, row);
+        for (int64_t i = 0; i < tokens; ++i) {
+          double sum = 1, size = 0;
+          for (int64_t c = 0; c < kCols; ++c) {
+            const double v = double(w[size_t(c)]) * p.x[size_t(i * kCols + c)];
+            sum += v, size += std::fabs(v);
+          }
+          ASSERT_NEAR(base[size_t(i * rows + r)], sum, 3e-4 * size) << r << " " << i;
+          ASSERT_NEAR(exact[size_t(i * rows + r)], sum - 1, 1e-5 * size) << r << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// In memory no type takes more than 5 % above its bytes in the file, whatever it is multiplied as.
+TEST(Packed, NoTypeIsWiderThanItsFile) {
+  ThreadPool pool(1);
+  std::mt19937 random(8);
+  for (WeightType type : kTypes)
+    for (bool exact : {false, true}) {
+      Arena arena;
+      const auto bytes = random_tensor(type, 64 * 2560, random);
+      const HostTensor t{"w", type, 64, 2560, bytes.data(), int64_t(bytes.size())};
+      const PackedMatrix m = pack({&t, 1}, arena, pool, exact);
+      const double ratio = double(bytes_of(m)) / double(t.bytes);
+      printf("%-7s %s %.3f\n", std::string(type_info(type)->name).c_str(), exact ? "exact" : "     ", ratio);
+      EXPECT_LE(ratio, 1.05) << type_info(type)->name << (exact ? " exact" : "");
+    }
+}
+
 TEST(Kernels, RowsDoNotDependOnHowManyThereAre) {
   std::mt19937 random(2);
   std::normal_distribution<float> normal;

@@ -64,9 +64,10 @@ std::vector<float> rows_of(const Kernels& k, const std::vector<float>& x) {
 int main() {
   std::normal_distribution<float> normal;
   ThreadPool pool(1);
-  for (WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q4_0, WeightType::q4_1,
-                          WeightType::q5_0, WeightType::q5_1, WeightType::q8_0, WeightType::q2_k, WeightType::q3_k,
-                          WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
+  for (WeightType type :
+       {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q4_0, WeightType::q4_1, WeightType::q5_0,
+        WeightType::q5_1, WeightType::q8_0, WeightType::q2_k, WeightType::q3_k, WeightType::q4_k, WeightType::q5_k,
+        WeightType::q6_k, WeightType::iq4_nl, WeightType::iq4_xs, WeightType::mxfp4}) {
     const TypeInfo& info = *type_info(type);
     const int64_t rows = 37, cols = 768, tokens = 7;
     Arena arena;

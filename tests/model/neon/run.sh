@@ -5,7 +5,7 @@ set -euo pipefail
 # shellcheck source=tests/neon_tools.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../neon_tools.sh"
 sources=(core/{dtype,status,check,thread_pool,cpu}.cc model/formats/weight_type.cc
-  model/cpu/{elementwise,packed,kernels,kernels_portable,kernels_neon,kernels_neon_dot}.cc tests/model/neon/neon_main.cc)
+  model/cpu/{elementwise,pack_stored,packed,kernels,kernels_portable,kernels_neon,kernels_neon_dot}.cc tests/model/neon/neon_main.cc)
 objects=()
 for source in "${sources[@]}"; do
   object=$out/${source//\//_}.o

@@ -1,0 +1,122 @@
+// How types lie in memory whose files are smaller than what kernels multiply: their integers and scales as narrow as
+// they are in the file, 16 rows interleaved. Kernels expand some blocks at a time into the form they have (expand.h).
+//
+// A group is four planes. Of each block of 32 inputs x 16 rows:
+//   integers: of 4 bits or more, 4 chunks of 64 bytes as packed.h has them; then a fifth bit: 64 bytes, bit c of byte
+//     4*r + j: row r, input 4c+j; or a fifth and a sixth: two such, of two bits each, for the inputs of either half.
+//     Of 2 and 3 bits: two times 64 bytes, bits 2c and 2c+1 of byte 4*r + j: row r, input 4c+j of either half; then a
+//     third bit as a fifth would be
+//   scales: as Scaling has them, rows beside one another, once or for each half
+// of each 8 blocks 16 d, then 16 m where there are minima (float16), by which small scales are multiplied; and 16
+// floats, the rows' s where kernels want integers of rows (packed.h).
+#pragma once
+
+#include <cstdint>
+
+#include "model/cpu/packing.h"
+
+namespace kvasir::model::cpu {
+
+// q4_0 and q4_1 lie so only beside rows of other types: alone they are as narrow as kernels have them.
+enum class Stored : uint8_t { none, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
+
+enum class Scaling : uint8_t {
+  half,    // float16 d, then m where there are minima
+  power,   // a byte, d = 2^(byte - 128); the least is 0, the greatest infinite
+  small,   // int8, then as many for minima: times the d and m of 8 blocks
+  nibble,  // two of less 8 in a byte, likewise
+};
+
+// Values that codes of four bits stand for, from 0 on.
+constexpr uint8_t kIq4Values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t kE2m1Values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+constexpr int64_t kSuper = 8;  // blocks that share d and m
+
+struct StoredInfo {
+  int bits;  // of an integer or code
+  Scaling scaling;
+  bool halves;
+  int zero;               // the integer that stands for 0, where there are no minima
+  const uint8_t* values;  // of codes
+  Packing form, exact;    // what kernels multiply; where results are to be float32's own
+
+  constexpr int quant_bytes() const { return 64 * bits; }
+  constexpr int scale_width() const {  // of 16 rows
+    return scaling == Scaling::half ? 32 : scaling == Scaling::nibble ? 8 : 16;
+  }
+  constexpr int kinds() const { return zero == 0 ? 2 : 1; }  // d, and m
+  constexpr int scale_bytes() const { return scale_width() * kinds() * (halves ? 2 : 1); }
+  constexpr int super_bytes() const {
+    return scaling == Scaling::small || scaling == Scaling::nibble ? 32 * kinds() : 0;
+  }
+  constexpr int64_t scales_at(int64_t blocks) const { return blocks * quant_bytes(); }
+  constexpr int64_t supers_at(int64_t blocks) const { return blocks * (quant_bytes() + scale_bytes()); }
+  constexpr int64_t group_bytes(int64_t blocks) const {
+    return ((supers_at(blocks) + (blocks + kSuper - 1) / kSuper * super_bytes() + 63) & ~int64_t(63)) +
+           kGroup * int64_t(sizeof(float));
+  }
+};
+constexpr StoredInfo stored_info(Stored s) {
+  constexpr auto wide = Packing::n8_wide, halves = Packing::n8_halves;
+  switch (s) {
+    case Stored::none: break;
+    case Stored::q2_k: return {2, Scaling::nibble, true, 0, nullptr, Packing::i4_halves, halves};
+    case Stored::q3_k: return {3, Scaling::small, true, 4, nullptr, Packing::i4_halves, halves};
+    case Stored::q4_0: return {4, Scaling::half, false, 8, nullptr, Packing::i4_min, wide};
+    case Stored::q4_1: return {4, Scaling::half, false, 0, nullptr, Packing::i4_min, wide};
+    case Stored::q4_k: return {4, Scaling::small, false, 0, nullptr, Packing::i4_min, wide};
+    case Stored::q5_0: return {5, Scaling::half, false, 16, nullptr, wide, wide};
+    case Stored::q5_1: return {5, Scaling::half, false, 0, nullptr, wide, wide};
+    case Stored::q5_k: return {5, Scaling::small, false, 0, nullptr, wide, wide};
+    case Stored::q6_k: return {6, Scaling::small, true, 32, nullptr, halves, halves};
+    case Stored::iq4_nl: return {4, Scaling::half, false, 128, kIq4Values, Packing::n8_zero, Packing::n8_zero};
+    case Stored::iq4_xs: return {4, Scaling::small, false, 128, kIq4Values, Packing::n8_float, Packing::n8_float};
+    case Stored::mxfp4: return {4, Scaling::power, false, 12, kE2m1Values, wide, wide};
+  }
+  return {};
+}
+// Whether kernels that multiply `form` can expand it: rows of several types have one form.
+constexpr bool expands_to(Stored s, Packing form) {
+  const StoredInfo info = stored_info(s);
+  if (s == Stored::none) return false;
+  if (form == Packing::i4_min || form == Packing::i4_halves)
+    return info.bits <= 4 && !info.values && (form == Packing::i4_halves || !info.halves);
+  return form == info.form || form == info.exact || (form == Packing::n8_halves && info.zero <= 32);
+}
+
+// f.operator()<S>()
+template <class F>
+inline void with_stored(Stored stored, const F& f) {
+  switch (stored) {
+#define KVASIR_STORED(S) \
+  case Stored::S: return f.template operator()<Stored::S>()
+    case Stored::none:
+      return;
+      KVASIR_STORED(q2_k);
+      KVASIR_STORED(q3_k);
+      KVASIR_STORED(q4_0);
+      KVASIR_STORED(q4_1);
+      KVASIR_STORED(q4_k);
+      KVASIR_STORED(q5_0);
+      KVASIR_STORED(q5_1);
+      KVASIR_STORED(q5_k);
+      KVASIR_STORED(q6_k);
+      KVASIR_STORED(iq4_nl);
+      KVASIR_STORED(iq4_xs);
+      KVASIR_STORED(mxfp4);
+#undef KVASIR_STORED
+  }
+}
+
+// Rows of a matrix that lie in one way.
+struct Section {
+  Stored stored = Stored::none;
+  int64_t group = 0, groups = 0;
+  int64_t group_bytes = 0;
+  const uint8_t* data = nullptr;
+
+  const uint8_t* at(int64_t g) const { return data + (g - group) * group_bytes; }
+};
+
+}  // namespace kvasir::model::cpu
