@@ -8,7 +8,7 @@
 namespace kvasir::model::cpu {
 
 // Fills sections with the parts, whose rows are multiplied in the matrix's packing; its shape is known.
-void store(std::span<const HostTensor> parts, bool beside, Arena& arena, ThreadPool& pool, PackedMatrix* m);
+void store(std::span<const HostTensor> parts, bool exact, bool beside, Arena& arena, ThreadPool& pool, PackedMatrix* m);
 
 void unpack_stored_row(const PackedMatrix& m, int64_t row, float scale, float* out);
 

@@ -102,9 +102,10 @@ Packing common_packing(std::span<const HostTensor> parts, bool exact) {
 }
 
 // Whether each part lies narrower than what is multiplied; parts of one matrix do so only by whole groups.
-bool all_stored(std::span<const HostTensor> parts, Packing packing, bool beside) {
+bool all_stored(std::span<const HostTensor> parts, Packing packing, bool exact, bool beside) {
   for (size_t i = 0; i < parts.size(); ++i)
-    if (!expands_to(stored_of(parts[i].type, beside), packing) || (i + 1 < parts.size() && parts[i].rows % kGroup != 0))
+    if (!expands_to(stored_of(parts[i].type, exact, beside), packing) ||
+        (i + 1 < parts.size() && parts[i].rows % kGroup != 0))
       return false;
   return true;
 }
@@ -119,11 +120,12 @@ void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row
 Packing packing_of(WeightType type, bool exact) {
   if (type == WeightType::f16) return Packing::f16;
   if (type == WeightType::bf16) return Packing::bf16;
-  if (const Stored stored = stored_of(type); stored != Stored::none)
+  if (const Stored stored = stored_of(type, exact); stored != Stored::none)
     return exact ? stored_info(stored).exact : stored_info(stored).form;
   switch (type) {
     case WeightType::q4_0: return exact ? Packing::n4_zero : Packing::i4_zero;
     case WeightType::q4_1: return exact ? Packing::n4_min : Packing::i4_min;
+    case WeightType::q4_k: return Packing::i4_min;
     case WeightType::int4: return exact ? Packing::n4_wide : Packing::i4_min;
     case WeightType::q8_0: return Packing::n8_zero;
     default: return Packing::f32;
@@ -167,8 +169,8 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
   m.groups = (m.rows + kGroup - 1) / kGroup;
   const bool mixed =
       std::any_of(parts.begin(), parts.end(), [&](const HostTensor& t) { return t.type != parts[0].type; });
-  if (all_stored(parts, m.packing, mixed)) {
-    store(parts, mixed, arena, pool, &m);
+  if (all_stored(parts, m.packing, exact, mixed)) {
+    store(parts, exact, mixed, arena, pool, &m);
     return m;
   }
   m.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);

@@ -38,7 +38,7 @@ namespace kvasir::model::cpu {
 
 Packing packing_of(WeightType type, bool exact);
 // How a type lies where that is narrower than its packing; `beside`: beside rows of other types.
-Stored stored_of(WeightType type, bool beside = false);
+Stored stored_of(WeightType type, bool exact, bool beside = false);
 
 struct PackedMatrix {
   Packing packing = Packing::f32;  // what kernels multiply

@@ -17,7 +17,8 @@
 
 namespace kvasir::model::cpu {
 
-// q4_0 and q4_1 lie so only beside rows of other types: alone they are as narrow as kernels have them.
+// q4_0, q4_1 and q4_k lie so only beside rows of other types (q4_k also where results are to be float32's own): alone
+// they are as narrow, or nearly, as kernels have them.
 enum class Stored : uint8_t { none, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
 
 enum class Scaling : uint8_t {

@@ -265,7 +265,9 @@ TEST(Packed, NoTypeIsWiderThanItsFile) {
       const PackedMatrix m = pack({&t, 1}, arena, pool, exact);
       const double ratio = double(bytes_of(m)) / double(t.bytes);
       printf("%-7s %s %.3f\n", std::string(type_info(type)->name).c_str(), exact ? "exact" : "     ", ratio);
-      EXPECT_LE(ratio, 1.05) << type_info(type)->name << (exact ? " exact" : "");
+      // One row by Q4_K is multiplied faster from a ninth more.
+      EXPECT_LE(ratio, type == WeightType::q4_k && !exact ? 1.12 : 1.05)
+          << type_info(type)->name << (exact ? " exact" : "");
     }
 }
 
