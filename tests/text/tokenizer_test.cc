@@ -140,6 +140,24 @@ TEST(Json, ByteLevelFileAndItsConfig) {
   EXPECT_EQ(*(*t)->decode(std::vector<int32_t>{2, 3, 0}, true), "ab a");
 }
 
+// As BERT's files are: words in pieces, of which all but the first begin with ##.
+TEST(Json, WordPieceFile) {
+  const std::string json = R"({"version":"1.0","added_tokens":[
+    {"id":0,"content":"[CLS]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},
+    {"id":1,"content":"[SEP]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+    "normalizer":{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":null,
+    "lowercase":true},"pre_tokenizer":{"type":"BertPreTokenizer"},"post_processor":{"type":"BertProcessing",
+    "sep":["[SEP]",1],"cls":["[CLS]",0]},"decoder":{"type":"WordPiece","prefix":"##","cleanup":true},
+    "model":{"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100,
+    "vocab":{"[CLS]":0,"[SEP]":1,"[UNK]":2,"hel":3,"##lo":4,"un":5,"##aff":6,"##able":7,",":8,"\u6771":9}}})";
+  Result<TokenizerPtr> t = Tokenizer::from_json(json);
+  ASSERT_TRUE(t.ok()) << t.status().to_string();
+  EXPECT_THAT(*(*t)->encode("H\u00c9llo", false, false), ElementsAre(2));
+  EXPECT_THAT(*(*t)->encode("Hello, UNAFFABLE zebra \u6771\u6771", true, false),
+              ElementsAre(0, 3, 4, 8, 5, 6, 7, 2, 9, 9, 1));
+  EXPECT_EQ(*(*t)->decode(std::vector<int32_t>{0, 3, 4, 8, 5, 6, 7, 1}, true), "hello , unaffable");
+}
+
 TEST(Json, BrokenFilesAreRefused) {
   for (const char* json : {"", "{}", "[1,2", R"({"model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}})"}) {
     EXPECT_EQ(Tokenizer::from_json(json).status().code(), Code::invalid_argument) << json;

@@ -45,6 +45,8 @@ pub fn spm_bytes(token: &str) -> Vec<u8> {
 
 enum Style {
     ByteLevel,
+    /// A token begins a word, unless it begins with this.
+    WordPiece { prefix: String },
     SentencePiece { strips: bool },
 }
 
@@ -59,6 +61,9 @@ fn style_of(decoder: &Value) -> Result<Style> {
     if find("ByteLevel").is_some() {
         return Ok(Style::ByteLevel);
     }
+    if let Some(w) = find("WordPiece") {
+        return Ok(Style::WordPiece { prefix: w["prefix"].as_str().unwrap_or("##").to_string() });
+    }
     if let Some(m) = find("Metaspace") {
         let never = m["prepend_scheme"].as_str() == Some("never") || m["add_prefix_space"].as_bool() == Some(false);
         return Ok(Style::SentencePiece { strips: !never });
@@ -71,7 +76,7 @@ fn style_of(decoder: &Value) -> Result<Style> {
     Err(Error {
         code: UNIMPLEMENTED,
         message: format!(
-            "tokenizer.json: decoder [{}] is not one this build knows (ByteLevel, Metaspace, Replace with ByteFallback)",
+            "tokenizer.json: decoder [{}] is not one this build knows (ByteLevel, WordPiece, Metaspace, Replace with ByteFallback)",
             kinds.join(", ")
         ),
     })
@@ -108,6 +113,8 @@ fn growth(normalizer: &Value) -> f64 {
             let new = length(&normalizer["content"]).unwrap_or(0);
             old.map_or((new + 1) as f64, |old| new as f64 / old as f64).max(1.0)
         }
+        // A space before and behind each character of three bytes.
+        Some("BertNormalizer") => 2.0,
         _ => 1.0,
     }
 }
@@ -177,6 +184,10 @@ pub fn load(json: &str, config_json: &str) -> Result<Tokenizer> {
             (_, Some(_)) => bytes.push(token.as_bytes()),
             (Style::ByteLevel, None) => bytes.push(&byte_level_bytes(&token)),
             (Style::SentencePiece { .. }, None) => bytes.push(&spm_bytes(&token)),
+            (Style::WordPiece { prefix }, None) => match token.strip_prefix(prefix.as_str()) {
+                Some(rest) => bytes.push(rest.as_bytes()),
+                None => bytes.push(format!(" {token}").as_bytes()),
+            },
         }
         flags.push(if as_added.is_some_and(|t| t.special) { SPECIAL } else { 0 });
     }
@@ -202,6 +213,6 @@ pub fn load(json: &str, config_json: &str) -> Result<Tokenizer> {
         t.find_end_of_generation(&[eos]);
     }
     t.chat_template = chat_template(&config);
-    t.strips_leading_space = matches!(style, Style::SentencePiece { strips: true });
+    t.strips_leading_space = matches!(style, Style::SentencePiece { strips: true } | Style::WordPiece { .. });
     Ok(t)
 }
