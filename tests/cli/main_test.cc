@@ -139,7 +139,7 @@ TEST(Serve, SaysWhatIsMissingOrMisspelt) {
   Ran misspelt = shell("serve --modle x");
   EXPECT_EQ(misspelt.code, 2);
   EXPECT_THAT(misspelt.out, HasSubstr("--model"));
-  EXPECT_THAT(shell("serve --model x --page-size 12").out, HasSubstr("power of two"));
+  EXPECT_THAT(shell("serve --model x --page-size 70000").out, HasSubstr("between 1 and 65536"));
   EXPECT_EQ(shell("serve --model dummy:llama --check-config").code, 0);
 }
 
