@@ -1,8 +1,6 @@
 // Drafts for the next step to verify. A right token saves its sequence's share of a step: the more sequences, the less,
 // until no draft pays. A draft continues the last token; where steps overlap (a GPU) that is not known when the next
 // step is planned. So while drafts save more than overlapping does, steps wait for one another.
-#include <time.h>
-
 #include <algorithm>
 
 #include "core/log.h"
@@ -19,14 +17,6 @@ constexpr double kHope = 0.75, kHoping = 1.0 / 256;
 constexpr int64_t kTriedEvery = 256, kLacksLittle = 64;
 constexpr int kTriedTokens = 2;
 constexpr int64_t kFarAhead = 256;  // tokens over which what it lacks must pay
-
-// Of this thread. On a crowded machine it may wait for a processor in the middle of anything: that says nothing of what
-// it does.
-double processor_us() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return double(t.tv_sec) * 1e6 + double(t.tv_nsec) * 1e-3;
-}
 
 }  // namespace
 
@@ -93,9 +83,9 @@ void StepLoop::weigh_grammar(const Gain& by, Draft& best) const {
     return;
   }
   if (draft_worth(drafts.forced_right, options_.max_draft, by.gain, by.price).saves <= best.worth.saves) return;
-  const double began = processor_us();
+  const Time began = now();
   std::vector<int32_t> forced = best.choice->grammar->forced();
-  const double took = processor_us() - began;
+  const double took = std::chrono::duration<double, std::micro>(now() - began).count();
   drafts.asking_us += kNewest * (std::min(took, 4 * (by.share + drafts.asking_us)) - drafts.asking_us);
   const int most = std::min<int>(options_.max_draft, int(forced.size()));
   const DraftWorth worth = draft_worth(drafts.forced_right, most, by.gain, by.price);
