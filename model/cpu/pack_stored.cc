@@ -109,7 +109,7 @@ void put_scales(const StoredRow& at, int64_t b, const Unpacked& u, uint8_t* grou
 
 // What is no number makes every sum of its row none: its scales are 0 then, and the row's own is NaN.
 void find_row_scale(const StoredRow& at, uint8_t* group) {
-  const int parts = at.info.halves ? 2 : 1, half = 1 << (at.info.bits - 1);
+  const int parts = at.info.halves ? 2 : 1, half = 1 << std::max(0, at.info.bits - 1);
   float most = 0;
   bool finite = true;
   for (int64_t b = 0; b < at.blocks; ++b)
