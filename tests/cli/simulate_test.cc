@@ -38,13 +38,15 @@ class Simulate : public ::testing::Test {
 };
 
 // Forty prompts that share beginnings, in a cache too small for those that run: pages move to the host and back.
+// Answers are far longer than what is kept free for those that run, so that they meet the end of the cache however the
+// prompts arrive.
 TEST_F(Simulate, ARecordedRunIsReplayedToTheSamePlansAndSimulatedUnderEveryPolicy) {
   if (!built("generate")) GTEST_SKIP() << "this build has no model";
   std::string prompts;
   for (int i = 0; i < 40; ++i) {
     const std::string text = std::string(static_cast<size_t>(10 + i % 5 * 10), static_cast<char>('a' + i % 3));
     prompts +=
-        "{\"prompt\":\"" + text + std::to_string(i) + "\",\"max_tokens\":" + std::to_string(80 + i % 7 * 10) + "}\n";
+        "{\"prompt\":\"" + text + std::to_string(i) + "\",\"max_tokens\":" + std::to_string(200 + i % 7 * 20) + "}\n";
   }
   const std::string recording = file("run.rec");
   const Ran ran = shell(
@@ -60,7 +62,7 @@ TEST_F(Simulate, ARecordedRunIsReplayedToTheSamePlansAndSimulatedUnderEveryPolic
   EXPECT_EQ(report["identical"], true);
   EXPECT_EQ(report["cut_short"], false);
   EXPECT_EQ(report["requests"], 40);
-  EXPECT_EQ(report["output_tokens"], 4350);
+  EXPECT_EQ(report["output_tokens"], 10300);
   EXPECT_GT(report["preemptions"], 0) << "the cache was meant to be too small";
   EXPECT_GT(report["cached_tokens"], 0);
 
