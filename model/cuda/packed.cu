@@ -1,10 +1,9 @@
 // What reads packed weights but the products of a few rows, and the choice among those (packed_kernel.cuh).
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "attention/cuda/mma.cuh"
 #include "model/cuda/packed.h"
+#include "model/cuda/packed_words.cuh"
 #include "model/cuda/tile_end.cuh"
 
 namespace kvasir::model::cuda {
@@ -13,9 +12,6 @@ namespace {
 using attention::cuda::Brain;
 
 constexpr int kShared = 227 << 10;  // bytes of a multiprocessor's shared memory that products want
-
-__device__ float2 pair_of(uint32_t halves) { return __half22float2(reinterpret_cast<const __half2&>(halves)); }
-__device__ const uint2& at8(const uint8_t* p) { return *reinterpret_cast<const uint2*>(p); }
 
 __device__ float half_of(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 __device__ float element(Packing packing, const uint8_t* weight, int64_t half, int64_t row, int64_t col,
@@ -90,16 +86,36 @@ bool packs(int64_t rows, int64_t cols) {
   return rows % 16 == 0 && cols % 32 == 0 && device().major >= 9 && device().shared >= kShared;
 }
 
+namespace {
+
+// `most` rows at a time.
+template <class Launch>
+void in_parts(Launch launch, int64_t most, const void* in, const void* weight, float unit, void* out, int64_t rows,
+              int64_t n, int64_t k, Form form, cudaStream_t stream) {
+  const int64_t row_bytes = form == Form::apart ? 8 * n : form == Form::f32 || form == Form::added_f32 ? 4 * n : 2 * n;
+  for (int64_t row = 0; row < rows; row += most)
+    launch(static_cast<const __nv_bfloat16*>(in) + row * k, weight, unit, static_cast<uint8_t*>(out) + row * row_bytes,
+           std::min(most, rows - row), n, k, form, stream);
+}
+
+}  // namespace
+
 void launch_packed(Packing packing, const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n,
                    int64_t k, Form form, cudaStream_t stream) {
-  const int64_t row_bytes = form == Form::apart ? 8 * n : form == Form::f32 || form == Form::added_f32 ? 4 * n : 2 * n;
   auto* launch = packing == Packing::q4       ? launch_few<Packing::q4>
                  : packing == Packing::q4_128 ? launch_few<Packing::q4_128>
                  : packing == Packing::q6     ? launch_few<Packing::q6>
                                               : launch_few<Packing::q8>;
-  for (int64_t row = 0; row < rows; row += kPackedRows)
-    launch(static_cast<const __nv_bfloat16*>(in) + row * k, weight, unit, static_cast<uint8_t*>(out) + row * row_bytes,
-           std::min(kPackedRows, rows - row), n, k, form, stream);
+  in_parts(launch, kPackedRows, in, weight, unit, out, rows, n, k, form, stream);
+}
+
+void launch_packed_many(Packing packing, const void* in, const void* weight, float unit, void* out, int64_t rows,
+                        int64_t n, int64_t k, Form form, cudaStream_t stream) {
+  auto* launch = packing == Packing::q4       ? launch_many<Packing::q4>
+                 : packing == Packing::q4_128 ? launch_many<Packing::q4_128>
+                 : packing == Packing::q6     ? launch_many<Packing::q6>
+                                              : launch_many<Packing::q8>;
+  in_parts(launch, kManyPackedRows, in, weight, unit, out, rows, n, k, form, stream);
 }
 
 void launch_unpack(Packing packing, const void* weight, float unit, int64_t half, void* out, int64_t first,

@@ -8,8 +8,8 @@
 
 namespace kvasir::model::cuda {
 
-// Rows of the input that one launch takes.
-constexpr int64_t kPackedRows = 16;
+// Rows of the input that one launch takes, of few and of many.
+constexpr int64_t kPackedRows = 16, kManyPackedRows = 128;
 // Whether weights of this shape can be packed.
 bool packs(int64_t rows, int64_t cols);
 
@@ -22,6 +22,16 @@ void launch_packed(Packing packing, const void* in, const void* weight, float un
 template <Packing kPacking>
 void launch_few(const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n, int64_t k,
                 Form form, cudaStream_t stream);
+
+// The same for more rows than a few, read once for each 128: elements are rounded to bfloat16 before they are
+// multiplied.
+void launch_packed_many(Packing packing, const void* in, const void* weight, float unit, void* out, int64_t rows,
+                        int64_t n, int64_t k, Form form, cudaStream_t stream);
+
+// The same of at most kManyPackedRows rows, by one packing (packed_many.cuh).
+template <Packing kPacking>
+void launch_many(const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n, int64_t k,
+                 Form form, cudaStream_t stream);
 
 // Rows [first, first + rows) of the weight as bfloat16; `half` as in block_at().
 void launch_unpack(Packing packing, const void* weight, float unit, int64_t half, void* out, int64_t first,

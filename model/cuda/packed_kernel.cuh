@@ -8,8 +8,6 @@
 // each have tiles of their own; else each stage brings the rows that its weights meet, and the matrix unit adds x up.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "attention/cuda/bulk.cuh"
@@ -18,6 +16,7 @@
 #include "attention/cuda/shared_memory.h"
 #include "model/cuda/early.cuh"
 #include "model/cuda/packed.h"
+#include "model/cuda/packed_words.cuh"
 #include "model/cuda/tile_end.cuh"
 
 namespace kvasir::model::cuda {
@@ -58,26 +57,13 @@ struct Shape {
   }
 };
 
-// The magic is no constant that the compiler sees, or it would take two operations to put both in.
-__device__ uint32_t magic() {
-  uint32_t m;
-  asm("mov.u32 %0, 0x43004300;" : "=r"(m));
-  return m;
-}
-__device__ uint32_t low_nibbles(uint32_t w, int shift, uint32_t magic) {
-  uint32_t y;
-  asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(y) : "r"(w >> shift), "r"(magic));  // (w & mask) | magic
-  return y;
-}
+constexpr uint32_t kMagic = 0x43004300u;  // twice 128
+
 __device__ uint32_t pair_add(uint32_t a, uint32_t b) {
   const __nv_bfloat162 y =
       __hadd2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
   return reinterpret_cast<const uint32_t&>(y);
 }
-__device__ float2 pair_of(uint32_t halves) { return __half22float2(reinterpret_cast<const __half2&>(halves)); }
-__device__ const uint4& at16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
-__device__ uint32_t word_of(const uint4& v, int j) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; }
-__device__ const uint2& at8(const uint8_t* p) { return *reinterpret_cast<const uint2*>(p); }
 
 // sum += scale * part + offset * total, of rows g (low) and g + 8 (high) of the weights.
 template <int kWide>
@@ -106,7 +92,7 @@ __device__ void multiply(const uint8_t* weights, const uint8_t* in, int stride, 
                          float (&sum)[kTall][kWide][4]) {
   constexpr int kBlock = block_bytes(kPacking), kScales = kBlockRows * quant_bytes(kPacking);
   const int lane = threadIdx.x % 32, g = lane / 4, tid = lane % 4;
-  [[maybe_unused]] const uint32_t m = magic();
+  [[maybe_unused]] const uint32_t m = in_register(kMagic);
   auto block = [&](int t, int half) { return weights + (t * 2 + half) * kBlock; };
   // Of a group, of two rows of the input: by the matrix unit where nobody has them.
   [[maybe_unused]] auto total_of = [&](int group, int w, uint32_t x0, uint32_t x1, float(&total)[4]) {

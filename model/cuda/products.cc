@@ -12,9 +12,9 @@ namespace {
 
 using attention::cuda::check;
 
-// Packed weights are read once for each 16 rows; past so many it is faster to unpack them, some at a time, so that what
-// was unpacked is multiplied from L2.
-constexpr int64_t kMostPackedRows = 80, kUnpacked = int64_t(16) << 20;
+// Packed weights are read once for each 16 rows, or of more rows once for each 128; past so many it is faster to unpack
+// them, some at a time, so that what was unpacked is multiplied from L2.
+constexpr int64_t kFewPackedRows = 16, kMostPackedRows = 256, kUnpacked = int64_t(16) << 20;
 
 // Of few rows and results the library's products without scales, and another kernel for these, are faster than those
 // with.
@@ -68,7 +68,8 @@ Status Products::run(const void* half, Bytes bytes, const Weight& w, void* out, 
     launch_streamed_bytes(half, w.data.get(), w.scales.as<float>(), out, rows, n, k, form, stream_);
   } else if (is_blocks(w.packing)) {
     if (rows > kMostPackedRows) return by_parts(half, w, out, rows, form);
-    launch_packed(w.packing, half, w.data.get(), w.unit, out, rows, n, k, form, stream_);
+    const auto launch = rows <= kFewPackedRows ? launch_packed : launch_packed_many;
+    launch(w.packing, half, w.data.get(), w.unit, out, rows, n, k, form, stream_);
   } else if (streamed_takes(rows, n, k, form)) {
     launch_streamed(half, w.data.get(), out, rows, n, k, form, stream_);
   } else if (few_rows_takes(rows, n, k, form)) {
