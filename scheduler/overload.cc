@@ -69,8 +69,14 @@ bool Scheduler::State::hopeless(const Sequence& s, Time now) const {
   return in_seconds(*deadline - now) < (others_wait || policy->promises() ? expected_work(s) : load.step_seconds);
 }
 
+// Until an answer has ended nobody knows how long they are: clients may have come for all that they ask for, and are
+// not sent away because a first guess is shorter.
 double Scheduler::State::wait_bound(int64_t max_new) const {
-  return std::max(options.max_wait_s, options.max_wait_answers * answer_seconds(max_new));
+  constexpr double kLongest = 1024;  // tokens; what is asked for may be all that the model can write
+  const double answer = load.slot_seconds > 0 ? answer_seconds(max_new)
+                                              : std::min(kLongest, static_cast<double>(std::max<int64_t>(max_new, 1))) *
+                                                    load.step_seconds;
+  return std::max(options.max_wait_s, options.max_wait_answers * answer);
 }
 
 Status Scheduler::State::check_wait(const Sequence& s, Time now) const {

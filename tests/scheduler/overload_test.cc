@@ -114,8 +114,12 @@ TEST(Overload, WhatIsDoneIsOfUseAtAnyLoad) {
 // step: an H200 with 8 billion parameters, and two cores with 135 million, at what `kvasir serve` has by itself there.
 TEST(Overload, ClientsWhoAskAgainAreNotRefused) {
   const StepCost h200 = {4890, 22.9, 0.0007, 14.9, 0.0312}, cores = {1481, 545, 0.019, 795, 2.5};
-  for (auto [cost, clients, prompt, output] :
-       {std::tuple(&h200, 64, 1000, 250), {&h200, 256, 1000, 250}, {&cores, 8, 300, 100}, {&cores, 32, 300, 100}}) {
+  for (auto [cost, clients, prompt, output] : {std::tuple(&h200, 64, 1000, 250),
+                                               {&h200, 256, 1000, 250},
+                                               {&h200, 256, 1500, 250},
+                                               {&h200, 400, 1000, 300},
+                                               {&cores, 8, 300, 100},
+                                               {&cores, 32, 300, 100}}) {
     Options o = machine();
     o.cost = {};
     o.groups = {{1 << 16, 0}};
@@ -126,6 +130,7 @@ TEST(Overload, ClientsWhoAskAgainAreNotRefused) {
       WorkItem item;
       item.prompt_tokens = prompt, item.output_tokens = output;
       if (i >= clients) item.follows = i - clients;
+      if (i < clients) item.arrival_s = static_cast<double>(i) / clients;  // while the first are under way already
       w.items.push_back(item);
     }
     const SimReport r = run(o, w, cost);
