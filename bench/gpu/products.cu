@@ -129,8 +129,9 @@ int main(int argc, char**) {
           "%.2f, \"fp8_floor_us\": %.2f",
           s.name, rows, theirs, few, streamed, double(bytes) / 4.16e6, theirs8[0], theirs8[1], bytes_streamed,
           double(weights) / 4.16e6);
-      for (auto [packing, name] : {std::pair(Packing::q4, "q4"), std::pair(Packing::q4_128, "q4_128"),
-                                   std::pair(Packing::q6, "q6"), std::pair(Packing::q8, "q8")}) {
+      for (auto [packing, name] :
+           {std::pair(Packing::q4, "q4"), std::pair(Packing::q4_128, "q4_128"), std::pair(Packing::q6, "q6"),
+            std::pair(Packing::q8, "q8"), std::pair(Packing::e4m3, "e4m3")}) {
         const double of = double(weights / s.k / kBlockRows * block_count(s.k) * block_bytes(packing));
         const double us = time_if(rows <= 64 && packs(s.n, s.k), [&, packing = packing](void* w) {
           launch_packed(packing, in, w, 1, out, rows, s.n, s.k, s.form, stream);

@@ -46,10 +46,14 @@ __device__ void unpack8(const uint8_t* block, int r, int c, float (&y)[8]) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) y[i] = s.x * float(q >> (i / 2 * 4 + i % 2 * 16) & 15) + s.y;
     } else {
-      const float d = __half2float(*reinterpret_cast<const __half*>(scales + j * 2));
+      const float d = kPacking == Packing::e4m3 ? *reinterpret_cast<const float*>(scales)
+                                                : __half2float(*reinterpret_cast<const __half*>(scales + j * 2));
       const uint2 q = at8(block + j / 2 * kBlockRows * 64 + r * 64 + t * 16 + j % 2 * 8);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) y[i] = d * float(int(((i < 4 ? q.x : q.y) >> i % 4 * 8) & 255) - 128);
+      for (int i = 0; i < 8; ++i) {
+        const auto b = uint8_t((i < 4 ? q.x : q.y) >> i % 4 * 8);
+        y[i] = d * (kPacking == Packing::e4m3 ? e4m3_number(b) : float(int(b) - 128));
+      }
     }
   }
 }
@@ -88,6 +92,21 @@ bool packs(int64_t rows, int64_t cols) {
 
 namespace {
 
+template <Packing kPacking>
+struct PackingIs {
+  static constexpr Packing packing = kPacking;
+};
+template <class With>
+auto by_packing(Packing packing, With with) {
+  switch (packing) {
+    case Packing::q4: return with(PackingIs<Packing::q4>());
+    case Packing::q4_128: return with(PackingIs<Packing::q4_128>());
+    case Packing::q6: return with(PackingIs<Packing::q6>());
+    case Packing::e4m3: return with(PackingIs<Packing::e4m3>());
+    default: return with(PackingIs<Packing::q8>());
+  }
+}
+
 // `most` rows at a time.
 template <class Launch>
 void in_parts(Launch launch, int64_t most, const void* in, const void* weight, float unit, void* out, int64_t rows,
@@ -102,28 +121,19 @@ void in_parts(Launch launch, int64_t most, const void* in, const void* weight, f
 
 void launch_packed(Packing packing, const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n,
                    int64_t k, Form form, cudaStream_t stream) {
-  auto* launch = packing == Packing::q4       ? launch_few<Packing::q4>
-                 : packing == Packing::q4_128 ? launch_few<Packing::q4_128>
-                 : packing == Packing::q6     ? launch_few<Packing::q6>
-                                              : launch_few<Packing::q8>;
+  auto* launch = by_packing(packing, [](auto is) { return launch_few<decltype(is)::packing>; });
   in_parts(launch, kPackedRows, in, weight, unit, out, rows, n, k, form, stream);
 }
 
 void launch_packed_many(Packing packing, const void* in, const void* weight, float unit, void* out, int64_t rows,
                         int64_t n, int64_t k, Form form, cudaStream_t stream) {
-  auto* launch = packing == Packing::q4       ? launch_many<Packing::q4>
-                 : packing == Packing::q4_128 ? launch_many<Packing::q4_128>
-                 : packing == Packing::q6     ? launch_many<Packing::q6>
-                                              : launch_many<Packing::q8>;
+  auto* launch = by_packing(packing, [](auto is) { return launch_many<decltype(is)::packing>; });
   in_parts(launch, kManyPackedRows, in, weight, unit, out, rows, n, k, form, stream);
 }
 
 void launch_unpack(Packing packing, const void* weight, float unit, int64_t half, void* out, int64_t first,
                    int64_t rows, int64_t cols, cudaStream_t stream) {
-  auto* kernel = packing == Packing::q4       ? unpack<Packing::q4>
-                 : packing == Packing::q4_128 ? unpack<Packing::q4_128>
-                 : packing == Packing::q6     ? unpack<Packing::q6>
-                                              : unpack<Packing::q8>;
+  auto* kernel = by_packing(packing, [](auto is) { return unpack<decltype(is)::packing>; });
   const int64_t blocks = (rows * cols / 8 + kUnpackThreads - 1) / kUnpackThreads;
   kernel<<<unsigned(blocks), kUnpackThreads, 0, stream>>>(static_cast<const uint8_t*>(weight), unit, half,
                                                           static_cast<__nv_bfloat16*>(out), first, rows, int(cols));

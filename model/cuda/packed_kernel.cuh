@@ -45,8 +45,8 @@ struct Shape {
     return (k + kBlockElements - 1) / kBlockElements * kBlockElements * 2 + kPad;
   }
   __host__ __device__ static constexpr int total_bytes(int k) {
-    return kPacking == Packing::q8 ? 0
-                                   : (k + kBlockElements - 1) / kBlockElements * (kBlockElements / kGroup) * kWide * 32;
+    return !has_offset(kPacking) ? 0
+                                 : (k + kBlockElements - 1) / kBlockElements * (kBlockElements / kGroup) * kWide * 32;
   }
   __host__ __device__ static constexpr int held_bytes(int rows, int k) {
     return kHeld ? rows * row_bytes(k) + total_bytes(k) : 0;
@@ -227,6 +227,36 @@ __device__ void multiply(const uint8_t* weights, const uint8_t* in, int stride, 
         }
       }
     }
+  } else if constexpr (kPacking == Packing::e4m3) {
+    float part[2][kTall][kWide][4] = {};  // of each half of the elements: a product does not wait for the one before it
+#pragma unroll
+    for (int plane = 0; plane < 2; ++plane)
+#pragma unroll
+      for (int t = 0; t < kTall; ++t) {
+        uint4 q[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) q[h] = at16(block(t, h) + plane * kBlockRows * 64 + lane * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t a[4];
+          widen_bytes(word_of(q[0], i), a[0], a[2]);
+          widen_bytes(word_of(q[1], i), a[1], a[3]);
+#pragma unroll
+          for (int w = 0; w < kWide; ++w) {
+            const uint2 x = at8(in + w * 8 * stride + (plane * 2 + i / 2) * 64 + tid * 16 + i % 2 * 8);
+            Brain::mma(part[plane][t][w], a, x.x, x.y);
+          }
+        }
+      }
+#pragma unroll
+    for (int t = 0; t < kTall; ++t) {
+      const float d[2] = {*reinterpret_cast<const float*>(block(t, 0) + kScales + g * 4),
+                          *reinterpret_cast<const float*>(block(t, 1) + kScales + g * 4)};
+#pragma unroll
+      for (int w = 0; w < kWide; ++w)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[t][w][i] = fmaf(d[i / 2], part[0][t][w][i] + part[1][t][w][i], sum[t][w][i]);
+    }
   } else {
 #pragma unroll
     for (int plane = 0; plane < 2; ++plane) {
@@ -339,7 +369,7 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
 #if __CUDA_ARCH__ >= 900
   using S = Shape<kPacking, kWide, kTall, kHeld>;
   using namespace attention::cuda;
-  constexpr bool kTotals = kHeld && kPacking != Packing::q8;
+  constexpr bool kTotals = kHeld && has_offset(kPacking);
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t arrived[S::kSets * kWarps][S::kMostStages], ready;
   let_next_kernel_start();

@@ -5,6 +5,8 @@
 // index is permuted, for weights and input alike: packed_pair() says where a pair of the input goes.
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include "attention/cuda/mma.cuh"
 #include "model/cuda/packed_words.cuh"
 #include "model/cuda/packing.h"
@@ -115,6 +117,36 @@ struct PackedStrip<Packing::q8> {
       for (int i = 0; i < 4; ++i) {
         const uint32_t word = i / 2 == 0 ? (j % 2 ? four.z : four.x) : (j % 2 ? four.w : four.y);
         a[2 * i + h] = widened(__byte_perm(word, 0x64646464u, i % 2 ? 0x4342 : 0x4140), d, m);
+      }
+    }
+  }
+};
+
+template <>
+struct PackedStrip<Packing::e4m3> {
+  static constexpr int kBlock = block_bytes(Packing::e4m3), kScales = kBlockRows * quant_bytes(Packing::e4m3);
+  uint4 q[2][2];  // of 64 elements, rows g or g + 8
+  float d[2];
+
+  __device__ void read(const uint8_t* strip, int lane) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int plane = 0; plane < 2; ++plane)
+        q[plane][h] = at16(strip + h * kBlock + plane * kBlockRows * 64 + lane * 16);
+      d[h] = *reinterpret_cast<const float*>(strip + h * kBlock + kScales + lane / 4 * 4) * (1 / kStripUnit);
+    }
+  }
+  __device__ void widen(int j, uint32_t* a) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint4& four = q[j / 2][h];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t word = i / 2 == 0 ? (j % 2 ? four.z : four.x) : (j % 2 ? four.w : four.y);
+        const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(word >> i % 2 * 16), __NV_E4M3);
+        const float2 y = __half22float2(__half2(two));
+        a[2 * i + h] = attention::cuda::Brain::pack(d[h] * y.x, d[h] * y.y);
       }
     }
   }

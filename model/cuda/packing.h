@@ -10,6 +10,7 @@
 // q6: elements 16 * j + 4 * t + (0..3) of each group j of 16, w = d * q + m.
 //   [row][t][j / 2] words of 8 nibbles: elements 0 2 of group j, 0 2 of j + 1, then 1 3 and 1 3;
 //   [row][t][j / 4] words of their two high bits: 16 bits of even elements, then of odd ones; then [row][j] d, m
+// e4m3: as q8, numbers of 8 bits; then [row] a float32 that all 128 are multiplied by.
 // d and m are float16, in units of a float32 of the whole matrix.
 #pragma once
 
@@ -24,14 +25,16 @@ namespace kvasir::model::cuda {
 #endif
 
 // mxfp4: as files have it, for experts to cut up.
-enum class Packing : uint8_t { bf16, fp8, q4, q4_128, q6, q8, mxfp4 };
+enum class Packing : uint8_t { bf16, fp8, q4, q4_128, q6, q8, e4m3, mxfp4 };
 
 constexpr int kBlockRows = 8, kBlockElements = 128;
 
 KVASIR_BOTH constexpr bool is_nibbles(Packing p) { return p == Packing::q4 || p == Packing::q4_128; }
+// Whether m is added.
+KVASIR_BOTH constexpr bool has_offset(Packing p) { return is_nibbles(p) || p == Packing::q6; }
 // Elements that share d and m.
 KVASIR_BOTH constexpr int group_elements(Packing p) {
-  return p == Packing::q4_128 ? kBlockElements : p == Packing::q6 ? 16 : 32;
+  return p == Packing::q4_128 || p == Packing::e4m3 ? kBlockElements : p == Packing::q6 ? 16 : 32;
 }
 // Of a row.
 KVASIR_BOTH constexpr int quant_bytes(Packing p) { return is_nibbles(p) ? 64 : p == Packing::q6 ? 96 : 128; }
@@ -40,7 +43,7 @@ KVASIR_BOTH constexpr int scale_bytes(Packing p) {
 }
 KVASIR_BOTH constexpr int block_bytes(Packing p) { return kBlockRows * (quant_bytes(p) + scale_bytes(p)); }
 KVASIR_BOTH constexpr int64_t block_count(int64_t cols) { return (cols + kBlockElements - 1) / kBlockElements; }
-KVASIR_BOTH constexpr bool is_blocks(Packing p) { return is_nibbles(p) || p == Packing::q6 || p == Packing::q8; }
+KVASIR_BOTH constexpr bool is_blocks(Packing p) { return has_offset(p) || p == Packing::q8 || p == Packing::e4m3; }
 
 // Where a strip's block is, of so many steps of 128 elements. `half`: the strips of a gate, 0 where there is none.
 KVASIR_BOTH int64_t block_at(int64_t strip, int64_t step, int64_t steps, int64_t half) {
@@ -55,8 +58,18 @@ KVASIR_BOTH uint32_t nibble_word(const uint8_t* q) {
   return w;
 }
 
+// A number of E4M3; the bias of its exponent comes by a product that is exact.
+KVASIR_BOTH float e4m3_number(uint8_t b) {
+  union {
+    uint32_t bits;
+    float number;
+  } u;
+  u.bits = uint32_t(b & 0x80) << 24 | uint32_t(b & 0x7f) << 20;
+  return u.number * 0x1p120f;
+}
+
 // 32 integers of row r of a block that is zero there, from element 32 * j on; d and m of each half of them, as the bits
-// of float16.
+// of float16. Those of e4m3 are the lower and the upper half of its float32.
 KVASIR_BOTH void pack32(Packing p, uint8_t* block, int r, int j, const uint8_t* q, const uint16_t* d,
                         const uint16_t* m) {
   auto word = [](uint8_t* at) -> uint32_t& { return *reinterpret_cast<uint32_t*>(at); };
@@ -66,7 +79,7 @@ KVASIR_BOTH void pack32(Packing p, uint8_t* block, int r, int j, const uint8_t* 
     uint8_t* lane = block + r * 64 + t * 16;
     if (is_nibbles(p)) {
       word(lane + j * 4) = nibble_word(q + 8 * t);
-    } else if (p == Packing::q8) {
+    } else if (!has_offset(p)) {
       for (int i = 0; i < 8; ++i) lane[j / 2 * kBlockRows * 64 + j % 2 * 8 + i] = q[8 * t + i];
     } else {
       uint8_t low[8], high[8];  // elements of both groups of 16
@@ -80,7 +93,9 @@ KVASIR_BOTH void pack32(Packing p, uint8_t* block, int r, int j, const uint8_t* 
       word(block + kBlockRows * 64 + r * 32 + t * 8 + j / 2 * 4) |= bits << j % 2 * 8;
     }
   }
-  if (p == Packing::q8) {
+  if (p == Packing::e4m3) {
+    half(scales) = d[0], half(scales + 2) = m[0];
+  } else if (p == Packing::q8) {
     half(scales + 2 * j) = d[0];
   } else if (is_nibbles(p)) {  // those of a q4_128 are the same for each j
     const int at = p == Packing::q4 ? 4 * j : 0;
@@ -96,8 +111,9 @@ KVASIR_BOTH float unpack_one(Packing p, const uint8_t* block, int r, int col, Ha
   auto half = [&](const uint8_t* at) { return to_float(*reinterpret_cast<const uint16_t*>(at)); };
   const int j = col / 32, e = col % 32;
   const uint8_t* scales = block + kBlockRows * quant_bytes(p) + r * scale_bytes(p);
-  if (p == Packing::q8) {
+  if (!has_offset(p)) {
     const int at = j / 2 * kBlockRows * 64 + r * 64 + e / 8 * 16 + j % 2 * 8 + e % 8;
+    if (p == Packing::e4m3) return *reinterpret_cast<const float*>(scales) * e4m3_number(block[at]);
     return half(scales + 2 * j) * float(block[at] - 128);
   }
   if (is_nibbles(p)) {

@@ -7,6 +7,7 @@
 #include "attention/cuda/mma.cuh"
 #include "attention/cuda/shared_memory.h"
 #include "model/cuda/early.cuh"
+#include "model/cuda/packed_words.cuh"
 #include "model/cuda/streamed.h"
 #include "model/cuda/tile_end.cuh"
 
@@ -47,14 +48,6 @@ __device__ int place(int row, int chunk) { return row * kLine + (chunk ^ (row & 
 template <class Element>
 __device__ int row_place(int row, int chunk) {
   return row * kStepOf<Element> * 2 + (chunk ^ (sizeof(Element) == 2 ? (row & 1) << 2 : row & 1)) * 16;
-}
-
-// Four E4M3 as bfloat16: the exponent has its place, and its bias comes by a product that is exact.
-__device__ void widen(uint32_t four, uint32_t& low, uint32_t& high) {
-  auto pair = [](uint32_t spread) {
-    return attention::cuda::pair_mul<Brain>((spread & 0x80008000u) | (spread >> 4 & 0x07f007f0u), 0x7b807b80u);
-  };
-  low = pair(__byte_perm(four, 0, 0x1404)), high = pair(__byte_perm(four, 0, 0x3424));
 }
 
 template <class Element, int kWide, int kTall, bool kGated>
@@ -162,8 +155,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
               uint32_t a[4];
-              widen(lows[j], a[0], a[2]);
-              widen(highs[j], a[1], a[3]);
+              widen_bytes(lows[j], a[0], a[2]);
+              widen_bytes(highs[j], a[1], a[3]);
 #pragma unroll
               for (int w = 0; w < kWide; ++w) {
                 const uint4& y = x[w][j / 2];

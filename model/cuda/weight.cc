@@ -1,7 +1,9 @@
 #include "model/cuda/weight.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -34,6 +36,7 @@ Packing packing_of(const HostTensor& t) {
     case WeightType::q5_1:
     case WeightType::q5_k:
     case WeightType::q6_k: return Packing::q6;
+    case WeightType::f8_e4m3: return Packing::e4m3;
     default: return Packing::bf16;
   }
 }
@@ -44,7 +47,7 @@ Packing common_packing(std::span<const HostTensor> parts, int64_t rows, int64_t 
   for (const HostTensor& t : parts) {
     const Packing p = packing_of(t);
     if (p == all) continue;
-    const bool small = p != Packing::q8 && all != Packing::q8 && is_blocks(p) && is_blocks(all);
+    const bool small = has_offset(p) && has_offset(all);
     all = !small ? Packing::bf16 : is_nibbles(p) && is_nibbles(all) ? Packing::q4 : Packing::q6;
   }
   const bool fits = packs(rows, cols) &&
@@ -81,8 +84,11 @@ Status upload_half(const HostTensor& t, void* to, ThreadPool& pool, cudaStream_t
     row.resize(size_t(t.cols));
     dequantize(t.type, t.data + r * t.row_bytes(), t.cols, row.data());
     uint16_t* out = half.data() + r * t.cols;
-    const float by = t.row_scales.empty() ? 1.0f : t.row_scales[size_t(r)];
-    for (int64_t i = 0; i < t.cols; ++i) out[i] = f32_to_bf16(row[size_t(i)] * by);
+    const int64_t scales = t.scales_a_row();
+    for (int64_t i = 0; i < t.cols; ++i) {
+      const float by = scales == 0 ? 1.0f : t.row_scales[size_t(r * scales + (scales > 1 ? i / 128 : 0))];
+      out[i] = f32_to_bf16(row[size_t(i)] * by);
+    }
   });
   return copy_in(to, half.data(), half.size() * 2, stream);
 }
@@ -117,15 +123,23 @@ Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, Thread
   const int64_t steps = block_count(w.cols), strips = t.rows / kBlockRows, size = block_bytes(w.packing);
   // q8 has no m: its middle is 128.
   const int shift = w.packing == Packing::q8 ? 128 - type_info(t.type)->zero : 0;
+  const int64_t scales = t.scales_a_row();
   std::vector<uint8_t> host(size_t(strips * steps * size));
   pool.for_each(strips, kStrips, [&](int64_t strip, int) {
     Unpacked u;
     for (int r = 0; r < kBlockRows; ++r)
       for (int64_t i = 0; i < t.cols / 32; ++i) {
-        unpack32(t.type, t.data + (strip * kBlockRows + r) * t.row_bytes(), i, &u);
+        const int64_t row = strip * kBlockRows + r;
         uint16_t d[2], m[2];
-        for (uint8_t& q : u.q) q = uint8_t(q + shift);
-        for (int h = 0; h < 2; ++h) d[h] = f32_to_f16(u.d[h] / w.unit), m[h] = f32_to_f16(u.m[h] / w.unit);
+        if (w.packing == Packing::e4m3) {
+          std::memcpy(u.q, t.data + row * t.row_bytes() + i * 32, sizeof(u.q));
+          const auto by = std::bit_cast<uint32_t>(t.row_scales[size_t(row * scales + (scales > 1 ? i / 4 : 0))]);
+          d[0] = uint16_t(by), m[0] = uint16_t(by >> 16);
+        } else {
+          unpack32(t.type, t.data + row * t.row_bytes(), i, &u);
+          for (uint8_t& q : u.q) q = uint8_t(q + shift);
+          for (int h = 0; h < 2; ++h) d[h] = f32_to_f16(u.d[h] / w.unit), m[h] = f32_to_f16(u.m[h] / w.unit);
+        }
         const int64_t at = w.half > 0 ? strip * steps + i / 4 : block_at(strip, i / 4, steps, 0);
         pack32(w.packing, host.data() + at * size, r, int(i % 4), u.q, d, m);
       }
@@ -150,7 +164,7 @@ Status load_bytes(std::span<const HostTensor> parts, ThreadPool& pool, cudaStrea
   for (const HostTensor& t : parts) {
     void *elements = w->data.bytes() + first * t.cols, *scales = w->scales.as<float>() + first;
     first += t.rows;
-    if (t.type == WeightType::f8_e4m3) {  // as the checkpoint has it
+    if (t.scales_a_row() == 1) {  // E4M3 as the checkpoint has it
       KVASIR_TRY(copy_in(elements, t.data, size_t(t.bytes), stream));
       KVASIR_TRY(copy_in(scales, t.row_scales.data(), t.row_scales.size() * sizeof(float), stream));
       continue;
@@ -187,9 +201,8 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadP
                    Weight* w) {
   w->cols = parts[0].cols;
   for (const HostTensor& t : parts) w->rows += t.rows;
-  const bool bytes =
-      quantize == Quantize::as_stored &&
-      std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.type == WeightType::f8_e4m3; });
+  const bool bytes = quantize == Quantize::as_stored &&
+                     std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.scales_a_row() == 1; });
   if (((quantize == Quantize::fp8 && !of_expert(parts[0])) || bytes) && becomes_bytes(parts, w->rows, w->cols))
     return load_bytes(parts, pool, stream, w);
   if (quantize == Quantize::as_stored && of_expert(parts[0]) &&
@@ -215,7 +228,7 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadP
     }
     return {};
   }
-  w->unit = unit_of(parts, pool);
+  if (w->packing != Packing::e4m3) w->unit = unit_of(parts, pool);
   if (parts.size() == 2 && parts[0].rows == parts[1].rows && parts[0].name.find("ffn_gate") != std::string::npos)
     w->half = parts[0].rows / kBlockRows;
   w->bytes = w->rows / kBlockRows * block_count(w->cols) * block_bytes(w->packing);

@@ -33,8 +33,8 @@ enum class Quantize : uint8_t { as_stored, bf16, fp8 };
 Result<Quantize> parse_quantize(const std::string& word);
 bool multiplies_bytes();  // whether this device has E4M3
 
-// The parts stacked by rows. Quantized ones stay packed where they can; fp8 is for the matrices of layers, each row
-// with a scale of its own; all else is bfloat16.
+// The parts stacked by rows. Quantized ones stay packed where they can, E4M3 with a scale for each 128 elements too;
+// fp8 is for the matrices of layers, each row with a scale of its own; all else is bfloat16.
 Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadPool& pool, cudaStream_t stream,
                    Weight* out);
 

@@ -224,8 +224,9 @@ class FolderWeights final : public Weights {
     auto of = [&](int64_t r, int64_t c) {
       return scales[count == 1 ? 0 : blocks ? size_t(r / 128 * wide + c / 128) : size_t(r)];
     };
-    if (leave_bytes_ && (count == 1 || !blocks)) {
-      for (int64_t r = 0; r < t->rows; ++r) t->row_scales.push_back(of(r, 0));
+    if (leave_bytes_) {
+      for (int64_t r = 0; r < t->rows; ++r)
+        for (int64_t c = 0; c < (blocks && count > 1 ? wide : 1); ++c) t->row_scales.push_back(of(r, c * 128));
       return {};
     }
     auto half = std::make_unique<uint8_t[]>(size_t(t->rows * t->cols) * 2);

@@ -1,5 +1,6 @@
 #include "model/formats/slices.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/cat.h"
@@ -20,7 +21,8 @@ HostTensor rows_of(const HostTensor& t, int64_t first, int64_t count) {
   out.rows = count, out.bytes = count * t.row_bytes();
   if (t.seeded) return out.seeded = part_of(t, first, 0), out;
   out.data = t.data + first * t.row_bytes();
-  if (!t.row_scales.empty()) out.row_scales.assign(t.row_scales.begin() + first, t.row_scales.begin() + first + count);
+  const auto scales = t.row_scales.begin() + first * t.scales_a_row();
+  out.row_scales.assign(scales, scales + count * t.scales_a_row());
   return out;
 }
 
@@ -33,6 +35,19 @@ Result<HostTensor> columns_of(const HostTensor& t, const Share& share) {
                                 share.first + share.count, ": fewer ranks, or weights of another type"))
         .with_field("ranks");
   HostTensor out = t;
+  if (const int64_t wide = t.scales_a_row(); wide > 1) {  // a scale for each 128 columns
+    if (share.first % 128 != 0 || (share.count % 128 != 0 && share.first + share.count != t.cols))
+      return invalid_argument(cat(t.name, " is ", type.name,
+                                  " with a scale for each 128 columns; a rank's part of it would be columns ",
+                                  share.first, " to ", share.first + share.count,
+                                  ": fewer ranks, or weights of another type"))
+          .with_field("ranks");
+    const int64_t first = share.first / 128, count = (share.count + 127) / 128;
+    out.row_scales.clear();
+    for (int64_t r = 0; r < t.rows; ++r)
+      out.row_scales.insert(out.row_scales.end(), t.row_scales.begin() + r * wide + first,
+                            t.row_scales.begin() + r * wide + first + count);
+  }
   const int64_t at = share.first / type.block * type.bytes, bytes = share.count / type.block * type.bytes;
   if (t.seeded) {
     out.cols = share.count, out.bytes = t.rows * bytes;
@@ -54,7 +69,9 @@ HostTensor reordered(HostTensor t, const std::function<int64_t(int64_t)>& from) 
   std::vector<float> scales(t.row_scales.size());
   for (int64_t i = 0; i < count; ++i) {
     std::memcpy(to.get() + i * each, t.data + from(i) * each, size_t(each));
-    if (!scales.empty()) scales[size_t(i)] = t.row_scales[size_t(from(i))];
+    if (t.rows > 1)
+      std::copy_n(t.row_scales.begin() + from(i) * t.scales_a_row(), t.scales_a_row(),
+                  scales.begin() + i * t.scales_a_row());
   }
   t.data = to.get();
   t.owned = std::move(to);

@@ -27,12 +27,14 @@ struct HostTensor {
   int64_t rows = 1, cols = 0;     // a vector has one row
   const uint8_t* data = nullptr;  // rows lie densely, each type_info(type)->bytes * cols / block
   int64_t bytes = 0;
-  std::optional<Seeded> seeded;   // then there is no data: a device makes it (Weights::leave_seeded)
-  int64_t group = 0;              // of INT4: so many elements of a row have the same scale, if that is known
-  std::vector<float> row_scales;  // of F8_E4M3 (Weights::leave_bytes)
+  std::optional<Seeded> seeded;  // then there is no data: a device makes it (Weights::leave_seeded)
+  int64_t group = 0;             // of INT4: so many elements of a row have the same scale, if that is known
+  // Of F8_E4M3 (Weights::leave_bytes): one for each row, or for each 128 elements of it.
+  std::vector<float> row_scales;
   std::shared_ptr<const uint8_t[]> owned = nullptr;  // what `data` is in where it is not the source's own
 
   int64_t row_bytes() const { return bytes / rows; }
+  int64_t scales_a_row() const { return std::ssize(row_scales) / rows; }
 };
 
 class Weights {
@@ -47,7 +49,7 @@ class Weights {
   virtual std::vector<std::string> unread() const { return {}; }
   // A device that makes seeded matrices itself asks for no data of them.
   virtual void leave_seeded() {}
-  // A device that multiplies by E4M3 is given it where each row has one scale; else, as everybody, bfloat16.
+  // A device that reads E4M3 is given it with its scales; everybody else bfloat16.
   virtual void leave_bytes() {}
   virtual int64_t parameters() const = 0;
   virtual int64_t bytes() const = 0;

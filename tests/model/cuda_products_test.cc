@@ -172,6 +172,7 @@ std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols
       continue;
     }
     switch (type) {
+      case WeightType::f8_e4m3: q->bytes[at] &= (q->bytes[at] & 0x7f) == 0x7f ? 0xfe : 0xff; break;  // numbers all
       case WeightType::iq4_xs: put(0, d / 64); break;
       case WeightType::mxfp4: q->bytes[at] = uint8_t(110 + random() % 12); break;
       case WeightType::q2_k: put(80, d), put(82, d / 2); break;
@@ -188,8 +189,16 @@ std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols
   const int64_t row_bytes = int64_t(q->bytes.size()) / rows;
   for (int64_t r = 0; r < rows; ++r)
     dequantize(type, &q->bytes[size_t(r * row_bytes)], cols, &q->values[size_t(r * cols)]);
+  std::vector<float> scales;
+  if (type == WeightType::f8_e4m3)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c) {
+        if (c % 128 == 0) scales.push_back(std::ldexp(float(1 + random() % 1000), -20));
+        q->values[size_t(r * cols + c)] *= scales.back();
+      }
   q->tensor = {"blk.0.ffn_up.weight", type, rows, cols, q->bytes.data(), int64_t(q->bytes.size())};
   q->tensor.group = group;
+  q->tensor.row_scales = std::move(scales);
   return q;
 }
 
@@ -442,6 +451,12 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
                         {{T::int4, T::q6_k}, 4, 112, 512, cuda::Packing::q6, 128},
                         {{T::int4, T::q4_k}, 4, 112, 512, cuda::Packing::q4, 128},
                         {{T::q4_0}, 16, 36992, 160, cuda::Packing::q4},
+                        {{T::f8_e4m3}, 1, 960, 576, cuda::Packing::e4m3},
+                        {{T::f8_e4m3}, 5, 4224, 1056, cuda::Packing::e4m3},
+                        {{T::f8_e4m3}, 16, 4256, 2048, cuda::Packing::e4m3},
+                        {{T::f8_e4m3}, 8, 64, 14336, cuda::Packing::e4m3},
+                        {{T::f8_e4m3, T::f8_e4m3}, 16, 64, 4096, cuda::Packing::e4m3},
+                        {{T::f8_e4m3, T::f8_e4m3}, 9, 2112, 4096, cuda::Packing::e4m3},
                         {{T::q4_k, T::q4_k, T::q6_k}, 4, 112, 512, cuda::Packing::q6}}) {
     std::vector<std::unique_ptr<Quantized>> parts;
     std::vector<HostTensor> tensors;

@@ -178,12 +178,12 @@ TEST(Safetensors, BytesWithScales) {
   struct Case {
     const char *scale, *shape;
     size_t count;
-    bool by_row;
+    int64_t scales;  // of a row
   };
-  for (const Case& c : {Case{"_scale", "[]", 1, true},
-                        {"_scale", "[1]", 1, true},
-                        {"_scale", "[130,1]", 130, true},
-                        {"_scale_inv", "[2,3]", 6, false}}) {
+  for (const Case& c : {Case{"_scale", "[]", 1, 1},
+                        {"_scale", "[1]", 1, 1},
+                        {"_scale", "[130,1]", 130, 1},
+                        {"_scale_inv", "[2,3]", 6, 3}}) {
     SCOPED_TRACE(c.shape);
     Folder folder("bytes");
     write(folder, c.scale, c.shape, c.count);
@@ -197,12 +197,14 @@ TEST(Safetensors, BytesWithScales) {
       auto t = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
       ASSERT_TRUE(t.ok()) << t.status().message();
       EXPECT_TRUE((*weights)->unread().empty());
-      ASSERT_EQ(t->type, left && c.by_row ? WeightType::f8_e4m3 : WeightType::bf16);
+      ASSERT_EQ(t->type, left ? WeightType::f8_e4m3 : WeightType::bf16);
+      const int64_t scales = t->scales_a_row();
+      ASSERT_EQ(scales, left ? c.scales : 0);
       std::vector<float> row(static_cast<size_t>(kCols));
       for (int64_t r = 0; r < kRows; ++r) {
         dequantize(t->type, t->data + r * t->row_bytes(), kCols, row.data());
         for (int64_t k = 0; k < kCols; ++k) {
-          const double by = t->row_scales.empty() ? 1.0 : double(t->row_scales[size_t(r)]),
+          const double by = scales == 0 ? 1.0 : double(t->row_scales[size_t(r * scales + (scales > 1 ? k / 128 : 0))]),
                        want = number(r, k) * of(r, k);
           ASSERT_NEAR(double(row[size_t(k)]) * by, want, std::fabs(want) / 256) << r << ", " << k;
         }

@@ -1,0 +1,8 @@
+#include "model/cuda/packed_many.cuh"
+
+namespace kvasir::model::cuda {
+
+template void launch_many<Packing::e4m3>(const void*, const void*, float, void*, int64_t, int64_t, int64_t, Form,
+                                         cudaStream_t);
+
+}  // namespace kvasir::model::cuda
