@@ -65,6 +65,12 @@ Status to_attributes(const kvasir_attention_attributes& c, Attributes* a) {
   a->streaming_positions = c.streaming_positions;
   a->batch_invariant = c.batch_invariant;
   if (c.alibi_slopes && c.num_heads > 0) a->alibi_slopes.assign(c.alibi_slopes, c.alibi_slopes + c.num_heads);
+  if (c.relative_bias && (c.relative_reach < 0 || c.relative_reach > 1 << 24))
+    return invalid_argument(cat("relative_reach is ", c.relative_reach, "; it must be from 0 to ", 1 << 24))
+        .with_field("relative_reach");
+  if (c.relative_bias && c.num_heads > 0 && c.num_heads <= 4096)
+    a->relative_bias.assign(c.relative_bias,
+                            c.relative_bias + int64_t(c.num_heads) * (2 * int64_t(c.relative_reach) + 1));
   a->q_scaling = or_one(c.q_scaling);
   a->softcap = c.softcap;
   a->window = c.window;

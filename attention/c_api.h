@@ -41,6 +41,8 @@ typedef struct {
   int32_t io_dtype, out_dtype;
   float q_scale, out_scale; /* 0: 1 */
   int32_t index_mode, page_size;
+  const float* relative_bias; /* [num_heads, 2 * relative_reach + 1] or null */
+  int32_t relative_reach;
 } kvasir_attention_attributes;
 
 typedef struct {

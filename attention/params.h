@@ -28,7 +28,10 @@ struct Attributes {
   int32_t head_dim = 0;
   bool is_causal = true;
   bool is_alibi = false;
-  std::vector<float> alibi_slopes;   // by global head; empty: the rule of the spec
+  std::vector<float> alibi_slopes;  // by global head; empty: the rule of the spec
+  // [Hq, 2 * reach + 1], empty: none. Added to a score by how far its key stands behind the query (T5), -reach to
+  // reach; keys further away have what the last have.
+  std::vector<float> relative_bias;
   float q_scaling = 1.0f;            // scores are divided by q_scaling * sqrt(head_dim)
   float softcap = 0.0f;              // 0: none
   int32_t window = 0;                // 0: none; the query at t sees [t-window+1, t]
@@ -88,7 +91,7 @@ struct Tensors {
 struct KvcTensors {
   const void* key = nullptr;  // [T, Hkv, D] of io dtype ; io int8: quantized already, the bytes are stored as they are
   const void* value = nullptr;
-  void* key_out = nullptr;  // [kvstarts[B], Hkv*num_repeat, D] of out dtype
+  void* key_out = nullptr;  // [kvstarts[B], Hkv*num_repeat, D] of out dtype ; both null: nothing is given back
   void* value_out = nullptr;
   int32_t num_repeat = 1;
   kvcache::CacheView cache;

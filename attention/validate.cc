@@ -45,6 +45,12 @@ Status validate_scalars(const Attributes& a) {
   if (!a.alibi_slopes.empty() && int(a.alibi_slopes.size()) != a.num_heads)
     return bad("alibi_slopes", cat("alibi_slopes has ", a.alibi_slopes.size(), " entries; it needs one for each of ",
                                    a.num_heads, " heads"));
+  if (const size_t n = a.relative_bias.size();
+      n > 0 && (n % size_t(a.num_heads) != 0 || n / size_t(a.num_heads) % 2 != 1))
+    return bad("relative_bias", cat("relative_bias has ", n, " entries; it needs 2 * reach + 1 for each of ",
+                                    a.num_heads, " heads, for whatever reach"));
+  for (float b : a.relative_bias)
+    if (!std::isfinite(b)) return bad("relative_bias", cat("relative_bias holds ", b, "; it must be finite"));
   for (float s : a.alibi_slopes)
     if (!std::isfinite(s)) return bad("alibi_slopes", cat("alibi_slopes holds ", s, "; every slope must be finite"));
   return {};
@@ -180,7 +186,9 @@ Status validate_tensors(const Attributes& a, const KvcTensors& t) {
   KVASIR_TRY(validate_cache(a, t.cache, t.layer));
   if (a.append && (t.key == nullptr || t.value == nullptr))
     return bad("current_key", "current_key and current_value are absent; they are needed unless append is false");
-  if (t.key_out == nullptr || t.value_out == nullptr) return bad("key", "key and value outputs are absent");
+  if ((t.key_out == nullptr) != (t.value_out == nullptr))
+    return bad("key",
+               "one of the outputs key and value is absent; give both, or neither where nothing is to be given back");
   if (a.window > 0)
     return bad("window", cat("window is ", a.window, "; KeyValueCache gives back every token, so it has no window"));
   if (a.io == DType::i8 && !(t.cache.dtype == DType::i8 && t.cache.quant == QuantKind::per_tensor))

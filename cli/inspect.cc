@@ -203,6 +203,7 @@ int inspect(int argc, char** argv) {
                                 {"kv_bytes_per_token", kv},
                                 {"cache_bytes", cache},
                                 {"kv_memory", pools->memory}};
+    if (c.encoder_layers > 0) j["encoder_layers"] = c.encoder_layers, j["decoder_layers"] = c.decoder_layers;
     for (const scheduler::PageGroup& g : pools->groups)
       j["pools"].push_back({{"pages", g.pages}, {"page_size", steps.page_size}, {"window", g.window}});
     for (const model::ModelConfig& r : *ranks)
@@ -232,10 +233,13 @@ int inspect(int argc, char** argv) {
   std::printf("parameters    %.1f M in %zu tensors\n", double(files->weights->parameters()) / 1e6, all.size());
   std::printf("layers        %d, hidden %d, ffn %d, heads %d of %d, kv heads %d\n", c.layers, c.hidden, c.ffn, c.heads,
               c.head_dim, c.kv_heads);
+  if (c.encoder_layers > 0)
+    std::printf("kind          encoder-decoder, of %d and %d layers that take turns in the cache; on a CPU\n",
+                c.encoder_layers, c.decoder_layers);
   if (c.experts.routing.experts > 0)
     std::printf("experts       %d of %d, %d of them and %.1f M parameters a token\n", c.experts.routing.experts,
                 c.experts.ffn, c.experts.routing.used, double(active) / 1e6);
-  std::printf("vocabulary    %d\ncontext       %d\n", c.vocab, c.context);
+  std::printf("vocabulary    %d\ncontext       %d\n", c.vocab, info.context_length);
   if (c.window > 0) std::printf("window        %d\n", c.window);
   for (auto& [name, t] : types)
     std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());

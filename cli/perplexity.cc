@@ -59,6 +59,9 @@ Status run(const model::RunnerOptions& base, const std::string& file, int window
   options.max_batch = 1, options.max_tokens = window, options.max_kvlen = window;
   {
     KVASIR_ASSIGN(auto files, model::open_model(options.model));  // before there is room made for a window of that size
+    if (files.config.encoder_layers > 0)
+      return failed_precondition(
+          cat(options.model, " is an encoder-decoder: its encoder reads a text, and predicts none of it"));
     if (window > files.config.context)
       return invalid_argument(cat("window is ", window, "; the model's context is ", files.config.context));
   }

@@ -22,6 +22,7 @@ void clear(PackedStep& s) {
   s.batch.pools.clear();
   s.batch.adapters.clear();
   s.batch.types.clear();
+  s.batch.sources.clear();
   s.pooled_rows.clear();
   s.batch.wait_for_masks = nullptr;
   s.batch.max_pages = s.batch.max_seqlen = s.batch.max_kvlen = 0;
@@ -78,6 +79,7 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     b.max_kvlen = std::max(b.max_kvlen, kvlen);
     ++(item.phase == scheduler::Phase::prefill ? out.prefills : out.decodes);
     const JobPtr& job = job_of(item.request);
+    if (shape_.encodes) b.sources.push_back(int64_t(job->request.prompt.size()) - 1);
     out.jobs.push_back(job);
     add_rows(item, job, before, out);
     add_types(item, *job, b);
@@ -204,6 +206,7 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
   int64_t drawn = position - int64_t(request.prompt.size());  // tokens this choice has
   if (needs_history(request.sampling)) {
     row.prompt = request.prompt;
+    if (shape_.encodes) row.prompt = row.prompt.last(1);  // the answer repeats no token that its own side lacks
     auto tokens = scheduler_.tokens(seq);
     if (tokens.size() > request.prompt.size()) row.output = tokens.subspan(request.prompt.size());
     if (shape_.depth > 1 || !draft.empty()) {

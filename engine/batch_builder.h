@@ -51,6 +51,7 @@ class BatchBuilder {
     int64_t most_pages = 0;  // that one sequence can have
     int depth = 1;
     model::Pooling pooling = model::Pooling::last;
+    bool encodes = false;    // all of a prompt but its last token is what an encoder reads (ModelInfo::decoder_start)
     bool streaming = false;  // operators are told nothing of what lies between sinks and window
   };
   BatchBuilder(const scheduler::Scheduler& scheduler, const Shape& shape) : scheduler_(scheduler), shape_(shape) {}

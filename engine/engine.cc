@@ -172,13 +172,13 @@ Status EngineImpl::load(const Loader& loader) {
           .with_field("stop_tokens");
     end_of_generation_.push_back(t);
   }
-  publisher_.set_tokenizer(loaded_.tokenizer);
+  publisher_.set_tokenizer(loaded_.tokenizer, info_.decoder_start >= 0);
   const bool has_grammars = loaded_.tokenizer || loaded_.grammars;
   limits_ = {info_.vocab_size,     info_.context_length,         info_.streaming ? info_.trained_context : 0,
              options_.max_running, loaded_.tokenizer != nullptr, has_grammars};
   limits_.hidden = info_.hidden, limits_.labels = info_.labels;
   limits_.no_embeddings = info_.pooling.refusal;
-  limits_.encoder = info_.encoder;
+  limits_.encoder = info_.encoder, limits_.encodes = info_.decoder_start >= 0;
   limits_.max_input = options_.max_input_tokens;
   limits_.max_output = options_.max_output_tokens;
   limits_.max_total = options_.max_total_tokens;
@@ -404,6 +404,7 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   }
   if (request.beams && !request.max_tokens) request.max_tokens = info_.context_length - int64_t(request.prompt.size());
   KVASIR_TRY(in_time(request));
+  if (info_.decoder_start >= 0) request.prompt.push_back(info_.decoder_start);  // for which a sequence has room
   uint64_t number = next_number_.fetch_add(1);
   if (request.id.empty()) request.id = cat("req-", id_prefix_, '-', number);
   auto job = std::make_shared<Job>(std::move(request), mailbox_, int64_t(options_.event_buffer) * request.n);

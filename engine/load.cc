@@ -84,6 +84,11 @@ Result<std::unique_ptr<model::Runner>> load_draft(const model::RunnerOptions& mo
     return invalid_argument(cat("draft_model is ", name, "; ", (*runner)->info().encoder ? "it" : "the model",
                                 " is an encoder, which draws no tokens"))
         .with_field("draft_model");
+  if ((*runner)->info().decoder_start >= 0 || loaded.runner->info().decoder_start >= 0)
+    return invalid_argument(cat("draft_model is ", name, "; ",
+                                (*runner)->info().decoder_start >= 0 ? "it" : "the model",
+                                " is an encoder-decoder, which drafts are not made for: leave it out"))
+        .with_field("draft_model");
   KVASIR_TRY(same_vocabulary({model.model, loaded.runner->info().vocab_size, loaded.tokenizer.get()},
                              {name, (*runner)->info().vocab_size, text->tokenizer.get()}));
   return runner;

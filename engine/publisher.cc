@@ -110,8 +110,8 @@ void Publisher::start(Job& job) {
   job.started_at = std::chrono::steady_clock::now();
   if (job.request.detokenize)
     for (ChoiceText& text : job.texts)
-      text.detokenizer.emplace(tokenizer_, job.request.skip_special, job.request.stop_strings,
-                               job.request.include_stop);
+      text.detokenizer.emplace(tokenizer_, job.request.skip_special, job.request.stop_strings, job.request.include_stop,
+                               own_texts_);
   counts_.prompt_tokens.add(double(job.request.prompt.size()));
   push(job, Started{job.request.sampling.seed, job.cached_tokens, std::move(job.prompt_logprobs)});
 }

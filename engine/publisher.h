@@ -44,7 +44,10 @@ class Publisher {
   Publisher(std::string trace_file, Closed closed);
   ~Publisher();  // publishes what it has been given, then ends
 
-  void set_tokenizer(text::TokenizerPtr tokenizer) { tokenizer_ = std::move(tokenizer); }  // before the first post
+  // Before the first post. `own_texts`: an answer does not go on from its prompt.
+  void set_tokenizer(text::TokenizerPtr tokenizer, bool own_texts) {
+    tokenizer_ = std::move(tokenizer), own_texts_ = own_texts;
+  }
 
   // Takes the records. Waits only when this thread is far behind (never for a reader).
   void post(std::vector<Record>&& records, std::optional<StepSample> step = std::nullopt);
@@ -68,6 +71,7 @@ class Publisher {
 
   const Closed closed_;
   text::TokenizerPtr tokenizer_;
+  bool own_texts_ = false;
   StepTrace trace_;
   mutable std::mutex mutex_;
   std::condition_variable more_, less_;

@@ -42,7 +42,7 @@ Result<scheduler::Options> scheduler_options(const EngineOptions& options, const
                                   " tokens of this model takes ", page))
           .with_field("host_kv_memory");
   }
-  o.max_context = info.context_length;
+  o.max_context = info.context_length + (info.decoder_start >= 0);
   o.max_tokens_per_step = options.max_tokens_per_step;
   o.max_step_ms = options.max_step_ms;
   o.max_running = options.max_running;

@@ -23,9 +23,12 @@ StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::uni
       shared_(shared),
       builder_(*scheduler_, {.page_size = options.page_size,
                              .index_mode = options.kv_index,
-                             .most_pages = (runner.info().context_length + options.page_size - 1) / options.page_size,
+                             .most_pages = (runner.info().context_length + (runner.info().decoder_start >= 0) +
+                                            options.page_size - 1) /
+                                           options.page_size,
                              .depth = runner.depth(),
                              .pooling = runner.info().pooling.pooling,
+                             .encodes = runner.info().decoder_start >= 0,
                              .streaming = runner.info().streaming}),
       draft_model_(std::move(draft_model)) {
   if (draft_model_) shared_.stats.draft_model.name = draft_model_->info().name;
@@ -111,9 +114,9 @@ void StepLoop::submit(const JobPtr& job, Time at) {
     if (job->adapter) s.adapter = job->adapter->cache_key;
     s.no_prefix_read = r.prompt_logprobs >= 0;
     // What all of a prompt's tokens give is of use to no other prompt, and needs them all.
-    s.no_prefix = runner_.info().encoder ||
-                  (r.pooled && r.scored.empty() && runner_.info().pooling.pooling != model::Pooling::last);
-    s.whole = runner_.info().encoder;
+    const bool whole = runner_.info().encoder || runner_.info().decoder_start >= 0;
+    s.no_prefix = whole || (r.pooled && r.scored.empty() && runner_.info().pooling.pooling != model::Pooling::last);
+    s.whole = whole;
     s.needs_mask = has_grammar;
     auto seq = scheduler_->submit(std::move(s), at);
     if (seq.ok()) {

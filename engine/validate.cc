@@ -69,6 +69,12 @@ Status validate(const Request& r, const RequestLimits& limits) {
   if (!r.pooled && limits.encoder)
     return failed_precondition("this model is an encoder: it answers /v1/embeddings, and generates no text");
 
+  if (limits.encodes && r.prompt_logprobs >= 0)
+    return bad(
+        "prompt_logprobs",
+        "this model is an encoder-decoder: its encoder reads the prompt, whose tokens have no log-probabilities; "
+        "leave prompt_logprobs out (and logprobs beside echo)");
+
   int64_t prompt = int64_t(r.prompt.size()), context = limits.context_length;
   if (prompt > context)
     return bad("prompt", cat("the prompt has ", prompt, " tokens; the model's context is ", context));

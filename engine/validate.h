@@ -17,6 +17,7 @@ struct RequestLimits {
   int32_t labels = 0;                                    // of a classification head; 0: there is none
   std::string no_embeddings;                             // why there are none; empty: there are
   bool encoder = false;                                  // which generates nothing
+  bool encodes = false;                                  // an encoder-decoder
 };
 
 Status validate(const Request& request, const RequestLimits& limits);

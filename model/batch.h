@@ -45,6 +45,8 @@ struct Batch {
   std::vector<Pool> pools;
   std::vector<const Adapter*> adapters;  // [B]: of each sequence, or null; empty: none has one
   std::vector<int32_t> types;            // [T]: which text of a pair each token belongs to; empty: all to the first
+  // [B]: of an encoder-decoder, tokens at the front of each sequence that its encoder reads; empty: of any other model.
+  std::vector<int64_t> sources;
   // Called when constraints have refused what was drawn and their masks are still being computed: what is there when it
   // returns is drawn from. Empty: there are no constraints.
   std::function<void()> wait_for_masks;

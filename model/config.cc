@@ -67,6 +67,15 @@ Status ModelConfig::validate() const {
   KVASIR_TRY(in_range("number of labels", labels, 0, 1 << 16));
   if (encoder && (kv_heads != heads || heads * head_dim != hidden))
     return invalid_argument(cat("the encoder has ", heads, " heads of ", head_dim, " for a hidden size of ", hidden));
+  if (encoder_layers > 0) {
+    if (window > 0)
+      return invalid_argument(cat("the model's attention window is ", window, "; encoder-decoders have none"));
+    KVASIR_TRY(in_range("number of encoder layers", encoder_layers, 1, 1024));
+    KVASIR_TRY(in_range("number of decoder layers", decoder_layers, 1, 1024));
+    KVASIR_TRY(in_range("decoder_start_token_id", decoder_start, 0, vocab - 1));
+    KVASIR_TRY(in_range("relative_attention_num_buckets", bias_buckets, 4, 1 << 12));
+    KVASIR_TRY(in_range("relative_attention_max_distance", bias_reach, bias_buckets / 2 + 1, 1 << 16));
+  }
   KVASIR_TRY(validate_layer_sizes());
   KVASIR_TRY(experts.validate(layers));
   if (experts.routing.experts > 0 && (!gated || !input_norms || output_norms))
@@ -158,6 +167,7 @@ ModelInfo ModelConfig::info() const {
   i.layers = layers, i.hidden = hidden, i.heads = heads, i.kv_heads = kv_heads, i.head_dim = head_dim;
   i.sliding_window = window;
   i.pooling = pooling, i.encoder = encoder, i.labels = labels;
+  if (encoder_layers > 0) i.decoder_start = decoder_start, --i.context_length;  // which takes a place of its own
   for (int32_t layer = 0; layer < layers; ++layer) i.windowed_layers += windowed(layer);
   return i;
 }

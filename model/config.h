@@ -83,7 +83,11 @@ struct ModelConfig {
   int32_t labels = 0;          // likewise
   int32_t first_position = 0;  // of learned positions: the row of the first token
   int32_t token_types = 0;     // texts of a pair that tokens are told apart by
-  double step_ms = 0;          // dummy: a step takes at least so long
+  // An encoder-decoder (`layers` is then the more of both, as they take turns in the cache): its layers, the token that
+  // the decoder begins with, and the buckets of its biases by distance. 0: it is none.
+  int32_t encoder_layers = 0, decoder_layers = 0, decoder_start = 0;
+  int32_t bias_buckets = 0, bias_reach = 0;
+  double step_ms = 0;  // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
   bool from_gguf = false;         // its tensors lie as GGUF's converters leave them
   int32_t int4_zero_shift = 0;    // of the zeros that a folder of 4 bits stores (Int4)

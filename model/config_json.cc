@@ -182,10 +182,10 @@ Status read_activation(const JsonKeys& in, ModelConfig* c) {
 
 Status read_decoder(const JsonKeys& in, ModelConfig* c) {
   KVASIR_TRY(in.need({"hidden_size", "n_embd", "d_model", "n_embed"}, &c->hidden));
-  KVASIR_TRY(in.need({"num_hidden_layers", "n_layer", "n_layers"}, &c->layers));
-  KVASIR_TRY(in.need({"num_attention_heads", "n_head", "n_heads"}, &c->heads));
+  KVASIR_TRY(in.need({"num_hidden_layers", "n_layer", "n_layers", "num_layers"}, &c->layers));
+  KVASIR_TRY(in.need({"num_attention_heads", "n_head", "n_heads", "num_heads"}, &c->heads));
   KVASIR_TRY(in.need({"vocab_size"}, &c->vocab));
-  KVASIR_TRY(in.get({"intermediate_size", "ffn_hidden_size", "n_inner"}, &c->ffn));
+  KVASIR_TRY(in.get({"intermediate_size", "ffn_hidden_size", "n_inner", "d_ff"}, &c->ffn));
   if (c->ffn == 0 && c->gated) return invalid_argument(cat(in.file(), ": intermediate_size is missing"));
   if (c->ffn == 0) c->ffn = int32_t(std::min<int64_t>(4 * int64_t(c->hidden), INT32_MAX));
   c->context = 2048;
@@ -193,7 +193,7 @@ Status read_decoder(const JsonKeys& in, ModelConfig* c) {
   c->kv_heads = c->heads;
   KVASIR_TRY(in.get({"num_key_value_heads"}, &c->kv_heads));
   c->head_dim = c->heads > 0 ? c->hidden / c->heads : 0;
-  KVASIR_TRY(in.get({"head_dim"}, &c->head_dim));
+  KVASIR_TRY(in.get({"head_dim", "d_kv"}, &c->head_dim));
   KVASIR_TRY(in.get("tie_word_embeddings", &c->tied_head));
   KVASIR_TRY(in.get({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"}, &c->norm_eps));
   KVASIR_TRY(in.get("attention_bias", &c->qkv_bias));

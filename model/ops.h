@@ -39,6 +39,10 @@ struct Buffer {  // one row a token (or a logit row)
 // Which row of a table a token is given: that of its position, or of the text of a pair it belongs to.
 enum class RowOf : uint8_t { position, type };
 
+// Of an encoder-decoder's sequences (Batch::sources): what the encoder's layers attend from and to, what the decoder's
+// do, and the decoder's to what the encoder has left.
+enum class Side : uint8_t { source, target, cross };
+
 // One layer's attention: what add_attention() gave, the layer, and a logit a head without a value (none: id -1).
 struct Attend {
   int32_t kind = 0, layer = 0;
@@ -87,6 +91,11 @@ class Ops {
   virtual Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard = Shard::whole) = 0;
   // Layers that attend alike share a kind. A step of begin() plans all kinds.
   virtual Result<int32_t> add_attention(const attention::Attributes& attributes) = 0;
+
+  // Likewise for one side of an encoder-decoder.
+  virtual Result<int32_t> add_attention_of(Side, const attention::Attributes&) {
+    return unimplemented("encoder-decoders are not supported on this device; on the CPU they are (--device cpu)");
+  }
 
   // A layer's experts, for moe(). A device that has none says so here.
   virtual Result<int32_t> add_experts(Experts) {
@@ -161,6 +170,10 @@ class Ops {
     KVASIR_TRY(linear(in, weight, between));
     return attend(how, between, out);
   }
+  // Of an encoder-decoder: from here on the step is its sources' rows, or its targets' (as it is left). How many.
+  virtual Result<int64_t> turn_to(Side) { return unimplemented("this device has no encoder-decoders"); }
+  // Keys and values of the sources' rows, for `cross`, in place of what the layer's cache has of them.
+  virtual Status store(const Attend&, Buffer, Buffer) { return unimplemented("this device stores no keys alone"); }
   // in_out = cap * tanh(in_out / cap)
   virtual Status softcap(Buffer in_out, float cap) = 0;
   // [first, first + count) of the rows whose logits are wanted, into a buffer of logit rows; what follows on

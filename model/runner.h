@@ -46,8 +46,11 @@ struct ModelInfo {
   std::string kv_type;             // what the cache is made of, in words
   PoolingRule pooling;             // of its embeddings
   bool encoder = false;            // every token sees all others: a prompt is computed in one step, and none is drawn
-  int32_t labels = 0;              // scores of its classification head; 0: it has none
-  std::vector<RankInfo> ranks;     // empty: there is one
+  // An encoder-decoder: the token behind its prompts, from which on the decoder goes; -1: it is none. Prompts are
+  // computed in one step, as an encoder's.
+  int32_t decoder_start = -1;
+  int32_t labels = 0;           // scores of its classification head; 0: it has none
+  std::vector<RankInfo> ranks;  // empty: there is one
 };
 
 // What the routers of a mixture of experts have chosen.

@@ -36,6 +36,10 @@ inline Status say_streaming(const ModelConfig& config, const RunnerOptions& o, M
                                 o.attention_window, ": there must be fewer of them"))
         .with_field("attention_sinks");
   if (o.attention_window == 0) return {};
+  if (config.encoder_layers > 0)
+    return invalid_argument(
+               "attention_window is for texts without end; an encoder-decoder reads its prompt as a whole: 0")
+        .with_field("attention_window");
   if (o.attention_window > config.context)
     return invalid_argument(cat("attention_window is ", o.attention_window, "; the model has positions for ",
                                 config.context, " tokens"))

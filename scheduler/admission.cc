@@ -117,7 +117,7 @@ bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
 
 // `before`: only those that go before this prefill.
 void Scheduler::PlanMaker::plan_admissions(const Sequence* before) {
-  while (budget > 0) {
+  while (budget > 0 && !waits_whole) {
     state.compact();
     Sequence* s = policy->best(now);
     if (s == nullptr || s->in_flight > 0 || s->preempted == state.asked) return;

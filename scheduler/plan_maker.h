@@ -66,6 +66,7 @@ class Scheduler::PlanMaker {
   bool cut = false;                // max_step_ms kept prompts out of it
   const Sequence* lead = nullptr;  // its first prefill
   bool moved = false;              // this look admitted or preempted somebody
+  bool waits_whole = false;        // a prompt that is computed whole has no room beside those that decode
   int64_t budget = 0;              // tokens left
 };
 

@@ -63,6 +63,7 @@ void Scheduler::PlanMaker::look() {
   ++state.asked;
   moved = false;
   budget = options.max_tokens_per_step;
+  waits_whole = false;
   work = {};
   most_seconds = 0;
   cut = false;
@@ -211,18 +212,25 @@ bool Scheduler::PlanMaker::plan_chunk(Sequence* s) {
     become_decoding(s);
     return false;
   }
-  const int64_t room = prompt_room(s->planned), wanted = target - s->planned;
+  // What is computed whole is not cut for max_step_ms: it would wait for as long as anybody decodes.
+  const int64_t whole = r.whole && s->planned < r.prompt_tokens ? r.prompt_tokens : 0;
+  const int64_t room = whole > 0 ? budget : prompt_room(s->planned), wanted = target - s->planned;
   int64_t end = std::min(target, s->planned + room);
   cut |= room < std::min(budget, wanted);
   const bool samples_at_end = state.limit_of(*s) > s->outputs() && target == static_cast<int64_t>(s->tokens.size());
   if (end == target && samples_at_end && r.needs_mask && !s->mask_ready) end = target - 1;
-  if (end < target) end = r.whole ? 0 : end / size * size;
+  if (end < target) end = std::max(end / size * size, end < whole ? 0 : whole);
+  if (end < whole) {
+    // Nobody is let in who would decode beside it in the next step, and so for ever.
+    waits_whole |= room < whole && (plan.decoding_batches > 0 || !verifications.empty());
+    return false;
+  }
   if (end <= s->planned) return false;
   if (!secure(s, end)) {
     // Before nothing runs at all, a page's worth does: beams that come back share a pool that none could have alone.
-    const int64_t page_end = (s->planned / size + 1) * size;
-    if (!making.named.empty() || !s->running() || r.whole || page_end >= end || !secure(s, page_end)) return false;
-    end = page_end;
+    const int64_t least = whole > 0 ? whole : (s->planned / size + 1) * size;
+    if (!making.named.empty() || !s->running() || least >= end || !secure(s, least)) return false;
+    end = least;
   }
   const bool last = end == target, samples = last && samples_at_end;
   put(s, Phase::prefill, end - s->planned, samples);

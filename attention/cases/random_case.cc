@@ -73,6 +73,10 @@ struct Builder {
     a().is_alibi = dice.one_in(6);
     if (a().is_alibi && dice.one_in(3))
       for (int h = 0; h < a().num_heads; ++h) a().alibi_slopes.push_back(0.02f * float(h + 1));
+    if (options.relative_bias && own.one_in(6)) {
+      const int64_t reach = own.one_in(2) ? own.upto(8) : own.upto(200);
+      for (int64_t i = a().num_heads * (2 * reach + 1); i > 0; --i) a().relative_bias.push_back(own.normal());
+    }
     if (dice.one_in(5)) a().q_scaling = 0.7f;
     if (dice.one_in(5)) a().softcap = 5.0f;
     a().return_lse = dice.one_in(2);
@@ -112,6 +116,7 @@ struct Builder {
     a().packed_qkv = a().is_alibi = a().streaming_positions = a().return_lse = false;
     a().q_scaling = 1.0f, a().softcap = 0.0f;
     a().alibi_slopes.clear();
+    a().relative_bias.clear();
     a().window = a().sinks = a().cyclic_capacity = 0;
     a().rope = {};
     c.sink_logits.clear();
@@ -389,11 +394,11 @@ std::string describe(const Case& c) {
                       dtype_name(a.io), " out ", dtype_name(a.out), " cache ", dtype_name(c.view.dtype));
   if (c.view.quant == kvcache::QuantKind::group) s += cat("/", c.view.quant_group, " ", dtype_name(c.view.scale_dtype));
   s += cat(" mode ", int(a.index_mode), " page ", a.page_size, " causal ", a.is_causal, " alibi ", a.is_alibi,
-           " softcap ", a.softcap, " window ", a.window, " sinks ", a.sinks, " cyclic ", a.cyclic_capacity,
-           " streaming ", a.streaming_positions, " rope ", int(a.rope.style), "/", a.rope.rotary_dim, " packed ",
-           a.packed_qkv, " bias ", !c.qkv_bias.empty(), " append ", a.append, " mask ", c.mask_row_stride, "/",
-           c.mask_head_stride, " sinklogits ", !c.sink_logits.empty(), " beams ", c.beam_width, " decodes ",
-           c.decoding_batches, " [");
+           " relative ", a.relative_bias.size(), " softcap ", a.softcap, " window ", a.window, " sinks ", a.sinks,
+           " cyclic ", a.cyclic_capacity, " streaming ", a.streaming_positions, " rope ", int(a.rope.style), "/",
+           a.rope.rotary_dim, " packed ", a.packed_qkv, " bias ", !c.qkv_bias.empty(), " append ", a.append, " mask ",
+           c.mask_row_stride, "/", c.mask_head_stride, " sinklogits ", !c.sink_logits.empty(), " beams ", c.beam_width,
+           " decodes ", c.decoding_batches, " [");
   for (int64_t b = 0; b < c.batch(); ++b)
     s += cat(b ? " " : "", c.start_pos[size_t(b)], "+", c.seqstarts[size_t(b) + 1] - c.seqstarts[size_t(b)], "/",
              c.kvstarts[size_t(b) + 1] - c.kvstarts[size_t(b)]);

@@ -29,7 +29,8 @@ struct CaseOptions {
   int32_t max_head_dim = 256;
   bool any_pages = true;     // sizes of no power of two and above 256, pages that begin anywhere
   bool small_groups = true;  // of 1, 2 and 4 elements
-  bool int8_out = true;      // KeyValueCache gives int8 back as it is
+  bool relative_bias = true;
+  bool int8_out = true;  // KeyValueCache gives int8 back as it is
   bool beams = true, cyclic = true, streaming = true, fp8_io = true, kvc = true, masks = true;
 };
 

@@ -266,6 +266,7 @@ class Parser {
     KVASIR_TRY(floats("alibi_slopes", a().num_heads, &a().alibi_slopes));
     if (!a().alibi_slopes.empty() && !a().is_alibi)
       return bad("alibi_slopes", "alibi_slopes.npy is given and is_alibi is false; leave it out or set is_alibi");
+    KVASIR_TRY(read_relative_bias());
     KVASIR_TRY(read_mask());
     NpyArray t;
     bool there = false;
@@ -291,6 +292,19 @@ class Parser {
       }
       c_.indirection.push_back(beam < -1 || beam > INT32_MAX ? -1 : int32_t(beam));
     }
+    return {};
+  }
+
+  Status read_relative_bias() {
+    NpyArray t;
+    bool there = false;
+    KVASIR_TRY(tensor("relative_bias", false, &t, &there));
+    if (!there) return {};
+    if (t.descr != "<f4" || t.shape.size() != 2 || t.shape[0] != a().num_heads || t.shape[1] % 2 != 1)
+      return bad("relative_bias", cat("relative_bias is ", t.descr, " of ", t.shape_text(), "; it must be float32 of (",
+                                      a().num_heads, " heads, 2 * reach + 1 distances)"));
+    a().relative_bias.resize(size_t(t.elements()));
+    std::memcpy(a().relative_bias.data(), t.data.data(), t.data.size());
     return {};
   }
 

@@ -135,6 +135,8 @@ CaseFiles format_case(const Case& c) {
     put(files, "attn_mask", io, {T, c.mask_row_stride}, c.attn_mask.data());
   if (!c.sink_logits.empty()) put(files, "sink_logits", "<f4", {Hq}, c.sink_logits.data());
   if (!a.alibi_slopes.empty()) put(files, "alibi_slopes", "<f4", {Hq}, a.alibi_slopes.data());
+  if (!a.relative_bias.empty())
+    put(files, "relative_bias", "<f4", {Hq, int64_t(a.relative_bias.size()) / Hq}, a.relative_bias.data());
   if (!c.indirection.empty())
     put(files, "cache_indirection", "<i4", {B / c.beam_width, c.beam_width, c.max_kvlen}, c.indirection.data());
   return files;

@@ -66,6 +66,7 @@ void set_rows(const LayerCall& call, const Item& item, const Tile& tile, int64_t
         p.slope = a.alibi_slopes[size_t(head)];
         p.offset = float(tile.first - (shape.kvlen - shape.seqlen + i));
       }
+      p.mask = call.relative_bias->tile(head, tile.first - (shape.kvlen - shape.seqlen + i));
       if (t.attn_mask) {
         float* mask = s.mask + int64_t(r) * kTile;
         const int64_t row = call.held->step.seqstarts[item.sequence] + i;
@@ -74,6 +75,7 @@ void set_rows(const LayerCall& call, const Item& item, const Tile& tile, int64_t
         std::memset(mask, 0, kTile * sizeof(float));
         call.kernels->to_f32(static_cast<const uint8_t*>(t.attn_mask) + dtype_bytes(a.io, at), a.io,
                              tile.end - tile.begin, mask + tile.begin);
+        for (int j = tile.begin; p.mask && j < tile.end; ++j) mask[j] += p.mask[j];
         p.mask = mask;
       }
     }
@@ -239,6 +241,16 @@ void end_split(const LayerCall& call, const Item& item, int64_t split, int64_t r
 }
 
 }  // namespace
+
+RelativeBias::RelativeBias(const Attributes& a) {
+  if (a.relative_bias.empty()) return;
+  const int64_t given = int64_t(a.relative_bias.size()) / a.num_heads;
+  reach_ = given / 2, each_ = given + 2 * kTile;
+  values_.reserve(size_t(each_ * a.num_heads));
+  for (int64_t h = 0; h < a.num_heads; ++h)
+    for (int64_t i = -kTile; i < given + kTile; ++i)
+      values_.push_back(a.relative_bias[size_t(h * given + std::clamp<int64_t>(i, 0, given - 1))]);
+}
 
 Scratch::Scratch(const Attributes& a, int rows, int64_t tile_scratch_bytes)
     : keys(int64_t(a.head_dim) * kTile),

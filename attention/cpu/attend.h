@@ -1,6 +1,7 @@
 // One item of the plan: a block of query rows of one kv head against a range of keys.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -46,6 +47,22 @@ struct Tile {
   bool wanted(int j) const { return j < sink_end || j >= lo; }
 };
 
+// Attributes::relative_bias as tiles read it: of each head a row, with a tile more at both ends of what is further
+// away.
+class RelativeBias {
+ public:
+  explicit RelativeBias(const Attributes& a);
+  // Of kTile keys from `distance` behind the query on; null: there is none.
+  const float* tile(int64_t head, int64_t distance) const {
+    if (each_ == 0) return nullptr;
+    return values_.data() + head * each_ + std::clamp<int64_t>(distance + reach_ + kTile, 0, each_ - kTile);
+  }
+
+ private:
+  int64_t reach_ = 0, each_ = 0;
+  std::vector<float> values_;
+};
+
 // What one thread needs while it works on an item.
 struct Scratch {
   Scratch(const Attributes& a, int rows, int64_t tile_scratch_bytes);
@@ -75,6 +92,7 @@ struct LayerCall {
   const float* rank_angles;  // of ranks, StreamingLLM only
   const float* fresh;        // cyclic only: new tokens as the cache will return them, [T][2][Hkv][padded_dim]
   float* partials;
+  const RelativeBias* relative_bias;
 };
 
 // The first tile at `from` or later that any row of the item sees any of; false: there is none.

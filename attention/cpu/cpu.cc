@@ -24,7 +24,8 @@ class CpuAttention final : public Attention {
         kernels_(kernels),
         named_(named),
         own_(pool ? nullptr : new ThreadPool(1)),
-        pool_(pool ? *pool : *own_) {
+        pool_(pool ? *pool : *own_),
+        relative_bias_(a_) {
     if (a_.alibi_slopes.empty()) a_.alibi_slopes = default_alibi_slopes(a_.num_heads);
     const int rows = block_tokens(a_) * (a_.num_heads / a_.num_kv_heads);
     for (int i = 0; i < pool_.threads(); ++i) scratch_.emplace_back(a_, rows, tile_scratch_bytes(rows));
@@ -53,8 +54,9 @@ class CpuAttention final : public Attention {
 
   Status run(const Tensors& tensors) override {
     const CacheKind kind = kind_of(tensors.cache);
-    LayerCall call{&a_,      &kernels_,      tile_kernel_for(kind), kind,         &held_,
-                   &tensors, angles_.data(), rank_angles_.data(),   fresh_.get(), partials_.get()};
+    LayerCall call{&a_,          &kernels_,       tile_kernel_for(kind), kind,
+                   &held_,       &tensors,        angles_.data(),        rank_angles_.data(),
+                   fresh_.get(), partials_.get(), &relative_bias_};
     // A cyclic cache is read as it was before this call; any other after all of its writes.
     if (a_.append) each_new_token([&](int64_t t, Scratch& s) { append(call, t, s); });
     pool_.for_each(int64_t(plan_.items.size()), 1,
@@ -71,6 +73,7 @@ class CpuAttention final : public Attention {
     if (a_.window > 0)
       return failed_precondition("KeyValueCache gives back every token; it has no meaning with a window");
     if (a_.append) each_new_token([&](int64_t t, Scratch& s) { store(k, t, s); });
+    if (!k.key_out) return {};
     for (int64_t b = 0; b < held_.step.batch; ++b)
       pool_.for_each(shapes_[size_t(b)].kvlen, 16,
                      [&](int64_t t, int worker) { gather(k, b, t, scratch_[size_t(worker)]); });
@@ -218,6 +221,7 @@ class CpuAttention final : public Attention {
   std::vector<SequenceShape> shapes_;
   std::vector<int32_t> owner_;  // sequence of each new token
   std::vector<float> angles_, rank_angles_;
+  const RelativeBias relative_bias_;
   PlanLimits plan_limits_;
   Plan plan_;
 };

@@ -60,6 +60,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
     if (a_.head_dim % 8 || a_.head_dim > 512)
       return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 512"))
           .with_field("head_dim");
+    if (!a_.relative_bias.empty())
+      return unimplemented("relative_bias is given; the cuda back end has none, the cpu has")
+          .with_field("relative_bias");
     if (a_.is_alibi) {
       std::vector<float> slopes = a_.alibi_slopes.empty() ? default_alibi_slopes(a_.num_heads) : a_.alibi_slopes;
       KVASIR_TRY(slopes_.upload(slopes.data(), slopes.size() * 4));
@@ -168,7 +171,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
     l.k_new = k_new_.get(), l.v_new = v_new_.get();
     const StepView v = planner_->view(device(slot_));
     if (a_.append && n.tokens) launch_append(s, v, l, n.tokens, false, true, 0, stream_);
-    launch_gather(s, v, cache, t.key_out, t.value_out, a_.out, t.num_repeat, false, n.sequences, stream_);
+    if (t.key_out)
+      launch_gather(s, v, cache, t.key_out, t.value_out, a_.out, t.num_repeat, false, n.sequences, stream_);
     return check(cudaGetLastError(), "KeyValueCache");
   }
 

@@ -41,6 +41,7 @@ class Reference final : public Attention {
     if (a_.window > 0)
       return failed_precondition("KeyValueCache gives back every token; it has no meaning with a window");
     if (a_.append) store_plain(k);
+    if (!k.key_out) return {};
     std::vector<float> row(size_t(a_.head_dim));
     for (int64_t b = 0; b < held_.step.batch; ++b)
       for (int64_t t = 0; t < held_.shape(b).kvlen; ++t)
@@ -182,6 +183,12 @@ class Reference final : public Attention {
     return double(m);
   }
 
+  double relative_bias(int64_t head, int64_t distance) const {
+    if (a_.relative_bias.empty()) return 0;
+    const int64_t each = int64_t(a_.relative_bias.size()) / a_.num_heads, reach = each / 2;
+    return double(a_.relative_bias[size_t(head * each + reach + std::clamp(distance, -reach, reach))]);
+  }
+
   void attend(int64_t b, int64_t i, int64_t h) {
     const SequenceShape s = held_.shape(b);
     const int64_t token = held_.step.seqstarts[b] + i, own = s.kvlen - s.seqlen + i;
@@ -204,7 +211,7 @@ class Reference final : public Attention {
       x /= double(a_.q_scaling) * std::sqrt(double(a_.head_dim));
       if (a_.softcap > 0) x = double(a_.softcap) * std::tanh(x / double(a_.softcap));
       if (a_.is_alibi) x += double(a_.alibi_slopes[size_t(h)]) * double(j - own);
-      score.push_back(x + mask(b, i, j, h));
+      score.push_back(x + relative_bias(h, j - own) + mask(b, i, j, h));
     }
 
     const double none = -std::numeric_limits<double>::infinity();

@@ -79,8 +79,16 @@ Result<int32_t> CpuOps::add_attention(const attention::Attributes& attributes) {
   a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   kinds_.push_back(std::move(a));
+  side_of_.emplace_back();
   windowed_.push_back(attributes.window > 0);
   return int32_t(kinds_.size() - 1);
+}
+
+Result<int32_t> CpuOps::add_attention_of(Side side, const attention::Attributes& attributes) {
+  KVASIR_ASSIGN(const int32_t kind, add_attention(attributes));
+  kinds_.back().index_mode = kvcache::IndexMode::token_table;
+  side_of_.back() = side;
+  return kind;
 }
 
 Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
@@ -106,21 +114,32 @@ Status CpuOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   batch_ = &batch;
   tokens_ = &tokens;
   adapter_rows_.begin(batch);
-  attention::Step step;
-  step.batch = batch.size();
-  step.seqstarts = batch.seqstarts.data();
-  step.kvstarts = batch.kvstarts.data();
-  step.start_pos = batch.start_pos.data();
-  step.max_pages = batch.max_pages;
-  step.decoding_batches = batch.decoding_batches;
-  step.max_seqlen = batch.max_seqlen;
-  step.max_kvlen = batch.max_kvlen;
+  const bool sided = !side_of_.empty() && side_of_[0];  // all kinds of an encoder-decoder are
+  if (sided && std::ssize(batch.sources) != batch.size())
+    return internal_error(cat("a step of ", batch.size(), " sequences says the sources of ", batch.sources.size()));
+  if (sided) sides_.take(batch, tokens, options_.index_mode, options_.page_size);
   for (size_t kind = 0; kind < attentions_.size(); ++kind) {
+    const Batch& of = side_of_[kind] ? sides_.of(*side_of_[kind]) : batch;
+    attention::Step step;
+    step.batch = of.size();
+    step.seqstarts = of.seqstarts.data();
+    step.kvstarts = of.kvstarts.data();
+    step.start_pos = of.start_pos.data();
+    step.max_pages = of.max_pages;
+    step.decoding_batches = of.decoding_batches;
+    step.max_seqlen = of.max_seqlen;
+    step.max_kvlen = of.max_kvlen;
     const size_t group = apart_ ? cache_of(kind) : 0;
-    step.cachestarts = group == 0 ? batch.cachestarts.data() : batch.more_cachestarts[group - 1].data();
+    step.cachestarts = group == 0 ? of.cachestarts.data() : of.more_cachestarts[group - 1].data();
     KVASIR_TRY(attentions_[kind]->plan(step));
   }
   return {};
+}
+
+Result<int64_t> CpuOps::turn_to(Side side) {
+  batch_ = &sides_.of(side);
+  tokens_ = &batch_->tokens;
+  return int64_t(tokens_->size());
 }
 
 Status CpuOps::embed(Matrix table, float scale, Buffer out) {
@@ -420,10 +439,23 @@ Status CpuOps::attend(const Attend& how, Buffer qkv, Buffer out) {
   t.query = data(qkv);
   t.output = data(out);
   t.sink_logits = vector(how.sinks);
-  t.cache = caches_[cache_of(size_t(how.kind))];
+  t.cache = cache_for(how);
   t.layer = places_[size_t(how.layer)];
-  if (!scales_.empty()) t.cache.k_scale = scales_[size_t(how.layer)].k, t.cache.v_scale = scales_[size_t(how.layer)].v;
   return attentions_[size_t(how.kind)]->run(t);
+}
+
+kvcache::CacheView CpuOps::cache_for(const Attend& how) const {
+  kvcache::CacheView c = caches_[cache_of(size_t(how.kind))];
+  if (!scales_.empty()) c.k_scale = scales_[size_t(how.layer)].k, c.v_scale = scales_[size_t(how.layer)].v;
+  return c;
+}
+
+Status CpuOps::store(const Attend& how, Buffer keys, Buffer values) {
+  attention::KvcTensors t;
+  t.key = data(keys), t.value = data(values);
+  t.cache = cache_for(how);
+  t.layer = places_[size_t(how.layer)];
+  return attentions_[size_t(how.kind)]->store_and_gather(t);
 }
 
 Status CpuOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "model/cpu/link.h"
 #include "model/ops.h"
 #include "model/runner.h"
+#include "model/sides.h"
 
 namespace kvasir::model::cpu {
 
@@ -52,6 +54,7 @@ class CpuOps final : public Ops {
   void set_bias(Matrix weight, Vector bias) override;
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
+  Result<int32_t> add_attention_of(Side side, const attention::Attributes& attributes) override;
   Result<int32_t> add_experts(Experts experts) override;
   Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) override;
 
@@ -75,6 +78,8 @@ class CpuOps final : public Ops {
   Status gate(Activation activation, Buffer in_out, Buffer by, int64_t first) override;
   Status moe(Buffer in, int32_t experts, Buffer out, Buffer routed) override;
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
+  Result<int64_t> turn_to(Side side) override;
+  Status store(const Attend& how, Buffer keys, Buffer values) override;
   Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
   Result<Buffer> gather(Buffer logits) override;
@@ -112,6 +117,7 @@ class CpuOps final : public Ops {
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)].data(); }
   int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
+  kvcache::CacheView cache_for(const Attend& how) const;  // with the layer's own scales
   // moe.cc: the rows of a step by expert.
   struct ExpertRows;
   struct LayerExperts {
@@ -150,6 +156,7 @@ class CpuOps final : public Ops {
   std::vector<std::vector<float>> vectors_;
   std::vector<Room> buffers_;
   std::vector<attention::Attributes> kinds_;
+  std::vector<std::optional<Side>> side_of_;                       // of each kind, in an encoder-decoder
   std::vector<bool> windowed_;                                     // kinds that have a window of the model's own
   std::vector<std::unique_ptr<attention::Attention>> attentions_;  // one a kind
   QuantRoom quants_;
@@ -162,6 +169,7 @@ class CpuOps final : public Ops {
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
   AdapterRows adapter_rows_;
+  Sides sides_;                        // of the step, in an encoder-decoder
   Buffer partials_[2], whole_logits_;  // alternate: others still read one while the next is written
   size_t turn_ = 0;
   const Batch* batch_ = nullptr;

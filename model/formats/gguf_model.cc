@@ -105,7 +105,18 @@ Result<text::GgufVocab> gguf_vocab(const Gguf& gguf) {
     if (n) *id = int32_t(*n);
   }
   v.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token").value_or(v.model == "llama");
-  v.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token").value_or(false);
+  const bool t5 = v.model == "t5";  // llama.cpp's converter leaves out what all of them are
+  v.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token").value_or(t5);
+  if (t5 && v.tokens.size() > 2) {
+    if (v.eos < 0) v.eos = 1;
+    if (v.unk < 0) v.unk = 2;
+  }
+  v.remove_extra_spaces = gguf.boolean("tokenizer.ggml.remove_extra_whitespaces").value_or(false);
+  if (const GgufValue* map = gguf.value("tokenizer.ggml.precompiled_charsmap")) {
+    if (map->kind != GgufKind::array || (map->element != GgufKind::u8 && map->element != GgufKind::i8))
+      return invalid_argument(cat(gguf.name(), ": tokenizer.ggml.precompiled_charsmap must be a list of bytes"));
+    v.charsmap.assign(map->data, map->data + map->count);
+  }
   v.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix").value_or(true);
   v.chat_template = gguf.string("tokenizer.chat_template").value_or("");
   return v;

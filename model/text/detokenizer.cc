@@ -15,7 +15,7 @@ struct Detokenizer::Impl {
   StopScanner stops;
   std::string bytes;  // not yet a whole character
   std::string held;   // may become a stop string
-  bool done = false;
+  bool done = false, at_begin = false;
 
   // Takes up what is new at the end of `held`.
   Piece release(size_t known, bool last) {
@@ -37,11 +37,12 @@ struct Detokenizer::Impl {
 };
 
 Detokenizer::Detokenizer(TokenizerPtr tokenizer, bool skip_special, std::vector<std::string> stop_strings,
-                         bool include_stop)
+                         bool include_stop, bool own_text)
     : impl_(std::make_unique<Impl>()) {
   impl_->tokenizer = std::move(tokenizer);
   impl_->skip_special = skip_special;
   impl_->include_stop = include_stop;
+  impl_->at_begin = own_text;
   // What is not UTF-8 could only match inside a character, so it never may.
   std::erase_if(stop_strings, [](const std::string& s) {
     std::string characters;
@@ -57,7 +58,9 @@ Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;
 Detokenizer::Piece Detokenizer::push(int32_t token) {
   Impl& d = *impl_;
   if (d.done || (d.skip_special && d.tokenizer->is_special(token))) return {};
-  d.bytes += d.tokenizer->token_bytes(token);
+  const std::string added = d.tokenizer->token_bytes(token);
+  d.bytes.append(added, d.at_begin && added.starts_with(' ') ? 1 : 0);
+  d.at_begin &= added.empty();
   const size_t known = d.held.size(), rest = append_utf8(d.bytes, false, d.held);
   d.bytes.erase(0, d.bytes.size() - rest);
   return d.release(known, false);

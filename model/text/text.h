@@ -18,14 +18,15 @@ using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 // What a GGUF file says of its vocabulary; model/formats fills it, so that text knows no file format.
 struct GgufVocab {
-  std::string model;  // tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece)
+  std::string model;  // tokenizer.ggml.model: "gpt2" (byte-level BPE), "llama" (SentencePiece), "t5" (its unigrams)
   std::string pre;    // tokenizer.ggml.pre: "smollm", "llama-bpe", "qwen2", ...
   std::vector<std::string> tokens;
   std::vector<float> scores;
   std::vector<int32_t> types;  // 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
   std::vector<std::string> merges;
   int32_t bos = -1, eos = -1, unk = -1, eot = -1, pad = -1;
-  bool add_bos = false, add_eos = false, add_space_prefix = true;
+  bool add_bos = false, add_eos = false, add_space_prefix = true, remove_extra_spaces = false;
+  std::vector<uint8_t> charsmap;  // SentencePiece's own table of characters to replace (t5); empty: none are
   std::string chat_template;
 };
 
@@ -61,8 +62,10 @@ class Tokenizer {
 // might become a stop string.
 class Detokenizer {
  public:
+  // `own_text`: tokens begin a text instead of going on with one, so the space that SentencePiece puts in front of a
+  // text's first word is not shown.
   Detokenizer(TokenizerPtr tokenizer, bool skip_special, std::vector<std::string> stop_strings = {},
-              bool include_stop = false);
+              bool include_stop = false, bool own_text = false);
   ~Detokenizer();
   Detokenizer(Detokenizer&&) noexcept;
   Detokenizer& operator=(Detokenizer&&) noexcept;

@@ -57,6 +57,9 @@ Result<TokenizerPtr> Tokenizer::from_gguf(const GgufVocab& v) {
   c.add_bos = v.add_bos;
   c.add_eos = v.add_eos;
   c.add_space_prefix = v.add_space_prefix;
+  c.remove_extra_spaces = v.remove_extra_spaces;
+  c.charsmap = v.charsmap.data();
+  c.n_charsmap = v.charsmap.size();
   kvt_tokenizer* handle = nullptr;
   Buffer error;
   const int code = kvt_tokenizer_from_gguf(&c, &handle, error.out());

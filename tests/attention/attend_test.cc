@@ -119,6 +119,24 @@ TEST_P(Attend, AlibiBiasesByDistanceAndCutsAtTheOwnPosition) {
     EXPECT_NEAR(std::log(o.row(1, h)[4] / o.row(1, h)[1]), 3 * s.attributes.alibi_slopes[size_t(h)], 1e-5);
 }
 
+TEST_P(Attend, RelativeBiasIsByDistanceBothWaysAndGoesOnAsItsLast) {
+  CaseShape s = small();
+  s.attributes.is_causal = false;
+  for (int i = 0; i < 4 * 5; ++i) s.attributes.relative_bias.push_back(0.1f * float(i * i % 7));
+  s.sequences = {{3, 9}};
+  Case c = make_case(s);
+  reveal_weights(c);
+  Outcome o = run(c);
+  for (int i = 0; i < 9; ++i)
+    for (int h = 0; h < 4; ++h)
+      for (int j = 0; j < 12; ++j) {
+        auto bias = [&](int key) {
+          return s.attributes.relative_bias[size_t(h * 5 + 2 + std::clamp(key - 3 - i, -2, 2))];
+        };
+        EXPECT_NEAR(std::log(o.row(i, h)[j] / o.row(i, h)[0]), bias(j) - bias(0), 1e-5) << i << " " << h << " " << j;
+      }
+}
+
 TEST_P(Attend, ScaleAndSoftcap) {
   CaseShape s = small(1, 1, 32);
   s.attributes.q_scaling = 0.5f;

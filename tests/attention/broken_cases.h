@@ -168,6 +168,10 @@ inline const Refusal kRefusals[] = {
      [](CaseFiles& f) {
        f["alibi_slopes.npy"] = format_npy({"<f4", {4}, Bytes(16)});
      }},
+    {"relative_bias is <f4 of (4, 2); it must be float32 of (4 heads, 2 * reach + 1 distances)",
+     [](CaseFiles& f) {
+       f["relative_bias.npy"] = format_npy({"<f4", {4, 2}, Bytes(32)});
+     }},
     {"attn_mask is <f4 of (13, 3)",
      [](CaseFiles& f) {
        f["attn_mask.npy"] = format_npy({"<f4", {13, 3}, Bytes(156)});

@@ -24,6 +24,10 @@ InC to_c(Case& c) {
   x.attributes.return_lse = a.return_lse;
   x.attributes.index_mode = int(a.index_mode);
   x.attributes.page_size = a.page_size;
+  if (!a.relative_bias.empty()) {
+    x.attributes.relative_bias = a.relative_bias.data();
+    x.attributes.relative_reach = int32_t(a.relative_bias.size()) / a.num_heads / 2;
+  }
   const Limits l = c.limits();
   x.limits = {l.max_batch, l.max_tokens, l.max_kvlen, l.max_pages, l.cache_tokens};
   const Step s = c.step();
@@ -46,6 +50,7 @@ Case half_case() {
 
 TEST(CApi, RunsAsTheCppInterfaceDoes) {
   Case c = half_case();
+  for (int i = 0; i < c.attributes.num_heads * 7; ++i) c.attributes.relative_bias.push_back(float(i % 5));
   const Outcome want = run_on("cpu", c);
   InC x = to_c(c);
   kvasir_attention* op = nullptr;
@@ -81,12 +86,38 @@ TEST(CApi, StoresAndGathers) {
   kvasir_attention_destroy(op);
 }
 
+TEST(CApi, StoresWithoutGivingBack) {
+  for (const char* backend : {"reference", "cpu"}) {
+    Case c = half_case();
+    c.op = Op::key_value_cache;
+    const Outcome want = run_on("cpu", c);
+    InC x = to_c(c);
+    kvasir_attention* op = nullptr;
+    ASSERT_EQ(kvasir_attention_create(&x.attributes, &x.limits, backend, 1, nullptr, &op), 0);
+    ASSERT_EQ(kvasir_attention_plan(op, &x.step), 0) << kvasir_attention_error();
+    CaseOutput out;
+    const KvcTensors t = case_kvc_tensors(c, &out);
+    kvasir_kvc_tensors tensors = {t.key, t.value, t.key_out, nullptr, 0, x.cache};
+    EXPECT_EQ(kvasir_attention_store_and_gather(op, &tensors), int(Code::invalid_argument));
+    EXPECT_NE(c.cache, want.after.cache);
+    tensors.key_out = nullptr;
+    ASSERT_EQ(kvasir_attention_store_and_gather(op, &tensors), 0) << kvasir_attention_error();
+    EXPECT_EQ(c.cache, want.after.cache) << backend;
+    kvasir_attention_destroy(op);
+  }
+}
+
 TEST(CApi, ErrorsHaveACodeAndWords) {
   Case c = half_case();
   InC x = to_c(c);
   kvasir_attention* op = nullptr;
   EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "tpu", 1, nullptr, &op), int(Code::not_found));
   EXPECT_NE(std::string(kvasir_attention_error()).find("'tpu'"), std::string::npos);
+  const float bias = 0;
+  x.attributes.relative_bias = &bias, x.attributes.relative_reach = -1;
+  EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 1, nullptr, &op), int(Code::invalid_argument));
+  EXPECT_EQ(std::string(kvasir_attention_error()), "relative_reach is -1; it must be from 0 to 16777216");
+  x.attributes.relative_bias = nullptr;
   x.attributes.io_dtype = 77;
   EXPECT_EQ(kvasir_attention_create(&x.attributes, &x.limits, "cpu", 1, nullptr, &op), int(Code::invalid_argument));
   EXPECT_NE(std::string(kvasir_attention_error()).find("io_dtype is 77"), std::string::npos);

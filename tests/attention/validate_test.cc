@@ -53,6 +53,10 @@ const Broken kBroken[] = {
      [](Case& c) {
        c.attributes.alibi_slopes = {1, 2, 3};
      }},
+    {"relative_bias", "relative_bias has 8 entries; it needs 2 * reach + 1 for each of 4 heads",
+     [](Case& c) { c.attributes.relative_bias.assign(8, 0); }},
+    {"relative_bias", "relative_bias holds inf; it must be finite",
+     [](Case& c) { c.attributes.relative_bias.assign(4, INFINITY); }},
     {"beam_width", "beam_width is 2; it must be at least 1 and divide the 3 sequences",
      [](Case& c) { c.beam_width = 2, c.indirection.assign(200, 0); }},
     {"current_key", "needed unless append is false", nullptr},

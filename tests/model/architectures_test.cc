@@ -108,6 +108,8 @@ TEST(Architectures, EachHasANetworkHere) {
   }
   const json encoders = fixture("embeddings.json")["encoders"];
   for (const json& one : encoders) seen.insert(one["configs"][0]["model_type"].get<std::string>());
+  const json pairs = fixture("t5.json")["cases"];
+  for (const json& one : pairs) seen.insert(one["configs"][0]["model_type"].get<std::string>());
   for (const Architecture* a : architectures()) EXPECT_TRUE(seen.count(std::string(a->name))) << a->name;
 }
 

@@ -35,6 +35,7 @@ struct Piece {  // `tokens` new ones of sequence `seq`, from position `begin`
   std::vector<int32_t> tokens;
   bool every = false;  // sample each token's logits, not only the last's
   const Adapter* adapter = nullptr;
+  int64_t source = 0;  // of an encoder-decoder: the first tokens of `seq`, which its encoder reads
 };
 
 class Drive {
@@ -80,7 +81,7 @@ class Drive {
     for (const Piece& p : pieces) {
       int64_t n = int64_t(p.tokens.size()), kv = p.begin + n;
       for (int64_t i = 0; i < n; ++i) {
-        if (p.every || i + 1 == n) b.logit_rows.push_back(int32_t(b.tokens.size()));
+        if (p.begin + i >= p.source && (p.every || i + 1 == n)) b.logit_rows.push_back(int32_t(b.tokens.size()));
         b.tokens.push_back(p.tokens[size_t(i)]);
         b.positions.push_back(int32_t(p.begin + i));
       }
@@ -88,6 +89,7 @@ class Drive {
       b.kvstarts.push_back(b.kvstarts.back() + kv);
       b.start_pos.push_back(p.begin);
       b.adapters.push_back(p.adapter);
+      if (p.source > 0) b.sources.push_back(p.source);
       for (int64_t i = 0; i < b.max_pages; ++i) b.cachestarts.push_back(i * kPage < kv ? page(p.seq, i) * kPage : 0);
       b.decoding_batches += n == 1 && b.decoding_batches == b.size() - 1;
       b.max_seqlen = std::max(b.max_seqlen, n);

@@ -126,6 +126,40 @@ TEST(Limits, NoMoreRunThanMayWhenChoicesPart) {
   EXPECT_EQ(most, 8u);
 }
 
+// Others come and decode without end: a prompt that is computed in one step, and fills it, has its turn all the same.
+// Tokens that are computed again behind it may come in pieces.
+TEST(Limits, APromptThatFillsAStepIsNotPassedForEver) {
+  Options o = small();
+  o.groups = {{256, 0}};
+  o.max_running = 6;
+  o.max_tokens_per_step = 24;
+  o.max_waiting = 1 << 20, o.max_waiting_tokens = 1 << 20;
+  Desk desk(o);
+  RequestId next = 1;
+  auto submit = [&](int tokens, int64_t output, bool whole) {
+    Submission s;
+    s.id = next++;
+    s.prompt = prompt_of(tokens, int(s.id));
+    s.max_new = output;
+    s.whole = s.no_prefix = whole;
+    EXPECT_TRUE(desk.scheduler->submit(std::move(s), desk.now).ok());
+  };
+  for (int i = 0; i < 4; ++i) submit(3, 20, false);
+  for (int i = 0; i < 3; ++i) desk.step();
+  submit(24, 20, true);
+  const RequestId whole = next - 1;
+  int64_t answered = -1;
+  for (int step = 0; step < 200 && answered < 0; ++step) {
+    submit(3, 20, false);
+    desk.step();
+    for (const PlanItem& item : desk.plan().items)
+      if (item.request == whole && item.begin == 0) EXPECT_EQ(item.count, 24);
+    for (const Event& e : desk.events)
+      if (e.kind == Event::Kind::finished && e.request == whole) answered = step;
+  }
+  EXPECT_GE(answered, 0);
+}
+
 TEST(Limits, ARefusalSaysWhenToComeBackFromTheMeasuredRate) {
   Options o = small();
   o.page_size = 16;

@@ -20,6 +20,7 @@ class RandomWorld {
     if (recording != nullptr)
       options_.recorder = std::make_shared<Recorder>([recording](std::string lines) { *recording += lines; }, seed,
                                                      "a random world", 0);
+    wholes_ = seed % 5 == 2;
     if (seed % 4 == 3) options_.max_step_ms = static_cast<double>(1 + seed / 4 % 40);
     auto made = Scheduler::create(options_);
     KVASIR_CHECK(made.ok(), made.status().to_string());
@@ -79,7 +80,7 @@ class RandomWorld {
   struct Live {
     RequestId request = 0;
     int32_t choice = 0;
-    bool beam = false, stopped = false, masked = false;
+    bool beam = false, stopped = false, masked = false, whole = false;
     std::vector<int32_t> prompt, output;
   };
 
@@ -134,13 +135,15 @@ class RandomWorld {
     if (rng_() % 8 == 0) s.deadline = now_ + std::chrono::milliseconds(int(rng_() % 400) - 20);
     s.no_prefix_read = rng_() % 8 == 0;
     s.needs_mask = rng_() % 6 == 0;
+    s.whole = s.no_prefix = wholes_ && s.id % 2 == 0;
     auto first = scheduler_->submit(s, now_);
     if (!first.ok()) {
       KVASIR_CHECK(!first.status().message().empty(), "a refusal without words");
       return;
     }
     const int64_t outputs = s.max_new.value_or(1);
-    for (int32_t c = 0; c < s.n; ++c) live_[*first + c] = {s.id, c, s.beam, outputs == 0, s.needs_mask, s.prompt, {}};
+    for (int32_t c = 0; c < s.n; ++c)
+      live_[*first + c] = {s.id, c, s.beam, outputs == 0, s.needs_mask, s.whole, s.prompt, {}};
   }
 
   RequestId some_request() { return rng_() % 42; }
@@ -193,9 +196,13 @@ class RandomWorld {
       // (Beams that come back stop one token short, to take that one up together.)
       const bool ends = item.begin + item.count + 1 >= static_cast<int64_t>(scheduler_->tokens(item.seq).size());
       if (item.phase == Phase::prefill && !ends) {
-        const bool whole = (item.begin + item.count) % options_.page_size == 0;
-        KVASIR_CHECK(whole, "a chunk that is not the last ends within a page");
+        const int64_t end = item.begin + item.count;
+        const bool whole = live_[item.seq].whole && end == static_cast<int64_t>(live_[item.seq].prompt.size());
+        KVASIR_CHECK(whole || end % options_.page_size == 0, "a chunk that is not the last ends within a page");
       }
+      if (const auto live = live_.find(item.seq); live != live_.end() && live->second.whole)
+        KVASIR_CHECK(item.begin > 0 || item.count >= static_cast<int64_t>(live->second.prompt.size()),
+                     "a prompt in pieces that is to be computed whole");
       note(item.seq);
       note(static_cast<uint64_t>(item.begin) << 20 | static_cast<uint64_t>(item.count));
       for (int32_t p : item.pages) note(static_cast<uint64_t>(p));
@@ -218,6 +225,7 @@ class RandomWorld {
     int64_t prompts = 0;
     bool within_page = true;
     for (const PlanItem& item : plan_.items) {
+      if (item.begin == 0 && live_.at(item.seq).whole) return;  // is not cut
       if (item.phase != Phase::prefill) add_work(decodes, item.phase, item.begin, item.count);
       if (item.phase == Phase::prefill && ++prompts)
         within_page = item.begin % options_.page_size + item.count <= options_.page_size;
@@ -295,6 +303,7 @@ class RandomWorld {
   Time now_{};
   StepPlan plan_;
   std::deque<FakeDevice::Run> runs_;
+  bool wholes_ = false;  // some prompts are computed in one step, and nobody shares them
   std::map<SeqId, Live> live_;
   uint64_t plans_ = 0;
   int64_t finished_ = 0;

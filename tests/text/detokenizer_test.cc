@@ -100,6 +100,15 @@ TEST(SentencePieceDetokenizer, KeepsTheSpaceOfAContinuation) {
   EXPECT_EQ(*t->decode(std::vector<int32_t>{t->token_id("\u2581hello")}, true), "hello");
 }
 
+TEST(SentencePieceDetokenizer, ATextOfItsOwnBeginsWithoutIt) {
+  const TokenizerPtr t = *Tokenizer::from_gguf(small_spm_vocab());
+  const int32_t hello = t->token_id("\u2581hello");
+  Detokenizer d(t, true, {}, false, true);
+  EXPECT_EQ(d.push(hello).text, "hello");
+  EXPECT_EQ(d.push(hello).text, " hello");
+  EXPECT_EQ(*t->decode(std::vector<int32_t>{hello, hello}, true), "hello hello");
+}
+
 // What the scanner says, beside looking for each stop at each end.
 TEST(StopScanner, FindsWhatLookingEverywhereFinds) {
   std::mt19937 random(5);

@@ -196,5 +196,56 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                            return name;
                          });
 
+// T5's: SentencePiece's own ids (make_unigrams.py), of a vocabulary as llama.cpp's converter writes it.
+GgufVocab unigrams(const Json& f) {
+  GgufVocab v;
+  v.model = "t5";
+  v.tokens = f["tokens"].get<std::vector<std::string>>();
+  v.scores = f["scores"].get<std::vector<float>>();
+  v.types = f["types"].get<std::vector<int32_t>>();
+  v.charsmap = f["charsmap"].get<std::vector<uint8_t>>();
+  v.remove_extra_spaces = f["remove_extra_spaces"];
+  v.add_space_prefix = f["add_space_prefix"];
+  v.eos = 1, v.unk = 2, v.add_eos = true;
+  return v;
+}
+
+TEST(Unigrams, SameIdsAsSentencePiece) {
+  const Json f = data("unigrams");
+  Result<TokenizerPtr> t = Tokenizer::from_gguf(unigrams(f));
+  ASSERT_TRUE(t.ok()) << t.status().to_string();
+  EXPECT_EQ((*t)->end_of_generation(), std::vector<int32_t>{1});
+  for (const Json& one : f["texts"]) {
+    const auto want = one[1].get<std::vector<int32_t>>();
+    EXPECT_EQ(*(*t)->encode(one[0].get<std::string>(), false, false), want) << one[0];
+    auto ended = want;
+    ended.push_back(1);
+    EXPECT_EQ(*(*t)->encode(one[0].get<std::string>(), true, false), ended) << one[0];
+  }
+  const auto ids = *(*t)->encode(" hello\nof  worldﬁ ", false, false);
+  EXPECT_EQ(*(*t)->decode(ids, false), "hello of worldfi");
+  // Told to others, it is the same.
+  Result<TokenizerPtr> again = Tokenizer::from_json(*(*t)->to_json());
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  for (const Json& one : f["texts"])
+    EXPECT_EQ((*again)->encode(one[0].get<std::string>(), true, false).value(),
+              (*t)->encode(one[0].get<std::string>(), true, false).value());
+}
+
+TEST(Unigrams, WhatIsMissingOrBrokenIsNamed) {
+  const Json f = data("unigrams");
+  auto refusal = [&](auto change) {
+    GgufVocab v = unigrams(f);
+    change(v);
+    return Tokenizer::from_gguf(v).status().message();
+  };
+  EXPECT_EQ(refusal([](GgufVocab& v) { v.scores.clear(); }),
+            "tokenizer.ggml.scores is missing; a \"t5\" vocabulary needs it");
+  EXPECT_EQ(refusal([](GgufVocab& v) { v.unk = -1; }),
+            "tokenizer.ggml.unknown_token_id is missing; a \"t5\" vocabulary needs it");
+  EXPECT_NE(refusal([](GgufVocab& v) { v.charsmap.resize(3); }).find("precompiled_charsmap cannot be read"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace kvasir::text

@@ -39,7 +39,9 @@ typedef struct {
   const kvt_str* merges;
   size_t n_tokens, n_scores, n_types, n_merges;
   int32_t bos, eos, unk, eot, pad;
-  uint8_t add_bos, add_eos, add_space_prefix;
+  uint8_t add_bos, add_eos, add_space_prefix, remove_extra_spaces;
+  const uint8_t* charsmap;
+  size_t n_charsmap;
 } kvt_gguf_vocab;
 
 // A view into the tokenizer; lives as long as it does. Token i's bytes are bytes[offsets[i], offsets[i+1]).

@@ -119,6 +119,8 @@ VALUES = [
     ("mask of another type", ["attn_mask"], tensor("attn_mask", np.zeros((7, 15), np.float16))),
     ("sink_logits of another size", ["sink_logits"], tensor("sink_logits", np.zeros(3, np.float32))),
     ("sink_logits NaN", ["sink_logits", "NaN"], tensor("sink_logits", np.full(4, np.nan, np.float32))),
+    ("relative_bias of an even number", ["relative_bias"], tensor("relative_bias", np.zeros((4, 2), np.float32))),
+    ("relative_bias Inf", ["relative_bias"], tensor("relative_bias", np.full((4, 1), np.inf, np.float32))),
     ("alibi_slopes without ALiBi", ["alibi_slopes"], tensor("alibi_slopes", np.zeros(4, np.float32))),
     ("alibi_slopes NaN", ["alibi_slopes"], both(attribute("is_alibi", True), tensor("alibi_slopes", np.full(4, np.nan, np.float32)))),
     ("a beam of two tokens", ["sequence 1", "beam"], tensor("cache_indirection", np.zeros((1, 3, 6), np.int32))),

@@ -246,6 +246,8 @@ class Builder:
         if a.get("is_alibi") and d.chance(40):
             t["alibi_slopes"] = (self.rng.random(self.heads) * 0.5).astype(np.float32)
         if d.chance(15):
+            t["relative_bias"] = self.rng.standard_normal((self.heads, 2 * d.one(0, 1, 7, 100) + 1)).astype(np.float32)
+        if d.chance(15):
             t["sink_logits"] = self.rng.standard_normal(self.heads).astype(np.float32)
         if kind != "mha":
             self.fill_old()

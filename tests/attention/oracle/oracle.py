@@ -209,6 +209,10 @@ class Oracle:
             given = self.tensors.get("alibi_slopes")
             slopes = given.astype(np.float64) if given is not None else alibi_slopes(self.heads)
             score = score + slopes[:, None] * (seen - t)
+        bias = self.tensors.get("relative_bias")
+        if bias is not None:
+            reach = bias.shape[1] // 2
+            score = score + bias.astype(np.float64)[:, np.clip(seen - t, -reach, reach) + reach]
         mask = self.mask_rows(b, i)
         if mask is not None:
             score = score + mask[:, seen]

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokenizers::models::bpe::BPE;
+use tokenizers::models::unigram::Unigram;
 use tokenizers::{AddedToken, Model, ModelWrapper};
 
 use crate::border::{invalid, slice, Error, Result, Str, UNIMPLEMENTED};
@@ -33,6 +34,9 @@ pub struct Vocab {
     add_bos: u8,
     add_eos: u8,
     add_space_prefix: u8,
+    remove_extra_spaces: u8,
+    charsmap: *const u8,
+    n_charsmap: usize,
 }
 
 // Token types as GGUF numbers them.
@@ -99,10 +103,27 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
             pipeline = Pipeline::new(SharedModel(Arc::new(AnyModel::Spm(spm))));
             let _ = pipeline.with_normalizer(Some(pretok::sentence_piece(space_prefix)?));
         }
+        // Unigrams, of which a text's likeliest are taken. (T5's models read no more than one space between words.)
+        "t5" => {
+            if v.n_scores == 0 {
+                return Err(invalid("tokenizer.ggml.scores is missing; a \"t5\" vocabulary needs it"));
+            }
+            let unknown = usize::try_from(v.unk).map_err(|_| {
+                invalid("tokenizer.ggml.unknown_token_id is missing; a \"t5\" vocabulary needs it")
+            })?;
+            let pieces = tokens.iter().cloned().zip(slice(v.scores, n).iter().map(|&s| f64::from(s))).collect();
+            let model = Unigram::from(pieces, Some(unknown), types.contains(&BYTE))
+                .map_err(|e| invalid(format!("tokenizer.ggml.tokens are no unigrams: {e}")))?;
+            pipeline = Pipeline::new(SharedModel(Arc::new(AnyModel::Hf(ModelWrapper::Unigram(model)))));
+            let steps = pretok::unigram(slice(v.charsmap, v.n_charsmap), v.remove_extra_spaces != 0, space_prefix)?;
+            let _ = pipeline.with_normalizer(steps.normalizer);
+            pipeline.with_pre_tokenizer(steps.pre_tokenizer);
+            pipeline.with_decoder(Some(steps.decoder));
+        }
         other => {
             return Err(Error {
                 code: UNIMPLEMENTED,
-                message: format!("tokenizer.ggml.model is \"{other}\"; this build knows \"gpt2\" (byte-level BPE), \"llama\" (SentencePiece) and \"gemma4\""),
+                message: format!("tokenizer.ggml.model is \"{other}\"; this build knows \"gpt2\" (byte-level BPE), \"llama\" (SentencePiece), \"t5\" (unigrams) and \"gemma4\""),
             })
         }
     }
@@ -133,7 +154,7 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
     t.bos = v.bos;
     t.find_end_of_generation(&[v.eos, v.eot]);
     t.chat_template = v.chat_template.text("tokenizer.chat_template")?.to_string();
-    t.strips_leading_space = name == "llama" && space_prefix;
+    t.strips_leading_space = matches!(name, "llama" | "t5") && space_prefix;
     if v.add_bos != 0 && v.bos >= 0 {
         t.prefix.push(v.bos);
     }

@@ -2,9 +2,10 @@
 //! (tokenizer.ggml.pre). The patterns are those of the models' own tokenizer.json files.
 
 use serde_json::{json, Value};
-use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::normalizers::Precompiled;
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
-use crate::border::{Error, Result, INTERNAL, UNIMPLEMENTED};
+use crate::border::{invalid, Error, Result, INTERNAL, UNIMPLEMENTED};
 use crate::cuts::GPT2;
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -108,6 +109,29 @@ pub fn sentence_piece(add_space_prefix: bool) -> Result<NormalizerWrapper> {
     }
     steps.push(json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}));
     part(json!({"type": "Sequence", "normalizers": steps}))
+}
+
+pub struct Unigrams {
+    pub normalizer: Option<NormalizerWrapper>,
+    pub pre_tokenizer: Option<PreTokenizerWrapper>,
+    pub decoder: DecoderWrapper,
+}
+
+/// What stands around SentencePiece's unigrams: its table of characters, and the lower block before each word.
+pub fn unigram(charsmap: &[u8], remove_extra_spaces: bool, add_space_prefix: bool) -> Result<Unigrams> {
+    let normalizer = match charsmap {
+        [] => None,
+        table => Some(NormalizerWrapper::Precompiled(Precompiled::from(table).map_err(|e| {
+            invalid(format!("tokenizer.ggml.precompiled_charsmap cannot be read: {e}"))
+        })?)),
+    };
+    let scheme = if add_space_prefix { "always" } else { "never" };
+    let words = json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": true});
+    let steps = match remove_extra_spaces {
+        true => json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]}),
+        false => words.clone(),
+    };
+    Ok(Unigrams { normalizer, pre_tokenizer: Some(part(steps)?), decoder: part(words)? })
 }
 
 #[cfg(test)]
