@@ -53,8 +53,8 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   merges_ = take(merges_cap_, sizeof(Merge));
   merge_slots_ = take(slots_cap_ * 2, 4);
   tiles_ = take(T / 128 + B + 1, sizeof(PrefillTile));
-  plain_ = take(T, sizeof(Row));
-  rows_ = take(rows_cap_, sizeof(Row));
+  plain_ = take(T, sizeof(QueryRow));
+  rows_ = take(rows_cap_, sizeof(QueryRow));
   tokens_ = take(T, sizeof(Token));
   beam_ = take(beam_cap_, 4);
   table_ = take(table_cap_, 4);
@@ -71,7 +71,7 @@ StepView Planner::view(std::byte* base) const {
   v.sequences = at<Sequence>(base, sequences_);
   v.merges = at<Merge>(base, merges_);
   v.merge_slots = at<int32_t>(base, merge_slots_);
-  v.rows = at<Row>(base, rows_);
+  v.rows = at<QueryRow>(base, rows_);
   v.tokens = at<Token>(base, tokens_);
   v.beam = at<int32_t>(base, beam_);
   v.table = at<int32_t>(base, table_);
@@ -139,7 +139,7 @@ bool Planner::decodes_apart(const Sequence* sequences, int64_t count, const int3
 }
 
 // Written where it lies: copies of what was just stored in pieces wait for the store.
-void Planner::set_row(const Sequence& s, int32_t index, int32_t i, Row& r) const {
+void Planner::set_row(const Sequence& s, int32_t index, int32_t i, QueryRow& r) const {
   r.token = s.q_begin + i;
   r.sequence = index;
   r.own = s.kv_len - s.q_len + i;
@@ -205,7 +205,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   int32_t* counts = at<int32_t>(buffer, counts_);
   Sequence* sequences = at<Sequence>(buffer, sequences_);
   Token* tokens = at<Token>(buffer, tokens_);
-  Row* plain = at<Row>(buffer, plain_);
+  QueryRow* plain = at<QueryRow>(buffer, plain_);
   PrefillTile* tiles = at<PrefillTile>(buffer, tiles_);
   int32_t* table = at<int32_t>(buffer, table_);
   std::memset(counts, 0, kCounts * 4);
@@ -335,9 +335,9 @@ void Planner::plan(const Step& step, std::byte* buffer) {
     return kx != ky ? kx > ky : x.sequence != y.sequence ? x.sequence < y.sequence : x.row < y.row;
   });
 
-  std::memcpy(buffer + rows_, stream_rows_.data(), stream_rows_.size() * sizeof(Row));
-  used_.push_back({rows_, stream_rows_.size() * sizeof(Row)});
-  used_.push_back({plain_, size_t(plain_count) * sizeof(Row)});
+  std::memcpy(buffer + rows_, stream_rows_.data(), stream_rows_.size() * sizeof(QueryRow));
+  used_.push_back({rows_, stream_rows_.size() * sizeof(QueryRow)});
+  used_.push_back({plain_, size_t(plain_count) * sizeof(QueryRow)});
   used_.push_back({tiles_, size_t(tile_count) * sizeof(PrefillTile)});
   used_.push_back({sequences_, size_t(B) * sizeof(Sequence)});
   counts[kCountTokens] = int32_t(T);

@@ -50,7 +50,7 @@ class Planner {
   StepView view(std::byte* base) const;
   const Segment* segments(std::byte* base, int list) const { return at<Segment>(base, segments_[list]); }
   const PartHead* heads(std::byte* base, int list) const { return at<PartHead>(base, heads_[list]); }
-  const Row* plain_rows(std::byte* base) const { return at<Row>(base, plain_); }
+  const QueryRow* plain_rows(std::byte* base) const { return at<QueryRow>(base, plain_); }
   const PrefillTile* tiles(std::byte* base) const { return at<PrefillTile>(base, tiles_); }
 
   // The pieces of a buffer that this step filled: [offset, offset + length).
@@ -92,7 +92,7 @@ class Planner {
   void pages_of(const Sequence&, int64_t first, const int32_t* table, F&& see) const;
   bool pages_apart(const Sequence*, int64_t count, const int32_t* table);
   bool decodes_apart(const Sequence*, int64_t count, const int32_t* table);
-  void set_row(const Sequence&, int32_t index, int32_t i, Row&) const;
+  void set_row(const Sequence&, int32_t index, int32_t i, QueryRow&) const;
 
   Attributes a_;
   Limits limits_;
@@ -111,7 +111,7 @@ class Planner {
   std::vector<Item> items_[kLists];
   std::vector<Cut> cuts_;
   std::vector<int32_t> prefix_item_, prefix_offset_;  // by sequence, for this step
-  std::vector<Row> stream_rows_;
+  std::vector<QueryRow> stream_rows_;
   std::vector<uint64_t> written_;  // a bit a page; all 0 between steps
   int32_t next_slot_ = 0;
 };
