@@ -3,6 +3,7 @@
 // here needs CUDA; tests check it on any machine.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <vector>
@@ -80,6 +81,19 @@ class Planner {
   static T* at(std::byte* base, size_t offset) {
     return reinterpret_cast<T*>(base + offset);
   }
+  // What a step gives to the plain kernel (queries) and to prefill (tiles).
+  struct Assigned {
+    int64_t plain = 0, tiles = 0;
+  };
+  int64_t copy_sequences(const Step&, std::byte* buffer);
+  void add_shared_prefixes(const Step&, const Sequence*);
+  Assigned assign_queries(const Step&, std::byte* buffer);
+  void place_tokens(const Step&, std::byte* buffer);
+  void order_tiles(PrefillTile*, int64_t count) const;
+  void count_launch(const Step&, const Assigned&, int64_t entries, std::byte* buffer);
+
+  bool streams() const { return list_for(1) >= 0 && !a_.streaming_positions; }                 // some kernel does
+  size_t shared_list() const { return size_t(std::max(0, list_for(kTileRows[kLists - 1]))); }  // of shared prefixes
   int list_for(int64_t rows) const;
   void add_stream(const Sequence&, int32_t index, int64_t skip);
   void partition(int list, std::byte* buffer);
