@@ -93,21 +93,21 @@ __global__ void __launch_bounds__(256, 5)
             if (d + k >= s.rotary_dim) break;
             const float4 a = angles[(d + k) / 2];
             const float x0 = x.x[k], x1 = x.x[k + 1];
-            x.x[k] = turned(x0, x1, a);
-            x.x[k + 1] = turned(x1, -x0, a);
+            x.x[k] = rotated(x0, x1, a);
+            x.x[k + 1] = rotated(x1, -x0, a);
           }
         } else if (half % 8 == 0) {  // the partners are eight in a row as well
           const bool first = d < half;
           const Vec8 other = load(first ? d + half : d - half);
           const float4* a = angles + (first ? d : d - half);
-          for (int k = 0; k < 8; ++k) x.x[k] = turned(x.x[k], first ? other.x[k] : -other.x[k], a[k]);
+          for (int k = 0; k < 8; ++k) x.x[k] = rotated(x.x[k], first ? other.x[k] : -other.x[k], a[k]);
         } else {
           Vec8 all = x;
 #pragma unroll 1
           for (int e = d; e < min(d + 8, s.rotary_dim); ++e) {
             const bool first = e < half;
             const float y =
-                turned(element(e), first ? element(e + half) : -element(e - half), angles[first ? e : e - half]);
+                rotated(element(e), first ? element(e + half) : -element(e - half), angles[first ? e : e - half]);
             for (int k = 0; k < 8; ++k)  // a register is not indexed
               if (k == e - d) all.x[k] = y;
           }

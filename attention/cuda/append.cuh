@@ -1,4 +1,4 @@
-// Eight elements of a row on their way into the cache: read, turned, quantized, written. Whoever appends does it with
+// Eight elements of a row on their way into the cache: read, rotated, quantized, written. Whoever appends does it with
 // these, so that the same bits come of the same input.
 #pragma once
 
@@ -136,7 +136,7 @@ __device__ inline void through_cache(const CacheLayer& c, bool as_is, bool in_un
 
 // x * cosine - y * sine of an angle given as (cosine, sine, what float32 left of each): rounded as if once, so that
 // what remains where the two nearly cancel is right as well.
-__device__ inline float turned(float x, float y, const float4& a) {
+__device__ inline float rotated(float x, float y, const float4& a) {
   const float p = __fmul_rn(y, a.y), missed = __fmaf_rn(y, a.y, -p);
   return (__fmaf_rn(x, a.x, -p) - missed) + __fmaf_rn(x, a.z, -(y * a.w));
 }
@@ -171,12 +171,12 @@ __device__ inline Angles angles_of(const Shape& s, int token, int dim, int d) {
   for (int k = 0; k < 8; ++k) a.of[k] = from[k];
   return a;
 }
-__device__ inline void turn_pairs(const Angles& a, Vec8& x, Vec8& y) {
+__device__ inline void rotate_pairs(const Angles& a, Vec8& x, Vec8& y) {
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     const float was = x.x[k];
-    x.x[k] = turned(was, y.x[k], a.of[k]);
-    y.x[k] = turned(y.x[k], -was, a.of[k]);
+    x.x[k] = rotated(was, y.x[k], a.of[k]);
+    y.x[k] = rotated(y.x[k], -was, a.of[k]);
   }
 }
 __device__ inline void add_bias(const Layer& l, bool brain, int at, int dim, Vec8& x, Vec8& y) {

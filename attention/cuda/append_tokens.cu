@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
         constexpr bool kBrain = kIo == DType::bf16;
         Vec8 x = load16(raw[u][0], kBrain), y = load16(raw[u][1], kBrain);
         if (l.bias && live) add_bias(l, kBrain, r * kD + lane * 8, kD, x, y);
-        if (part != 2 && s.rope_style != 0) turn_pairs(angles, x, y);
+        if (part != 2 && s.rope_style != 0) rotate_pairs(angles, x, y);
         if (part == 0 && live) {
           const int64_t to = (int64_t(token) * s.heads + head) * kD + lane * 8;
           store8(l.q, kIo, to, x);

@@ -21,7 +21,7 @@ void launch_rope(const StepView&, const float* inv_freq, int half, float magnitu
                  float* out, cudaStream_t);
 
 // Right for every variant, fast for none.
-void launch_plain(const Shape&, const StepView&, const Layer&, const Row* rows, int64_t count, cudaStream_t);
+void launch_plain(const Shape&, const StepView&, const Layer&, const QueryRow* rows, int64_t count, cudaStream_t);
 
 // Streams the cache once for up to kTileRows[list] query rows a warp (mma.sync, sm_80 and later).
 struct StreamList {

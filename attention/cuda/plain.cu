@@ -22,11 +22,11 @@ __device__ inline float cached(const CacheLayer& c, const uint8_t* row, const ui
 
 // kPerLane elements of a row are a lane's: heads of up to 32 * kPerLane.
 template <int kPerLane>
-__global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v, Layer l, const Row* rows) {
+__global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v, Layer l, const QueryRow* rows) {
   __shared__ float part_out[kWarps][32 * kPerLane];
   __shared__ float part_top[kWarps], part_sum[kWarps];
   if (int(blockIdx.y) >= v.counts[kCountPlain]) return;
-  const Row row = rows[blockIdx.y];
+  const QueryRow row = rows[blockIdx.y];
   const int head = blockIdx.x, kv_head = head / s.group, D = s.head_dim;
   const Sequence seq = v.sequences[row.sequence];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v,
 
 }  // namespace
 
-void launch_plain(const Shape& s, const StepView& v, const Layer& l, const Row* rows, int64_t count,
+void launch_plain(const Shape& s, const StepView& v, const Layer& l, const QueryRow* rows, int64_t count,
                   cudaStream_t stream) {
   auto* kernel = s.head_dim > 256 ? plain_kernel<16> : plain_kernel<8>;
   kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, rows);

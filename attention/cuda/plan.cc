@@ -5,6 +5,11 @@
 #include <cstring>
 
 namespace kvasir::attention::cuda {
+namespace {
+
+int64_t tokens_of(const Step& step) { return step.batch > 0 ? step.seqstarts[step.batch] : 0; }
+
+}  // namespace
 
 uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
@@ -53,8 +58,8 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   merges_ = take(merges_cap_, sizeof(Merge));
   merge_slots_ = take(slots_cap_ * 2, 4);
   tiles_ = take(T / 128 + B + 1, sizeof(PrefillTile));
-  plain_ = take(T, sizeof(Row));
-  rows_ = take(rows_cap_, sizeof(Row));
+  plain_ = take(T, sizeof(QueryRow));
+  rows_ = take(rows_cap_, sizeof(QueryRow));
   tokens_ = take(T, sizeof(Token));
   beam_ = take(beam_cap_, 4);
   table_ = take(table_cap_, 4);
@@ -71,7 +76,7 @@ StepView Planner::view(std::byte* base) const {
   v.sequences = at<Sequence>(base, sequences_);
   v.merges = at<Merge>(base, merges_);
   v.merge_slots = at<int32_t>(base, merge_slots_);
-  v.rows = at<Row>(base, rows_);
+  v.rows = at<QueryRow>(base, rows_);
   v.tokens = at<Token>(base, tokens_);
   v.beam = at<int32_t>(base, beam_);
   v.table = at<int32_t>(base, table_);
@@ -139,7 +144,7 @@ bool Planner::decodes_apart(const Sequence* sequences, int64_t count, const int3
 }
 
 // Written where it lies: copies of what was just stored in pieces wait for the store.
-void Planner::set_row(const Sequence& s, int32_t index, int32_t i, Row& r) const {
+void Planner::set_row(const Sequence& s, int32_t index, int32_t i, QueryRow& r) const {
   r.token = s.q_begin + i;
   r.sequence = index;
   r.own = s.kv_len - s.q_len + i;
@@ -194,26 +199,12 @@ void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
   }
 }
 
-void Planner::plan(const Step& step, std::byte* buffer) {
-  launch_ = {};
-  used_.clear();
-  cuts_.clear();
-  stream_rows_.clear();
-  for (auto& list : items_) list.clear();
-  next_slot_ = 0;
-  const int64_t B = step.batch, T = B > 0 ? step.seqstarts[B] : 0;
-  int32_t* counts = at<int32_t>(buffer, counts_);
+// Sequences as kernels read them, with their tables; gives how many entries those have.
+int64_t Planner::copy_sequences(const Step& step, std::byte* buffer) {
   Sequence* sequences = at<Sequence>(buffer, sequences_);
-  Token* tokens = at<Token>(buffer, tokens_);
-  Row* plain = at<Row>(buffer, plain_);
-  PrefillTile* tiles = at<PrefillTile>(buffer, tiles_);
   int32_t* table = at<int32_t>(buffer, table_);
-  std::memset(counts, 0, kCounts * 4);
-  beam_width_ = step.cache_indirection ? step.beam_width : 0;
-  beam_stride_ = step.max_kvlen;
-
-  int64_t entries = 0, plain_count = 0, tile_count = 0, gathered = 0, outside = T;
-  for (int64_t b = 0; b < B; ++b) {
+  int64_t entries = 0;
+  for (int64_t b = 0; b < step.batch; ++b) {
     Sequence& s = sequences[b];
     s.q_begin = int32_t(step.seqstarts[b]);
     s.q_len = int32_t(step.seqstarts[b + 1] - step.seqstarts[b]);
@@ -242,53 +233,61 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       }
     }
   }
-  used_.push_back({tokens_, size_t(T) * sizeof(Token)});
+  used_.push_back({sequences_, size_t(step.batch) * sizeof(Sequence)});
   if (entries) used_.push_back({table_, size_t(entries) * 4});
   if (step.cache_indirection) {
-    const size_t n = size_t(B * step.max_kvlen) * 4;
+    const size_t n = size_t(step.batch * step.max_kvlen) * 4;
     std::memcpy(buffer + beam_, step.cache_indirection, n);
     used_.push_back({beam_, n});
   }
+  return entries;
+}
 
-  // Shared prefixes first: one item reads them for all of a group's queries.
-  const bool streams = list_for(1) >= 0 && !a_.streaming_positions;
-  prefix_item_.assign(size_t(B), -1);
-  prefix_offset_.assign(size_t(B), 0);
-  const bool cascade = streams && step.shared_group && step.shared_len && a_.window == 0 && beam_width_ == 0 &&
-                       !a_.batch_invariant && a_.cyclic_capacity == 0;
-  const size_t shared_list = size_t(std::max(0, list_for(kTileRows[kLists - 1])));
-  if (cascade) {
-    const size_t list = shared_list;
-    const int32_t per_tile = per_tile_[list];
-    std::vector<int32_t> open;  // by group: item with room
-    for (int64_t b = 0; b < B; ++b) {
-      const int32_t g = step.shared_group[b];
-      const Sequence& s = sequences[b];
-      const int64_t shared = g < 0 ? 0 : down(step.shared_len[g]);
-      if (shared == 0 || s.q_len == 0 || s.q_len > per_tile || shared > s.kv_len - s.q_len) continue;
-      if (size_t(g) >= open.size()) open.resize(size_t(g) + 1, -1);
-      int32_t& slot = open[size_t(g)];
-      if (slot < 0 || items_[list][size_t(slot)].queries + s.q_len > per_tile) {
-        slot = int32_t(items_[list].size());
-        Item item;
-        item.tile.sequence = int32_t(b);
-        item.tile.table = s.table;
-        item.tile.kv_end = int32_t(shared);
-        item.shared = item.partial = true;
-        item.tile.tokens = int32_t(stream_rows_.size());
-        stream_rows_.resize(stream_rows_.size() + size_t(per_tile));
-        items_[list].push_back(item);
-      }
-      Item& item = items_[list][size_t(slot)];
-      prefix_item_[size_t(b)] = slot;
-      prefix_offset_[size_t(b)] = item.queries;
-      for (int32_t i = 0; i < s.q_len; ++i)
-        set_row(s, int32_t(b), i, stream_rows_[size_t(item.tile.tokens) + size_t(item.queries++)]);
-      item.tile.row_count = item.queries * group_;
+// Shared prefixes before all else: one item reads them for all of a group's queries.
+void Planner::add_shared_prefixes(const Step& step, const Sequence* sequences) {
+  prefix_item_.assign(size_t(step.batch), -1);
+  prefix_offset_.assign(size_t(step.batch), 0);
+  if (!streams() || !step.shared_group || !step.shared_len || a_.window > 0 || beam_width_ > 0 || a_.batch_invariant ||
+      a_.cyclic_capacity > 0)
+    return;
+  const size_t list = shared_list();
+  const int32_t per_tile = per_tile_[list];
+  std::vector<int32_t> open;  // by group: item with room
+  for (int64_t b = 0; b < step.batch; ++b) {
+    const int32_t g = step.shared_group[b];
+    const Sequence& s = sequences[b];
+    const int64_t shared = g < 0 ? 0 : down(step.shared_len[g]);
+    if (shared == 0 || s.q_len == 0 || s.q_len > per_tile || shared > s.kv_len - s.q_len) continue;
+    if (size_t(g) >= open.size()) open.resize(size_t(g) + 1, -1);
+    int32_t& slot = open[size_t(g)];
+    if (slot < 0 || items_[list][size_t(slot)].queries + s.q_len > per_tile) {
+      slot = int32_t(items_[list].size());
+      Item item;
+      item.tile.sequence = int32_t(b);
+      item.tile.table = s.table;
+      item.tile.kv_end = int32_t(shared);
+      item.shared = item.partial = true;
+      item.tile.tokens = int32_t(stream_rows_.size());
+      stream_rows_.resize(stream_rows_.size() + size_t(per_tile));
+      items_[list].push_back(item);
     }
+    Item& item = items_[list][size_t(slot)];
+    prefix_item_[size_t(b)] = slot;
+    prefix_offset_[size_t(b)] = item.queries;
+    for (int32_t i = 0; i < s.q_len; ++i)
+      set_row(s, int32_t(b), i, stream_rows_[size_t(item.tile.tokens) + size_t(item.queries++)]);
+    item.tile.row_count = item.queries * group_;
   }
+}
 
-  for (int64_t b = 0; b < B; ++b) {
+// Every query to a kernel: many of one sequence to prefill, others to the stream kernels, the rest to the plain one.
+Planner::Assigned Planner::assign_queries(const Step& step, std::byte* buffer) {
+  Sequence* sequences = at<Sequence>(buffer, sequences_);
+  QueryRow* plain = at<QueryRow>(buffer, plain_);
+  PrefillTile* tiles = at<PrefillTile>(buffer, tiles_);
+  Assigned to;
+  int64_t gathered = 0, inside = 0;  // rows of the gather buffer; tokens whose K/V prefill reads as they are given
+  for (int64_t b = 0; b < step.batch; ++b) {
     Sequence& s = sequences[b];
     if (s.q_len == 0) continue;
     const bool ring = a_.append && a_.cyclic_capacity > 0 && s.q_len > 1;  // reads come before its writes
@@ -301,62 +300,95 @@ void Planner::plan(const Step& step, std::byte* buffer) {
       if (!machine_.prefill8) {
         s.flags |= kContiguous;
         launch_.contiguous = true;
-        outside -= s.q_len;
+        inside += s.q_len;
       }
       if (old > 0) {
         s.gathered = int32_t(gathered);
         gathered += old;
-        ++launch_.gathers;
+        launch_.gathers = 1;
       }
-      for (int32_t row = 0; row < s.q_len; row += 128) tiles[tile_count++] = {s, int32_t(b), row};
-    } else if (streams && !ring) {
+      for (int32_t row = 0; row < s.q_len; row += 128) tiles[to.tiles++] = {s, int32_t(b), row};
+    } else if (streams() && !ring) {
       const int32_t prefix = prefix_item_[size_t(b)];
-      add_stream(s, int32_t(b), prefix >= 0 ? items_[shared_list][size_t(prefix)].tile.kv_end : 0);
+      add_stream(s, int32_t(b), prefix >= 0 ? items_[shared_list()][size_t(prefix)].tile.kv_end : 0);
     } else {
-      for (int32_t i = 0; i < s.q_len; ++i) set_row(s, int32_t(b), i, plain[plain_count++]);
+      for (int32_t i = 0; i < s.q_len; ++i) set_row(s, int32_t(b), i, plain[to.plain++]);
     }
   }
-  for (int64_t b = 0; b < B; ++b) {
+  launch_.outside = inside < tokens_of(step);
+  return to;
+}
+
+// Where each new token goes in the cache.
+void Planner::place_tokens(const Step& step, std::byte* buffer) {
+  const Sequence* sequences = at<Sequence>(buffer, sequences_);
+  const int32_t* table = at<int32_t>(buffer, table_);
+  Token* tokens = at<Token>(buffer, tokens_);
+  for (int64_t b = 0; b < step.batch; ++b) {
     const Sequence& s = sequences[b];
-    for (int32_t i = 0; i < s.q_len; ++i) {
-      const int32_t t = s.start_pos + i;
-      tokens[s.q_begin + i] = {int32_t(b), a_.append ? place_of(s, t, table) : -1, s.flags, 0};
-    }
+    for (int32_t i = 0; i < s.q_len; ++i)
+      tokens[s.q_begin + i] = {int32_t(b), a_.append ? place_of(s, s.start_pos + i, table) : -1, s.flags, 0};
   }
-  for (int list = 0; list < kLists; ++list)
-    if (machine_.stream_warps[list]) partition(list, buffer);
-  write_merges(buffer);
-  // Longest first, so that the last blocks to finish are short ones.
-  std::sort(tiles, tiles + tile_count, [&](const PrefillTile& x, const PrefillTile& y) {
+  used_.push_back({tokens_, size_t(tokens_of(step)) * sizeof(Token)});
+}
+
+// Longest first, so that the last blocks to finish are short ones.
+void Planner::order_tiles(PrefillTile* tiles, int64_t count) const {
+  std::sort(tiles, tiles + count, [&](const PrefillTile& x, const PrefillTile& y) {
     auto keys = [&](const PrefillTile& t) {
       return t.of.flags & kCausal ? t.of.kv_len - t.of.q_len + t.row : t.of.kv_len;
     };
     const int64_t kx = keys(x), ky = keys(y);
     return kx != ky ? kx > ky : x.sequence != y.sequence ? x.sequence < y.sequence : x.row < y.row;
   });
+}
 
-  std::memcpy(buffer + rows_, stream_rows_.data(), stream_rows_.size() * sizeof(Row));
-  used_.push_back({rows_, stream_rows_.size() * sizeof(Row)});
-  used_.push_back({plain_, size_t(plain_count) * sizeof(Row)});
-  used_.push_back({tiles_, size_t(tile_count) * sizeof(PrefillTile)});
-  used_.push_back({sequences_, size_t(B) * sizeof(Sequence)});
+// Numbers that kernels read, and those that their grids are made of.
+void Planner::count_launch(const Step& step, const Assigned& to, int64_t entries, std::byte* buffer) {
+  const Sequence* sequences = at<Sequence>(buffer, sequences_);
+  const int32_t* table = at<int32_t>(buffer, table_);
+  int32_t* counts = at<int32_t>(buffer, counts_);
+  const int64_t B = step.batch, T = tokens_of(step);
+  std::memcpy(buffer + rows_, stream_rows_.data(), stream_rows_.size() * sizeof(QueryRow));
+  used_.push_back({rows_, stream_rows_.size() * sizeof(QueryRow)});
+  used_.push_back({plain_, size_t(to.plain) * sizeof(QueryRow)});
+  used_.push_back({tiles_, size_t(to.tiles) * sizeof(PrefillTile)});
   counts[kCountTokens] = int32_t(T);
   counts[kCountSequences] = int32_t(B);
-  counts[kCountTiles] = int32_t(tile_count);
-  counts[kCountPlain] = int32_t(plain_count);
+  counts[kCountTiles] = int32_t(to.tiles);
+  counts[kCountPlain] = int32_t(to.plain);
   used_.push_back({counts_, kCounts * 4});
   launch_.tokens = bucket(T);
   launch_.sequences = bucket(B);
-  launch_.plain = bucket(plain_count);
-  launch_.tiles = bucket(tile_count);
-  launch_.exact_tokens = tile_count > 0 ? T : 0;
-  launch_.gathers = launch_.gathers ? 1 : 0;
-  launch_.outside = outside > 0;
+  launch_.plain = bucket(to.plain);
+  launch_.tiles = bucket(to.tiles);
+  launch_.exact_tokens = to.tiles > 0 ? T : 0;
   launch_.own = a_.append && T > 0 && T == int64_t(items_[0].size()) &&
                 (launch_.joined > 0 || (B <= kOwnDecodes && entries <= kOwnPages)) &&
                 std::none_of(items_[0].begin(), items_[0].end(), [](const Item& i) { return i.partial || i.shared; }) &&
                 decodes_apart(sequences, B, table);
   launch_.apart = launch_.contiguous && launch_.outside && !launch_.gathers && pages_apart(sequences, B, table);
+}
+
+void Planner::plan(const Step& step, std::byte* buffer) {
+  launch_ = {};
+  used_.clear();
+  cuts_.clear();
+  stream_rows_.clear();
+  for (auto& list : items_) list.clear();
+  next_slot_ = 0;
+  std::memset(buffer + counts_, 0, kCounts * 4);
+  beam_width_ = step.cache_indirection ? step.beam_width : 0;
+  beam_stride_ = step.max_kvlen;
+  const int64_t entries = copy_sequences(step, buffer);
+  add_shared_prefixes(step, at<Sequence>(buffer, sequences_));
+  const Assigned to = assign_queries(step, buffer);
+  place_tokens(step, buffer);
+  for (int list = 0; list < kLists; ++list)
+    if (machine_.stream_warps[list]) partition(list, buffer);
+  write_merges(buffer);
+  order_tiles(at<PrefillTile>(buffer, tiles_), to.tiles);
+  count_launch(step, to, entries, buffer);
 }
 
 }  // namespace kvasir::attention::cuda

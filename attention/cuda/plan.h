@@ -3,6 +3,7 @@
 // here needs CUDA; tests check it on any machine.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <vector>
@@ -50,7 +51,7 @@ class Planner {
   StepView view(std::byte* base) const;
   const Segment* segments(std::byte* base, int list) const { return at<Segment>(base, segments_[list]); }
   const PartHead* heads(std::byte* base, int list) const { return at<PartHead>(base, heads_[list]); }
-  const Row* plain_rows(std::byte* base) const { return at<Row>(base, plain_); }
+  const QueryRow* plain_rows(std::byte* base) const { return at<QueryRow>(base, plain_); }
   const PrefillTile* tiles(std::byte* base) const { return at<PrefillTile>(base, tiles_); }
 
   // The pieces of a buffer that this step filled: [offset, offset + length).
@@ -80,6 +81,19 @@ class Planner {
   static T* at(std::byte* base, size_t offset) {
     return reinterpret_cast<T*>(base + offset);
   }
+  // What a step gives to the plain kernel (queries) and to prefill (tiles).
+  struct Assigned {
+    int64_t plain = 0, tiles = 0;
+  };
+  int64_t copy_sequences(const Step&, std::byte* buffer);
+  void add_shared_prefixes(const Step&, const Sequence*);
+  Assigned assign_queries(const Step&, std::byte* buffer);
+  void place_tokens(const Step&, std::byte* buffer);
+  void order_tiles(PrefillTile*, int64_t count) const;
+  void count_launch(const Step&, const Assigned&, int64_t entries, std::byte* buffer);
+
+  bool streams() const { return list_for(1) >= 0 && !a_.streaming_positions; }                 // some kernel does
+  size_t shared_list() const { return size_t(std::max(0, list_for(kTileRows[kLists - 1]))); }  // of shared prefixes
   int list_for(int64_t rows) const;
   void add_stream(const Sequence&, int32_t index, int64_t skip);
   void partition(int list, std::byte* buffer);
@@ -92,7 +106,7 @@ class Planner {
   void pages_of(const Sequence&, int64_t first, const int32_t* table, F&& see) const;
   bool pages_apart(const Sequence*, int64_t count, const int32_t* table);
   bool decodes_apart(const Sequence*, int64_t count, const int32_t* table);
-  void set_row(const Sequence&, int32_t index, int32_t i, Row&) const;
+  void set_row(const Sequence&, int32_t index, int32_t i, QueryRow&) const;
 
   Attributes a_;
   Limits limits_;
@@ -111,7 +125,7 @@ class Planner {
   std::vector<Item> items_[kLists];
   std::vector<Cut> cuts_;
   std::vector<int32_t> prefix_item_, prefix_offset_;  // by sequence, for this step
-  std::vector<Row> stream_rows_;
+  std::vector<QueryRow> stream_rows_;
   std::vector<uint64_t> written_;  // a bit a page; all 0 between steps
   int32_t next_slot_ = 0;
 };

@@ -35,9 +35,6 @@ struct Wide {
     load(to, map, head, row, full);
   }
 
-  __device__ static float weigh(float score, float scale, float most) {
-    return exp2_fast(score * scale - (most - kShift));
-  }
   __device__ static void multiply_keys(float (&score)[64], uint64_t q, uint64_t k) {
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {

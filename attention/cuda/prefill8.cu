@@ -122,9 +122,6 @@ struct Eight {
     load_tile(to, map, row, 0, head, full);
   }
 
-  __device__ static float weigh(float score, float scale, float most) {
-    return exp2_fast(score * scale - (most - kShift));
-  }
   __device__ static float base_of_logs(float most) { return fmaxf(most, -1e30f) * 8.0f - kMost; }
   __device__ static uint32_t pack_logs(float x0, float x1) { return pack_halves(x0, x1); }
   __device__ static uint32_t weights_of(uint32_t logs) { return weights_of_pair(logs); }

@@ -49,9 +49,8 @@ cudaError_t launch_tiles(typename M::Maps& maps, const Shape& s, const StepView&
                          const PrefillTile* tiles, int64_t count, const TileQueue& queue, int64_t query_rows,
                          int multiprocessors, cudaStream_t stream) {
   if (s.out == s.work && !encode_rows(&maps.out, l.out, s, s.heads, query_rows, 16)) return cudaErrorInvalidValue;
-  return s.softcap > 0.0f || s.slopes || l.mask
-             ? launch_tiles<M, true>(maps, s, v, l, tiles, count, queue, multiprocessors, stream)
-             : launch_tiles<M, false>(maps, s, v, l, tiles, count, queue, multiprocessors, stream);
+  return transforms_scores(s, l) ? launch_tiles<M, true>(maps, s, v, l, tiles, count, queue, multiprocessors, stream)
+                                 : launch_tiles<M, false>(maps, s, v, l, tiles, count, queue, multiprocessors, stream);
 }
 
 }  // namespace kvasir::attention::cuda

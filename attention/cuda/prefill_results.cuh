@@ -2,8 +2,10 @@
 // place of their own queries to the tensor memory accelerator where they are of its type.
 #pragma once
 
+#include "attention/cuda/epilogue.cuh"
 #include "attention/cuda/launch.h"
 #include "attention/cuda/prefill_feed.cuh"
+#include "attention/cuda/softmax.cuh"
 #include "attention/cuda/wgmma.cuh"
 
 namespace kvasir::attention::cuda {
@@ -21,29 +23,28 @@ __device__ __forceinline__ void leave_results(const Shape& s, const Layer& l, co
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if constexpr (M::kSums == 0) {
-      sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
-      sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+      sum[h] = lanes_sum<1, 2>(sum[h]);
     }
-    const bool masked = !(sum[h] > 0.0f);
+    const bool masked = no_weight(sum[h]);
     const float base = top[h] * scale - M::kShift;  // log2 of what `sum` is counted in
     float all = sum[h];
-    if (l.sink_logits && !masked) all += exp2f(l.sink_logits[head] * kLog2e - base);
+    add_sink(l, head, base, masked, true, all);
     factor[h] = masked ? 0.0f : M::value_unit(l) * s.out_inv_scale / all;
     const int r = tile.row + in_tile + h * 8;
     if (l.lse && tid == 0 && r < seq.q_len)
-      l.lse[int64_t(seq.q_begin + r) * s.heads + head] = masked ? -INFINITY : base * kLn2 + logf(all);
+      l.lse[int64_t(seq.q_begin + r) * s.heads + head] = log_sum_exp(base, masked, all);
   }
   if (s.out == s.work) {
-    // Through the place of this warp's own queries, swizzled as they were.
+    // Through the place of this warp's own queries, in their swizzle.
     uint8_t* mine = queries + (group * 64 + warp * 16) * 128;
-    const uint32_t to = shared_address(mine) + lane % 16 * 128, turned = (lane / 16 ^ lane % 8) * 16;
+    const uint32_t to = shared_address(mine) + lane % 16 * 128, swizzled = (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
     for (int c = 0; c < kD / 8; c += 2) {  // pieces of 8 columns, of rows g and g + 8
       uint32_t x[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         x[i] = M::T::pack(out[c * 4 + i * 2] * factor[i % 2], out[c * 4 + i * 2 + 1] * factor[i % 2]);
-      store_matrices(to + c / 8 * kHalfTile + (turned ^ c % 8 * 16), x);
+      store_matrices(to + c / 8 * kHalfTile + (swizzled ^ c % 8 * 16), x);
     }
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
     __syncwarp();

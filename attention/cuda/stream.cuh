@@ -93,9 +93,13 @@ struct StreamEntry {
   bool (*appends)() = nullptr;
 };
 template <class K, int kD>
+StreamEntry few_rows_entry() {
+  return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>, stream_joined<K, kD>, stream_appends<K, kD>};
+}
+template <class K, int kD>
 StreamEntry stream_entry(int list) {
   switch (list) {
-    case 0: return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>, stream_joined<K, kD>, stream_appends<K, kD>};
+    case 0: return few_rows_entry<K, kD>();
     case 1: return {stream_prepare<K, kD, 1>, stream_run<K, kD, 1>};
     case 2:
       if constexpr (kD < 256) return {stream_prepare<K, kD, 2>, stream_run<K, kD, 2>};

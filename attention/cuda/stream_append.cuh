@@ -1,6 +1,6 @@
 // The append of a decode by those that attend it (Layer::appended_here): its key and value go into the cache by the
-// warp whose keys end with them, which alone reads them. Joined blocks turn their queries into shared memory, other
-// warps turn theirs in registers.
+// warp whose keys end with them, which alone reads them. Joined blocks rotate their queries into shared memory, other
+// warps rotate theirs in registers.
 #pragma once
 
 #include "attention/cuda/append.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void append_here(const Shape& s, const StepView& v, c
     if (s.rope_style != 0) angles = angles_of(s, token, kD, d);
     Vec8 x = load16(raw[0], brain), y = load16(raw[1], brain);
     if (l.bias) add_bias(l, brain, (part == 0 ? head : s.heads + (part - 1) * s.kv_heads + head) * kD + d, kD, x, y);
-    if (part != 2 && s.rope_style != 0) turn_pairs(angles, x, y);
+    if (part != 2 && s.rope_style != 0) rotate_pairs(angles, x, y);
     if (!fresh) {
       if (live) {
         uint4* to = reinterpret_cast<uint4*>(queries) + (row * kD + d) / 8;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void append_runs(const Shape& s, const StepView& v, c
     const int at = min(first + sub / 2, head.end - 1);
     const Segment& seg = list.segments[at];
     const int end = seg.kv_end;
-    const Row& row = v.rows[seg.tokens];
+    const QueryRow& row = v.rows[seg.tokens];
     const int token = row.token;
     const bool live = first + sub / 2 < head.end && seg.kv_begin < end && end == row.own + 1;
     if (!__any_sync(0xffffffffu, live)) continue;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void append_runs(const Shape& s, const StepView& v, c
     const int32_t place = v.tokens[token].place;
     Vec8 x = load16(raw[0], brain), y = load16(raw[1], brain);
     if (l.bias) add_bias(l, brain, (s.heads + (part - 1) * s.kv_heads + kv_head) * kD + d, kD, x, y);
-    if (part == 1 && s.rope_style != 0) turn_pairs(angles_of(s, token, kD, d), x, y);
+    if (part == 1 && s.rope_style != 0) rotate_pairs(angles_of(s, token, kD, d), x, y);
     uint8_t *to = nullptr, *scale_to = nullptr;
     if (live) cache_row(l.cache, part == 2, place, kv_head, to, scale_to);
     through_cache(l.cache, false, false, part == 2, lane % kLanes, 1, x, to, scale_to);
@@ -89,8 +89,8 @@ __device__ __forceinline__ uint32_t pair_as(float2 x, bool brain) {
 // A query as a lane of the few-rows kernel holds it of a 16-bit cache: q[k][reg] is elements 16 * k + 8 * reg + 2 * tid
 // and the next, so their partners half a row on are q[k + kD / 32][reg].
 template <int kD>
-__device__ __forceinline__ void turn_query(const Shape& s, const Layer& l, int token, int head, int tid,
-                                           uint32_t (&q)[kD / 16][2]) {
+__device__ __forceinline__ void rotate_query(const Shape& s, const Layer& l, int token, int head, int tid,
+                                             uint32_t (&q)[kD / 16][2]) {
   const bool brain = s.io == DType::bf16;
 #pragma unroll
   for (int k = 0; k < kD / 32; ++k)
@@ -108,8 +108,8 @@ __device__ __forceinline__ void turn_query(const Shape& s, const Layer& l, int t
         const float4* angle = reinterpret_cast<const float4*>(s.rope) + int64_t(token) * (kD / 2) + d;
         const float4 a = angle[0], b = angle[1];
         const float2 was = x;
-        x = {turned(was.x, y.x, a), turned(was.y, y.y, b)};
-        y = {turned(y.x, -was.x, a), turned(y.y, -was.y, b)};
+        x = {rotated(was.x, y.x, a), rotated(was.y, y.y, b)};
+        y = {rotated(y.x, -was.x, a), rotated(y.y, -was.y, b)};
       }
       q[k][reg] = pair_as(x, brain), q[k + kD / 32][reg] = pair_as(y, brain);
     }

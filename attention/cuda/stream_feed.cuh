@@ -63,7 +63,7 @@ class Feed {
 
   // The first keys on their way into L2, while the kernel ahead still runs. What it writes is seen all the same:
   // nothing comes nearer than L2, which is where its writes go.
-  __device__ __forceinline__ void ask_ahead() const {
+  __device__ __forceinline__ void prefetch() const {
 #if __CUDA_ARCH__ >= 900
     if (segment_ >= last_) return;
     // Where heads lie side by side, sixteen keys of all of them are one run of bytes. An ask costs much the same

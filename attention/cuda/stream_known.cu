@@ -3,11 +3,7 @@
 
 namespace kvasir::attention::cuda {
 
-template <class K>
-StreamEntry known() {
-  return stream_entry<K, 128>(0);
-}
-StreamEntry stream_i8_group64() { return known<Kind<Half, Narrow::i8, true, 6>>(); }
-StreamEntry stream_i4_group32() { return known<Kind<Half, Narrow::i4, true, 5>>(); }
+StreamEntry stream_i8_group64() { return few_rows_entry<Kind<Half, Narrow::i8, true, 6>, 128>(); }
+StreamEntry stream_i4_group32() { return few_rows_entry<Kind<Half, Narrow::i4, true, 5>, 128>(); }
 
 }  // namespace kvasir::attention::cuda

@@ -8,6 +8,21 @@
 
 namespace kvasir::attention::cuda {
 
+// A lane's part of a row of q, in the order that a kind of cache wants it; zeros where the row is not `live`.
+template <class K, int kN>
+__device__ __forceinline__ void load_query(const uint16_t* from, bool live, int tid, uint32_t (&q)[kN][2]) {
+#pragma unroll
+  for (int k = 0; k < kN; ++k)
+#pragma unroll
+    for (int reg = 0; reg < 2; ++reg) {
+      const int d0 = K::query_dim(k / 2, k % 2, reg, 0, tid), d1 = K::query_dim(k / 2, k % 2, reg, 1, tid);
+      if constexpr (K::kBits >= 8)
+        q[k][reg] = live ? *reinterpret_cast<const uint32_t*>(from + d0) : 0;
+      else
+        q[k][reg] = live ? from[d0] | uint32_t(from[d1]) << 16 : 0;
+    }
+}
+
 // A row of q over the four lanes that share it, bfloat16 to float16: carried with a power of two of its own, so
 // that nothing overflows and next to nothing underflows. Gives that power.
 template <int kN>

@@ -58,7 +58,7 @@ struct Token {
 };
 
 // One query: keys [0, sinks) and [begin, end) are visible to it; it stands at position `own`.
-struct Row {
+struct QueryRow {
   int32_t token = 0, sequence = 0;
   int32_t own = 0, begin = 0, end = 0, unused = 0;
   int64_t column = 0;  // of attn_mask
@@ -89,7 +89,7 @@ struct StepView {
   const int32_t* table = nullptr;  // physical tokens
   const Token* tokens = nullptr;   // [T]
   const int32_t* beam = nullptr;   // [groups, beam_width, max_kvlen]
-  const Row* rows = nullptr;
+  const QueryRow* rows = nullptr;
   const Merge* merges = nullptr;
   const int32_t* merge_slots = nullptr;
   const int32_t* counts = nullptr;  // see Count

@@ -33,7 +33,7 @@ __device__ uint32_t key_of(float x) {
 __device__ float logit_of(uint32_t key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
 // One row and its distribution, of which the greatest logit weighs 1.
-struct Row {
+struct Distribution {
   const float* logits;
   int32_t size;
   float max, scale;
@@ -52,7 +52,7 @@ struct Kept {
   uint32_t key = 0;
   int32_t last_tie = INT_MAX;
   float least = 0;
-  __device__ bool has(const Row& row, float x, int32_t id) const {
+  __device__ bool has(const Distribution& row, float x, int32_t id) const {
     const uint32_t k = key_of(x);
     return (k > key || (k == key && id <= last_tie)) && row.weight(x) >= least;
   }
@@ -99,7 +99,7 @@ __device__ void clear(Scratch& s) {
 }
 
 // The `tokens` greatest, or where that is 0 the heaviest that hold `share` of all.
-__device__ Kept heaviest(const Row& row, Scratch& s, uint32_t tokens, float share) {
+__device__ Kept heaviest(const Distribution& row, Scratch& s, uint32_t tokens, float share) {
   clear(s);
   if (threadIdx.x == 0) s.above = 0, s.mass_above = 0, s.all = 0;
   for (int32_t i = int32_t(threadIdx.x); i < row.size; i += kThreads) {
@@ -180,7 +180,7 @@ __device__ double sum_to(double v, int lane) {
 }
 
 // The token in whose share of what is kept, in the order of ids, u falls.
-__device__ int32_t draw_by_id(const Row& row, Scratch& s, const Kept& kept, double u) {
+__device__ int32_t draw_by_id(const Distribution& row, Scratch& s, const Kept& kept, double u) {
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int32_t begin = row.begin(warp), end = row.begin(warp + 1);
   auto weight = [&](int32_t i) {
@@ -223,7 +223,8 @@ __device__ int32_t draw_by_id(const Row& row, Scratch& s, const Kept& kept, doub
 }
 
 // The same among the `tokens` greatest, in the order of their weights.
-__device__ int32_t draw_of_few(const Row& row, Scratch& s, const Kept& kept, uint32_t tokens, const Wish& wish) {
+__device__ int32_t draw_of_few(const Distribution& row, Scratch& s, const Kept& kept, uint32_t tokens,
+                               const Wish& wish) {
   if (threadIdx.x == 0) s.kept = 0;
   for (int i = int(threadIdx.x); i < kMostTopK; i += kThreads) s.sorted[i] = 0;
   __syncthreads();
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(kThreads)
   const Wish wish = wishes[blockIdx.x];
   const DeviceDraw greatest = out[blockIdx.x];
   if (wish.scale == 0 || greatest.bad_logits) return;
-  Row row{logits + blockIdx.x * cols, int32_t(cols), 0, wish.scale};
+  Distribution row{logits + blockIdx.x * cols, int32_t(cols), 0, wish.scale};
   row.max = row.logits[greatest.token];
   Kept kept;
   int32_t token;

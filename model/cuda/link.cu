@@ -55,6 +55,29 @@ __device__ void widen(const uint4& from, float* to) {
   }
 }
 
+// Piece `at` of all ranks' partial sums, in the order of ranks.
+__device__ __forceinline__ void sum_of_ranks(const LinkView& v, int turn, int64_t at, float (&total)[kEach]) {
+  float one[kEach];
+  widen(__ldcg(static_cast<const uint4*>(v.partials[turn][0]) + at), total);
+  for (int r = 1; r < v.ranks; ++r) {
+    widen(__ldcg(static_cast<const uint4*>(v.partials[turn][r]) + at), one);
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) total[k] += one[k];
+  }
+}
+
+// Stores them, added to what is there or in its place; `x` is then what was stored.
+__device__ __forceinline__ void store_sums(float* out, bool add, const float (&total)[kEach], float (&x)[kEach]) {
+  auto* to = reinterpret_cast<float4*>(out);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float4 f = add ? to[half] : float4{0, 0, 0, 0};
+    f.x += total[half * 4], f.y += total[half * 4 + 1], f.z += total[half * 4 + 2], f.w += total[half * 4 + 3];
+    to[half] = f;
+    x[half * 4] = f.x, x[half * 4 + 1] = f.y, x[half * 4 + 2] = f.z, x[half * 4 + 3] = f.w;
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     sum(const __grid_constant__ LinkView v, int turn, bool add, float* out, int64_t count) {
   let_next_kernel_start();
@@ -62,20 +85,9 @@ __global__ void __launch_bounds__(kThreads)
   meet(v);
   const int64_t whole = count / kEach;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < whole; i += int64_t(gridDim.x) * kThreads) {
-    float total[kEach], one[kEach];
-    widen(__ldcg(static_cast<const uint4*>(v.partials[turn][0]) + i), total);
-    for (int r = 1; r < v.ranks; ++r) {
-      widen(__ldcg(static_cast<const uint4*>(v.partials[turn][r]) + i), one);
-#pragma unroll
-      for (int k = 0; k < kEach; ++k) total[k] += one[k];
-    }
-    auto* to = reinterpret_cast<float4*>(out + i * kEach);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float4 f = add ? to[half] : float4{0, 0, 0, 0};
-      f.x += total[half * 4], f.y += total[half * 4 + 1], f.z += total[half * 4 + 2], f.w += total[half * 4 + 3];
-      to[half] = f;
-    }
+    float total[kEach], stored[kEach];
+    sum_of_ranks(v, turn, i, total);
+    store_sums(out + i * kEach, add, total, stored);
   }
   if (blockIdx.x > 0 || threadIdx.x >= count % kEach) return;
   const int64_t i = whole * kEach + threadIdx.x;
@@ -118,21 +130,9 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t i = threadIdx.x + int64_t(h) * blockDim.x;
       if (i >= pieces) continue;
       const int64_t at = row * pieces + i;
-      float total[kEach], one[kEach];
-      widen(__ldcg(static_cast<const uint4*>(v.partials[turn][0]) + at), total);
-      for (int r = 1; r < v.ranks; ++r) {
-        widen(__ldcg(static_cast<const uint4*>(v.partials[turn][r]) + at), one);
-#pragma unroll
-        for (int k = 0; k < kEach; ++k) total[k] += one[k];
-      }
-      auto* to = reinterpret_cast<float4*>(out + at * kEach);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float4 f = to[half];
-        f.x += total[half * 4], f.y += total[half * 4 + 1], f.z += total[half * 4 + 2], f.w += total[half * 4 + 3];
-        to[half] = f;
-        x[h][half * 4] = f.x, x[h][half * 4 + 1] = f.y, x[h][half * 4 + 2] = f.z, x[h][half * 4 + 3] = f.w;
-      }
+      float total[kEach];
+      sum_of_ranks(v, turn, at, total);
+      store_sums(out + at * kEach, true, total, x[h]);
 #pragma unroll
       for (int k = 0; k < kEach; ++k) squares += x[h][k] * x[h][k];
     }

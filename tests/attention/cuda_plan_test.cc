@@ -91,7 +91,7 @@ void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>*
       EXPECT_LE(s.row_count, kTileRows[list]);
       EXPECT_EQ(s.table, p.view.sequences[s.sequence].table);
       for (int r = 0; r < s.row_count; r += group) {
-        const Row& row = p.view.rows[s.tokens + r / group];
+        const QueryRow& row = p.view.rows[s.tokens + r / group];
         for (int j = s.kv_begin; j < s.kv_end; ++j)
           if (j < row.end && j >= row.begin) ++(*reads)[row.token][j];
         if (s.merges > 0 && s.slot == s.first_slot) ++(*direct)[row.token];  // by the last of its runs

@@ -2,7 +2,9 @@
 // memory, where they become one, and the last of the block's mates to be done makes one of theirs.
 #pragma once
 
+#include "attention/cuda/epilogue.cuh"
 #include "attention/cuda/launch.h"
+#include "attention/cuda/softmax.cuh"
 #include "attention/cuda/stream_rows.cuh"
 
 namespace kvasir::attention::cuda {
@@ -10,26 +12,26 @@ namespace kvasir::attention::cuda {
 // One warp's result of up to 8 rows, not divided yet. Rows are padded so that lanes of different rows meet different
 // banks.
 template <int kD>
-struct Joined {
-  struct alignas(16) Row {
+struct WarpResult {
+  struct alignas(16) State {
     float top, sum;
     int token, unused;
   };
   static constexpr int kStride = kD + 4;
-  Row rows[8];
+  State rows[8];
   float x[8 * kStride];
 };
 
 // kN results of one row as one: (log2 of the largest, sum of weights) and two of its elements.
 template <int kN>
-struct JoinedPair {
+struct MergedPair {
   float top, sum = 0.0f;
   float2 x{};
-  __device__ __forceinline__ JoinedPair(const float (&tops)[kN], const float (&sums)[kN], const float2 (&from)[kN]) {
+  __device__ __forceinline__ MergedPair(const float (&tops)[kN], const float (&sums)[kN], const float2 (&from)[kN]) {
     top = tops[0];
 #pragma unroll
     for (int i = 1; i < kN; ++i) top = fmaxf(top, tops[i]);
-    const float base = top == -INFINITY ? 0.0f : top;
+    const float base = weight_base(top);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       const float weight = exp2_fast(tops[i] - base);
@@ -39,22 +41,23 @@ struct JoinedPair {
   }
 };
 
-// Every warp has left its Joined at the start of its ring (`ring_bytes` apart). `shift`: of the sums' unit, in log2.
+// Every warp has left its WarpResult at the start of its ring (`ring_bytes` apart). `shift`: of the sums' unit, in
+// log2.
 template <int kD, int kWarps>
-__device__ inline void join_results(const Shape& s, const Layer& l, const Segment& seg, uint8_t* shared, int ring_bytes,
-                                    int kv_head, int blocks, float shift) {
-  using Run = Joined<kD>;
+__device__ inline void merge_warps(const Shape& s, const Layer& l, const Segment& seg, uint8_t* shared, int ring_bytes,
+                                   int kv_head, int blocks, float shift) {
+  using Run = WarpResult<kD>;
   constexpr int kMost = kMergedInPlace;
   __syncthreads();
   const int pairs = seg.row_count * (kD / 2);
   auto finish = [&](int r, int d, float top, float sum, float2 x, float factor) {
-    const bool masked = !(sum > 0.0f);
+    const bool masked = no_weight(sum);
     const int head = kv_head * s.group + r % s.group;
     const int64_t row = int64_t(reinterpret_cast<const Run*>(shared)->rows[r].token) * s.heads + head;
-    if (l.sink_logits && !masked) sum += exp2f(l.sink_logits[head] * kLog2e - top);
+    add_sink(l, head, top, masked, true, sum);
     const float f = masked ? 0.0f : factor * s.out_inv_scale / sum;
     store_run<2>(l.out, s.out, row * kD + d, {x.x * f, x.y * f});
-    if (l.lse && d == 0) l.lse[row] = masked ? -INFINITY : top * kLn2 + logf(sum);
+    if (l.lse && d == 0) l.lse[row] = log_sum_exp(top, masked, sum);
   };
   auto partial_row = [&](int first_slot, int r) {
     return int64_t(first_slot + r / s.group) * s.heads + kv_head * s.group + r % s.group;
@@ -70,7 +73,7 @@ __device__ inline void join_results(const Shape& s, const Layer& l, const Segmen
       tops[w] = weight.x, sums[w] = weight.y;
       x[w] = *reinterpret_cast<const float2*>(&run.x[r * Run::kStride + d]);
     }
-    const JoinedPair<kWarps> all(tops, sums, x);
+    const MergedPair<kWarps> all(tops, sums, x);
     if (blocks == 1) {
       finish(r, d, all.top - shift, all.sum, all.x, l.cache.v_scale);
     } else {
@@ -101,7 +104,7 @@ __device__ inline void join_results(const Shape& s, const Layer& l, const Segmen
       x[b] = __ldcg(reinterpret_cast<const float2*>(l.partial + row * kD + d));
       sums[b] = tops[b] == -INFINITY ? 0.0f : 1.0f;
     }
-    const JoinedPair<kMost> all(tops, sums, x);
+    const MergedPair<kMost> all(tops, sums, x);
     finish(r, d, all.top, all.sum, all.x, 1.0f);
   }
   if (threadIdx.x == 0) *arrived = 0;
