@@ -18,7 +18,7 @@ namespace kvasir::server {
 class Metrics {
  public:
   static constexpr auto kProtocols = std::to_array<std::string_view>(
-      {"kvasir.v1", "ppl", "vllm", "vllm.tokens", "kserve", "openai.chat", "openai.completions", "openai.responses",
+      {"kvasir.v1", "ppl", "vllm", "vllm.inference", "vllm.tokens", "kserve", "openai.chat", "openai.completions", "openai.responses",
        "openai.other", "ollama.chat", "ollama.generate", "anthropic.messages", "llama.completion", "llama.infill",
        "sglang", "other"});
   // A generation request ended (or was refused) so.
