@@ -136,11 +136,11 @@ Result<std::unique_ptr<KvPublisher>> KvPublisher::start(const KvPublisherOptions
   if (!events) return failed_precondition("kv_events: this engine keeps no cache events");
   std::unique_ptr<KvPublisher> out(new KvPublisher(options, std::move(events), page_size));
   KVASIR_ASSIGN(out->zmq_, Zmq::open());
-  KVASIR_ASSIGN(out->pub_, out->zmq_->socket(Zmq::Kind::pub, {.messages = KvPublisher::kWaitingMessages}));
+  KVASIR_ASSIGN(out->pub_, out->zmq_->socket(Zmq::Kind::pub, {.messages = kWaitingMessages}));
   KVASIR_TRY(out->pub_->attach(options.address));
   if (!options.replay.empty()) {
     KVASIR_ASSIGN(out->router_, out->zmq_->socket(Zmq::Kind::router,
-                                                  {.messages = KvPublisher::kWaitingMessages, .receive_ms = int(kLook.count())}));
+                                                  {.messages = kWaitingMessages, .receive_ms = int(kLook.count())}));
     KVASIR_TRY(out->router_->attach(options.replay));
     out->replaying_ = std::thread([p = out.get()] { p->replay(); });
   }
