@@ -114,6 +114,10 @@ int serve_with(ServeConfig& config) {
   pthread_t here = pthread_self();
 
   config.server.page_size = config.model.engine.page_size;
+  config.server.max_tokens_per_step = config.model.engine.max_tokens_per_step;
+  config.server.kv_events = {config.kv_events.address, config.kv_events.replay, config.kv_events.topic,
+                             uint32_t(config.model.engine.cache_event_ring),
+                             uint32_t(server::KvPublisher::kWaitingMessages)};
   config.server.max_running = config.model.engine.max_running;
   config.server.model_path = config.model.model.model;
   Status ready = config.ppl.check(config.model.model.model);

@@ -6,6 +6,7 @@
 
 #include "cli/command.h"
 #include "core/config.h"
+#include "scheduler/apart.h"
 #include "scheduler/options_json.h"
 #include "scheduler/policy.h"
 #include "scheduler/recording.h"
@@ -17,6 +18,9 @@ namespace {
 struct SimulateConfig {
   std::string workload, policy = "auto", out, fit, machine;
   std::vector<std::string> configs;
+  scheduler::Pools pools;
+
+  bool apart() const { return pools.prefill > 0 || pools.decode > 0; }
 };
 
 Result<std::string> read_file(const std::string& path) {
@@ -61,6 +65,23 @@ Status replay(const SimulateConfig& c, std::istream& recording) {
   return write_file(c.fit, scheduler::to_json(*fit, report->about.empty() ? "a recording" : report->about));
 }
 
+std::vector<std::string> policies_of(const SimulateConfig& c) {
+  return c.policy == "auto" || c.policy == "all" ? scheduler::policy_names() : std::vector{c.policy};
+}
+
+Status simulate_pools(const SimulateConfig& c, scheduler::Options options, const scheduler::Workload& workload,
+                      const scheduler::StepCost* machine) {
+  std::vector<scheduler::ApartReport> reports;
+  for (const std::string& p : policies_of(c)) {
+    options.policy = p;
+    KVASIR_ASSIGN(auto report, scheduler::simulate_apart(options, workload, c.pools, machine));
+    reports.push_back(std::move(report));
+  }
+  const std::string json = scheduler::to_json(reports);
+  std::puts(json.c_str());
+  return c.out.empty() ? Status() : write_file(c.out, json);
+}
+
 Status simulate_with(const SimulateConfig& c, scheduler::Options options, const scheduler::Workload& workload) {
   for (const std::string& file : c.configs) {
     KVASIR_ASSIGN(std::string json, read_file(file));
@@ -71,9 +92,9 @@ Status simulate_with(const SimulateConfig& c, scheduler::Options options, const 
     KVASIR_ASSIGN(std::string json, read_file(c.machine));
     KVASIR_TRY(scheduler::apply_json(json, &machine, c.machine));
   }
+  if (c.apart()) return simulate_pools(c, options, workload, c.machine.empty() ? nullptr : &machine.cost);
   std::vector<scheduler::SimReport> reports;
-  const bool all = c.policy == "auto" || c.policy == "all";
-  for (const std::string& p : all ? scheduler::policy_names() : std::vector{c.policy}) {
+  for (const std::string& p : policies_of(c)) {
     options.policy = p;
     KVASIR_ASSIGN(auto report, scheduler::simulate(options, workload, c.machine.empty() ? nullptr : &machine.cost));
     reports.push_back(std::move(report));
@@ -93,7 +114,7 @@ Status run(const SimulateConfig& c) {
   in.clear();
   in.seekg(0);
   if (scheduler::is_recording(first_line)) {
-    if (c.policy == "auto" && c.configs.empty() && c.machine.empty()) return replay(c, in);
+    if (c.policy == "auto" && c.configs.empty() && c.machine.empty() && !c.apart()) return replay(c, in);
     if (!c.fit.empty())
       return invalid_argument(
           "--fit takes the times of a recording as it was: leave out --policy and --config, and --machine");
@@ -136,12 +157,36 @@ int simulate(int argc, char** argv) {
       .one_of(policies)
       .only_flag();
   o.add("out", &c.out, "Where to write the JSON, and a plot as FILE.svg").value_name("FILE").only_flag();
+  o.add("prefill_pool", &c.pools.prefill,
+        "So many machines compute prompts and as many as --decode-pool says what follows, beside as many that do both; "
+        "0: one machine that does both")
+      .range(0, 10000)
+      .only_flag();
+  o.add("decode_pool", &c.pools.decode, "Machines that compute what follows a prompt").range(0, 10000).only_flag();
+  o.add("link_gbps", &c.pools.link_gbps, "Gigabits a second from a machine that computes prompts to the others")
+      .range(0, 1e6)
+      .only_flag();
+  o.add("kv_bytes_per_token", &c.pools.bytes_per_token, "Bytes of a token in the cache, which cross the link")
+      .range(0, int64_t(1) << 40)
+      .only_flag();
   o.add("fit", &c.fit, "Fit a cost model to the times of a recording's steps and write it, for --config")
       .value_name("FILE")
       .only_flag();
-  o.check([&] { return c.workload.empty() ? invalid_argument("no --workload FILE was given") : Status(); });
+  o.check([&]() -> Status {
+    if (c.workload.empty()) return invalid_argument("no --workload FILE was given");
+    const bool any = c.apart() || c.pools.link_gbps > 0 || c.pools.bytes_per_token > 0;
+    if (any && (c.pools.prefill < 1 || c.pools.decode < 1 || c.pools.link_gbps <= 0 || c.pools.bytes_per_token < 1))
+      return invalid_argument(
+          "two pools are said by four flags: --prefill-pool, --decode-pool, --link-gbps and --kv-bytes-per-token, each "
+          "above 0");
+    return {};
+  });
   o.example("kvasir simulate --workload day.jsonl --config configs/cost/h200-8b-bf16.json --out day.json",
             "every policy's TTFT, ITL, goodput and fairness");
+  o.example(
+      "kvasir simulate --workload day.jsonl --config configs/cost/h200-8b-bf16.json --policy fcfs --prefill-pool 1 "
+      "--decode-pool 3 --link-gbps 400 --kv-bytes-per-token 131072",
+      "whether prefill and decode on machines of their own would pay");
   o.example("kvasir simulate --workload run.rec", "the scheduler makes the plans it made when this was recorded");
   o.example("kvasir simulate --workload run.rec --fit cost.json", "and what its steps cost");
   o.example("kvasir simulate --workload run.rec --policy all --config cost.json", "the same requests, other policies");

@@ -27,17 +27,6 @@ int32_t token_of(const Workload& w, size_t index, int64_t position) {
   return token_at(own * 2, position);
 }
 
-Percentiles percentiles(std::vector<double>& v) {
-  Percentiles p;
-  if (v.empty()) return p;
-  std::sort(v.begin(), v.end());
-  auto at = [&](double q) { return v[static_cast<size_t>(q * static_cast<double>(v.size() - 1))]; };
-  p = {at(0.5), at(0.9), at(0.99), 0};
-  for (double x : v) p.mean += x;
-  p.mean /= static_cast<double>(v.size());
-  return p;
-}
-
 Time at(double seconds) {
   seconds = std::min(seconds, 9e9);  // what the clock can say: chains of followers may add up to more
   return Time{} + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
@@ -55,14 +44,36 @@ struct Arrival {
   bool operator<(const Arrival& o) const { return time != o.time ? time > o.time : index > o.index; }
 };
 
+// A prompt whose cache came over a link is one decode, of its last token.
+StepTime work_of_decodes(const StepPlan& plan) {
+  StepTime work = work_of(plan);
+  work.prefill_tokens = work.prefill_context = 0;
+  for (const PlanItem& item : plan.items)
+    if (item.phase == Phase::prefill && item.samples) add_work(work, Phase::decode, item.begin + item.count - 1, 1);
+  return work;
+}
+
 }  // namespace
 
-Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine) {
+Percentiles percentiles(std::vector<double>& v) {
+  Percentiles p;
+  if (v.empty()) return p;
+  std::sort(v.begin(), v.end());
+  auto at = [&](double q) { return v[static_cast<size_t>(q * static_cast<double>(v.size() - 1))]; };
+  p = {at(0.5), at(0.9), at(0.99), 0};
+  for (double x : v) p.mean += x;
+  p.mean /= static_cast<double>(v.size());
+  return p;
+}
+
+Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine, OneOfMany* one) {
   const auto wall = std::chrono::steady_clock::now();
   KVASIR_ASSIGN(auto scheduler, Scheduler::create(options));
   SimReport report;
   report.policy = options.policy;
   report.requests = static_cast<int64_t>(w.items.size());
+
+  if (one) one->served.assign(w.items.size(), {});
 
   std::priority_queue<Arrival> arrivals;
   std::unordered_map<size_t, std::vector<size_t>> followers;
@@ -120,7 +131,8 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
     }
     scheduler->next_step(at(now), plan);
     if (!plan.empty()) {
-      now += step_seconds(work_of(plan), machine ? *machine : options.cost);
+      now += step_seconds(one && one->prompts_come_computed ? work_of_decodes(plan) : work_of(plan),
+                          machine ? *machine : options.cost);
       results.clear();
       sampled.clear();
       sampled.reserve(plan.items.size());
@@ -162,6 +174,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
       }
       if (e.kind == Event::Kind::released) {
         const Live& l = live[e.request];
+        if (one) one->served[e.request] = {l.first, l.outputs > 0 ? l.last : -1};
         if (l.first >= 0) {
           ttft.push_back(l.first - l.arrival);
           tenants[w.items[e.request].tenant].second.push_back(l.first - l.arrival);
@@ -196,6 +209,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
   report.goodput_tokens_per_s = now > 0 ? double(report.on_time_tokens) / now : 0;
   report.page_use_mean = s.steps > 0 ? used / double(s.steps) : 0;
   report.ttft_s = percentiles(ttft);
+  if (one) one->itl_s = itl;
   report.itl_s = percentiles(itl);
   report.latency_s = percentiles(latency);
   double sum = 0, squares = 0;

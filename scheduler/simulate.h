@@ -55,8 +55,20 @@ struct SimReport {
   std::vector<TenantReport> tenants;
 };
 
+// What a machine that is one of several adds to the figures of all.
+struct OneOfMany {
+  bool prompts_come_computed = false;  // from elsewhere: what is left of a prompt here is its last token's decode
+  struct Served {
+    double first_s = -1, last_s = -1;  // tokens; -1: there was none
+  };
+  std::vector<Served> served;  // of each request
+  std::vector<double> itl_s;
+};
+
 // `machine`: what its steps take, where that is not what options.cost expects.
-Result<SimReport> simulate(const Options& options, const Workload& workload, const StepCost* machine = nullptr);
+Result<SimReport> simulate(const Options& options, const Workload& workload, const StepCost* machine = nullptr,
+                           OneOfMany* one = nullptr);
+Percentiles percentiles(std::vector<double>& values);  // sorts them
 
 std::string to_json(const std::vector<SimReport>& reports);
 std::string to_svg(const std::vector<SimReport>& reports);  // policies side by side

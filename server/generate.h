@@ -45,7 +45,8 @@ enum class Wire : uint8_t {
   sglang,
   v1,
   kserve,
-  vllm,
+  vllm,            // VllmEngine
+  vllm_inference,  // vLLM's own server
   ppl,
   embeddings
 };

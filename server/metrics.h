@@ -18,9 +18,9 @@ namespace kvasir::server {
 class Metrics {
  public:
   static constexpr auto kProtocols = std::to_array<std::string_view>(
-      {"kvasir.v1", "ppl", "vllm", "vllm.tokens", "kserve", "openai.chat", "openai.completions", "openai.responses",
-       "openai.other", "ollama.chat", "ollama.generate", "anthropic.messages", "llama.completion", "llama.infill",
-       "sglang", "other"});
+      {"kvasir.v1", "ppl", "vllm", "vllm.inference", "vllm.tokens", "kserve", "openai.chat", "openai.completions",
+       "openai.responses", "openai.other", "ollama.chat", "ollama.generate", "anthropic.messages", "llama.completion",
+       "llama.infill", "sglang", "other"});
   // A generation request ended (or was refused) so.
   void count(std::string_view protocol, Code code);
   // A request that ended well did so by "stop", "length" or "abort".

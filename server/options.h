@@ -27,6 +27,11 @@ struct ServerOptions {
   std::string model_path;                 // what GetModelInfo reports; not opened
   int32_t page_size = 16;                 // what GetServerInfo and SubscribeKvEvents report
   int32_t max_running = 64;
+  int64_t max_tokens_per_step = 512;  // what vllm.Control reports, and where cache events are published
+  struct {
+    std::string address, replay, topic;  // no address: nowhere
+    uint32_t kept = 0, waiting = 0;      // events that can be asked for again, and that wait for a slow subscriber
+  } kv_events;
 
   // Of what a request leaves unset; `sampling_json` says the same to clients who fill it in themselves.
   model::SamplingParams sampling;

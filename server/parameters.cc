@@ -136,6 +136,13 @@ struct Alias {
 };
 constexpr Alias kAliases[] = {
     {Wire::v1, "include_stop", "include_stop_str_in_output"},
+    {Wire::vllm_inference, "num_sequences", "n"},
+    {Wire::vllm_inference, "max_new_tokens", "max_tokens"},
+    {Wire::vllm_inference, "min_new_tokens", "min_tokens"},
+    {Wire::vllm_inference, "stop_strings", "stop"},
+    {Wire::vllm_inference, "include_stop_strings", "include_stop_str_in_output"},
+    {Wire::vllm_inference, "output_candidates", "logprobs"},
+    {Wire::vllm_inference, "prompt_candidates", "prompt_logprobs"},
     {Wire::ppl, "max_new_tokens", "max_tokens"},
     {Wire::ppl, "stop_tokens", "stop_token_ids"},
     {Wire::ppl, "ignore_eos_token", "ignore_eos"},

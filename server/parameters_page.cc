@@ -24,6 +24,11 @@ std::string cell(Wire wire, const Parameter& p) {
   switch (wire) {
     case Wire::v1: has = has_field({"kvasir.v1.Sampling", "kvasir.v1.GenerateRequest"}, name); break;
     case Wire::vllm: has = has_field({"vllm.grpc.engine.SamplingParams"}, name); break;
+    case Wire::vllm_inference:
+      has = has_field({"vllm.GenerateRequest", "vllm.RandomSampling", "vllm.DecodingParameters",
+                       "vllm.StoppingCriteria", "vllm.ResponseOptions", "vllm.KVCacheParameters"},
+                      name);
+      break;
     case Wire::ppl:
       has = has_field({"ppl.llm.proto.NextTokenChooserParameters", "ppl.llm.proto.StoppingCriteriaParameters"}, name);
       break;
@@ -45,13 +50,14 @@ std::string values(const Parameter& p) {
 std::string parameters_markdown() {
   std::string out =
       "| parameter | chat | completions | messages | responses | llama-server | Ollama | SGLang | kvasir.v1 | KServe | "
-      "VllmEngine | ppl | embeddings | values | what "
+      "VllmEngine | vllm.Inference | ppl | embeddings | values | what "
       "|\n"
-      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const Parameter& p : parameters()) {
     out += cat("| `", p.name, "` |");
-    for (Wire wire : {Wire::chat, Wire::completions, Wire::messages, Wire::responses, Wire::llama, Wire::ollama,
-                      Wire::sglang, Wire::v1, Wire::kserve, Wire::vllm, Wire::ppl, Wire::embeddings})
+    for (Wire wire :
+         {Wire::chat, Wire::completions, Wire::messages, Wire::responses, Wire::llama, Wire::ollama, Wire::sglang,
+          Wire::v1, Wire::kserve, Wire::vllm, Wire::vllm_inference, Wire::ppl, Wire::embeddings})
       out += cat(' ', cell(wire, p), " |");
     out += cat(' ', values(p), " | ", p.what, " |\n");
   }

@@ -23,6 +23,8 @@
 #include "server/grpc/ppl.h"
 #include "server/grpc/reflection.h"
 #include "server/grpc/vllm.h"
+#include "server/grpc/vllm_control.h"
+#include "server/grpc/vllm_inference.h"
 
 namespace kvasir::server::rpc {
 namespace {
@@ -76,6 +78,8 @@ class GrpcServerImpl final : public GrpcServer {
     add_kvasir_v1(door_, services);
     add_ppl(door_);
     add_vllm(door_, services, kv_events_);
+    add_vllm_inference(door_);
+    add_vllm_control(door_, services);
     add_kserve(door_, services);
     add_reflection(door_);
   }

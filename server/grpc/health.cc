@@ -17,10 +17,12 @@ namespace {
 namespace pb = grpc::health::v1;
 using Serving = pb::HealthCheckResponse;
 
-constexpr std::array<std::string_view, 6> kNames{"",
+constexpr std::array<std::string_view, 8> kNames{"",
                                                  "kvasir.v1.Inference",
                                                  "ppl.llm.proto.LLMService",
                                                  "vllm.grpc.engine.VllmEngine",
+                                                 "vllm.Inference",
+                                                 "vllm.Control",
                                                  "inference.GRPCInferenceService",
                                                  "grpc.health.v1.Health"};
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/grpc/last_tokens.h"
 #include "server/grpc/stream_call.h"
 #include "server/grpc/vllm_request.h"
 #include "vllm_engine.pb.h"
@@ -37,7 +38,8 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
     KVASIR_ASSIGN(GenerateInput in, services.read(caller_, "vllm", read_vllm_request(*request_, truncate)));
     carry(*call_, in.request);
     if (truncate) {
-      KVASIR_TRY(cut_prompt(*truncate, in));
+      const int64_t context = services.engine().info().context_length;
+      KVASIR_TRY(keep_last(services, caller_, size_t(*truncate == -1 ? context - 1 : *truncate), in));
     }
     logprobs_ = in.request.sampling.logprobs >= 0;
     choices_.resize(size_t(std::clamp(in.request.n, 1, services.options().max_choices)));
@@ -72,15 +74,6 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
     std::vector<uint32_t> ids;
     pb::OutputLogProbs logprobs;
   };
-
-  Status cut_prompt(int64_t keep, GenerateInput& in) {
-    KVASIR_ASSIGN(auto ids, context_.services.tokenize(caller_, "", in.prompt));
-    int64_t context = context_.services.engine().info().context_length;
-    size_t most = size_t(keep == -1 ? context - 1 : keep);
-    size_t from = ids.size() > most ? ids.size() - most : 0;
-    in.prompt = TokensInput(ids.begin() + ptrdiff_t(from), ids.end());
-    return {};
-  }
 
   void keep_prompt_logprobs(const engine::Started& e) {
     for (size_t i = 0; i < e.prompt_logprobs.size(); ++i) {

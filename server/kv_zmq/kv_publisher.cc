@@ -11,7 +11,6 @@ namespace kvasir::server {
 namespace {
 
 using engine::CacheEvent;
-constexpr int kWaitingMessages = 10000;  // some 2 MB for a subscriber that reads nothing
 constexpr std::chrono::milliseconds kLook{250};
 
 double now_seconds() {

@@ -25,6 +25,8 @@ std::string kv_event_batch(const engine::CacheEvent& event, int page_size, doubl
 
 class KvPublisher {
  public:
+  static constexpr int kWaitingMessages = 10000;  // some 2 MB for a subscriber that reads nothing
+
   static Result<std::unique_ptr<KvPublisher>> start(const KvPublisherOptions& options, const engine::Engine& engine,
                                                     int page_size);
   ~KvPublisher();

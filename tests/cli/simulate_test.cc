@@ -137,6 +137,70 @@ TEST_F(Simulate, TheMachineMayDifferFromWhatIsExpected) {
   EXPECT_NEAR(nlohmann::json::parse(r.out)[0]["simulated_s"].get<double>(), 0.5014, 0.0001);  // five steps
 }
 
+// One request by hand: a prompt, its cache over the link, and two decodes on the other side.
+TEST_F(Simulate, APromptComputedElsewhereWaitsForTheLink) {
+  const std::string cost =
+      write("c.json",
+            "{\"cost\":{\"fixed_us\":1000,\"token_us\":10,\"context_us\":0,\"decode_token_us\":100,"
+            "\"decode_context_us\":0}}");
+  const Ran r = shell(
+      "simulate --policy fcfs --prefill-pool 1 --decode-pool 1 --link-gbps 1 --kv-bytes-per-token 125000 "
+      "--config " +
+      cost + " --workload " + write("w.jsonl", "{\"arrival_s\":0,\"prompt_tokens\":1000,\"output_tokens\":3}\n"));
+  ASSERT_EQ(r.code, 0) << r.out;
+  const auto report = nlohmann::json::parse(r.out)[0];
+  const auto &together = report["together"], &apart = report["apart"];
+  EXPECT_NEAR(together["ttft_s"]["p50"].get<double>(), 0.011, 1e-6);
+  EXPECT_NEAR(apart["ttft_s"]["p50"].get<double>(), 0.011, 1e-6);
+  EXPECT_NEAR(report["link"]["moved_s"]["p50"].get<double>(), 1, 1e-6);
+  EXPECT_NEAR(report["link"]["bytes"].get<double>(), 1.25e8, 1);
+  EXPECT_NEAR(together["latency_s"]["p50"].get<double>(), 0.0132, 1e-6);
+  EXPECT_NEAR(apart["latency_s"]["p50"].get<double>(), 1.0132, 1e-6);
+  EXPECT_NEAR(apart["itl_s"]["mean"].get<double>(), (1.0011 + 0.0011) / 2, 1e-6);
+  for (const auto& fleet : {together, apart}) {
+    EXPECT_EQ(fleet["finished"], 1);
+    EXPECT_EQ(fleet["output_tokens"], 3);
+    EXPECT_EQ(fleet["machines"], 2);
+  }
+}
+
+// Long prompts beside answers: apart, no gap between tokens has a prompt in it.
+TEST_F(Simulate, DecodesApartFromPromptsHaveEvenGaps) {
+  std::string lines;
+  for (int i = 0; i < 60; ++i)
+    lines += "{\"arrival_s\":" + std::to_string(i * 0.1) + ",\"prompt_tokens\":4000,\"output_tokens\":50}\n";
+  const std::string pools =
+      "simulate --policy fcfs --prefill-pool 2 --decode-pool 1 --kv-bytes-per-token 131072 --config "
+      "configs/cost/h200-8b-bf16.json --workload " +
+      write("w.jsonl", lines) + " --link-gbps ";
+  const Ran fast = shell(pools + "3000");
+  ASSERT_EQ(fast.code, 0) << fast.out;
+  const auto report = nlohmann::json::parse(fast.out)[0];
+  EXPECT_EQ(report["apart"]["finished"], 60);
+  EXPECT_EQ(report["apart"]["output_tokens"], 60 * 50);
+  EXPECT_EQ(report["together"]["output_tokens"], 60 * 50);
+  EXPECT_LT(report["apart"]["itl_s"]["p99"].get<double>(), report["together"]["itl_s"]["p99"].get<double>() / 2);
+  const Ran slow = shell(pools + "1");  // 4.2 s a prompt, so answers queue behind the link
+  ASSERT_EQ(slow.code, 0) << slow.out;
+  EXPECT_GT(nlohmann::json::parse(slow.out)[0]["apart"]["latency_s"]["p50"].get<double>(), 10);
+  EXPECT_NEAR(nlohmann::json::parse(slow.out)[0]["link"]["use"].get<double>(), 1, 0.05);
+}
+
+TEST_F(Simulate, TwoPoolsAreSaidWhole) {
+  const std::string line = "{\"arrival_s\":0,\"prompt_tokens\":5,\"output_tokens\":2}\n";
+  const auto wrong = [&](const std::string& lines, const std::string& flags) {
+    const Ran r = shell("simulate --workload " + write("w.jsonl", lines) + flags);
+    EXPECT_EQ(r.code, 2) << r.out;
+    return r.out;
+  };
+  const std::string all = " --prefill-pool 1 --decode-pool 1 --link-gbps 1 --kv-bytes-per-token 8";
+  EXPECT_THAT(wrong(line, " --prefill-pool 1"), HasSubstr("two pools are said by four flags"));
+  EXPECT_THAT(wrong(line, " --link-gbps 10"), HasSubstr("two pools are said by four flags"));
+  EXPECT_THAT(wrong(line, all + " --decode-pool -1"), HasSubstr("decode"));
+  EXPECT_THAT(wrong(line + "{\"follows\":0,\"arrival_s\":1,\"prompt_tokens\":5,\"output_tokens\":2}\n", all),
+              HasSubstr("request 1 has follows"));
+}
+
 TEST_F(Simulate, TheCostModelsThatComeWithItAreTaken) {
   int models = 0;
   for (const auto& entry : std::filesystem::directory_iterator("configs/cost")) {

@@ -12,6 +12,7 @@
 #include "tests/server/grpc_fixture.h"
 #include "tests/server/http_client.h"
 #include "vllm_engine.grpc.pb.h"
+#include "vllm_inference.grpc.pb.h"
 
 namespace kvasir::server {
 
@@ -28,6 +29,7 @@ class ContractFixture : public GrpcFixture {
   using V1 = kvasir::v1::GenerateRequest;
   using Ppl = ppl::llm::proto::Request;
   using Vllm = vllm::grpc::engine::GenerateRequest;
+  using Native = vllm::GenerateRequest;  // vllm.Inference's
   using Infer = inference::ModelInferRequest;
 
   explicit ContractFixture(ServerOptions options = {}) : GrpcFixture(std::move(options)) { options_.http_port = 0; }
@@ -45,6 +47,11 @@ class ContractFixture : public GrpcFixture {
   }
   static Vllm vllm_request() {
     Vllm r;
+    r.set_text("ab");
+    return r;
+  }
+  static Native native_request() {
+    Native r;
     r.set_text("ab");
     return r;
   }
@@ -76,6 +83,23 @@ class ContractFixture : public GrpcFixture {
       for (const auto& rsp : message.rsp())
         if (rsp.status() == ppl::llm::proto::FAILED) split(rsp.generated(), out);
     return out;
+  }
+  Outcome send(const Native& r) {
+    auto stub = vllm::Inference::NewStub(channel_);
+    grpc::ClientContext call;
+    authorize(call);
+    vllm::GenerateResponse answer;
+    grpc::Status status = stub->Generate(&call, r, &answer);
+    return of("vllm.inference", status, call);
+  }
+  Outcome send_streamed(const Native& r) {
+    auto stub = vllm::Inference::NewStub(channel_);
+    grpc::ClientContext call;
+    authorize(call);
+    auto reader = stub->GenerateStream(&call, r);
+    (void)read_all<vllm::GenerateResponse>(*reader);
+    grpc::Status status = reader->Finish();
+    return of("vllm.inference stream", status, call);
   }
   Outcome send(const Infer& r) {
     auto stub = inference::GRPCInferenceService::NewStub(channel_);
@@ -173,6 +197,8 @@ class ContractFixture : public GrpcFixture {
     return {send(v1_request()),
             send(ppl_request()),
             send(vllm_request()),
+            send(native_request()),
+            send_streamed(native_request()),
             send(infer_request()),
             send_streamed(infer_request()),
             complete("\"n\":1"),

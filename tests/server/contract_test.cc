@@ -29,6 +29,12 @@ class Contract : public ContractFixture {
     return send(r);
   }
   template <class F>
+  Outcome native(F change) {
+    Native r = native_request();
+    change(r);
+    return send(r);
+  }
+  template <class F>
   Outcome kserve(F change) {
     Infer r = infer_request();
     change(r);
@@ -43,8 +49,8 @@ class Contract : public ContractFixture {
 
 TEST_F(Contract, UnknownModel) {
   for (const Outcome& o :
-       {v1([](V1& r) { r.set_model("gpt-9"); }), kserve([](Infer& r) { r.set_model_name("gpt-9"); }),
-        complete(R"("model":"gpt-9")"), chat(R"("model":"gpt-9")"),
+       {v1([](V1& r) { r.set_model("gpt-9"); }), native([](Native& r) { r.set_model("gpt-9"); }),
+        kserve([](Infer& r) { r.set_model_name("gpt-9"); }), complete(R"("model":"gpt-9")"), chat(R"("model":"gpt-9")"),
         post("/v1/messages", R"({"model":"gpt-9","max_tokens":1,"messages":[{"role":"user","content":"x"}]})"),
         post("/v1/responses", R"({"model":"gpt-9","input":"x"})")})
     expect_refused(o, Code::not_found, "model", "gpt-9");
@@ -59,6 +65,9 @@ TEST_F(Contract, BadUtf8) {
            {"/kvasir.v1.Inference/Generate", "kvasir.v1.GenerateRequest", "\x1a\x01\xff"},
            {"/kvasir.v1.Inference/Cancel", "kvasir.v1.CancelRequest", "\x0a\x01\xff"},
            {"/vllm.grpc.engine.VllmEngine/Generate", "vllm.grpc.engine.GenerateRequest", "\x1a\x01\xff"},
+           {"/vllm.Inference/Generate", "vllm.GenerateRequest", "\x1a\x01\xff"},
+           {"/vllm.Inference/GenerateStream", "vllm.GenerateRequest", "\x1a\x01\xff"},
+           {"/vllm.Control/Abort", "vllm.AbortRequest", "\x0a\x01\xff"},
            {"/ppl.llm.proto.LLMService/Generation", "ppl.llm.proto.BatchedRequest", "\x0a\x03\x12\x01\xff"},
            {"/inference.GRPCInferenceService/ModelInfer", "inference.ModelInferRequest", "\x0a\x01\xff"}})
     expect_refused(raw(method, bytes), Code::internal, type, "UTF-8");
@@ -67,7 +76,8 @@ TEST_F(Contract, BadUtf8) {
 TEST_F(Contract, BytesThatAreNoMessage) {
   for (const char* method : {"/kvasir.v1.Inference/Generate", "/vllm.grpc.engine.VllmEngine/Generate",
                              "/ppl.llm.proto.LLMService/Generation", "/inference.GRPCInferenceService/ModelInfer",
-                             "/vllm.grpc.engine.VllmEngine/Embed"})
+                             "/vllm.grpc.engine.VllmEngine/Embed", "/vllm.Inference/Generate",
+                             "/vllm.Inference/GenerateStream", "/vllm.Control/Abort", "/vllm.Control/LoadLora"})
     expect_refused(raw(method, "\xff\xff\xff\xff"), Code::internal, "Request", "do not parse");
   // What is there without a message to read, and what is not there at all.
   expect_bad(raw("/vllm.grpc.engine.VllmEngine/Embed", ""), "tokenized", "empty");
@@ -112,6 +122,9 @@ TEST_F(Contract, EachRefusalIsCounted) {
   vllm([](Vllm& r) { r.clear_text(); });
   vllm([](Vllm& r) { r.mutable_sampling_params()->set_n(1000); });
   EXPECT_EQ(counted("vllm"), 2);
+  native([](Native& r) { r.clear_text(); });
+  native([](Native& r) { r.mutable_decoding()->set_presence_penalty(9); });
+  EXPECT_EQ(counted("vllm.inference"), 2);
   kserve([](Infer& r) { r.clear_inputs(); });
   kserve([](Infer& r) { r.set_model_version("7"); });
   parameters(R"({"max_tokens":100000})");
@@ -135,6 +148,9 @@ TEST_F(Contract, TokenIdOutOfRange) {
              "257");
   expect_bad(vllm([](Vllm& r) { r.mutable_tokenized()->add_input_ids(257); }), "prompt", "257");
   expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->add_stop_token_ids(257); }), "stop_token_ids", "257");
+  expect_bad(native([](Native& r) { r.mutable_token_ids()->add_ids(257); }), "prompt", "257");
+  expect_bad(native([](Native& r) { r.mutable_token_ids()->add_ids(UINT32_MAX); }), "prompt", "4294967295");
+  expect_bad(native([](Native& r) { r.mutable_stopping()->add_stop_token_ids(257); }), "stop_token_ids", "257");
   expect_bad(post("/v1/completions", R"({"prompt":[257]})"), "prompt", "257");
   expect_bad(post("/v1/completions", R"({"prompt":[-1]})"), "prompt", "-1");
   expect_bad(complete(R"("stop_token_ids":[257])"), "stop_token_ids", "257");
@@ -150,6 +166,8 @@ TEST_F(Contract, PromptAndMaxTokensOverTheContext) {
   expect_bad(ppl([&](Ppl& r) { r.set_prompt(long_prompt); }), "prompt", "128");
   expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_max_tokens(127); }), "max_tokens", "126");
   expect_bad(vllm([&](Vllm& r) { r.set_text(long_prompt); }), "prompt", "128");
+  expect_bad(native([](Native& r) { r.mutable_stopping()->set_max_new_tokens(127); }), "max_new_tokens", "126");
+  expect_bad(native([&](Native& r) { r.set_text(long_prompt); }), "prompt", "128");
   expect_bad(parameters(R"({"max_tokens":127})"), "max_tokens", "126");
   expect_bad(send(infer_request(long_prompt)), "prompt", "128");
   expect_bad(complete(R"("max_tokens":127)"), "max_tokens", "126");
@@ -161,6 +179,7 @@ TEST_F(Contract, TemperatureBelowZeroOrNaN) {
     std::string shown = std::isnan(bad) ? "nan" : std::isinf(bad) ? "inf" : "-1";
     expect_bad(v1([&](V1& r) { r.mutable_sampling()->set_temperature(bad); }), "temperature", shown);
     expect_bad(vllm([&](Vllm& r) { r.mutable_sampling_params()->set_temperature(bad); }), "temperature", shown);
+    expect_bad(native([&](Native& r) { r.set_temperature(bad); }), "temperature", shown);
     expect_bad(ppl([&](Ppl& r) {
                  r.mutable_choosing_parameters()->set_do_sample(true);
                  r.mutable_choosing_parameters()->set_temperature(bad);
@@ -179,6 +198,7 @@ TEST_F(Contract, OverLongStop) {
   const std::string stop(300, 's');
   expect_bad(v1([&](V1& r) { r.add_stop(stop); }), "stop[0]", "300");
   expect_bad(vllm([&](Vllm& r) { r.mutable_sampling_params()->add_stop(stop); }), "stop[0]", "300");
+  expect_bad(native([&](Native& r) { r.mutable_stopping()->add_stop_strings(stop); }), "stop_strings[0]", "300");
   expect_bad(kserve([&](Infer& r) { (*r.mutable_parameters())["stop"].set_string_param(stop); }), "stop[0]", "300");
   expect_bad(complete(cat(R"("stop":")", stop, '"')), "stop[0]", "300");
   expect_bad(chat(cat(R"("stop":")", stop, '"')), "stop[0]", "300");
@@ -196,6 +216,8 @@ TEST_F(Contract, LogitBias) {
   expect_bad(v1([](V1& r) { (*r.mutable_sampling()->mutable_logit_bias())[257] = 1; }), "logit_bias", "257");
   expect_bad(v1([](V1& r) { (*r.mutable_sampling()->mutable_logit_bias())[1] = NAN; }), "logit_bias", "nan");
   expect_bad(vllm([](Vllm& r) { (*r.mutable_sampling_params()->mutable_logit_bias())[257] = 1; }), "logit_bias", "257");
+  expect_bad(native([](Native& r) { (*r.mutable_decoding()->mutable_logit_bias())[257] = 1; }), "logit_bias", "257");
+  expect_bad(native([](Native& r) { (*r.mutable_decoding()->mutable_logit_bias())[1] = 101; }), "logit_bias", "101");
   expect_bad(complete(R"("logit_bias":{"257":1})"), "logit_bias", "257");
   expect_bad(chat(R"("logit_bias":{"1":101})"), "logit_bias", "101");
   std::string many;
@@ -216,6 +238,7 @@ TEST_F(Contract, AllowedTokenIds) {
   expect_bad(allow({}), "allowed_token_ids", "empty");
   expect_bad(allow({1, 257}), "allowed_token_ids", "257");
   expect_bad(allow(std::vector<uint32_t>(258, 1)), "allowed_token_ids", "258");
+  expect_bad(native([](Native& r) { r.mutable_decoding()->add_allowed_token_ids(257); }), "allowed_token_ids", "257");
   expect_bad(infer("[]"), "allowed_token_ids", "empty");
   expect_bad(infer("[300]"), "allowed_token_ids", "300");
   expect_bad(infer("3"), "allowed_token_ids", "list");
@@ -267,6 +290,10 @@ TEST_F(Contract, ChoicesOverTheCap) {
   expect_bad(v1([](V1& r) { r.set_n(129); }), "n", "129");
   expect_bad(v1([](V1& r) { r.set_n(0); }), "n", "0");
   expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_n(129); }), "n", "129");
+  Native many = native_request();
+  many.mutable_sampling()->set_num_sequences(129);
+  expect_bad(send(many), "num_sequences", "129");
+  expect_bad(send_streamed(many), "num_sequences", "128");
   expect_bad(complete(R"("n":129)"), "n", "129");
   expect_bad(complete(R"("n":0)"), "n", "0");
   expect_bad(complete(R"("best_of":129)"), "n", "129");
@@ -281,6 +308,11 @@ TEST_F(Contract, LogprobsOverTheCap) {
   expect_bad(v1([](V1& r) { r.set_prompt_logprobs(21); }), "prompt_logprobs", "21");
   expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_logprobs(21); }), "logprobs", "21");
   expect_bad(vllm([](Vllm& r) { r.mutable_sampling_params()->set_prompt_logprobs(21); }), "prompt_logprobs", "21");
+  expect_bad(native([](Native& r) {
+               r.mutable_response()->set_output_logprobs(true);
+               r.mutable_response()->mutable_output_candidates()->set_top_n(21);
+             }),
+             "output_candidates", "21");
   expect_bad(complete(R"("logprobs":21)"), "logprobs", "21");
   expect_bad(chat(R"("logprobs":true,"top_logprobs":21)"), "top_logprobs", "21");
 }
@@ -312,6 +344,7 @@ TEST_F(Contract, JsonTenThousandDeep) {
   expect_bad(v1([&](V1& r) { r.mutable_chat()->set_messages_json(deep); }), "messages", "64");
   expect_bad(v1([&](V1& r) { r.mutable_grammar()->set_json_schema(deep); }), "schema", "64");
   expect_bad(vllm([&](Vllm& r) { r.mutable_sampling_params()->set_json_schema(deep); }), "schema", "64");
+  expect_bad(native([&](Native& r) { r.mutable_decoding()->set_json(deep); }), "schema", "64");
 }
 
 TEST_F(Contract, UnknownEnum) {
@@ -336,6 +369,7 @@ TEST_F(Contract, UnknownEnum) {
 TEST_F(Contract, FieldsThatAreNotServedAreNamed) {
   expect_bad(ppl([](Ppl& r) { r.mutable_choosing_parameters()->set_watermark(true); }), "watermark", "unset");
   expect_bad(vllm([](Vllm& r) { r.set_kv_transfer_params_json("{}"); }), "kv_transfer_params_json", "unset");
+  expect_bad(native([](Native& r) { r.add_media(); }), "media", "unset");
   expect_bad(kserve([](Infer& r) { (*r.mutable_parameters())["beam_width"].set_int64_param(2); }), "beam_width",
              "not served");
   expect_bad(complete(R"("suffix":"z")"), "suffix", "not served");
@@ -393,8 +427,10 @@ TEST_F(ContractBodies, OverTheLimitKeepTheTransportsStatus) {
   ppl.set_prompt(large);
   Vllm vllm = vllm_request();
   vllm.set_text(large);
-  for (const Outcome& o :
-       {send(v1), send(ppl), send(vllm), send(infer_request(large)), send_streamed(infer_request(large))})
+  Native native = native_request();
+  native.set_text(large);
+  for (const Outcome& o : {send(v1), send(ppl), send(vllm), send(native), send_streamed(native),
+                           send(infer_request(large)), send_streamed(infer_request(large))})
     EXPECT_EQ(o.code, Code::resource_exhausted) << o.protocol << o.message;
   for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize"}) {
     RawClient client(server_->http_port());

@@ -37,6 +37,10 @@ class Parameters : public ContractFixture {
         post("/v1/messages", cat(R"({"max_tokens":9,"messages":[{"role":"user","content":"ab"}],)", field, '}'))};
     Vllm vllm = vllm_request();
     if (set(*vllm.mutable_sampling_params(), name, value)) out.push_back(send(vllm));
+    Native native = native_request();
+    if (set(native, name, value) || set(*native.mutable_sampling(), name, value) ||
+        set(*native.mutable_decoding(), name, value))
+      out.push_back(send(native));
     Ppl ppl = ppl_request();
     ppl.mutable_choosing_parameters()->set_do_sample(true);
     if (set(*ppl.mutable_choosing_parameters(), name, value)) out.push_back(send(ppl));

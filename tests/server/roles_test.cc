@@ -12,7 +12,9 @@
 #include "ppl_llm.grpc.pb.h"
 #include "server/keys.h"
 #include "tests/server/grpc_fixture.h"
+#include "vllm_control.grpc.pb.h"
 #include "vllm_engine.grpc.pb.h"
+#include "vllm_inference.grpc.pb.h"
 
 namespace kvasir::server {
 namespace {
@@ -41,6 +43,29 @@ const std::map<std::string, Needs>& table() {
       {"/vllm.grpc.engine.VllmEngine/StopProfile", Needs::nothing},
       {"/vllm.grpc.engine.VllmEngine/GetTokenizer", Needs::user},
       {"/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", Needs::admin},
+      {"/vllm.Inference/Generate", Needs::user},
+      {"/vllm.Inference/GenerateStream", Needs::user},
+      {"/vllm.Control/GetServerInfo", Needs::user},
+      {"/vllm.Control/GetModelInfo", Needs::user},
+      {"/vllm.Control/Shutdown", Needs::admin},
+      {"/vllm.Control/Abort", Needs::user},
+      {"/vllm.Control/LoadLora", Needs::admin},
+      {"/vllm.Control/UnloadLora", Needs::admin},
+      {"/vllm.Control/ListLoras", Needs::user},
+      {"/vllm.Control/GetKvEventSources", Needs::admin},
+      {"/vllm.Control/IsPaused", Needs::user},
+      {"/vllm.Control/IsSleeping", Needs::user},
+      {"/vllm.Control/PauseGeneration", Needs::nothing},
+      {"/vllm.Control/ResumeGeneration", Needs::nothing},
+      {"/vllm.Control/Sleep", Needs::nothing},
+      {"/vllm.Control/WakeUp", Needs::nothing},
+      {"/vllm.Control/InitWeightTransferEngine", Needs::nothing},
+      {"/vllm.Control/StartWeightUpdate", Needs::nothing},
+      {"/vllm.Control/StartDraftWeightUpdate", Needs::nothing},
+      {"/vllm.Control/UpdateWeights", Needs::nothing},
+      {"/vllm.Control/FinishWeightUpdate", Needs::nothing},
+      {"/vllm.Control/UpdateWeightVersion", Needs::nothing},
+      {"/vllm.Control/GetWeightVersion", Needs::nothing},
       {"/inference.GRPCInferenceService/ServerLive", Needs::nothing},
       {"/inference.GRPCInferenceService/ServerReady", Needs::nothing},
       {"/inference.GRPCInferenceService/ModelReady", Needs::nothing},
@@ -107,7 +132,7 @@ class RolesTest : public GrpcFixture {
 TEST_F(RolesTest, EveryMethodHasItsRole) {
   auto* pool = google::protobuf::DescriptorPool::generated_pool();
   for (const char* service : {"kvasir.v1.Inference", "ppl.llm.proto.LLMService", "vllm.grpc.engine.VllmEngine",
-                              "inference.GRPCInferenceService"}) {
+                              "vllm.Inference", "vllm.Control", "inference.GRPCInferenceService"}) {
     auto* descriptor = pool->FindServiceByName(service);
     ASSERT_TRUE(descriptor) << service;
     for (int i = 0; i < descriptor->method_count(); ++i) {

@@ -16,7 +16,9 @@
 #include "server/server.h"
 #include "tests/fuzz/seeds.h"
 #include "tests/server/fake_engine.h"
+#include "vllm_control.pb.h"
 #include "vllm_engine.pb.h"
+#include "vllm_inference.pb.h"
 
 namespace kvasir::server {
 namespace {
@@ -29,12 +31,15 @@ struct Method {
 };
 
 std::string contract_of(const std::string& program) {
-  for (const char* name : {"kvasir.v1.Inference", "ppl.llm.proto.LLMService", "vllm.grpc.engine.VllmEngine",
-                           "inference.GRPCInferenceService"}) {
-    std::string first(name, std::strchr(name, '.'));
-    if (program.find("rpc_" + first + "_fuzz") != program.npos) return name;
-  }
-  std::fprintf(stderr, "%s does not say which contract: rpc_{kvasir,ppl,vllm,inference}_fuzz\n", program.c_str());
+  static constexpr std::pair<const char*, const char*> kContracts[] = {
+      {"kvasir", "kvasir.v1.Inference"},       {"ppl", "ppl.llm.proto.LLMService"},
+      {"vllm", "vllm.grpc.engine.VllmEngine"}, {"vllm_inference", "vllm.Inference"},
+      {"vllm_control", "vllm.Control"},        {"inference", "inference.GRPCInferenceService"}};
+  for (const auto& [name, contract] : kContracts)
+    if (program.starts_with(cat("rpc_", name, "_fuzz"))) return contract;
+  std::fprintf(stderr,
+               "%s does not say which contract: rpc_{kvasir,ppl,vllm,vllm_inference,vllm_control,inference}_fuzz\n",
+               program.c_str());
   std::exit(2);
 }
 
@@ -144,6 +149,18 @@ const std::vector<std::pair<std::string, std::string>>& seeds() {
       {"vllm.grpc.engine.VllmEngine/GetLoads", R"({"dp_rank":1})"},
       {"vllm.grpc.engine.VllmEngine/SubscribeKvEvents",
        R"({"start_sequence_number":"3","load_records_before_first_batch":true})"},
+      {"vllm.Inference/Generate",
+       R"({"request_id":"r","text":"ab","temperature":0.5,"sampling":{"top_k":4,"seed":"5"},
+           "decoding":{"logit_bias":{"3":1},"allowed_token_ids":[97,256],"json":"{}"},
+           "stopping":{"max_new_tokens":3,"stop_strings":["x"]},"kv":{"bypass_prefix_cache":true},
+           "truncate_prompt_tokens":1})"},
+      {"vllm.Inference/GenerateStream",
+       R"({"token_ids":{"ids":[1,2,3]},"sampling":{"num_sequences":2},"kv":{"cache_salt":"fail"},
+           "response":{"prompt_logprobs":true,"output_logprobs":true,"output_candidates":{"top_n":2},
+           "output_text":false,"output_token_ids":true}})"},
+      {"vllm.Control/Abort", R"({"request_ids":["r","s"]})"},
+      {"vllm.Control/LoadLora", R"({"lora_name":"a","source_path":"b"})"},
+      {"vllm.Control/UnloadLora", R"({"lora_name":"a"})"},
       {"inference.GRPCInferenceService/ModelInfer",
        R"({"model_name":"fake","id":"i","inputs":[{"name":"text_input","datatype":"BYTES","shape":[1],
            "contents":{"bytes_contents":["YWI="]}},{"name":"sampling_parameters","datatype":"BYTES","shape":[1],
