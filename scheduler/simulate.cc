@@ -5,6 +5,7 @@
 #include <map>
 #include <queue>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
 
@@ -57,7 +58,7 @@ struct Arrival {
 
 }  // namespace
 
-Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine) {
+Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine, double warm_up_s) {
   const auto wall = std::chrono::steady_clock::now();
   KVASIR_ASSIGN(auto scheduler, Scheduler::create(options));
   SimReport report;
@@ -120,7 +121,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
     }
     scheduler->next_step(at(now), plan);
     if (!plan.empty()) {
-      now += step_seconds(work_of(plan), machine ? *machine : options.cost);
+      now += step_seconds(work_of(plan), machine ? *machine : options.cost) + std::exchange(warm_up_s, 0);
       results.clear();
       sampled.clear();
       sampled.reserve(plan.items.size());

@@ -55,8 +55,9 @@ struct SimReport {
   std::vector<TenantReport> tenants;
 };
 
-// `machine`: what its steps take, where that is not what options.cost expects.
-Result<SimReport> simulate(const Options& options, const Workload& workload, const StepCost* machine = nullptr);
+// `machine`: what its steps take, where that is not what options.cost expects; its first one takes `warm_up_s` more.
+Result<SimReport> simulate(const Options& options, const Workload& workload, const StepCost* machine = nullptr,
+                           double warm_up_s = 0);
 
 std::string to_json(const std::vector<SimReport>& reports);
 std::string to_svg(const std::vector<SimReport>& reports);  // policies side by side
