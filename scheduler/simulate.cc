@@ -173,6 +173,8 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
       }
     }
     if (!plan.empty() || (!arrivals.empty() && arrivals.top().time <= now)) continue;
+    // Who had an answer leaves nothing behind: the run ends with the last who is there.
+    while (!arrivals.empty() && arrivals.top().cancels && !live.contains(arrivals.top().index)) arrivals.pop();
     double next = arrivals.empty() ? -1 : arrivals.top().time;
     if (auto wake = scheduler->wake_at(); wake && !scheduler->idle()) {
       const double t = std::chrono::duration<double>(wake->time_since_epoch()).count() + 1e-9;
