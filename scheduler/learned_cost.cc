@@ -12,6 +12,8 @@ constexpr double kFirstDoubt = 4, kNoise = 0.02;
 constexpr double kRenewal = 0.05;
 // What a part costs at least, in microseconds: from nothing, no correction would lead away.
 constexpr double kLeast = 0.01;
+// A doubt below this is no more than what steps differ by.
+constexpr double kUsualDoubt = 0.25;
 
 }  // namespace
 
@@ -24,6 +26,13 @@ LearnedCost::LearnedCost(const StepCost& first_guess) : cost_(first_guess) {
   doubt_.fill(kFirstDoubt);
   for (double StepCost::*part : {&StepCost::fixed_us, &StepCost::token_us, &StepCost::decode_token_us})
     cost_.*part = std::max(cost_.*part, kLeast);
+}
+
+StepCost LearnedCost::least() const {
+  StepCost sure = cost_;
+  for (int i = 0; i < kParts; ++i)
+    sure.*kMembers[i] /= 1 + 2 * std::max(0.0, std::sqrt(std::max(doubt_[i], 0.0)) - kUsualDoubt);
+  return sure;
 }
 
 // A Kalman filter over the parts' relative errors, each with a doubt of its own: what is doubted most, and had the

@@ -14,6 +14,7 @@ class LearnedCost {
   explicit LearnedCost(const StepCost& first_guess);
   void learn(const StepTime& measured);
   const StepCost& cost() const { return cost_; }
+  StepCost least() const;  // what is sure: each part as low as the doubt about it leaves it
 
  private:
   static constexpr int kParts = 6;

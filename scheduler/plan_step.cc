@@ -70,8 +70,9 @@ void Scheduler::PlanMaker::look() {
   make_room();
   plan_decodes();
   plan_verifications();
-  load.decodes_seconds = somebody_decodes ? step_seconds(work, state.learned.cost()) : 0;
-  if (somebody_decodes) most_seconds = std::max(1e-3 * options.max_step_ms, 2 * load.decodes_seconds);
+  load.decodes_seconds = work.decodes > 0 ? step_seconds(work, state.learned.least()) : 0;
+  if (somebody_decodes)
+    most_seconds = std::max(1e-3 * options.max_step_ms, 2 * step_seconds(work, state.learned.cost()));
   plan_prefills();
   plan_admissions(nullptr);
   kv.take_orders(plan.copies, plan.moves);
@@ -102,7 +103,7 @@ void Scheduler::PlanMaker::put(Sequence* s, Phase phase, int64_t count, bool sam
   making.named.push_back({s, s->planned, item.count, samples, phase == Phase::verify});
   plan.decoding_batches += phase == Phase::decode;
   budget -= count;
-  if (options.max_step_ms > 0) add_work(work, phase, s->planned, count);
+  add_work(work, phase, s->planned, count);
   ++s->in_flight;
   s->last_step = state.step;
   s->planned += count;

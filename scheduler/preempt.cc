@@ -123,7 +123,7 @@ void Scheduler::State::lose_pages(Sequence* s, kvcache::Lease lease, kvcache::Ho
 
 bool Scheduler::PlanMaker::cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const {
   if (options.host_pages == 0 || s.planned == 0 || !kv.can_move_out(lease)) return false;
-  const StepCost& cost = state.learned.cost();
+  const StepCost& cost = state.planning_cost();
   const double tokens = static_cast<double>(s.planned);
   const double again = tokens * cost.token_us + 0.5 * tokens * tokens * cost.context_us;
   return 2.0 * static_cast<double>(kv.pages_for(s.planned)) * cost.page_move_us < again;

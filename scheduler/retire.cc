@@ -54,16 +54,16 @@ void Scheduler::State::retire(std::span<SeqResult> results, Time now) {
   // It waited for the step before, if that was in flight.
   const double took = in_seconds(now - std::max(flight.planned, last_advance));
   last_advance = now;
-  if (options.max_step_ms > 0) {
-    flight.work.seconds = took;
-    learned.learn(flight.work);
-  }
+  flight.work.seconds = took;
+  learned.learn(flight.work);
   if (took > 0 && flight.tokens > 0) {
     const double keep = load.tokens_per_second > 0 ? 0.95 : 0.0;
     const auto follow = [keep](double& average, double now) { average = keep * average + (1 - keep) * now; };
     follow(load.tokens_per_second, static_cast<double>(flight.tokens) / took);
     follow(load.outputs_per_second, static_cast<double>(stats.output_tokens - outputs_before) / took);
-    follow(load.step_seconds, took);
+    // The plain mean at first, but of the first step: it waits for much that no other waits for.
+    const double weight = std::max(0.05, 1.0 / static_cast<double>(std::max<int64_t>(load.steps++, 1)));
+    load.step_seconds += weight * (took - load.step_seconds);
   }
   flight.named.clear();
   spare_flights.push_back(std::move(flight));

@@ -345,7 +345,7 @@ Stats Scheduler::brief_stats() const {
   return s;
 }
 
-const StepCost& Scheduler::cost() const { return state_->learned.cost(); }
+const StepCost& Scheduler::cost() const { return state_->planning_cost(); }
 
 void Scheduler::flush_prefix_cache() {
   if (auto& recorder = state_->options.recorder) recorder->flush_prefix_cache();

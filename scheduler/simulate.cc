@@ -5,6 +5,7 @@
 #include <map>
 #include <queue>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
 
@@ -66,7 +67,8 @@ Percentiles percentiles(std::vector<double>& v) {
   return p;
 }
 
-Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine, OneOfMany* one) {
+Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine, OneOfMany* one,
+                           double warm_up_s) {
   const auto wall = std::chrono::steady_clock::now();
   KVASIR_ASSIGN(auto scheduler, Scheduler::create(options));
   SimReport report;
@@ -132,7 +134,8 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
     scheduler->next_step(at(now), plan);
     if (!plan.empty()) {
       now += step_seconds(one && one->prompts_come_computed ? work_of_decodes(plan) : work_of(plan),
-                          machine ? *machine : options.cost);
+                          machine ? *machine : options.cost) +
+             std::exchange(warm_up_s, 0);
       results.clear();
       sampled.clear();
       sampled.reserve(plan.items.size());
@@ -185,6 +188,8 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
       }
     }
     if (!plan.empty() || (!arrivals.empty() && arrivals.top().time <= now)) continue;
+    // Who had an answer leaves nothing behind: the run ends with the last who is there.
+    while (!arrivals.empty() && arrivals.top().cancels && !live.contains(arrivals.top().index)) arrivals.pop();
     double next = arrivals.empty() ? -1 : arrivals.top().time;
     if (auto wake = scheduler->wake_at(); wake && !scheduler->idle()) {
       const double t = std::chrono::duration<double>(wake->time_since_epoch()).count() + 1e-9;

@@ -65,9 +65,9 @@ struct OneOfMany {
   std::vector<double> itl_s;
 };
 
-// `machine`: what its steps take, where that is not what options.cost expects.
+// `machine`: what its steps take, where that is not what options.cost expects; its first one takes `warm_up_s` more.
 Result<SimReport> simulate(const Options& options, const Workload& workload, const StepCost* machine = nullptr,
-                           OneOfMany* one = nullptr);
+                           OneOfMany* one = nullptr, double warm_up_s = 0);
 Percentiles percentiles(std::vector<double>& values);  // sorts them
 
 std::string to_json(const std::vector<SimReport>& reports);

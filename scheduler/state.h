@@ -43,8 +43,9 @@ struct Scheduler::State {
   struct Load {
     double tokens_per_second = 0;  // computed, all sequences together; 0: nothing measured yet
     double outputs_per_second = 0;
+    int64_t steps = 0;           // that were measured
     double step_seconds = 0;     // from one step's end to the next one's
-    double decodes_seconds = 0;  // what the decodes of the last plan take of it; 0: there were none
+    double decodes_seconds = 0;  // what the decodes of the last plan surely take of it; 0: there were none
     double slot_seconds = 0;     // that a sequence runs, from admission to its end
     double output_tokens = 64;   // of a request, on average
     int64_t slots = 0;           // that sequences may run in: fewer than max_running when the pages do not go round
@@ -58,6 +59,7 @@ struct Scheduler::State {
   Sequence* make_sequence(Request* r, int32_t choice);
 
   // overload.cc
+  bool knows() const;
   double answer_seconds(int64_t max_new) const;
   double prompt_seconds(int64_t tokens) const;
   double wait_behind(const Queued& ahead, int64_t slots, int64_t max_new) const;
@@ -82,6 +84,8 @@ struct Scheduler::State {
   void end_request(Request* r, Event::Kind why);
   void forget(Sequence* s);                   // nothing of it is left
   int64_t limit_of(const Sequence& s) const;  // output tokens it may have
+
+  const StepCost& planning_cost() const { return options.max_step_ms > 0 ? learned.cost() : options.cost; }
 
   void expire(Time now);
   void compact();
@@ -114,7 +118,7 @@ struct Scheduler::State {
   SeqId next_seq = 1;
   uint64_t step = 0;    // the last plan made
   uint64_t asked = 0;   // looks for something to run
-  LearnedCost learned;  // as options.cost says, and learned with max_step_ms only
+  LearnedCost learned;  // from options.cost on: what plans go by with max_step_ms (planning_cost), waits always
   Time last_advance{};
   int64_t growth_pages = 0;  // what those running will want soon
   int64_t paused_requests = 0;
