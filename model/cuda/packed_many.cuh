@@ -2,8 +2,8 @@
 // file for each packing.
 //
 // Tiles of 128 or 256 features pass through a ring in shared memory: a producer warpgroup fills it, weights by bulk
-// copies, rows of the input pair by pair into the order that the packing wants (packed_strip.cuh). Two consumer
-// warpgroups widen half of the features each in registers and multiply. Where there are fewer tiles than
+// copies, rows of the input pair by pair into the order that the packing wants (packed_strip.cuh). Two or
+// four consumer warpgroups widen 64 features each in registers and multiply. Where there are fewer tiles than
 // multiprocessors, a cluster of blocks shares one: each has a part of k, and they exchange their sums through
 // distributed shared memory, in a fixed order.
 #pragma once
@@ -24,13 +24,15 @@ namespace {
 
 using namespace attention::cuda;
 
-constexpr int kGroup = 128, kThreads = 3 * kGroup;  // a warpgroup
+constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kShared = 227 << 10;
-// Sixteens of features: a warp's, a tile's. The sums of more rows leave no registers for two.
+// Warpgroups that multiply, 64 features each. The sums of more rows leave registers for two alone.
 template <int kRows>
-constexpr int kTall = kRows > 64 ? 1 : 2;
+constexpr int kConsumers = kRows > 64 ? 2 : 4;
 template <int kRows>
-constexpr int kTileStrips = 2 * 4 * kTall<kRows>;
+constexpr int kThreads = (1 + kConsumers<kRows>)*kGroup;
+template <int kRows>
+constexpr int kTileStrips = 4 * kConsumers<kRows>;  // sixteens of features
 
 struct PackedProduct {
   const __nv_bfloat16* in;
@@ -49,7 +51,8 @@ struct Ring {
   static constexpr int kInput = kRows * kBlockElements * 2, kStage = kWeights + kInput;
   static constexpr int kFit = (kShared - 2048) / kStage, kStages = kFit > 8 ? 8 : kFit;
   static constexpr int kBytes = kStages * kStage + 1024 + 2 * kStages * int(sizeof(uint64_t));  // 1024 to align
-  static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;
+  // Of all warpgroups no more registers than a block is launched with, or setmaxnreg waits for ever.
+  static constexpr int kFillRegisters = kRows > 64 ? 72 : 64, kMultiplyRegisters = kRows > 64 ? 216 : 104;
 };
 
 // Arrives when what this thread has copied so far is there.
@@ -154,32 +157,28 @@ __device__ void fill(const PackedProduct& p, const Part& part, uint8_t* ring, ui
 // The sums of a tile, or of this block's steps of it: sums[strip of the warp][row, by eights][feature and row of it].
 template <Packing kPacking, int kRows>
 __device__ void multiply(const Part& part, const uint8_t* ring, uint64_t* full, uint64_t* empty, int group, Place& at,
-                         float (&sums)[kTall<kRows>][kRows / 2]) {
+                         float (&sums)[kRows / 2]) {
   using R = Ring<kPacking, kRows>;
   const bool leads = threadIdx.x % kGroup == 0;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   int before = -1;
-  uint32_t a[2][kTall<kRows>][8];  // by turns: read until the next group's products have begun
+  uint32_t a[2][8];  // by turns: read until the next group's products have begun
   for (int step = part.begin; step < part.end; ++step) {
     const uint8_t* stage = ring + at.stage * R::kStage;
     barrier_wait(&full[at.stage], at.phase);
     proxy_fence();
-    PackedStrip<kPacking> strips[kTall<kRows>];
-#pragma unroll
-    for (int t = 0; t < kTall<kRows>; ++t)
-      strips[t].read(stage + ((group * kTall<kRows> + t) * 4 + warp) * R::kPiece, lane);
+    PackedStrip<kPacking> strip;
+    strip.read(stage + (group * 4 + warp) * R::kPiece, lane);
 #pragma unroll
     for (int j = 0; j < kBlockElements / 32; ++j) {
       const uint64_t rows =
           rows_descriptor(shared_address(stage + R::kWeights + j / 2 * kRows * 128)) + uint64_t(j % 2 * 4);
-#pragma unroll
-      for (int t = 0; t < kTall<kRows>; ++t) strips[t].widen(j, a[j % 2][t]), hold(sums[t]);
+      strip.widen(j, a[j % 2]);
+      hold(sums);
       wgmma_fence();
 #pragma unroll
-      for (int t = 0; t < kTall<kRows>; ++t)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          wgmma_rows(Brain{}, sums[t], a[j % 2][t] + i * 4, further(rows, i * 2), step > part.begin || j > 0 || i > 0);
+      for (int i = 0; i < 2; ++i)
+        wgmma_rows(Brain{}, sums, a[j % 2] + i * 4, further(rows, i * 2), step > part.begin || j > 0 || i > 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (j == 0 && before >= 0 && leads) barrier_arrive(&empty[before]);  // the step before is multiplied
@@ -188,8 +187,7 @@ __device__ void multiply(const Part& part, const uint8_t* ring, uint64_t* full, 
     advance<R::kStages>(at);
   }
   wgmma_wait<0>();
-#pragma unroll
-  for (int t = 0; t < kTall<kRows>; ++t) hold(sums[t]);
+  hold(sums);
   if (leads && before >= 0) barrier_arrive(&empty[before]);
 }
 
@@ -240,39 +238,34 @@ __device__ void put(Is, const PackedProduct& p, int64_t strip, int row0, const f
 }
 // The blocks of a cluster add their sums up, each a share of them: fours of a thread's sums, dealt out in turn.
 template <int kRows>
-__device__ void exchange(const PackedProduct& p, uint8_t* ring, int group, int tile,
-                         const float (&sums)[kTall<kRows>][kRows / 2]) {
-  constexpr int kFours = kTall<kRows> * kRows / 8;
+__device__ void exchange(const PackedProduct& p, uint8_t* ring, int group, int tile, const float (&sums)[kRows / 2]) {
+  constexpr int kFours = kRows / 8, kMany = kConsumers<kRows> * kGroup;
   const int part = int(blockIdx.x) % p.parts, each = (kFours + p.parts - 1) / p.parts;
   const int thread = threadIdx.x - kGroup, warp = threadIdx.x / 32 % 4;
   const bool multiplies = group >= 0;
   cluster_sync();  // every ring is free
-  const uint32_t to = shared_address(ring) + unsigned(part * each * 2 * kGroup + thread) * 16;
+  const uint32_t to = shared_address(ring) + unsigned(part * each * kMany + thread) * 16;
   if (multiplies) {
 #pragma unroll
     for (int u = 0; u < kFours; ++u)
-      if (u % (kRows / 8) * 8 < p.rows)
-        store_remote(to + unsigned(u / p.parts * 2 * kGroup) * 16, u % p.parts,
-                     &sums[u / (kRows / 8)][u % (kRows / 8) * 4]);
+      if (u * 8 < p.rows) store_remote(to + unsigned(u / p.parts * kMany) * 16, u % p.parts, &sums[u * 4]);
   }
   cluster_sync();
   if (!multiplies) return;
   by_form(p.form, [&](auto form) {
-    for (int u = part; u < kFours; u += p.parts) {
-      const int t = u / (kRows / 8), row0 = u % (kRows / 8) * 8;
-      if (row0 >= p.rows) continue;
+    for (int u = part; u < kFours && u * 8 < p.rows; u += p.parts) {
       float sum[4] = {};
       for (int from = 0; from < p.parts; ++from) {
-        const auto& v = reinterpret_cast<const float4*>(ring)[(from * each + u / p.parts) * 2 * kGroup + thread];
+        const auto& v = reinterpret_cast<const float4*>(ring)[(from * each + u / p.parts) * kMany + thread];
         sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
       }
-      put(form, p, int64_t(tile) * kTileStrips<kRows> + (group * kTall<kRows> + t) * 4 + warp, row0, sum);
+      put(form, p, int64_t(tile) * kTileStrips<kRows> + group * 4 + warp, u * 8, sum);
     }
   });
 }
 
 template <Packing kPacking, int kRows>
-__global__ void __launch_bounds__(kThreads, 1) packed_many(PackedProduct p) {
+__global__ void __launch_bounds__(kThreads<kRows>, 1) packed_many(PackedProduct p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using R = Ring<kPacking, kRows>;
   extern __shared__ uint8_t shared[];
@@ -281,13 +274,13 @@ __global__ void __launch_bounds__(kThreads, 1) packed_many(PackedProduct p) {
   uint64_t* empty = full + R::kStages;
   const int group = int(threadIdx.x) / kGroup - 1;  // -1: the producer
   if (threadIdx.x == 0) {
-    for (int i = 0; i < R::kStages; ++i) barrier_init(&full[i], 4 + kGroup), barrier_init(&empty[i], 2);
+    for (int i = 0; i < R::kStages; ++i) barrier_init(&full[i], 4 + kGroup), barrier_init(&empty[i], kConsumers<kRows>);
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
   __syncthreads();
   let_next_kernel_start();
   const Part part(p);
-  float sums[kTall<kRows>][kRows / 2];
+  float sums[kRows / 2];
   if (group < 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(R::kFillRegisters));
     fill<kPacking, kRows>(p, part, ring, full, empty);
@@ -305,24 +298,22 @@ __global__ void __launch_bounds__(kThreads, 1) packed_many(PackedProduct p) {
     } else {
       by_form(p.form, [&](auto form) {
 #pragma unroll
-        for (int t = 0; t < kTall<kRows>; ++t)
-#pragma unroll
-          for (int j = 0; j < kRows / 8; ++j)
-            put(form, p, int64_t(tile) * kTileStrips<kRows> + (group * kTall<kRows> + t) * 4 + warp, j * 8,
-                &sums[t][j * 4]);
+        for (int u = 0; u < kRows / 8; ++u)
+          put(form, p, int64_t(tile) * kTileStrips<kRows> + group * 4 + warp, u * 8, &sums[u * 4]);
       });
     }
   }
 #endif
 }
 
-cudaLaunchConfig_t config_of(int blocks, int bytes, cudaStream_t stream, cudaLaunchAttribute* two, int parts) {
+cudaLaunchConfig_t config_of(int blocks, int threads, int bytes, cudaStream_t stream, cudaLaunchAttribute* two,
+                             int parts) {
   two[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   two[0].val.programmaticStreamSerializationAllowed = 1;
   two[1].id = cudaLaunchAttributeClusterDimension;
   two[1].val.clusterDim.x = unsigned(parts), two[1].val.clusterDim.y = two[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(bytes), config.stream = stream;
   config.attrs = two, config.numAttrs = parts > 1 ? 2 : 1;
   return config;
@@ -337,7 +328,8 @@ int parts_of(int tiles, int steps) {
     std::array<int, kMost + 1> most{};
     for (int parts = 2; parts <= kMost; ++parts) {
       cudaLaunchAttribute two[2];
-      const cudaLaunchConfig_t config = config_of(parts * 64, Ring<kPacking, kRows>::kBytes, nullptr, two, parts);
+      const cudaLaunchConfig_t config =
+          config_of(parts * 64, kThreads<kRows>, Ring<kPacking, kRows>::kBytes, nullptr, two, parts);
       if (cudaOccupancyMaxActiveClusters(&most[size_t(parts)], kernel, &config) != cudaSuccess) {
         cudaGetLastError();
         most[size_t(parts)] = 0;
@@ -364,7 +356,7 @@ void run(PackedProduct p, cudaStream_t stream) {
   p.parts = parts_of<kPacking, kRows>(p.tiles, int(block_count(p.k)));
   cudaLaunchAttribute two[2];
   const int blocks = p.parts > 1 ? p.tiles * p.parts : std::min(p.tiles, device().multiprocessors);
-  const cudaLaunchConfig_t config = config_of(blocks, kBytes, stream, two, p.parts);
+  const cudaLaunchConfig_t config = config_of(blocks, kThreads<kRows>, kBytes, stream, two, p.parts);
   cudaLaunchKernelEx(&config, kernel, p);
 }
 
