@@ -284,6 +284,7 @@ __global__ void __launch_bounds__(kThreads<kRows>, 1) packed_many(PackedProduct 
   if (group < 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(R::kFillRegisters));
     fill<kPacking, kRows>(p, part, ring, full, empty);
+    asm volatile("cp.async.wait_all;\n" ::: "memory");  // the ring is others' to write into, once the cluster has met
     if (p.parts > 1) exchange<kRows>(p, ring, group, part.first, sums);
     return;
   }
