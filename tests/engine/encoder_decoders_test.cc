@@ -177,8 +177,9 @@ TEST_P(EncoderDecoderCaches, TheSameTokensWhicheverWay) {
   EXPECT_GT(again.stats.preemptions, 0);
   EXPECT_EQ(again.tokens, std::vector(eight.tokens.begin(), eight.tokens.begin() + 6)) << "computed again";
   c.options.host_kv_memory = eight.bytes_per_token * 8 * 200;
-  // (Where a busy machine makes moves look dear, they are computed again once more.)
-  EXPECT_EQ(c.run(6, 40, 60).tokens, again.tokens) << "moved away and back";
+  const Ran moved = c.run(6, 40, 60);
+  EXPECT_GT(moved.stats.moved, 0);
+  EXPECT_EQ(moved.tokens, again.tokens) << "moved away and back";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EncoderDecoderCaches, ::testing::Values("float32", "float16", "bfloat16", "fp8", "int8"));
