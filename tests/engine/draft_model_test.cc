@@ -231,7 +231,14 @@ TEST(DraftModelOnACpu, TheModelItselfAndAnother) {
   const DraftCount mine = itself.stats.drafts[size_t(DraftSource::model)],
                    its = other.stats.drafts[size_t(DraftSource::model)];
   EXPECT_GT(mine.accepted, 40);
-  EXPECT_GT(double(mine.accepted) / double(mine.drafted), 0.5);
+  // Of answers that take the likeliest token nearly all drafts are right; how many of the others' are drafted is a
+  // matter of time.
+  int64_t accepted = 0, drafted = 0;
+  for (size_t i : {0, 3, 5}) {
+    accepted += itself.answers[i].finished[0].usage.accepted;
+    drafted += itself.answers[i].finished[0].usage.drafted;
+  }
+  EXPECT_GT(double(accepted) / double(drafted), 0.9);
   EXPECT_GT(its.drafted, 0);
   EXPECT_LT(double(its.accepted) / double(its.drafted), 0.5);
 }

@@ -189,7 +189,7 @@ TEST(EncoderDecoders, ChoicesAndDraftsAreWhatEachWouldBeAlone) {
   model::RunnerOptions m;
   m.model = c.model, m.threads = 1;
   auto plain = Engine::start(m, c.options);
-  c.options.max_draft = 8;
+  c.options.max_draft = 8, c.options.max_step_ms = 100;  // drafts are planned by what steps are learned to take
   auto drafting = Engine::start(m, c.options);
   ASSERT_TRUE(plain->wait_ready().ok() && drafting->wait_ready().ok());
   Request r = ask(30, 40);
