@@ -129,7 +129,7 @@ void add_not_here(Door& door, const std::string& at) {
                                                                   {"UpdateWeightVersion", kWeights},
                                                                   {"GetWeightVersion", kWeights}})
     door.at_once<google::protobuf::Empty, google::protobuf::Empty>(
-        at + method, [why](const auto&, auto&) { return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, why); });
+        at + method, [why = why](const auto&, auto&) { return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, why); });
 }
 
 }  // namespace
