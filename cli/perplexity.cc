@@ -80,7 +80,7 @@ Status run(const model::RunnerOptions& base, const std::string& file, int window
     if (bos >= 0) part[0] = bos;
     KVASIR_TRY(score(*runner, part, &total));
     if (!as_json)
-      std::fprintf(stderr, "\r%lld/%lld  %.4f", static_cast<long long>(w + 1), static_cast<long long>(windows),
+      std::fprintf(stderr, "\r%lld/%lld  %.4f", static_cast<long long>(w) + 1, static_cast<long long>(windows),
                    std::exp(total.sum / double(total.tokens)));
   }
   double perplexity = std::exp(total.sum / double(total.tokens));

@@ -74,7 +74,8 @@ Status ModelConfig::validate() const {
     KVASIR_TRY(in_range("number of decoder layers", decoder_layers, 1, 1024));
     KVASIR_TRY(in_range("decoder_start_token_id", decoder_start, 0, vocab - 1));
     KVASIR_TRY(in_range("relative_attention_num_buckets", bias_buckets, 4, 1 << 12));
-    KVASIR_TRY(in_range("relative_attention_max_distance", bias_reach, bias_buckets / 2 + 1, 1 << 16));
+    const auto exact = bias_buckets / 2;  // distances have a bucket of their own up to here
+    KVASIR_TRY(in_range("relative_attention_max_distance", bias_reach, exact + 1, 1 << 16));
   }
   KVASIR_TRY(validate_layer_sizes());
   KVASIR_TRY(experts.validate(layers));
