@@ -82,6 +82,7 @@ Status embed_with(EmbedConfig& c) {
   if (!options.draft_model.empty())
     return invalid_argument(cat("draft_model is ", options.draft_model, "; embeddings have no answer to draft"))
         .with_field("draft_model");
+  options.mtp = false;
   auto engine = engine::Engine::start(c.model.runner_options(), options);
   KVASIR_TRY(engine->wait_ready());
   const auto began = std::chrono::steady_clock::now();

@@ -16,6 +16,7 @@
 #include "model/arch/registry.h"
 #include "model/cache_form.h"
 #include "model/formats/gguf.h"
+#include "model/head.h"
 #include "model/load.h"
 
 namespace kvasir::cli {
@@ -61,10 +62,17 @@ struct Draft {
 };
 
 // It comes out of `memory`.
-Result<Draft> draft_of(const std::string& file, const model::ModelInfo& model, const engine::KvSteps& steps,
-                       int64_t& memory) {
-  KVASIR_ASSIGN(model::ModelFiles files, model::open_model(file));
-  if (files.config.vocab != model.vocab_size)
+Result<Draft> draft_of(const std::string& file, const model::ModelConfig& of, const model::ModelInfo& model,
+                       const engine::KvSteps& steps, int64_t& memory) {
+  model::ModelFiles files;
+  const bool head = model::is_eagle3(file);
+  if (head) {
+    KVASIR_ASSIGN(model::HeadFiles made_for, model::open_eagle3(file, of));
+    files = {std::move(made_for.config.decoder), std::move(made_for.weights)};
+  } else {
+    KVASIR_ASSIGN(files, model::open_model(file));
+  }
+  if (!head && files.config.vocab != model.vocab_size)
     log_warn("the draft model's vocabulary has another size; serve compares the tokens",
              {{"draft", files.config.vocab}, {"model", model.vocab_size}});
   KVASIR_ASSIGN(const auto form, model::cache_form_of(files.config, {}, DType::f16, *files.weights));
@@ -117,7 +125,7 @@ int inspect(int argc, char** argv) {
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
   o.add("ranks", &rank_count, "Show what each of so many ranks has").range(1, model::kMostRanks).only_flag();
   o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default on a CPU").only_flag();
-  o.add("draft_model", &draft_model, "The model that drafts beside it, and its part of that memory")
+  o.add("draft_model", &draft_model, "The model or head that drafts beside it, and its part of that memory")
       .value_name("MODEL")
       .only_flag();
   kvcache::FormWish wish;
@@ -171,7 +179,7 @@ int inspect(int argc, char** argv) {
     if (kv_memory.bytes == 0) kv_memory.bytes = engine::default_kv_memory(host_limits().memory_available);
     auto file = hub::local_model(draft_model, hub);
     if (!file.ok()) return fail(file.status());
-    auto made = draft_of(*file, info, steps, kv_memory.bytes);
+    auto made = draft_of(*file, c, info, steps, kv_memory.bytes);
     if (!made.ok()) return fail(made.status());
     draft = std::move(*made);
   }

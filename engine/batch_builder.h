@@ -34,6 +34,12 @@ struct PackedStep {
   std::vector<std::vector<int32_t>> histories;           // what rows point to, where the scheduler's own may move
   std::unordered_map<scheduler::SeqId, int32_t> row_of;  // the draw of a sequence
   std::vector<JobPtr> jobs;                              // of each sequence
+  struct Computed {
+    scheduler::SeqId seq = 0;
+    int64_t begin = 0, count = 0;  // its rows
+  };
+  std::vector<Computed> computed;  // of each sequence, where a head reads the rows
+  std::vector<float> kept;         // the batch's
   int32_t decodes = 0, prefills = 0;
   bool constrained = false;                  // some row has a grammar
   std::vector<kvcache::CacheStarts> starts;  // of the batch's tables, by layer group
@@ -53,6 +59,7 @@ class BatchBuilder {
     model::Pooling pooling = model::Pooling::last;
     bool encodes = false;    // all of a prompt but its last token is what an encoder reads (ModelInfo::decoder_start)
     bool streaming = false;  // operators are told nothing of what lies between sinks and window
+    int64_t kept = 0;        // columns of hidden states that a head reads of every row; 0: there is none
   };
   BatchBuilder(const scheduler::Scheduler& scheduler, const Shape& shape) : scheduler_(scheduler), shape_(shape) {}
 

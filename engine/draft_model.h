@@ -11,15 +11,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/status.h"
+#include "engine/drafter.h"
 #include "kvcache/cache_starts.h"
-#include "model/runner.h"
 #include "scheduler/learned_cost.h"
-#include "scheduler/plan.h"
 
 namespace kvasir::engine {
 
-class DraftModel {
+class DraftModel final : public Drafter {
  public:
   struct Limits {
     int64_t pages = 0;
@@ -30,29 +28,17 @@ class DraftModel {
   // With its cache, and after a few steps that say what one takes.
   static Result<std::unique_ptr<DraftModel>> create(std::unique_ptr<model::Runner> runner, const Limits& limits);
 
-  struct Want {
-    scheduler::SeqId seq = 0;
-    std::span<const int32_t> tokens;  // all that are known of the sequence
-    int count = 0;
-    std::vector<int32_t> draft;  // out: at most so many; none while it still prefills what it lacks, or cannot
-  };
-  // What it lacks of them is prefilled in about so many seconds, at least a page. A failure is the model's: it is not
-  // to be asked again.
-  Status draft(std::span<Want> wants, double seconds);
-  void forget(scheduler::SeqId seq);
+  Status draft(std::span<Want> wants, double seconds) override;
+  void forget(scheduler::SeqId seq) override;
+  bool takes(scheduler::SeqId seq, std::span<const int32_t> tokens) const override;
+  int64_t lacks(scheduler::SeqId seq, std::span<const int32_t> tokens) const override;
+  double token_us(int64_t context, double sequences) const override;
+  double prefill_us(int64_t begin, int64_t count) const override;
 
-  // Whether a sequence may be drafted for at all.
-  bool takes(scheduler::SeqId seq, std::span<const int32_t> tokens) const;
-  int64_t lacks(scheduler::SeqId seq, std::span<const int32_t> tokens) const;  // beside the last token
-  // Microseconds: of one more token of a draft at this length, where so many sequences are drafted for together; and of
-  // prefilling so many tokens.
-  double token_us(int64_t context, double sequences) const;
-  double prefill_us(int64_t begin, int64_t count) const;
-
-  const model::ModelInfo& info() const { return runner_->info(); }
-  int64_t pages() const { return limits_.pages; }
-  int64_t free_pages() const { return int64_t(free_.size()); }
-  double seconds() const { return seconds_; }  // that it has taken so far
+  const model::ModelInfo& info() const override { return runner_->info(); }
+  int64_t pages() const override { return limits_.pages; }
+  int64_t free_pages() const override { return int64_t(free_.size()); }
+  double seconds() const override { return seconds_; }
 
  private:
   DraftModel(std::unique_ptr<model::Runner> runner, const Limits& limits);

@@ -128,17 +128,38 @@ void StepLoop::ask_draft_model() {
   unmodelled_steps_ = 0;
   first_tries_ = std::max(0, first_tries_ - 1);
   const double spare = 1e-3 * options_.max_step_ms - std::chrono::duration<double>(last_step_).count();
-  if (Status drafted = draft_model_->draft(wants_, std::max(0.0, spare)); !drafted.ok()) {
-    log_error("the draft model failed and drafts no more", {{"why", drafted.message()}});
-    draft_model_.reset();
-    std::lock_guard lock(shared_.mutex);
-    shared_.stats.draft_model.fault = drafted.message();
-    shared_.stats.draft_model.pages_free = shared_.stats.draft_model.pages_total;
-    return;
-  }
+  if (Status drafted = draft_model_->draft(wants_, std::max(0.0, spare)); !drafted.ok())
+    return draft_model_failed(drafted);
   auto want = wants_.begin();
   for (Draft& d : drafts_)
     if (d.source == DraftSource::model) propose(d, std::move((want++)->draft));
+}
+
+void StepLoop::draft_model_failed(const Status& why) {
+  log_error("the draft model failed and drafts no more", {{"why", why.message()}});
+  draft_model_.reset();
+  std::lock_guard lock(shared_.mutex);
+  shared_.stats.draft_model.fault = why.message();
+  shared_.stats.draft_model.pages_free = shared_.stats.draft_model.pages_total;
+}
+
+// What a head reads of a step. Prompts are taken up where drafts of as many sequences as run would pay.
+void StepLoop::show_states(const PackedStep& step) {
+  if (!draft_model_ || step.failed || step.computed.empty() || options_.max_draft == 0) return;
+  int64_t row = 0;
+  for (size_t i = 0; i < step.computed.size(); row += step.computed[i++].count) {
+    const Job& job = *step.jobs[i];
+    if (job.ended || job.beams || job.request.pooled) continue;
+    const PackedStep::Computed& c = step.computed[i];
+    draft_model_->see(
+        {c.seq, scheduler_->tokens(c.seq), c.begin, c.count, step.kept.data() + row * runner_.info().kept});
+  }
+  const double sequences = double(step.computed.size());
+  const scheduler::StepCost& cost = scheduler_->cost();
+  const double price = cost.decode_token_us, share = cost.fixed_us / sequences;
+  const DraftWorth worth =
+      draft_worth(model_right_, options_.max_draft, share + price, price + draft_model_->token_us(0, sequences));
+  if (Status taken = draft_model_->catch_up(worth.tokens > 0); !taken.ok()) draft_model_failed(taken);
 }
 
 void StepLoop::forget_drafts(const Job& job) {

@@ -12,6 +12,7 @@
 #include "core/cat.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "engine/draft_head.h"
 #include "engine/draft_model.h"
 #include "engine/job_stream.h"
 #include "engine/kv_memory.h"
@@ -73,7 +74,7 @@ class EngineImpl final : public Engine {
  private:
   void run(const Loader& loader);
   Status load(const Loader& loader);
-  Result<std::unique_ptr<DraftModel>> load_draft(int64_t* memory);
+  Result<std::unique_ptr<Drafter>> load_draft(int64_t* memory);
   Result<AdapterInfo> load_into_runner(const std::string& name, const std::string& path) {
     return adapters_.load(
         name, path, [this](const std::string& from, int64_t room) { return loaded_.runner->load_adapter(from, room); });
@@ -153,7 +154,7 @@ Status EngineImpl::load(const Loader& loader) {
   if (memory <= 0)
     memory = int64_t(double(room >= 0 ? room : default_kv_memory(host_limits().memory_available)) *
                      options_.kv_memory_share);
-  KVASIR_ASSIGN(std::unique_ptr<DraftModel> draft, load_draft(&memory));
+  KVASIR_ASSIGN(std::unique_ptr<Drafter> draft, load_draft(&memory));
   KVASIR_ASSIGN(scheduler::Options plan, scheduler_options(options_, *loaded_.runner, memory));
   plan.cache_events = cache_events_;
   std::vector<int64_t> pages;
@@ -202,22 +203,28 @@ Status EngineImpl::load(const Loader& loader) {
 }
 
 // Its cache is a part of the memory that the operator gave for one.
-Result<std::unique_ptr<DraftModel>> EngineImpl::load_draft(int64_t* memory) {
-  if (!loaded_.draft) return std::unique_ptr<DraftModel>();
+Result<std::unique_ptr<Drafter>> EngineImpl::load_draft(int64_t* memory) {
+  if (!loaded_.draft) return std::unique_ptr<Drafter>();
   const model::ModelInfo& draft = loaded_.draft->info();
   const KvSteps steps{options_.page_size, options_.max_running, options_.max_tokens_per_step};
   const DraftPages part = draft_pages(*memory, info_, draft, steps);
   *memory -= part.bytes;
   const model::ModelInfo said = draft;
-  KVASIR_ASSIGN(auto made,
-                DraftModel::create(std::move(loaded_.draft),
-                                   {part.pages, options_.page_size, options_.max_tokens_per_step, info_.vocab_size}));
-  log_info("draft model ready", {{"model", said.name},
-                                 {"parameters", said.parameters},
-                                 {"weight_bytes", said.weight_bytes},
-                                 {"pages", part.pages},
-                                 {"bytes_per_token", said.kv_bytes_per_token},
-                                 {"bytes", part.bytes}});
+  std::unique_ptr<Drafter> made;
+  if (said.given > 0) {
+    KVASIR_ASSIGN(
+        made, DraftHead::create(std::move(loaded_.draft),
+                                {part.pages, options_.page_size, options_.max_tokens_per_step, options_.max_running}));
+  } else {
+    KVASIR_ASSIGN(made, DraftModel::create(std::move(loaded_.draft), {part.pages, options_.page_size,
+                                                                      options_.max_tokens_per_step, info_.vocab_size}));
+  }
+  log_info(said.given > 0 ? "draft head ready" : "draft model ready", {{"model", said.name},
+                                                                       {"parameters", said.parameters},
+                                                                       {"weight_bytes", said.weight_bytes},
+                                                                       {"pages", part.pages},
+                                                                       {"bytes_per_token", said.kv_bytes_per_token},
+                                                                       {"bytes", part.bytes}});
   return made;
 }
 

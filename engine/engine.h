@@ -31,7 +31,8 @@ struct EngineOptions {
   double max_step_ms = 40;  // of a step with decodes: prompts beside them are cut; 0: no bound
   int32_t max_running = 64;
   int32_t max_draft = 8;       // tokens of a draft that are verified at once; 0: none
-  std::string draft_model;     // drafts where nothing else does; empty: none
+  std::string draft_model;     // drafts where nothing else does: a model, or an EAGLE-3 head; empty: none
+  bool mtp = true;             // where it is empty, the model's own layer of multi-token prediction, if it has one
   int64_t max_waiting = 1024;  // requests
   int64_t max_waiting_tokens = 1 << 20;
   std::string policy = "fcfs";
@@ -62,7 +63,8 @@ struct EngineOptions {
 // What the step loop runs, as a loader gives it.
 struct Loaded {
   std::unique_ptr<model::Runner> runner;
-  std::unique_ptr<model::Runner> draft;                     // a smaller model of the same vocabulary; null: none
+  // A smaller model of the same vocabulary, or a head on the runner's hidden states; null: none.
+  std::unique_ptr<model::Runner> draft = nullptr;
   text::TokenizerPtr tokenizer;                             // null: token ids only
   std::shared_ptr<const text::ChatTemplate> chat_template;  // null: the model has none
   std::shared_ptr<text::GrammarCompiler> grammars;          // null: made of the tokenizer by the first that needs it

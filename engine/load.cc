@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "model/device.h"
 #include "model/formats/mapped_file.h"
+#include "model/head.h"
 
 namespace kvasir::engine {
 namespace {
@@ -94,6 +95,30 @@ Result<std::unique_ptr<model::Runner>> load_draft(const model::RunnerOptions& mo
   return runner;
 }
 
+// An EAGLE-3 folder.
+Result<std::unique_ptr<model::Runner>> load_eagle3(const model::RunnerOptions& model, const std::string& name,
+                                                   const Loaded& loaded) {
+  Timed timed("draft head");
+  if (loaded.runner->info().encoder || loaded.runner->info().decoder_start >= 0)
+    return invalid_argument(cat("draft_model is ", name, ", an EAGLE-3 head; the model is none that one drafts for"))
+        .with_field("draft_model");
+  auto head = loaded.runner->load_head(draft_options(model, name));
+  if (head.ok()) return head;
+  return Status(head.status().code(),
+                cat("draft_model is ", name, ", an EAGLE-3 head, and cannot be loaded: ", head.status().message()))
+      .with_field("draft_model");
+}
+
+// The model's own layer of multi-token prediction, or null. One that cannot draft is left out: nobody has asked for it.
+std::unique_ptr<model::Runner> load_next_layer(const model::RunnerOptions& model, const Loaded& loaded) {
+  if (loaded.runner->info().next_layers == 0) return nullptr;
+  Timed timed("layer of multi-token prediction");
+  auto head = loaded.runner->load_head(draft_options(model, ""));
+  if (head.ok()) return std::move(*head);
+  log_info("the model's layer of multi-token prediction is not used", {{"why", head.status().message()}});
+  return nullptr;
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions options) {
@@ -101,8 +126,9 @@ std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions 
   model.index_mode = options.kv_index;
   model.max_batch = options.max_running;
   model.max_tokens = options.max_tokens_per_step;
-  Loader loader = [model, file = options.chat_template,
-                   draft = options.draft_model](const LoadProgress& progress) -> Result<Loaded> {
+  const bool mtp = options.mtp && options.max_draft > 0 && options.max_step_ms > 0;
+  Loader loader = [model, file = options.chat_template, draft = options.draft_model,
+                   mtp](const LoadProgress& progress) -> Result<Loaded> {
     auto report = [](void* context, const char* phase, double fraction) {
       (*static_cast<const LoadProgress*>(context))(phase, fraction);
     };
@@ -115,8 +141,11 @@ std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions 
     KVASIR_ASSIGN(Text text, reading.get());
     loaded.tokenizer = std::move(text.tokenizer);
     loaded.chat_template = std::move(text.chat_template);
-    if (!draft.empty()) {
-      KVASIR_ASSIGN(loaded.draft, load_draft(model, draft, loaded));
+    if (draft.empty() && mtp) {
+      loaded.draft = load_next_layer(model, loaded);
+    } else if (!draft.empty()) {
+      KVASIR_ASSIGN(loaded.draft,
+                    model::is_eagle3(draft) ? load_eagle3(model, draft, loaded) : load_draft(model, draft, loaded));
     }
     return loaded;
   };

@@ -118,6 +118,7 @@ void StepLoop::finish_oldest() {
   }
   publish_stats();  // first: who has read his last event finds this step in what stats() says
   flush_records(sample);
+  show_states(*step);
   propose_drafts();    // a draft model takes its time, and nobody is to wait for what is drawn
   step->jobs.clear();  // a spare holds on to nobody
   step->owners.clear();

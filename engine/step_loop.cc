@@ -11,7 +11,7 @@ namespace kvasir::engine {
 
 StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::unique_ptr<scheduler::Scheduler> scheduler,
                    const std::vector<int32_t>& end_of_generation, Mailbox& mailbox, GrammarWorker* grammars,
-                   std::unique_ptr<DraftModel> draft_model, Publisher& publisher, Watchdog& watchdog, Shared& shared)
+                   std::unique_ptr<Drafter> draft_model, Publisher& publisher, Watchdog& watchdog, Shared& shared)
     : options_(options),
       runner_(runner),
       scheduler_(std::move(scheduler)),
@@ -29,7 +29,8 @@ StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::uni
                              .depth = runner.depth(),
                              .pooling = runner.info().pooling.pooling,
                              .encodes = runner.info().decoder_start >= 0,
-                             .streaming = runner.info().streaming}),
+                             .streaming = runner.info().streaming,
+                             .kept = draft_model && draft_model->reads_states() ? runner.info().kept : 0}),
       draft_model_(std::move(draft_model)) {
   if (draft_model_) shared_.stats.draft_model.name = draft_model_->info().name;
   publish_stats();
@@ -86,7 +87,10 @@ void StepLoop::handle(Mailbox::Mail& mail, Time at) {
   }
   mail.submitted.clear();
   mail.touched.clear();
-  if (shared_.flush.exchange(false)) scheduler_->flush_prefix_cache();
+  if (shared_.flush.exchange(false)) {
+    scheduler_->flush_prefix_cache();
+    if (draft_model_) draft_model_->forget_ended();
+  }
 }
 
 void StepLoop::submit(const JobPtr& job, Time at) {

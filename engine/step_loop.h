@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/batch_builder.h"
-#include "engine/draft_model.h"
+#include "engine/drafter.h"
 #include "engine/grammar_worker.h"
 #include "engine/mailbox.h"
 #include "engine/publisher.h"
@@ -21,7 +21,7 @@ class StepLoop {
  public:
   StepLoop(const EngineOptions& options, model::Runner& runner, std::unique_ptr<scheduler::Scheduler> scheduler,
            const std::vector<int32_t>& end_of_generation, Mailbox& mailbox, GrammarWorker* grammars,
-           std::unique_ptr<DraftModel> draft_model, Publisher& publisher, Watchdog& watchdog, Shared& shared);
+           std::unique_ptr<Drafter> draft_model, Publisher& publisher, Watchdog& watchdog, Shared& shared);
 
   void run();  // until drained or cut short
 
@@ -76,6 +76,8 @@ class StepLoop {
   void weigh_model(const Gain& by, Draft& best);
   void propose(Draft& draft, std::vector<int32_t> tokens);
   void ask_draft_model();
+  void show_states(const PackedStep& step);
+  void draft_model_failed(const Status& why);
   void forget_drafts(const Job& job);
 
   // Endings (endings.cc).
@@ -114,8 +116,8 @@ class StepLoop {
   std::vector<Record> records_;
   DraftCounts counts_{};
   std::vector<Draft> drafts_;
-  std::unique_ptr<DraftModel> draft_model_;  // null: none, or no more
-  std::vector<DraftModel::Want> wants_;
+  std::unique_ptr<Drafter> draft_model_;  // null: none, or no more
+  std::vector<Drafter::Want> wants_;
   double model_right_ = 0.75;           // share of its tokens that were right, lately and of all sequences
   double model_batch_ = 1;              // sequences that it last drafted for
   int64_t unmodelled_steps_ = 0;        // since

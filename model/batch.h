@@ -43,6 +43,12 @@ struct Batch {
     float* sum = nullptr;
   };
   std::vector<Pool> pools;
+  // What the heads that draft read of every row ([T, ModelInfo::kept]): written by wait(), where somebody asks.
+  float* kept = nullptr;
+  // Of a head: what every row reads beside its token ([T, given_cols]), ModelInfo::given columns of the model's own or
+  // as many as this head has kept of the row before.
+  const float* given = nullptr;
+  int64_t given_cols = 0;
   std::vector<const Adapter*> adapters;  // [B]: of each sequence, or null; empty: none has one
   std::vector<int32_t> types;            // [T]: which text of a pair each token belongs to; empty: all to the first
   // [B]: of an encoder-decoder, tokens at the front of each sequence that its encoder reads; empty: of any other model.

@@ -62,6 +62,7 @@ Status ModelConfig::validate() const {
     return invalid_argument("the model has a residual multiplier beside norms that it cannot be folded into");
   if (output_norms && norm != NormKind::rms)
     return invalid_argument("the model has layer norms after its sublayers; only RMS norms are supported there");
+  KVASIR_TRY(in_range("number of layers that predict further tokens", next_layers, 0, 1024));
   KVASIR_TRY(in_range("first position", first_position, 0, 1 << 16));
   KVASIR_TRY(in_range("number of token types", token_types, 0, 1 << 10));
   KVASIR_TRY(in_range("number of labels", labels, 0, 1 << 16));
@@ -167,7 +168,7 @@ ModelInfo ModelConfig::info() const {
   i.vocab_size = vocab, i.context_length = context;
   i.layers = layers, i.hidden = hidden, i.heads = heads, i.kv_heads = kv_heads, i.head_dim = head_dim;
   i.sliding_window = window;
-  i.pooling = pooling, i.encoder = encoder, i.labels = labels;
+  i.pooling = pooling, i.encoder = encoder, i.labels = labels, i.next_layers = next_layers;
   if (encoder_layers > 0) i.decoder_start = decoder_start, --i.context_length;  // which takes a place of its own
   for (int32_t layer = 0; layer < layers; ++layer) i.windowed_layers += windowed(layer);
   return i;

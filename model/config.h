@@ -81,6 +81,8 @@ struct ModelConfig {
   PoolingRule pooling;         // of embeddings
   bool encoder = false;        // ModelInfo's
   int32_t labels = 0;          // likewise
+  int32_t next_layers = 0;     // ModelInfo's; behind `layers` in the files
+  int32_t qkv_input = 0;       // what queries, keys and values are made of, where it is not the stream (EAGLE-3); 0
   int32_t first_position = 0;  // of learned positions: the row of the first token
   int32_t token_types = 0;     // texts of a pair that tokens are told apart by
   // An encoder-decoder (`layers` is then the more of both, as they take turns in the cache): its layers, the token that

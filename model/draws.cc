@@ -18,8 +18,11 @@ bool draws_on_device(const SampleRow& r, int32_t vocab, bool changes) {
          (p.temperature == 0 || (p.typical_p >= 1 && (p.top_k <= kMostDeviceTopK || p.top_k >= vocab)));
 }
 
-Draws::Draws(int32_t vocab, int threads, bool device_changes)
-    : vocab_(vocab), device_changes_(device_changes), samplers_(size_t(threads), Sampler(vocab)) {}
+Draws::Draws(int32_t vocab, int threads, bool device_changes, int32_t known)
+    : vocab_(vocab),
+      known_(known > 0 ? known : vocab),
+      device_changes_(device_changes),
+      samplers_(size_t(threads), Sampler(vocab)) {}
 
 Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows) {
   return begin(batch, rows, int64_t(previous_.size()), &previous_);
@@ -50,8 +53,8 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t
       resolve(t);
       if (!known) continue;
     }
-    if (t < 0 || t >= vocab_)
-      return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", vocab_)).with_field("prompt");
+    if (t < 0 || t >= known_)
+      return invalid_argument(cat("token id ", t, " is outside the vocabulary of ", known_)).with_field("prompt");
   }
   rows_.assign(rows.begin(), rows.end());
   for (SampleRow& row : rows_) {

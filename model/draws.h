@@ -24,7 +24,8 @@ bool draws_on_device(const SampleRow& row, int32_t vocab, bool changes);
 class Draws {
  public:
   // `device_changes`: as draws_on_device() has it, where there is a device.
-  Draws(int32_t vocab, int threads, bool device_changes = false);
+  // `known`: token ids that may go in, where it is not those that may come out.
+  Draws(int32_t vocab, int threads, bool device_changes = false, int32_t known = 0);
 
   // A launch begins: each token id that names a sample of the previous launch becomes that sample.
   Status begin(const Batch& batch, std::span<const SampleRow> rows);
@@ -57,7 +58,7 @@ class Draws {
   };
   void draw_chain(Sampler& sampler, const Logits& logits, int64_t i);
 
-  const int32_t vocab_;
+  const int32_t vocab_, known_;
   const bool device_changes_;
   std::vector<Sampler> samplers_;  // by worker
   std::vector<SampleRow> rows_;

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "core/check.h"
+
 #include "model/arch/layer_loader.h"
 
 namespace kvasir::model {
@@ -187,16 +189,41 @@ Status Decoder::add(Buffer in, Matrix weight, const Norm& output_norm, const Nor
   return next ? norm(x_, *next, h_) : Status();
 }
 
+Status Decoder::keep(std::vector<int32_t> layers) {
+  for (int32_t i : layers) KVASIR_CHECK(i >= kLastState && i <= c_.layers, "layer ", i, " of ", c_.layers);
+  kept_ = std::move(layers);
+  return {};
+}
+
+// Nothing where nothing is kept of this layer.
+Status Decoder::keep_stream(int32_t layer) {
+  for (size_t k = 0; k < kept_.size(); ++k) {
+    if (kept_[k] != layer) continue;
+    Buffer from = x_;
+    if (layer == kLastState) {
+      KVASIR_TRY(norm(x_, output_norm_, h_));
+      from = h_;
+    }
+    KVASIR_TRY(ops_.keep(from, int64_t(k) * c_.hidden, layer == kLastState ? 1 / c_.logit_scale : c_.residual_scale));
+  }
+  return {};
+}
+
 Status Decoder::forward() {
   KVASIR_TRY(ops_.embed(embedding_, c_.embedding_scale, x_));
   if (c_.embedding_norm) KVASIR_TRY(norm(x_, embedding_norm_, x_));
-  const Buffer read = c_.input_norms ? h_ : x_;
   if (c_.input_norms) KVASIR_TRY(norm(x_, layers_[0].attn_norm, h_));
+  return run_layers(c_.input_norms ? h_ : x_);
+}
+
+Status Decoder::run_layers(Buffer first) {
+  const Buffer read = c_.input_norms ? h_ : x_;
   for (int32_t i = 0; i < c_.layers; ++i) {
+    KVASIR_TRY(keep_stream(i));
     const DecoderLayer& l = layers_[size_t(i)];
     const Norm* ffn_norm = c_.input_norms && !c_.shared_norm ? &l.ffn_norm : nullptr;
     const Norm* next = c_.input_norms && i + 1 < c_.layers ? &layers_[size_t(i) + 1].attn_norm : nullptr;
-    KVASIR_TRY(attend(l, i, read));
+    KVASIR_TRY(attend(l, i, i == 0 ? first : read));
     if (!c_.parallel)
       KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm, ffn_norm));
     else if (ffn_norm)
@@ -211,7 +238,8 @@ Status Decoder::forward() {
     else if (next)
       KVASIR_TRY(norm(x_, *next, h_));
   }
-  return {};
+  KVASIR_TRY(keep_stream(c_.layers));
+  return keep_stream(kLastState);
 }
 
 Result<Buffer> Decoder::hidden(int64_t first, int64_t count) {

@@ -35,11 +35,17 @@ class Decoder : public Network {
   Status load(Weights& weights, const LoadProgress& progress);
 
   std::vector<Projection> projections() const override;
+  Status keep(std::vector<int32_t> layers) override;
+  Matrix embedding() const override { return embedding_; }
+  Matrix head() const override { return head_; }
   Status forward() override;
   Result<Buffer> logits(int64_t first, int64_t count) override;
   Result<Buffer> hidden(int64_t first, int64_t count) override;
 
- private:
+ protected:
+  // All layers; the first one's attention reads `first`, which is made of the stream.
+  Status run_layers(Buffer first);
+  Status keep_stream(int32_t layer);
   Status load_layer(int32_t i, class LayerLoader& in);
   Status make_buffers();
   Status norm(Buffer in, const Norm& norm, Buffer out);
@@ -60,6 +66,7 @@ class Decoder : public Network {
   Buffer shared_up_, shared_ffn_;  // likewise, of the MLP beside experts
   Buffer last_;                    // [R, hidden]: the rows that want logits
   Buffer logits_;                  // [R, vocab]
+  std::vector<int32_t> kept_;      // layers whose stream is handed over
 };
 
 Result<std::unique_ptr<Network>> load_decoder(const ModelConfig& config, Weights& weights, Ops& ops,

@@ -12,6 +12,12 @@ constexpr TensorName kNames[] = {
     {"blk.#.ffn_gate_shexp", "model.layers.#.mlp.shared_experts.gate_proj"},
     {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_experts.up_proj"},
     {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_experts.down_proj"},
+    {"blk.#.nextn.enorm", "model.layers.#.enorm"},
+    {"blk.#.nextn.hnorm", "model.layers.#.hnorm"},
+    {"blk.#.nextn.eh_proj", "model.layers.#.eh_proj"},
+    {"blk.#.nextn.embed_tokens", "model.layers.#.embed_tokens"},
+    {"blk.#.nextn.shared_head_norm", "model.layers.#.shared_head.norm"},
+    {"blk.#.nextn.shared_head_head", "model.layers.#.shared_head.head"},
 };
 
 void family(ModelConfig& c) {
@@ -27,14 +33,14 @@ Status json(const JsonKeys& in, ModelConfig& c) {
   KVASIR_TRY(in.get("use_qk_norm", &norms));
   if (norms) c.qk_norm = QkNorm::head;
   c.out_bias = false;
-  in.pass_over({"num_nextn_predict_layers", "num_mtp_layers"});  // what is predicted beyond the next token is not used
+  KVASIR_TRY(in.get({"num_nextn_predict_layers", "num_mtp_layers"}, &c.next_layers));
   return read_experts(in, c);
 }
 
 Status metadata(const GgufKeys& in, ModelConfig& c) {
-  int32_t beyond = 0;
-  KVASIR_TRY(in.get("nextn_predict_layers", &beyond));
-  c.layers -= std::min(beyond, c.layers);
+  KVASIR_TRY(in.get("nextn_predict_layers", &c.next_layers));
+  c.next_layers = std::min(c.next_layers, c.layers);
+  c.layers -= c.next_layers;
   if (in.file().tensor("blk.0.attn_q_norm.weight")) c.qk_norm = QkNorm::head;
   return read_experts(in, c);
 }

@@ -103,7 +103,7 @@ Result<Matrix> LayerLoader::qkv(int32_t layer) {
   const bool same = c_.key_is_value && !c_.windowed(layer);
   const Share of_q = c_.part.heads.times(head), of_kv = c_.part.kv_heads.times(head);
   const Part parts[] = {{"attn_q", q, of_q}, {"attn_k", kv, of_kv}, {same ? "attn_k" : "attn_v", kv, of_kv}};
-  return stacked(layer, "attn_qkv", parts, c_.hidden, c_.qkv_bias, c_.qkv_by_group);
+  return stacked(layer, "attn_qkv", parts, c_.qkv_input > 0 ? c_.qkv_input : c_.hidden, c_.qkv_bias, c_.qkv_by_group);
 }
 
 Result<Matrix> LayerLoader::attention_out(int32_t layer) {

@@ -1,5 +1,6 @@
 #include "model/arch/registry.h"
 
+#include "core/cat.h"
 #include "core/log.h"
 #include "model/arch/decoder.h"
 
@@ -51,7 +52,11 @@ Result<std::unique_ptr<Network>> load_network(const ModelConfig& config, Weights
                                               const LoadProgress& progress) {
   const Architecture& a = *find_architecture(config.architecture);
   KVASIR_ASSIGN(auto network, (a.load ? a.load : load_decoder)(config, weights, ops, progress));
-  const std::vector<std::string> left = weights.unread();
+  std::vector<std::string> left = weights.unread();
+  for (int32_t i = config.layers; i < config.layers + config.next_layers; ++i)  // a head's, if anybody's
+    std::erase_if(left, [&](const std::string& name) {
+      return name.find(cat("layers.", i, ".")) != std::string::npos || name.starts_with(cat("blk.", i, "."));
+    });
   if (!left.empty())
     log_warn("the model's files hold tensors that its architecture has no use for",
              {{"architecture", a.name}, {"tensors", left.size()}, {"first", left.front()}});

@@ -29,9 +29,19 @@ struct Projection {
   Order order = Order::plain;
 };
 
+constexpr int32_t kLastState = -1;  // of Network::keep(): behind all layers and their norm
+
 class Network {
  public:
   virtual ~Network() = default;
+  // From here on each step hands over (Ops::keep) the stream as it enters each of these layers, side by side; behind
+  // the last one it is the layer after it.
+  virtual Status keep(std::vector<int32_t>) {
+    return unimplemented("models of this architecture hand over no hidden states, which a head that drafts needs");
+  }
+  // What a head may share: the embedding, and what makes logits. None: ids -1.
+  virtual Matrix embedding() const { return {}; }
+  virtual Matrix head() const { return {}; }
   // None: it takes no adapters.
   virtual std::vector<Projection> projections() const { return {}; }
   // One packed step, all layers.

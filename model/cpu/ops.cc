@@ -55,6 +55,18 @@ void CpuOps::set_bias(Matrix weight, Vector bias) {
   biases_[size_t(weight.id)] = bias;
 }
 
+Matrix CpuOps::borrow(const CpuOps& from, Matrix weight) {
+  const auto of = size_t(weight.id);
+  matrices_.push_back(from.matrices_[of]);
+  shards_.push_back(Shard::whole);
+  biases_.emplace_back();
+  if (const Vector bias = from.biases_[of]; bias.id >= 0) {
+    vectors_.push_back(from.vectors_[size_t(bias.id)]);
+    biases_.back() = Vector{int32_t(vectors_.size() - 1), bias.size};
+  }
+  return Matrix{int32_t(matrices_.size() - 1), weight.rows, weight.cols};
+}
+
 Result<AdapterPtr> CpuOps::load_adapter(std::span<const LowRank> changes, int64_t room) {
   KVASIR_ASSIGN(auto adapter,
                 CpuAdapter::make(changes, options_.precise, room, [this](Matrix m, int64_t row, float* out) {
@@ -280,6 +292,32 @@ Status CpuOps::gate(Activation activation, Buffer in_out, Buffer by, int64_t fir
     float* x = data(in_out) + t * in_out.cols;
     glu_row(activation, x, data(by) + t * by.cols + first, in_out.cols, x);
   });
+  return {};
+}
+
+Status CpuOps::keep(Buffer in, int64_t first, float factor) {
+  if (!batch_->kept) return {};
+  KVASIR_CHECK(first + in.cols <= kept_cols_, "columns to ", first + in.cols, " of ", kept_cols_);
+  if (options_.link && !options_.part.first()) return {};
+  each_row(rows(in), in.cols, [&](int64_t t) {
+    const float* x = data(in) + t * in.cols;
+    float* to = batch_->kept + t * kept_cols_ + first;
+    for (int64_t i = 0; i < in.cols; ++i) to[i] = x[i] * factor;
+  });
+  return {};
+}
+
+Status CpuOps::take_given(Buffer out) {
+  KVASIR_CHECK(batch_->given && batch_->given_cols == out.cols, batch_->given_cols, " columns into ", out.cols);
+  each_row(rows(out), out.cols,
+           [&](int64_t t) { std::copy_n(batch_->given + t * out.cols, out.cols, data(out) + t * out.cols); });
+  return {};
+}
+
+Status CpuOps::place(Buffer in, int64_t first, Buffer out) {
+  KVASIR_CHECK(first + in.cols <= out.cols, in.cols, " columns at ", first, " of ", out.cols);
+  each_row(rows(in), in.cols,
+           [&](int64_t t) { std::copy_n(data(in) + t * in.cols, in.cols, data(out) + t * out.cols + first); });
   return {};
 }
 

@@ -46,6 +46,9 @@ class CpuOps final : public Ops {
   Status set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                     std::vector<kvcache::TensorScales> scales);
   float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
+  // Another's weight, with its bias, as one of these too; the other must outlive them. `kept`: columns of Batch::kept.
+  Matrix borrow(const CpuOps& from, Matrix weight);
+  void hand_over(int64_t kept) { kept_cols_ = kept; }
   int64_t weight_bytes() const { return int64_t(arena_.used()); }
   ExpertLoad expert_load() const;
 
@@ -78,6 +81,10 @@ class CpuOps final : public Ops {
   Status gate(Activation activation, Buffer in_out, Buffer by, int64_t first) override;
   Status moe(Buffer in, int32_t experts, Buffer out, Buffer routed) override;
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
+  Status keep(Buffer in, int64_t first, float factor) override;
+  int64_t given_cols() const override { return batch_->given_cols; }
+  Status take_given(Buffer out) override;
+  Status place(Buffer in, int64_t first, Buffer out) override;
   Result<int64_t> turn_to(Side side) override;
   Status store(const Attend& how, Buffer keys, Buffer values) override;
   Status softcap(Buffer in_out, float cap) override;
@@ -175,6 +182,7 @@ class CpuOps final : public Ops {
   const Batch* batch_ = nullptr;
   const std::vector<int32_t>* tokens_ = nullptr;
   int64_t logit_rows_ = 0;
+  int64_t kept_cols_ = 0;
 };
 
 // Each worker has the same stretch of rows from one operation to the next, still in its cache.

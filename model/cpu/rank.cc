@@ -13,7 +13,8 @@ constexpr int64_t kLogitRows = 64;
 
 }  // namespace
 
-Status Rank::load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress) {
+Status Rank::load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress,
+                  const Load& network) {
   CpuOptions o;
   o.precise = options_.precise;
   o.max_batch = options_.max_batch;
@@ -28,10 +29,10 @@ Status Rank::load(Weights& weights, const attention::Backend* attention, const L
   o.link = link_;
   ops_.emplace(o, pool_, best_kernels());
   pool_.begin_step();  // the workers stay awake between the tensors
-  auto network = load_network(config_, weights, *ops_, progress);
+  auto loaded = network ? network(*ops_) : load_network(config_, weights, *ops_, progress);
   pool_.end_step();
-  if (!network.ok()) return network.status();
-  network_ = std::move(network).value();
+  if (!loaded.ok()) return loaded.status();
+  network_ = std::move(loaded).value();
   return {};
 }
 

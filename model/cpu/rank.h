@@ -1,6 +1,7 @@
 // One rank's part of a network on the host: its weights, its cache, its workers. A network that is not split has one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -19,7 +20,10 @@ class Rank {
   Rank(const ModelConfig& part, const RunnerOptions& options, const kvcache::CacheForm& form, int threads, Link* link)
       : config_(part), options_(options), form_(form), link_(link), pool_(threads) {}
 
-  Status load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress);
+  using Load = std::function<Result<std::unique_ptr<Network>>(CpuOps& ops)>;
+  // `network`: how it is loaded, where it is not the one that the configuration names.
+  Status load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress,
+              const Load& network = {});
   Status allocate_cache(const CachePages& pages);
   // All ranks at once, with the same batch; the first of them draws `rows` rows and pools what is to be pooled.
   Status step(const Batch& batch, const std::vector<int32_t>& tokens, int64_t rows, Draws* draws);
@@ -28,6 +32,7 @@ class Rank {
   const ModelConfig& config() const { return config_; }
   CpuOps& ops() { return *ops_; }
   const CpuOps& ops() const { return *ops_; }
+  Network& network() { return *network_; }
   const Network& network() const { return *network_; }
   bool has_cache() const { return !caches_.empty(); }
 

@@ -11,9 +11,11 @@
 #include "core/log.h"
 #include "core/numa.h"
 #include "model/arch/adapter_places.h"
+#include "model/arch/head_network.h"
 #include "model/cache_form.h"
 #include "model/cpu/rank.h"
 #include "model/formats/shared_weights.h"
+#include "model/head.h"
 #include "model/streaming.h"
 
 namespace kvasir::model::cpu {
@@ -23,15 +25,18 @@ namespace {
 // workers, on a node of memory of its own where there are several.
 class CpuRunner final : public Runner {
  public:
-  CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, kvcache::CacheForm form)
+  CpuRunner(const ModelConfig& config, const RunnerOptions& options, int threads, kvcache::CacheForm form,
+            int32_t known_tokens = 0)
       : config_(config),
         options_(options),
         info_(config.info()),
         form_(std::move(form)),
         threads_(threads),
-        draws_(config.vocab, threads) {}
+        draws_(config.vocab, threads, false, known_tokens) {}
 
   Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress);
+  // A head, which shares weights with `of`.
+  Status load_as_head(const HeadConfig& head, Weights& weights, const attention::Backend* attention, CpuRunner& of);
 
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 1; }
@@ -42,14 +47,16 @@ class CpuRunner final : public Runner {
     return on_all([&](size_t rank) { return ranks_[rank]->allocate_cache(pages); });
   }
   Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
+  Result<std::unique_ptr<Runner>> load_head(const RunnerOptions& options) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
-  Result<std::vector<Sampled>> wait() override { return draws_.take(); }
+  Result<std::vector<Sampled>> wait() override;
 
  private:
   // f(rank) on each rank's own thread; the first that fails is lost to the others.
   template <class F>
   Status on_all(const F& f);
   void describe_ranks(const std::vector<NumaNode>& nodes);
+  void describe_weights(const Weights& weights);
 
   ModelConfig config_;
   RunnerOptions options_;
@@ -57,6 +64,7 @@ class CpuRunner final : public Runner {
   kvcache::CacheForm form_;
   int threads_;
   Draws draws_;
+  std::vector<int32_t> token_of_;        // of a head that draws of a vocabulary of its own
   std::unique_ptr<Link> link_;           // where there are several
   std::unique_ptr<ThreadPool> leaders_;  // likewise: a thread a rank, and the caller, who only waits
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -109,14 +117,74 @@ Status CpuRunner::load(std::unique_ptr<Weights> weights, const attention::Backen
     KVASIR_TRY(ran);
     describe_ranks(nodes);
   }
+  describe_weights(*weights);
+  return {};
+}
+
+void CpuRunner::describe_weights(const Weights& weights) {
   for (const auto& rank : ranks_) {
     info_.kv_bytes_per_token += rank->config().kv_bytes_per_token(form_, false);
     info_.windowed_kv_bytes += rank->config().kv_bytes_per_token(form_, true);
     info_.weight_bytes += rank->ops().weight_bytes();
   }
   info_.kv_type = form_.to_string();
-  info_.parameters = weights->parameters();
+  info_.parameters = weights.parameters();
+}
+
+Status CpuRunner::load_as_head(const HeadConfig& head, Weights& weights, const attention::Backend* attention,
+                               CpuRunner& of) {
+  ranks_.push_back(std::make_unique<Rank>(config_, options_, form_, threads_, nullptr));
+  Rank& model = *of.ranks_[0];
+  auto network = [&](CpuOps& ops) -> Result<std::unique_ptr<Network>> {
+    auto lent = [&](Matrix m) { return m.id < 0 ? m : ops.borrow(model.ops(), m); };
+    ops.hand_over(config_.hidden);
+    return load_head_network(head, weights, ops, lent(model.network().embedding()), lent(model.network().head()));
+  };
+  KVASIR_TRY(ranks_[0]->load(weights, attention, {}, network));
+  describe_weights(weights);
+  token_of_ = head.token_of;
+  info_.vocab_size = head.known_tokens;
+  info_.kept = config_.hidden, info_.given = head.given;
+  KVASIR_TRY(model.network().keep(head.kept));
+  model.ops().hand_over(head.given);
+  of.info_.kept = head.given;
   return {};
+}
+
+Result<std::unique_ptr<Runner>> CpuRunner::load_head(const RunnerOptions& options) {
+  HeadFiles files;
+  if (options.model.empty()) {
+    KVASIR_ASSIGN(files, open_next_layer(options_.model, config_));
+    if (!files.weights) return std::unique_ptr<Runner>();
+  } else {
+    KVASIR_ASSIGN(files, open_eagle3(options.model, config_));
+  }
+  if (link_)
+    return unimplemented(cat("ranks is ", ranks_.size(), "; a head drafts for a model that is not split: --ranks 1"));
+  KVASIR_TRY(ranks_[0]->network().keep({}));  // refuses where it cannot
+  RunnerOptions o = options;
+  o.max_kvlen = files.config.decoder.context;
+  KVASIR_ASSIGN(auto form,
+                cache_form_of(files.config.decoder, o.kv, o.precise ? DType::f32 : DType::f16, *files.weights));
+  KVASIR_ASSIGN(const attention::Backend* attention,
+                attention::find_backend(o.attention == "auto" ? "cpu" : o.attention));
+  auto head =
+      std::make_unique<CpuRunner>(files.config.decoder, o, threads_, std::move(form), files.config.known_tokens);
+  KVASIR_TRY(head->load_as_head(files.config, *files.weights, attention, *this));
+  return std::unique_ptr<Runner>(std::move(head));
+}
+
+Result<std::vector<Sampled>> CpuRunner::wait() {
+  std::vector<Sampled> out = draws_.take();
+  if (token_of_.empty()) return out;
+  auto named = [&](int32_t& token) {
+    if (token >= 0) token = token_of_[size_t(token)];
+  };
+  for (Sampled& s : out) {
+    named(s.token);
+    for (TokenLogprob& t : s.top) named(t.token);
+  }
+  return out;
 }
 
 void CpuRunner::describe_ranks(const std::vector<NumaNode>& nodes) {

@@ -100,7 +100,7 @@ void add_adapters(Text& t, const Services& services) {
   t.gauge("kvasir_adapter_bytes", nullptr, "Memory of these", double(bytes));
 }
 
-// By who made them: the text before (lookup), the client (prediction), the grammar, the draft model.
+// By who made them: the text before (lookup), the client (prediction), the grammar, the draft model or head.
 void add_drafts(Text& t, const engine::Stats& s) {
   const auto label = [](size_t source) { return cat("source=\"", engine::kDraftSourceNames[source], '"'); };
   t.family("counter", "kvasir_drafted_tokens_total", "Draft tokens that were verified, by where the draft came from");
