@@ -39,6 +39,8 @@ class Api {
   Reply load_adapter(const Request&, const Caller&);
   Reply unload_adapter(const Request&, const Caller&);
   Reply chat(const Request&, const Caller&);
+  Reply chats(const Request&, const Caller&);
+  Reply invocations(const Request&, const Caller&);
   Reply completions(const Request&, const Caller&);
   Reply messages(const Request&, const Caller&);
   Reply count_tokens(const Request&, const Caller&);

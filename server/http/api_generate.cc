@@ -35,10 +35,47 @@ std::string named_by_client(const Request& request) {
 
 }  // namespace
 
+Status cut_prompts(const Services& services, OpenAiCall& call) {
+  if (!call.cut) return {};
+  KVASIR_TRY(services.check_model(call.input.model));
+  const GenerateInput& in = call.input;
+  const int64_t answer = std::max<int64_t>(1, in.request.max_tokens.value_or(in.default_max_tokens));
+  const int64_t room = std::max<int64_t>(1, services.engine().info().context_length - answer);
+  const int64_t most = call.cut->tokens < 0 ? room : call.cut->tokens;
+  for (PromptInput& prompt : call.prompts) {
+    // One that is cut may be as long as a body.
+    KVASIR_ASSIGN(auto ids, encode_prompt(prompt, services.engine(), size_t(services.options().max_body.bytes)));
+    if (const int64_t over = std::ssize(ids) - most; over > 0) {
+      const auto from = ids.begin() + (call.cut->first ? most : 0);
+      ids.erase(from, from + over);
+    }
+    prompt = TokensInput(ids.begin(), ids.end());
+  }
+  return {};
+}
+
 Reply Api::chat(const Request& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.chat", parse_chat(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return generate(request, caller, *std::move(call));
+}
+
+Reply Api::chats(const Request& request, const Caller& caller) {
+  auto call = services_.read(caller, "openai.chat", parse_chats(request.body, services_.options()));
+  if (!call.ok()) return error_response(call.status());
+  return generate(request, caller, *std::move(call));
+}
+
+// SageMaker's one path for all: what a body holds says which of OpenAI's it is.
+Reply Api::invocations(const Request& request, const Caller& caller) {
+  auto json = parse_json(request.body);
+  if (!json.ok()) return error_response(json.status());
+  if (json->contains("messages")) return chat(request, caller);
+  if (json->contains("prompt")) return completions(request, caller);
+  if (json->contains("input")) return embeddings(request, caller);
+  if (json->contains("documents")) return rerank(request, caller);
+  if (json->contains("text_1")) return score(request, caller);
+  return error_response(invalid_argument("the body has none of messages, prompt, input, documents and text_1"));
 }
 
 Reply Api::completions(const Request& request, const Caller& caller) {
@@ -94,15 +131,19 @@ Result<Api::Sent> Api::send(const Request& request, const Caller& caller, std::v
 }
 
 Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
+  if (Status s = cut_prompts(services_, call); !s.ok())
+    return error_response(services_.refuse(caller, call.input.protocol, s));
   ReplyShape& shape = call.shape;
   shape.answer = prepare_tools(services_, call.tools, call.input.request);
   if (shape.chat) show_reasoning(services_, call.input.request);
-  shape.prompt_logprobs = !call.echo && call.input.request.prompt_logprobs >= 0;
+  shape.prompt_logprobs = (shape.chat || !call.echo) && call.input.request.prompt_logprobs >= 0;
   shape.stop_tokens = call.input.request.stop_tokens;
   auto sent = send(request, caller, for_each_prompt(call.input, std::move(call.prompts)));
   if (!sent.ok()) return error_response(sent.status());
   for (std::vector<int32_t>& prompt : sent->prompts) {
-    if (call.echo) {
+    if (call.echo && shape.chat) {
+      shape.echo.push_back(std::move(call.last[shape.echo.size()]));
+    } else if (call.echo) {
       auto text = services_.engine().tokenizer()->decode(prompt, false);
       if (!text.ok()) return error_response(text.status());
       shape.echo.push_back(*std::move(text));

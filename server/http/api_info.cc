@@ -86,6 +86,7 @@ struct TokenizeCall {
   PromptInput prompt;
   bool with_pieces = false;  // llama-server's
   bool token_strs = false;   // vLLM's
+  bool vllm = true;          // whose answer says that there are none
 };
 
 Result<TokenizeCall> parse_tokenize(std::string_view body) {
@@ -97,7 +98,7 @@ Result<TokenizeCall> parse_tokenize(std::string_view body) {
   f.string("model", &call.model);
   const bool prompt = f.string("prompt", &text.text), content = f.string("content", &text.text);
   if (prompt && content) f.fail("content", "and prompt are two names of one text; give one of them");
-  text.add_special = !content;
+  call.vllm = text.add_special = !content;
   text.parse_special = content;
   for (const char* name : {"add_special_tokens", "add_special"}) f.boolean(name, &text.add_special);
   f.boolean("parse_special", &text.parse_special);
@@ -141,7 +142,7 @@ Reply Api::tokenize(const Request& request, const Caller& caller) {
     r.body += call->with_pieces ? cat("{\"id\":", id, ",\"piece\":", piece_of(*tokenizer, id).dump(), '}') : cat(id);
     if (call->token_strs) texts += cat(i ? "," : "", json_string(tokenizer->token_text(id)));
   }
-  r.body += call->token_strs ? cat("],\"token_strs\":[", texts, "]}") : "]}";
+  r.body += call->token_strs ? cat("],\"token_strs\":[", texts, "]}") : call->vllm ? "],\"token_strs\":null}" : "]}";
   return r;
 }
 

@@ -48,6 +48,8 @@ Reply Api::render(const Request& request, const Caller& caller, OpenAiCall call)
   auto body = parse_json(request.body);
   if (!body.ok()) return error_response(body.status());
   if (Status s = carry(request, caller, call.input); !s.ok()) return error_response(s);
+  if (Status s = cut_prompts(services_, call); !s.ok())
+    return error_response(services_.refuse(caller, call.input.protocol, s));
   // The ids are for whoever would have answered: an adapter, by its name.
   std::string model = call.input.request.adapter;
   if (model.empty())

@@ -8,10 +8,14 @@
 namespace kvasir::server::http {
 namespace {
 
-void append_entry(std::string& out, const text::Tokenizer& tokenizer, int32_t id, float logprob) {
+void append_name(std::string& out, const text::Tokenizer& tokenizer, int32_t id, TokenNames names) {
+  append_json_string(out, names == TokenNames::ids ? cat("token_id:", id) : token_shown(tokenizer, id));
+}
+
+void append_entry(std::string& out, const text::Tokenizer& tokenizer, int32_t id, float logprob, TokenNames names) {
   const std::string bytes = token_shown(tokenizer, id);
   out += "{\"token\":";
-  append_json_string(out, bytes);
+  append_name(out, tokenizer, id, names);
   out += cat(",\"logprob\":", finite_logprob(logprob), ",\"bytes\":[");
   for (size_t i = 0; i < bytes.size(); ++i) {
     if (i > 0) out += ',';
@@ -47,14 +51,14 @@ std::string token_shown(const text::Tokenizer& tokenizer, int32_t id) {
 }
 
 void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
-                          const std::vector<engine::TokenOut>& tokens) {
+                          const std::vector<engine::TokenOut>& tokens, TokenNames names) {
   out += "{\"content\":";
   append_list(out, tokens, [&](size_t, const engine::TokenOut& t) {
-    append_entry(out, tokenizer, t.id, t.logprob);
+    append_entry(out, tokenizer, t.id, t.logprob, names);
     out += ",\"top_logprobs\":[";
     for (size_t k = 0; k < t.top.size(); ++k) {
       if (k > 0) out += ',';
-      append_entry(out, tokenizer, t.top[k].token, t.top[k].logprob);
+      append_entry(out, tokenizer, t.top[k].token, t.top[k].logprob, names);
       out += '}';
     }
     out += "]}";
@@ -64,9 +68,9 @@ void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
 
 void append_completion_logprobs(std::string& out, const text::Tokenizer& tokenizer,
                                 const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none,
-                                size_t special_shown) {
+                                size_t special_shown, TokenNames names) {
   out += "{\"tokens\":";
-  append_list(out, tokens, [&](size_t, const auto& t) { append_json_string(out, token_shown(tokenizer, t.id)); });
+  append_list(out, tokens, [&](size_t, const auto& t) { append_name(out, tokenizer, t.id, names); });
   out += ",\"token_logprobs\":";
   append_list(out, tokens, [&](size_t i, const auto& t) {
     out += i == 0 && first_has_none ? std::string("null") : cat(finite_logprob(t.logprob));
@@ -80,13 +84,13 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
     out += '{';
     for (size_t k = 0; k < t.top.size(); ++k) {
       if (k > 0) out += ',';
-      append_json_string(out, token_shown(tokenizer, t.top[k].token));
+      append_name(out, tokenizer, t.top[k].token, names);
       out += cat(':', finite_logprob(t.top[k].logprob));
     }
     // The token itself is always among them, so there may be one more than was asked for.
     if (std::none_of(t.top.begin(), t.top.end(), [&](const auto& top) { return top.token == t.id; })) {
       if (!t.top.empty()) out += ',';
-      append_json_string(out, token_shown(tokenizer, t.id));
+      append_name(out, tokenizer, t.id, names);
       out += cat(':', finite_logprob(t.logprob));
     }
     out += '}';

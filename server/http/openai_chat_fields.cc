@@ -60,11 +60,11 @@ Status parse_tool_calls(const Json& calls, const std::string& where, Json* out) 
   return {};
 }
 
-Result<Json> read_messages(const Json& messages) {
+Result<Json> read_messages(const Json& messages, std::string_view of = "messages") {
   Json out = Json::array();
   for (size_t i = 0; i < messages.size(); ++i) {
     const Json& m = messages[i];
-    std::string where = cat("messages[", i, "]");
+    std::string where = cat(of, '[', i, ']');
     Fields f(m, where);
     std::string role, name, call_id;
     if (!f.enumeration("role", &role, {"system", "developer", "user", "assistant", "tool"}))
@@ -262,14 +262,54 @@ void read_effort(Fields& f, ChatInput& chat) {
 
 }  // namespace
 
+namespace {
+
+// One conversation; what a client may have put in front of the answer is kept beside it.
+void read_conversation(Fields& f, const Json& messages, std::string_view of, OpenAiCall& call, ChatInput& chat) {
+  auto read = read_messages(messages, of);
+  if (!read.ok()) return f.fail("messages", "is wrong: " + read.status().message());
+  const Json& last = read->back();
+  call.last.push_back(last["role"] == "assistant" ? text_of(last, "content") : "");
+  chat.messages_json = read->dump();
+}
+
+void read_modalities(Fields& f) {
+  if (const Json* kinds = f.raw("modalities"); kinds && *kinds != Json::array({"text"}))
+    f.fail("modalities", "must be [\"text\"]");
+}
+
+}  // namespace
+
+void read_chats(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
+  const Json* conversations = f.raw("messages");
+  if (!conversations || !conversations->is_array() || conversations->empty())
+    return f.fail("messages", "must be a list of conversations, each a list of messages");
+  if (conversations->size() > static_cast<size_t>(limits.max_choices))
+    return f.fail("messages", cat("has ", conversations->size(), " conversations; the limit is ", limits.max_choices));
+  ChatInput usual;
+  read_template_input(f, usual);
+  read_effort(f, usual);
+  call.prompts.reserve(conversations->size());
+  call.last.reserve(conversations->size());
+  for (size_t i = 0; i < conversations->size(); ++i) {
+    const Json& messages = (*conversations)[i];
+    const std::string of = cat("messages[", i, ']');
+    if (!messages.is_array() || messages.empty())
+      return f.fail("messages", cat("is wrong: ", of, " must be a list with at least one message"));
+    ChatInput chat = usual;
+    read_conversation(f, messages, of, call, chat);
+    call.prompts.emplace_back(std::move(chat));
+  }
+  read_modalities(f);
+}
+
 void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   const Json* messages = f.raw("messages");
   if (!messages || !messages->is_array() || messages->empty())
     return f.fail("messages", "must be a list with at least one message");
-  auto read = read_messages(*messages);
-  if (!read.ok()) return f.fail("messages", "is wrong: " + read.status().message());
   ChatInput chat;
-  chat.messages_json = read->dump();
+  read_conversation(f, *messages, "messages", call, chat);
+  if (!f.ok()) return;
 
   const Json* tools = f.raw("tools");
   if (tools) {
@@ -287,9 +327,7 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   read_template_input(f, chat);
   read_effort(f, chat);
   call.prompts.emplace_back(std::move(chat));
-
-  if (const Json* kinds = f.raw("modalities"); kinds && *kinds != Json::array({"text"}))
-    f.fail("modalities", "must be [\"text\"]");
+  read_modalities(f);
 }
 
 }  // namespace kvasir::server::http

@@ -83,10 +83,11 @@ class OpenAiReply final : public StreamsProducer {
     if (shape_.seed_drawn) seeds_[s] = cat(",\"seed\":", e.seed);
     say_progress(s, e.cached_tokens);
     if (shape_.echo.empty()) return;
-    // Echo: the prompt is the first piece of each choice.
+    // Echo: the prompt is the first piece of each choice; of a chat its last message, as text alone.
     for (int k = 0; k < shape_.best_of; ++k) {
       Choice& c = choice(s, k);
-      std::vector<engine::TokenOut> tokens = e.prompt_logprobs;
+      std::vector<engine::TokenOut> tokens;
+      if (!shape_.chat) tokens = e.prompt_logprobs;
       add(c, shape_.echo[s], std::move(tokens), true);
     }
   }
@@ -130,12 +131,19 @@ class OpenAiReply final : public StreamsProducer {
     return cat(",\"stop_reason\":", asked ? cat(e.stop_token) : "null", ",\"matched_stop\":", e.stop_token);
   }
 
-  // What was asked of the prompt, in the first chunk of a choice or in the whole answer.
+  // What was asked of the prompt, in the first chunk of a choice or in the whole answer, which as vLLM's says what it
+  // does not have.
   std::string of_prompt(const Choice& c) const {
     const size_t s = static_cast<size_t>(c.index) / static_cast<size_t>(shape_.best_of);
     std::string out;
-    if (shape_.token_ids) out += cat(",\"prompt_token_ids\":", list(shape_.prompt_ids[s]));
-    if (shape_.prompt_logprobs) out += cat(",\"prompt_logprobs\":", prompt_logprobs_[s]);
+    if (shape_.token_ids)
+      out += cat(",\"prompt_token_ids\":", list(shape_.prompt_ids[s]));
+    else if (!shape_.stream)
+      out += ",\"prompt_token_ids\":null";
+    if (shape_.prompt_logprobs)
+      out += cat(",\"prompt_logprobs\":", prompt_logprobs_[s]);
+    else if (!shape_.stream)
+      out += ",\"prompt_logprobs\":null";
     return out;
   }
 
@@ -170,7 +178,7 @@ class OpenAiReply final : public StreamsProducer {
   }
 
   void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {
-    if (c.reader) return emit(c, c.reader->push(text), std::move(tokens), echo);
+    if (c.reader && !echo) return emit(c, c.reader->push(text), std::move(tokens), echo);
     AnswerReader::Out out;
     out.content = text;
     emit(c, std::move(out), std::move(tokens), echo);
@@ -238,13 +246,14 @@ class OpenAiReply final : public StreamsProducer {
 
   // Of them the first `echoed` are the prompt's: its text is shown whole, and its first token was not drawn.
   void append_logprobs(Choice& c, const std::vector<engine::TokenOut>& tokens, size_t echoed) {
+    const TokenNames names = shape_.ids_as_tokens ? TokenNames::ids : TokenNames::texts;
     if (shape_.logprobs < 0)
       out_ += "null";
     else if (shape_.chat)
-      append_chat_logprobs(out_, *shape_.tokenizer, tokens);
+      append_chat_logprobs(out_, *shape_.tokenizer, tokens, names);
     else
       append_completion_logprobs(out_, *shape_.tokenizer, tokens, c.offset, echoed > 0,
-                                 shape_.special_shown ? tokens.size() : echoed);
+                                 shape_.special_shown ? tokens.size() : echoed, names);
   }
 
   engine::Usage total() const {
@@ -274,7 +283,8 @@ class OpenAiReply final : public StreamsProducer {
         if (index > 0) out_ += ',';
         write_choice(*c, index++, seeds_[s]);
       }
-    out_ += cat("],\"usage\":", usage_json(total()), shape_.chat ? of_prompt(choices_[0]) : std::string(),
+    out_ += cat("],\"usage\":", usage_json(total()),
+                shape_.chat && !shape_.conversations ? of_prompt(choices_[0]) : std::string(),
                 timings(0, usage_[0].completion_tokens), "}");
   }
 
@@ -309,7 +319,7 @@ class OpenAiReply final : public StreamsProducer {
     out_ += ",\"logprobs\":";
     append_logprobs(c, c.tokens, c.echoed);
     if (shape_.token_ids) out_ += cat(",\"token_ids\":", list(c.ids));
-    if (!shape_.chat) out_ += of_prompt(c);
+    if (!shape_.chat || shape_.conversations) out_ += of_prompt(c);
     out_ += cat(',', c.finish, seed, '}');
   }
 

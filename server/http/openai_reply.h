@@ -26,8 +26,10 @@ struct ReplyShape {
   bool special_shown = false;     // skip_special_tokens: false
   bool seed_drawn = false;        // by the server, which tells it
   std::vector<int64_t> prompts;   // tokens of each
-  std::vector<std::string> echo;  // completions: what stands in front of each prompt's text
+  std::vector<std::string> echo;  // what stands in front of each prompt's text: of a chat, its last message
   bool token_ids = false;         // return_token_ids
+  bool ids_as_tokens = false;     // return_tokens_as_token_ids
+  bool conversations = false;     // several chats in one call: what is said of a prompt is said with its choice
   bool prompt_logprobs = false;
   std::vector<int32_t> stop_tokens;              // the client's own
   std::vector<std::vector<int32_t>> prompt_ids;  // with token_ids

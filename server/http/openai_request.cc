@@ -72,7 +72,6 @@ constexpr struct {
     {"logprob_token_ids", "use logprobs and top_logprobs"},
     {"stop_regex", "use stop, or a constraint such as regex"},
     {"bad_words", "use logit_bias of -100"},
-    {"truncate_prompt_tokens", "shorten the prompt: /tokenize says its length"},
     {"kv_transfer_params", "this server does not move caches between machines"},
 };
 
@@ -98,6 +97,19 @@ void read_beams(Fields& f, GenerateInput& in) {
       f.fail("early_stopping", "must be true, false or \"never\"");
   }
   in.request.beams = beams;
+}
+
+// vLLM's way to let a long prompt in.
+void read_cut(Fields& f, OpenAiCall& call) {
+  int64_t tokens = 0;
+  std::string side;
+  const bool cut = f.integer("truncate_prompt_tokens", &tokens);
+  const bool sided = f.enumeration("truncation_side", &side, {"left", "right"});
+  if (sided && !cut) return f.fail("truncation_side", "needs truncate_prompt_tokens, which says how many are kept");
+  if (!cut) return;
+  if (tokens != -1 && tokens < 1)
+    return f.fail("truncate_prompt_tokens", cat("is ", tokens, "; it must be 1 or more, or -1 for what fits"));
+  call.cut = OpenAiCall::Cut{tokens, side == "right"};
 }
 
 void read_identity(Fields& f, GenerateInput& in) {
@@ -159,7 +171,9 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   read_said(f, in.said);
   for (const auto& [name, why, usual] : kUnserved) f.unserved(name, why, usual);
   read_identity(f, in);
+  read_cut(f, call);
   f.boolean("return_token_ids", &call.shape.token_ids);
+  f.boolean("return_tokens_as_token_ids", &call.shape.ids_as_tokens);
   std::string tier;
   f.enumeration("service_tier", &tier, {"auto", "default"});
 }
@@ -193,7 +207,9 @@ void read_prompts(Fields& f, const char* name, int most_prompts, std::vector<Pro
   if (f.ok() && out.empty()) f.fail(name, "is empty");
 }
 
-Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits) {
+namespace {
+
+Result<OpenAiCall> parse_conversations(std::string_view body, const ServerOptions& limits, bool several) {
   KVASIR_ASSIGN(Json json, parse_json(body));
   drop_unset_length(json);
   Fields f(json);
@@ -209,12 +225,33 @@ Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits
   if (logprobs && !f.has("top_logprobs")) in.request.sampling.logprobs = 0;
   std::string format;  // llama-server's: where thoughts go
   f.enumeration("reasoning_format", &format, {"auto", "deepseek"});
-  f.unserved("echo", "the prompt is the client's own; completions have it");
-  read_chat(f, limits, call);
+  f.boolean("echo", &call.echo);
+  if (several) {
+    call.shape.conversations = true;
+    if (call.shape.stream) f.fail("stream", "is true; an answer to several conversations comes whole");
+    if (in.request.n != 1) f.fail("n", cat("is ", in.request.n, "; each of several conversations has one answer"));
+    if (in.request.beams) f.fail("use_beam_search", "is of one conversation; send each by itself");
+    f.unserved("tools", "send each conversation by itself");
+    f.unserved("tool_choice", "send each conversation by itself", "\"none\"");
+    read_chats(f, limits, call);
+  } else {
+    read_chat(f, limits, call);
+  }
   KVASIR_TRY(f.finish());
   call.shape.logprobs = in.request.sampling.logprobs;
   call.shape.choices = call.shape.best_of = in.request.n;
+  in.choices_of_call = int64_t(in.request.n) * static_cast<int64_t>(call.prompts.size());
   return call;
+}
+
+}  // namespace
+
+Result<OpenAiCall> parse_chat(std::string_view body, const ServerOptions& limits) {
+  return parse_conversations(body, limits, false);
+}
+
+Result<OpenAiCall> parse_chats(std::string_view body, const ServerOptions& limits) {
+  return parse_conversations(body, limits, true);
 }
 
 Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& limits) {

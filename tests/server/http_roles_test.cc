@@ -45,6 +45,8 @@ const std::map<std::string, Needs>& table() {
       {"/version", {"GET", ""}},
       {"/v1/chat/completions/render", {"POST", "user"}},
       {"/v1/completions/render", {"POST", "user"}},
+      {"/v1/chat/completions/batch", {"POST", "user"}},
+      {"/invocations", {"POST", "user"}},
       {"/inference/v1/generate", {"POST", "user"}},
       {"/load", {"GET", "metrics"}},
       {"/ping", {"GET", ""}},
