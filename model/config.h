@@ -96,6 +96,7 @@ struct ModelConfig {
   std::string dummy_expert_type;  // where experts' weights are of another type than the others
   int32_t dummy_lost_rank = -1;   // which fails at step `dummy_lost_step`: tests see what becomes of the others
   int32_t dummy_lost_step = 0;
+  int32_t dummy_hung_rank = -1;  // whose GPU stops in that step
   RankPart part;  // of a network that is split over ranks: heads, ffn, vocab and the like are then this rank's
 
   LayerKind kind(int32_t layer) const {

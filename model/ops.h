@@ -72,8 +72,7 @@ struct LowRank {
   int64_t first = 0;
   HostTensor a, b;  // [rank, columns of the weight], [rows, rank]
   float scale = 1;
-  std::vector<float> magnitude;  // as b's rows lie; empty: none
-  std::vector<int32_t> order;    // which of b's rows each is; empty: they lie as the weight's do
+  std::vector<float> magnitude;  // a row; empty: none
 };
 
 class Ops {
@@ -128,6 +127,8 @@ class Ops {
   // norm() in place of queries and of keys, in pieces as long as their weights (a head, or all of them); qkv rows are
   // [q heads | k heads | v heads], q_cols and twice kv_cols. Only scale_by_position() and attend() read them after.
   virtual Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) = 0;
+  // All queries of all ranks together, and all keys.
+  virtual Status qk_norm_over_ranks(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) = 0;
   // norm() in place of columns [first, first + cols), in pieces as long as the weight.
   virtual Status norm_pieces(Buffer, int64_t, int64_t, Vector, float) {
     return unimplemented("this device norms no pieces of rows");

@@ -42,8 +42,6 @@ Status splits(const ModelConfig& c, int64_t block, int32_t ranks) {
   if (c.encoder) return refuse(n + "encoders are not split over ranks: 1");
   if (c.encoder_layers > 0) return refuse(n + "encoder-decoders are not split over ranks: 1");
   if (c.sizes_by_layer) return refuse(n + "models whose layers differ in their sizes are not split over ranks: 1");
-  if (c.qk_norm == QkNorm::full)
-    return refuse(cat(n, c.architecture, " models norm all heads together, and are not split over ranks: 1"));
   struct Piece {
     const char* name;
     int64_t pieces;

@@ -27,6 +27,8 @@ struct RankPart {
   int32_t rank = 0, ranks = 1;
   Share heads, kv_heads, ffn, shared_ffn, experts, vocab;
   bool first() const { return rank == 0; }
+  // Of ranks that have one key/value head together, the first counts it.
+  bool counts_keys() const { return heads.first % (heads.all / kv_heads.all) == 0; }
 };
 
 constexpr int32_t kMostRanks = 64;

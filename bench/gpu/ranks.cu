@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "bench/gpu/graph_time.h"
+#include "model/cuda/kernels.h"
 #include "model/cuda/link.h"
 
 namespace kvasir::bench {
@@ -76,6 +77,33 @@ struct Nccl {
   static constexpr int kBf16 = 9, kSum = 0;
 };
 
+// What ends a sublayer and begins the next, of rows of 4,096: in one kernel, and as a sum and a norm.
+void sums_and_norms(int gpus, const Link& link, const std::vector<DeviceMemory>& out) {
+  constexpr int64_t kCols = 4096;
+  std::vector<DeviceMemory> weights(static_cast<size_t>(gpus)), normed(weights.size());
+  for (int r = 0; r < gpus; ++r) {
+    CUDA(cudaSetDevice(r));
+    KVASIR_CHECK(weights[size_t(r)].allocate(kCols * 4).ok() && normed[size_t(r)].allocate(size_t(kMost)).ok(),
+                 "memory");
+  }
+  for (int64_t rows : {1, 16, 64, 128, 256, 512, 2048, 8192}) {
+    auto time = [&](bool together) {
+      return slowest(gpus, rows > 512 ? 20 : 200, [&](int r, int i, cudaStream_t stream) {
+        auto* to = out[size_t(r)].as<float>();
+        const auto* weight = weights[size_t(r)].as<float>();
+        if (together)
+          return model::cuda::launch_sum_norm(link.view(r), i % 2, to, weight, 1e-5f, normed[size_t(r)].get(), rows,
+                                              kCols, stream);
+        model::cuda::launch_sum(link.view(r), i % 2, true, to, rows * kCols, stream);
+        model::cuda::launch_norm(to, weight, 1e-5f, normed[size_t(r)].get(), rows, kCols, stream);
+      });
+    };
+    printf("{\"name\": \"sum and norm\", \"gpus\": %d, \"rows\": %ld, \"us\": %.3f, \"apart_us\": %.3f}\n", gpus,
+           long(rows), time(true), time(false));
+    fflush(stdout);
+  }
+}
+
 int run(int gpus, const char* nccl_path) {
   int there = 0;
   if (cudaGetDeviceCount(&there) != cudaSuccess || there < gpus) {
@@ -114,10 +142,11 @@ int run(int gpus, const char* nccl_path) {
     };
     printf("{\"name\": \"sum\", \"gpus\": %d, \"bytes\": %ld, \"us\": %.3f, \"link_us\": %.3f", gpus, long(bytes),
            sums(0), floor);
-    for (int blocks : {4, 8, 16, 32, 64, 128}) printf(", \"us_%d\": %.3f", blocks, sums(blocks));
+    for (int blocks : {4, 8, 16, 32, 64, 128, 208}) printf(", \"us_%d\": %.3f", blocks, sums(blocks));
     printf("}\n");
     fflush(stdout);
   }
+  sums_and_norms(gpus, link, out);
   if (!nccl_path) return 0;
   const Nccl nccl(nccl_path);
   std::vector<void*> comms(static_cast<size_t>(gpus));

@@ -1,9 +1,11 @@
 #include "model/arch/adapter_places.h"
 
+#include <numeric>
 #include <unordered_map>
 
 #include "core/cat.h"
 #include "model/arch/layer_loader.h"
+#include "model/formats/slices.h"
 
 namespace kvasir::model {
 namespace {
@@ -63,21 +65,48 @@ class Places {
                                   "projections of its layers are (q, k, v, o, gate, up, down)",
                                   config_.experts.routing.experts > 0 ? ", those of experts and routers are not" : ""));
     const Projection& p = *it->second;
-    if (m.a.cols != p.weight.cols || m.b.rows != p.rows)
+    int64_t rows = p.outputs.empty() ? p.rows : 0;  // of all ranks
+    for (const Share& piece : p.outputs) rows += piece.all;
+    const int64_t cols = p.inputs.whole(p.weight.cols);
+    if (m.a.cols != cols || m.b.rows != rows)
       return invalid_argument(cat(file_.path, ": module ", m.name, " is ", m.b.rows, " x ", m.a.cols,
-                                  " (outputs x inputs); the model's is ", p.rows, " x ", p.weight.cols));
-    LowRank out{.weight = p.weight, .first = p.first, .a = m.a, .b = m.b, .scale = m.scale};
-    KVASIR_ASSIGN(out.order, order_of(p, m));
-    out.magnitude = m.magnitude;
-    for (size_t i = 0; i < out.order.size() && !out.magnitude.empty(); ++i)
-      out.magnitude[i] = m.magnitude[size_t(out.order[i])];
+                                  " (outputs x inputs); the model's is ", rows, " x ", cols));
+    if (p.inputs.split() && !m.magnitude.empty())
+      return unimplemented(cat(file_.path, ": module ", m.name, " has magnitudes (DoRA), which rows that several ",
+                               "ranks have a part of don't take: --ranks 1"));
+    LowRank out{.weight = p.weight, .first = p.first, .a = m.a, .b = m.b, .scale = m.scale, .magnitude = m.magnitude};
+    if (p.inputs.split()) {
+      KVASIR_ASSIGN(out.a, columns_of(m.a, p.inputs));
+    }
+    KVASIR_ASSIGN(std::vector<int32_t> order, order_of(p, m, rows));
+    own_rows(p.outputs, rows, order);
+    if (order.empty()) return out;
+    for (size_t i = 0; i < out.magnitude.size(); ++i) out.magnitude[i] = m.magnitude[size_t(order[i])];
+    if (!out.magnitude.empty()) out.magnitude.resize(size_t(p.rows));
+    out.b = rows_of(reordered(m.b, [&](int64_t i) { return order[size_t(i)]; }), 0, p.rows);
     return out;
   }
 
-  // Which row of the file's each of the weight's is; empty: the same.
-  Result<std::vector<int32_t>> order_of(const Projection& p, const AdapterModule& m) const {
+  // Of `order` (empty: as they lie) the rows that a rank has, before the others.
+  static void own_rows(const std::vector<Share>& pieces, int64_t rows, std::vector<int32_t>& order) {
+    if (pieces.empty()) return;
+    if (order.empty()) order.resize(size_t(rows)), std::iota(order.begin(), order.end(), 0);
     std::vector<int32_t> out;
-    const int64_t d = config_.head_dim, heads = p.rows / d;
+    out.reserve(order.size());
+    int64_t at = 0;
+    for (const Share& piece : pieces) {
+      const auto first = order.begin() + at + piece.first;
+      out.insert(out.end(), first, first + piece.count);
+      at += piece.all;
+    }
+    out.resize(order.size());
+    order = std::move(out);
+  }
+
+  // Which row of the file's each of the whole weight's is; empty: the same.
+  Result<std::vector<int32_t>> order_of(const Projection& p, const AdapterModule& m, int64_t rows) const {
+    std::vector<int32_t> out;
+    const int64_t d = config_.head_dim, heads = rows / d;
     if (p.order == Projection::Order::groups) {
       if (!file_.gguf && config_.from_gguf)
         return unimplemented(cat(file_.path, ": module ", m.name,

@@ -81,9 +81,12 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
   KVASIR_ASSIGN(l.qkv, in.qkv(i));
   if (c_.qk_norm != QkNorm::none) {
     const bool full = c_.qk_norm == QkNorm::full;
-    const int64_t size = c_.head_dim;
-    KVASIR_ASSIGN(l.q_norm, in.vector(in.of(i, "attn_q_norm.weight"), size * (full ? c_.heads : 1), c_.norm_shift));
-    KVASIR_ASSIGN(l.k_norm, in.vector(in.of(i, "attn_k_norm.weight"), size * (full ? c_.kv_heads : 1), c_.norm_shift));
+    auto of_heads = [&](const char* name, int64_t heads, const Share& share) {
+      return in.vector(in.of(i, name), c_.head_dim * (full ? heads : 1), c_.norm_shift, 1,
+                       full ? share.times(c_.head_dim) : Share());
+    };
+    KVASIR_ASSIGN(l.q_norm, of_heads("attn_q_norm.weight", c_.heads, c_.part.heads));
+    KVASIR_ASSIGN(l.k_norm, of_heads("attn_k_norm.weight", c_.kv_heads, c_.part.kv_heads));
   }
   if (c_.head_sinks) {
     KVASIR_ASSIGN(l.sinks, in.vector(in.of(i, "attn_sinks.weight"), c_.heads, 0, 1, c_.part.heads));
@@ -110,24 +113,33 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
 std::vector<Projection> Decoder::projections() const {
   using Order = Projection::Order;
   const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
+  const Share of_q = c_.part.heads.times(c_.head_dim), of_kv = c_.part.kv_heads.times(c_.head_dim);
   std::vector<Projection> out;
   for (int32_t i = 0; i < c_.layers; ++i) {
     const DecoderLayer& l = layers_[size_t(i)];
-    auto add = [&](std::string_view name, Matrix weight, int64_t first, int64_t rows, Order order = Order::plain) {
-      out.push_back({LayerLoader::of(i, name), weight, first, rows, order});
+    // Each rank has some rows of a weight, or some columns.
+    auto rows = [&](std::string_view name, Matrix weight, int64_t first, int64_t count, std::vector<Share> outputs,
+                    Order order = Order::plain) {
+      if (!outputs[0].split()) outputs.clear();
+      out.push_back({LayerLoader::of(i, name), weight, first, count, order, std::move(outputs), {}});
     };
-    add("attn_q", l.qkv, 0, q, Order::heads);
-    add("attn_k", l.qkv, q, kv, Order::heads);
-    add("attn_v", l.qkv, q + kv, kv);
-    add("attn_qkv", l.qkv, 0, q + 2 * kv, Order::groups);
-    add("attn_output", l.attn_out, 0, c_.hidden);
+    auto columns = [&](std::string_view name, Matrix weight, const Share& inputs) {
+      out.push_back({LayerLoader::of(i, name), weight, 0, c_.hidden, Order::plain, {}, inputs});
+    };
+    rows("attn_q", l.qkv, 0, q, {of_q}, Order::heads);
+    rows("attn_k", l.qkv, q, kv, {of_kv}, Order::heads);
+    rows("attn_v", l.qkv, q + kv, kv, {of_kv});
+    rows("attn_qkv", l.qkv, 0, q + 2 * kv, {of_q, of_kv, of_kv}, Order::groups);
+    columns("attn_output", l.attn_out, of_q);
     if (l.mlp.down.id < 0) continue;
-    const std::string ending = l.experts >= 0 ? "_shexp" : "";
+    const bool shared = l.experts >= 0;
+    const std::string ending = shared ? "_shexp" : "";
+    const Share& of_ffn = shared ? c_.part.shared_ffn : c_.part.ffn;
     const int64_t ffn = l.mlp.down.cols;
-    if (c_.gated) add(cat("ffn_gate", ending), l.mlp.up, 0, ffn);
-    if (c_.gated) add(cat("ffn_gate_up", ending), l.mlp.up, 0, 2 * ffn);
-    add(cat("ffn_up", ending), l.mlp.up, c_.gated ? ffn : 0, ffn);
-    add(cat("ffn_down", ending), l.mlp.down, 0, c_.hidden);
+    if (c_.gated) rows(cat("ffn_gate", ending), l.mlp.up, 0, ffn, {of_ffn});
+    if (c_.gated) rows(cat("ffn_gate_up", ending), l.mlp.up, 0, 2 * ffn, {of_ffn, of_ffn});
+    rows(cat("ffn_up", ending), l.mlp.up, c_.gated ? ffn : 0, ffn, {of_ffn});
+    columns(cat("ffn_down", ending), l.mlp.down, of_ffn);
   }
   return out;
 }
@@ -160,7 +172,10 @@ Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
     return ops_.linear_attend(in, l.qkv, how, qkv_, attended_);
   KVASIR_TRY(ops_.linear(in, l.qkv, qkv_));
   const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
-  if (c_.qk_norm != QkNorm::none) KVASIR_TRY(ops_.qk_norm(qkv_, q, l.q_norm, kv, l.k_norm, c_.norm_eps));
+  if (c_.qk_norm == QkNorm::full && c_.part.ranks > 1)
+    KVASIR_TRY(ops_.qk_norm_over_ranks(qkv_, q, l.q_norm, kv, l.k_norm, c_.norm_eps));
+  else if (c_.qk_norm != QkNorm::none)
+    KVASIR_TRY(ops_.qk_norm(qkv_, q, l.q_norm, kv, l.k_norm, c_.norm_eps));
   if (c_.query_position_slope != 0)
     KVASIR_TRY(ops_.scale_by_position(qkv_, q, c_.query_position_slope, c_.query_position_unit));
   return ops_.attend(how, qkv_, attended_);

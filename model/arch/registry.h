@@ -16,7 +16,8 @@
 
 namespace kvasir::model {
 
-// Where a projection that adapters may change lies: rows [first, first + rows) of a weight.
+// Where a projection that adapters may change lies: rows [first, first + rows) of a weight. Of several ranks: those
+// that this one has of what the file has.
 struct Projection {
   enum class Order : uint8_t {
     plain,
@@ -27,6 +28,8 @@ struct Projection {
   Matrix weight;
   int64_t first = 0, rows = 0;
   Order order = Order::plain;
+  std::vector<Share> outputs;  // of the file's rows, piece by piece; empty: all of them
+  Share inputs;                // of its columns
 };
 
 constexpr int32_t kLastState = -1;  // of Network::keep(): behind all layers and their norm

@@ -88,7 +88,7 @@ Result<std::shared_ptr<const CpuAdapter>> CpuAdapter::make(std::span<const LowRa
     }
     std::vector<float> b(static_cast<size_t>(rank)), weight_row(c.magnitude.empty() ? 0 : size_t(inputs));
     for (int64_t o = 0; o < p.rows; ++o) {
-      row_at(c.b, c.order.empty() ? o : c.order[size_t(o)], b.data());
+      row_at(c.b, o, b.data());
       float factor = 1;
       if (!c.magnitude.empty()) {
         row_of(c.weight, c.first + o, weight_row.data());
@@ -103,11 +103,11 @@ Result<std::shared_ptr<const CpuAdapter>> CpuAdapter::make(std::span<const LowRa
 
 // ---- a step's rows
 
-void AdapterRows::begin(const Batch& batch) {
+void AdapterRows::begin(const Batch& batch, int32_t rank) {
   used_ = 0;
   for (size_t s = 0; s < batch.adapters.size(); ++s) {
     if (!batch.adapters[s]) continue;
-    const auto* adapter = static_cast<const CpuAdapter*>(batch.adapters[s]);
+    const auto* adapter = static_cast<const CpuAdapter*>(&batch.adapters[s]->part(rank));
     size_t i = 0;
     while (i < used_ && rows_[i].adapter != adapter) ++i;
     if (i == used_) {

@@ -88,7 +88,7 @@ class ProductAdapters {
 
 class AdapterRows {
  public:
-  void begin(const Batch& batch);
+  void begin(const Batch& batch, int32_t rank);
   // Null where no row's adapter changes this weight. Good until the next call.
   const ProductAdapters* reduce(Matrix weight, const float* x, int64_t x_stride, const Kernels& kernels,
                                 ThreadPool& pool);

@@ -125,7 +125,7 @@ Status CpuOps::set_caches(std::vector<kvcache::CacheView> caches, bool apart, st
 Status CpuOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   batch_ = &batch;
   tokens_ = &tokens;
-  adapter_rows_.begin(batch);
+  adapter_rows_.begin(batch, options_.part.rank);
   const bool sided = !side_of_.empty() && side_of_[0];  // all kinds of an encoder-decoder are
   if (sided && std::ssize(batch.sources) != batch.size())
     return internal_error(cat("a step of ", batch.size(), " sequences says the sources of ", batch.sources.size()));
@@ -257,6 +257,43 @@ Status CpuOps::qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Ve
     for (int64_t i = 0; i < q_cols; i += q.size) kernels_.norm(row + i, vector(q), q.size, eps, false, row + i);
     for (int64_t i = q_cols; i < q_cols + kv_cols; i += k.size)
       kernels_.norm(row + i, vector(k), k.size, eps, false, row + i);
+  });
+  return {};
+}
+
+namespace {
+
+double squares_of(const float* x, int64_t count) {
+  double sums[4] = {};
+  for (int64_t i = 0; i < count; ++i) sums[i % 4] += double(x[i]) * double(x[i]);
+  return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+}  // namespace
+
+// Each rank has the sums of squares of its own heads, and learns those of the others. What it publishes stays as it is
+// until it is here again, when all have passed the barrier of the layer's first sum.
+Status CpuOps::qk_norm_over_ranks(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) {
+  Link& link = *options_.link;
+  const RankPart& part = options_.part;
+  squares_.resize(size_t(2 * rows(qkv)));
+  each_row(rows(qkv), q_cols + kv_cols, [&](int64_t t) {
+    const float* row = data(qkv) + t * qkv.cols;
+    squares_[size_t(2 * t)] = float(squares_of(row, q_cols));
+    squares_[size_t(2 * t + 1)] = part.counts_keys() ? float(squares_of(row + q_cols, kv_cols)) : 0;
+  });
+  KVASIR_TRY(link.meet(part.rank, squares_.data()));
+  const int64_t head = q_cols / part.heads.count;
+  each_row(rows(qkv), q_cols + kv_cols, [&](int64_t t) {
+    float* x = data(qkv) + t * qkv.cols;
+    for (int of : {0, 1}) {
+      float sum = 0;
+      for (int32_t r = 0; r < link.ranks(); ++r) sum += link.published_by(r)[2 * t + of];
+      const int64_t all = head * (of == 0 ? part.heads.all : part.kv_heads.all), cols = of == 0 ? q_cols : kv_cols;
+      const float by = 1 / std::sqrt(sum / float(all) + eps), *w = vector(of == 0 ? q : k);
+      for (int64_t i = 0; i < cols; ++i) x[i] *= by * w[i];
+      x += cols;
+    }
   });
   return {};
 }

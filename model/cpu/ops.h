@@ -67,6 +67,7 @@ class CpuOps final : public Ops {
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override { return norm(in, weight, eps, true, out); }
   Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
   Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) override;
+  Status qk_norm_over_ranks(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) override;
   Status scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) override;
   Status linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, false, out); }
   Status add_linear(Buffer in, Matrix weight, Buffer out) override { return linear(in, weight, true, out); }
@@ -177,6 +178,7 @@ class CpuOps final : public Ops {
   std::vector<kvcache::TensorScales> scales_;
   AdapterRows adapter_rows_;
   Sides sides_;                        // of the step, in an encoder-decoder
+  std::vector<float> squares_;         // of the queries and the keys of each row
   Buffer partials_[2], whole_logits_;  // alternate: others still read one while the next is written
   size_t turn_ = 0;
   const Batch* batch_ = nullptr;

@@ -207,11 +207,13 @@ void CpuRunner::describe_ranks(const std::vector<NumaNode>& nodes) {
 }
 
 Result<AdapterPtr> CpuRunner::load_adapter(const std::string& path, int64_t room) {
-  if (link_) return unimplemented(cat("ranks is ", ranks_.size(), "; adapters are served by one rank: --ranks 1"));
   // float32 files become bfloat16 unless the model is precise; of quantized ones there is less.
   KVASIR_ASSIGN(const AdapterFile file, read_adapter(path, 2 * room + (1 << 20)));
-  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, ranks_[0]->network()));
-  return ranks_[0]->ops().load_adapter(changes, room);
+  return load_parts(int32_t(ranks_.size()), room, [&](int32_t rank, int64_t left) -> Result<AdapterPtr> {
+    Rank& r = *ranks_[size_t(rank)];
+    KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, r.network()));
+    return r.ops().load_adapter(changes, left);
+  });
 }
 
 Status CpuRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
@@ -242,6 +244,8 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
                cat("quantize is ", options.quantize,
                    ", which is for a GPU (--device cuda); a CPU computes with weights as they are stored: auto"))
         .with_field("quantize");
+  if (config.dummy_hung_rank >= 0)
+    return invalid_argument("a dummy's hung_rank is one of several GPUs (--device cuda --ranks 2)").with_field("model");
   KVASIR_ASSIGN(auto form, cache_form_of(config, options.kv, options.precise ? DType::f32 : DType::f16, *weights));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cpu" : options.attention));

@@ -37,8 +37,8 @@ class Loading {
   }
   // Both factors to where `part` says, and DoRA's.
   Status put(const LowRank& c, const Weight& weight, void* a, const LowRankPart& part) {
-    KVASIR_TRY(upload(c.a, {}, a_));
-    KVASIR_TRY(upload(c.b, c.order, b_));
+    KVASIR_TRY(upload(c.a, a_));
+    KVASIR_TRY(upload(c.b, b_));
     launch_pack_factor(a_.as<float>(), c.a.rows, c.a.cols, 1, nullptr, a, stream_);
     if (part.factors) KVASIR_TRY(stretch(c, weight, const_cast<float*>(part.factors)));
     launch_pack_factor(b_.as<float>(), c.b.rows, c.b.cols, c.scale, part.factors, const_cast<void*>(part.b), stream_);
@@ -52,11 +52,10 @@ class Loading {
   }
 
  private:
-  Status upload(const HostTensor& t, std::span<const int32_t> order, const DeviceMemory& to) {
+  Status upload(const HostTensor& t, const DeviceMemory& to) {
     host_.resize(size_t(t.rows * t.cols));
     for (int64_t r = 0; r < t.rows; ++r)
-      dequantize(t.type, t.data + (order.empty() ? r : order[size_t(r)]) * t.row_bytes(), t.cols,
-                 host_.data() + r * t.cols);
+      dequantize(t.type, t.data + r * t.row_bytes(), t.cols, host_.data() + r * t.cols);
     KVASIR_TRY(check(cudaMemcpyAsync(to.get(), host_.data(), host_.size() * 4, cudaMemcpyHostToDevice, stream_),
                      "an adapter's factor"));
     return check(cudaStreamSynchronize(stream_), "an adapter's factor");  // the host's copy is used again
@@ -213,13 +212,13 @@ void AdapterRows::choose_shapes(std::vector<uint64_t> shapes, const std::vector<
     }
 }
 
-Status AdapterRows::begin(const Batch& batch, int slot, cudaStream_t stream) {
+Status AdapterRows::begin(const Batch& batch, int32_t rank, int slot, cudaStream_t stream) {
   tiles_ = 0, key_ = 0, slot_ = slot;
   std::vector<const CudaAdapter*> adapters;
   std::vector<std::vector<int32_t>> rows;  // of each
   for (size_t s = 0; s < batch.adapters.size(); ++s) {
     if (!batch.adapters[s]) continue;
-    const auto* adapter = static_cast<const CudaAdapter*>(batch.adapters[s]);
+    const auto* adapter = static_cast<const CudaAdapter*>(&batch.adapters[s]->part(rank));
     const size_t i = size_t(std::find(adapters.begin(), adapters.end(), adapter) - adapters.begin());
     if (i == adapters.size()) adapters.push_back(adapter), rows.emplace_back();
     for (int64_t t = batch.seqstarts[s]; t < batch.seqstarts[s + 1]; ++t) rows[i].push_back(int32_t(t));

@@ -66,7 +66,7 @@ class AdapterRows {
                           const CudaAdapter::WeightOf& weight_of);
 
   // Steps take turns in two slots.
-  Status begin(const Batch& batch, int slot, cudaStream_t stream);
+  Status begin(const Batch& batch, int32_t rank, int slot, cudaStream_t stream);
   // After all that a step launches.
   Status end(cudaStream_t stream) { return tiles_ > 0 ? last_step_->record(stream) : Status(); }
   uint64_t key() const { return key_; }  // equal: steps launch the same; 0: no row has an adapter

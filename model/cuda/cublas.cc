@@ -78,6 +78,8 @@ struct Cublas::Functions {
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
   decltype(&cublasLtMatmul) matmul = nullptr;
+  decltype(&cublasLtMatmulAlgoCheck) algorithm_check = nullptr;
+  decltype(&cublasLtMatmulAlgoConfigGetAttribute) algorithm_get = nullptr;
 
   Status open() {
     void* library = nullptr;
@@ -102,6 +104,7 @@ struct Cublas::Functions {
     find(preference_destroy, "cublasLtMatmulPreferenceDestroy");
     find(preference_set, "cublasLtMatmulPreferenceSetAttribute");
     find(heuristic, "cublasLtMatmulAlgoGetHeuristic"), find(matmul, "cublasLtMatmul");
+    find(algorithm_check, "cublasLtMatmulAlgoCheck"), find(algorithm_get, "cublasLtMatmulAlgoConfigGetAttribute");
     return all ? Status()
                : failed_precondition("the cuBLASLt that was found lacks functions; version 12 or 13 is needed");
   }
@@ -120,7 +123,7 @@ struct Cublas::Plan {
   cublasLtMatrixLayout_t weight = nullptr, in = nullptr, out = nullptr;
   std::vector<cublasLtMatmulHeuristicResult_t> ways;  // as the library ranks them
   int best = 0;
-  bool timed = false;
+  bool timed = false, in_one_order = false;
   Shape shape;
 };
 
@@ -147,6 +150,22 @@ Status Cublas::set_scales(Plan& p, Scales scales) {
   for (auto [attribute, value] : {std::pair(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.weight),
                                   std::pair(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.in)})
     KVASIR_TRY(check(f_->desc_set(p.desc, attribute, &value, sizeof value), "scales"));
+  return {};
+}
+
+// Of what the library knows for `p`, as many ways as `to` has room for.
+Status Cublas::ask(const Plan& p, Plan& to) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  KVASIR_TRY(check(f_->preference_create(&preference), "preference"));
+  size_t most = kWorkspace;
+  cublasStatus_t s = f_->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
+  int count = 0;
+  if (s == CUBLAS_STATUS_SUCCESS)
+    s = f_->heuristic(static_cast<cublasLtHandle_t>(handle_), p.desc, p.weight, p.in, p.out, p.out, preference,
+                      int(to.ways.size()), to.ways.data(), &count);
+  f_->preference_destroy(preference);
+  KVASIR_TRY(check(s, "heuristic"));
+  to.ways.resize(size_t(count));
   return {};
 }
 
@@ -179,26 +198,75 @@ Result<Cublas::Plan*> Cublas::plan(const Shape& shape, Scales scales) {
   KVASIR_TRY(layout(&p->weight, type, k, n, k));
   KVASIR_TRY(layout(&p->in, type, k, rows, k));
   KVASIR_TRY(layout(&p->out, form == Form::bf16 ? CUDA_R_16BF : CUDA_R_32F, n, rows, stride));
-  cublasLtMatmulPreference_t preference = nullptr;
-  KVASIR_TRY(check(f.preference_create(&preference), "preference"));
-  size_t most = kWorkspace;
-  cublasStatus_t s = f.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
   p->shape = shape;
   const std::optional<int> chosen = choices().find(p->shape);
   const bool worth = rows <= kTimedRows && k >= kTimedElements && n * k >= kTimedWeights;
   p->timed = !worth || chosen;
   p->best = chosen.value_or(0);
   p->ways.resize(worth ? kWays : 1);
-  int count = 0;
-  if (s == CUBLAS_STATUS_SUCCESS)
-    s = f.heuristic(static_cast<cublasLtHandle_t>(handle_), p->desc, p->weight, p->in, p->out, p->out, preference,
-                    int(p->ways.size()), p->ways.data(), &count);
-  f.preference_destroy(preference);
-  KVASIR_TRY(check(s, "heuristic"));
-  if (count == 0) return internal_error(cat("cuBLASLt knows no way to multiply ", rows, " x ", k, " by ", k, " x ", n));
-  p->ways.resize(size_t(count));
+  KVASIR_TRY(ask(*p, *p));
+  if (p->ways.empty())
+    return internal_error(cat("cuBLASLt knows no way to multiply ", rows, " x ", k, " by ", k, " x ", n));
   slot = std::move(p);
   return slot.get();
+}
+
+namespace {
+
+bool divides_k(const Cublas::Functions& f, const cublasLtMatmulAlgo_t& way) {
+  int32_t parts = 0;
+  uint32_t scheme = 0;
+  size_t written = 0;
+  const bool known =
+      f.algorithm_get(&way, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written) == CUBLAS_STATUS_SUCCESS &&
+      f.algorithm_get(&way, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &written) ==
+          CUBLAS_STATUS_SUCCESS;
+  return !known || parts > 1 || scheme != CUBLASLT_REDUCTION_SCHEME_NONE;
+}
+
+}  // namespace
+
+// The first of the ways for some rows that takes any number of them and does not divide k among blocks.
+Result<Cublas::Plan*> Cublas::one_order(const Shape& shape) {
+  constexpr int64_t kSome = 64;
+  constexpr int kAsked = 24;
+  Shape some = shape;
+  some.rows = kSome;
+  auto& slot = ordered_[some];
+  if (slot) return slot.get();
+  KVASIR_ASSIGN(Plan * p, plan(some, {}));
+  auto found = std::make_unique<Plan>(*f_);
+  found->ways.resize(kAsked);
+  KVASIR_TRY(ask(*p, *found));
+  for (const cublasLtMatmulHeuristicResult_t& way : found->ways) {
+    bool takes_all = !divides_k(*f_, way.algo);
+    for (int64_t rows : {1, 3, 16, 33, 129, 1000, 4096}) {
+      if (!takes_all) break;
+      some.rows = rows;
+      KVASIR_ASSIGN(Plan * other, plan(some, {}));
+      cublasLtMatmulHeuristicResult_t checked = {};
+      takes_all = f_->algorithm_check(static_cast<cublasLtHandle_t>(handle_), other->desc, other->weight, other->in,
+                                      other->out, other->out, &way.algo, &checked) == CUBLAS_STATUS_SUCCESS &&
+                  checked.workspaceSize <= kWorkspace;
+    }
+    if (!takes_all) continue;
+    found->ways = {cublasLtMatmulHeuristicResult_t(way)};
+    slot = std::move(found);
+    return slot.get();
+  }
+  return unimplemented(cat("cuBLASLt knows no way to multiply by ", shape.k, " x ", shape.n,
+                           " that sums in one order for any number of rows"))
+      .with_field("batch_invariant");
+}
+
+Status Cublas::product_in_one_order(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k,
+                                    Form form) {
+  KVASIR_ASSIGN(Plan * p, plan({rows, n, k, n, form, Elements::bf16}, {}));
+  if (!p->in_one_order) {
+    KVASIR_ASSIGN(const Plan* same, one_order(p->shape));
+    p->ways = same->ways, p->best = 0, p->timed = p->in_one_order = true;
+  }
+  return multiply(*p, p->best, in, weight, out);
 }
 
 Status Cublas::multiply(const Plan& p, int way, const void* in, const void* weight, void* out) {

@@ -21,6 +21,7 @@ struct Scales {
 
 class Cublas {
  public:
+  struct Functions;
   static constexpr int64_t kTimedRows = 512;
 
   static Result<std::unique_ptr<Cublas>> open(cudaStream_t stream);
@@ -35,6 +36,11 @@ class Cublas {
   Status product(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,
                  Elements elements = Elements::bf16, Scales scales = {}, int64_t stride = 0);
 
+  // By one way for any number of rows of such weights, that sums all of k in one order: a row's bits do not depend on
+  // how many stand beside it.
+  Status product_in_one_order(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k,
+                              Form form);
+
  private:
   struct Shape {
     int64_t rows, n, k, stride;
@@ -44,10 +50,11 @@ class Cublas {
   };
   class Choices;
   static Choices& choices();
-  struct Functions;
   struct Plan;
   Cublas();
   Result<Plan*> plan(const Shape& shape, Scales scales);
+  Status ask(const Plan& plan, Plan& to);
+  Result<Plan*> one_order(const Shape& shape);
   Status set_scales(Plan& plan, Scales scales);
   Status choose(Plan& plan, const void* in, const void* weight, int64_t out_bytes);
   Status multiply(const Plan& plan, int way, const void* in, const void* weight, void* out);
@@ -59,6 +66,7 @@ class Cublas {
   size_t scratch_bytes_ = 0;
   cudaEvent_t began_ = nullptr, ended_ = nullptr;
   std::map<Shape, std::unique_ptr<Plan>> plans_;
+  std::map<Shape, std::unique_ptr<Plan>> ordered_;  // of product_in_one_order()
 };
 
 }  // namespace kvasir::model::cuda

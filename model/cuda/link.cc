@@ -52,6 +52,11 @@ void Link::publish_partials(int32_t rank, const void* first, const void* second)
   for (LinkView& view : views_) view.partials[0][rank] = first, view.partials[1][rank] = second;
 }
 
+void Link::publish_squares(int32_t rank, float* squares) {
+  std::lock_guard lock(mutex_);
+  for (LinkView& view : views_) view.squares[rank] = squares;
+}
+
 void Link::publish_logits(int32_t rank, const float* logits, const Share& columns) {
   std::lock_guard lock(mutex_);
   for (LinkView& view : views_)

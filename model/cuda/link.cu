@@ -55,6 +55,14 @@ __device__ void widen(const uint4& from, float* to) {
   }
 }
 
+__device__ uint4 narrow(const float (&from)[kEach]) {
+  uint4 packed;
+  auto* pairs = reinterpret_cast<__nv_bfloat162*>(&packed);
+#pragma unroll
+  for (int k = 0; k < kEach / 2; ++k) pairs[k] = __floats2bfloat162_rn(from[2 * k], from[2 * k + 1]);
+  return packed;
+}
+
 // Piece `at` of all ranks' partial sums, in the order of ranks.
 __device__ __forceinline__ void sum_of_ranks(const LinkView& v, int turn, int64_t at, float (&total)[kEach]) {
   float one[kEach];
@@ -78,7 +86,7 @@ __device__ __forceinline__ void store_sums(float* out, bool add, const float (&t
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     sum(const __grid_constant__ LinkView v, int turn, bool add, float* out, int64_t count) {
   let_next_kernel_start();
   wait_for_kernel_ahead();
@@ -97,6 +105,34 @@ __global__ void __launch_bounds__(kThreads)
   out[i] = add ? out[i] + total : total;
 }
 
+// Slice `rank` of so many pieces.
+__device__ int64_t slice_begin(int64_t pieces, int rank, int ranks) { return pieces * rank / ranks; }
+
+// A block has the same pieces of every slice, so that it waits only for its fellows. `count` is whole pieces.
+__global__ void __launch_bounds__(kThreads, 2)
+    sum_by_slices(const __grid_constant__ LinkView v, int turn, bool add, float* out, int64_t count) {
+  let_next_kernel_start();
+  wait_for_kernel_ahead();
+  meet(v);
+  const int64_t pieces = count / kEach, stride = int64_t(gridDim.x) * kThreads;
+  const int64_t mine = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  // Nobody reads this rank's slice of its own partial before the next barrier but itself.
+  auto* own = static_cast<uint4*>(const_cast<void*>(v.partials[turn][v.rank]));
+  for (int64_t i = slice_begin(pieces, v.rank, v.ranks) + mine; i < slice_begin(pieces, v.rank + 1, v.ranks);
+       i += stride) {
+    float total[kEach];
+    sum_of_ranks(v, turn, i, total);
+    own[i] = narrow(total);
+  }
+  meet(v);
+  for (int r = 0; r < v.ranks; ++r)
+    for (int64_t i = slice_begin(pieces, r, v.ranks) + mine; i < slice_begin(pieces, r + 1, v.ranks); i += stride) {
+      float total[kEach], stored[kEach];
+      widen(__ldcg(static_cast<const uint4*>(v.partials[turn][r]) + i), total);
+      store_sums(out + i * kEach, add, total, stored);
+    }
+}
+
 constexpr int kHeld = 2;  // pieces of a row that a thread has in registers
 
 __device__ float block_sum(float v) {
@@ -110,8 +146,8 @@ __device__ float block_sum(float v) {
   return v;
 }
 
-// A row a block.
-__global__ void __launch_bounds__(kThreads)
+// A row a block at a time.
+__global__ void __launch_bounds__(kThreads, 2)
     sum_norm(const __grid_constant__ LinkView v, int turn, float* out, const float* weight, float eps,
              __nv_bfloat16* normed, int64_t rows, int64_t cols) {
   let_next_kernel_start();
@@ -141,13 +177,38 @@ __global__ void __launch_bounds__(kThreads)
     for (int h = 0; h < kHeld; ++h) {
       const int64_t i = threadIdx.x + int64_t(h) * blockDim.x;
       if (i >= pieces) continue;
-      uint4 packed;
-      auto* pairs = reinterpret_cast<__nv_bfloat162*>(&packed);
 #pragma unroll
-      for (int k = 0; k < kEach / 2; ++k)
-        pairs[k] = __floats2bfloat162_rn(x[h][2 * k] * r * by[h][2 * k], x[h][2 * k + 1] * r * by[h][2 * k + 1]);
-      reinterpret_cast<uint4*>(normed)[row * pieces + i] = packed;
+      for (int k = 0; k < kEach; ++k) x[h][k] *= r * by[h][k];
+      reinterpret_cast<uint4*>(normed)[row * pieces + i] = narrow(x[h]);
     }
+  }
+}
+
+__device__ float squares_of(const float* x, int64_t count) {
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += x[i] * x[i];
+  return block_sum(sum);
+}
+
+// A row a block at a time, twice: between the two all ranks learn one another's sums of squares. They are overwritten
+// in the next layer, after the barrier of this layer's first sum.
+__global__ void __launch_bounds__(kThreads, 2)
+    qk_norm_over_ranks(const __grid_constant__ LinkView v, const __grid_constant__ QkNormOverRanks n, int64_t rows) {
+  let_next_kernel_start();
+  wait_for_kernel_ahead();
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const float* x = n.x + row * n.stride;
+    const float q = squares_of(x, n.q_cols), k = n.counts_keys ? squares_of(x + n.q_cols, n.kv_cols) : 0;
+    if (threadIdx.x == 0) v.squares[v.rank][2 * row] = q, v.squares[v.rank][2 * row + 1] = k;
+  }
+  meet(v);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    float q = 0, k = 0;
+    for (int r = 0; r < v.ranks; ++r) q += __ldcg(v.squares[r] + 2 * row), k += __ldcg(v.squares[r] + 2 * row + 1);
+    q = rsqrtf(q / float(n.q_all) + n.eps), k = rsqrtf(k / float(n.kv_all) + n.eps);
+    float* x = n.x + row * n.stride;
+    for (int64_t i = threadIdx.x; i < n.q_cols; i += blockDim.x) x[i] *= q * n.q[i];
+    for (int64_t i = threadIdx.x; i < n.kv_cols; i += blockDim.x) x[n.q_cols + i] *= k * n.k[i];
   }
 }
 
@@ -178,6 +239,10 @@ __global__ void barrier(const __grid_constant__ LinkView v) {
   let_next_kernel_start();
   wait_for_kernel_ahead();
   meet(v);
+}
+
+__global__ void hang(const __grid_constant__ LinkView v) {
+  while (!heard(v.lost)) __nanosleep(100'000);
 }
 
 __device__ int64_t own_row(const int32_t* tokens, const int32_t* before, int64_t first, int64_t count, int64_t t) {
@@ -212,19 +277,27 @@ unsigned blocks_for(int64_t pieces, int64_t most = kLinkBlocks) {
 
 // More blocks wait longer for one another, and read faster: of up to 512 KiB fewer win (gpu_ranks_bench).
 constexpr int64_t kFewPieces = (512 << 10) / 16, kFewBlocks = 32;
+// What crosses the link while a barrier is waited for.
+constexpr int64_t kBarrierBytes = int64_t(1200) << 10;
 
 }  // namespace
 
-void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream, int blocks) {
-  const int64_t pieces = count / kEach;
+bool two_shots_win(int32_t ranks, int64_t count) {
+  const int64_t saved = 2 * count * (ranks - 1) * (ranks - 2) / ranks;
+  return ranks > 2 && count % kEach == 0 && saved > kBarrierBytes;
+}
+
+void launch_sum(const LinkView& view, int turn, bool add, float* out, int64_t count, cudaStream_t stream, int blocks,
+                Shots shots) {
+  const bool slices = shots == Shots::two || (shots == Shots::fitting && two_shots_win(view.ranks, count));
+  const int64_t pieces = count / kEach / (slices ? view.ranks : 1);
   launch_early(
-      sum, dim3(blocks > 0 ? unsigned(blocks) : blocks_for(pieces, pieces <= kFewPieces ? kFewBlocks : kLinkBlocks)),
+      slices ? sum_by_slices : sum,
+      dim3(blocks > 0 ? unsigned(blocks) : blocks_for(pieces, pieces <= kFewPieces ? kFewBlocks : kLinkBlocks)),
       kThreads, stream, view, turn, add, out, count);
 }
 
-bool sum_norm_takes(int64_t rows, int64_t cols) {
-  return rows <= 2 * kLinkBlocks && cols % kEach == 0 && cols <= int64_t(kHeld) * kThreads * kEach;
-}
+bool sum_norm_takes(int64_t cols) { return cols % kEach == 0 && cols <= int64_t(kHeld) * kThreads * kEach; }
 
 void launch_sum_norm(const LinkView& view, int turn, float* out, const float* weight, float eps, void* normed,
                      int64_t rows, int64_t cols, cudaStream_t stream) {
@@ -235,11 +308,18 @@ void launch_sum_norm(const LinkView& view, int turn, float* out, const float* we
                eps, static_cast<__nv_bfloat16*>(normed), rows, cols);
 }
 
+void launch_qk_norm_over_ranks(const LinkView& view, const QkNormOverRanks& norm, int64_t rows, cudaStream_t stream) {
+  launch_early(qk_norm_over_ranks, dim3(unsigned(std::min<int64_t>(rows, kLinkBlocks))), kThreads, stream, view, norm,
+               rows);
+}
+
 void launch_gather(const LinkView& view, float* out, int64_t rows, int64_t all, cudaStream_t stream) {
   launch_early(gather, dim3(blocks_for(rows * all / 4)), kThreads, stream, view, out, rows, all);
 }
 
 void launch_barrier(const LinkView& view, cudaStream_t stream) { launch_early(barrier, dim3(1), 32, stream, view); }
+
+void launch_hang(const LinkView& view, cudaStream_t stream) { hang<<<1, 1, 0, stream>>>(view); }
 
 void launch_own_tokens(const int32_t* tokens, const int32_t* before, const Share& share, int32_t* own, int64_t rows,
                        cudaStream_t stream) {

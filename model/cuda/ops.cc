@@ -183,7 +183,7 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   slot_ ^= 1;
   turn_ = 0, sum_is_last_ = false;
-  KVASIR_TRY(adapters_.begin(batch, slot_, stream_));
+  KVASIR_TRY(adapters_.begin(batch, options_.part.rank, slot_, stream_));
   int32_t* ids = host_ids_[slot_].as<int32_t>();
   step_logit_rows_ = logit_rows;
   const int64_t count = 3 * tokens_ + logit_rows;

@@ -81,6 +81,7 @@ class CudaOps final : public Ops {
   Status add_norm(Buffer in, Vector weight, float eps, Buffer out) override;
   Status layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) override;
   Status qk_norm(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) override;
+  Status qk_norm_over_ranks(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) override;
   Status norm_pieces(Buffer in_out, int64_t first, int64_t cols, Vector weight, float eps) override;
   Status add(Buffer in, Buffer out) override;
   Status scale(Buffer in_out, float factor) override;
@@ -169,6 +170,7 @@ class CudaOps final : public Ops {
   // What a rank adds to sums, by turns: while one is written others may still read the one before.
   Buffer partials_[2], whole_logits_;
   DeviceMemory own_ids_;  // token ids as rows of this rank's part of the vocabulary
+  DeviceMemory squares_;  // Link::publish_squares
   int turn_ = 0;
   bool sum_is_last_ = false;  // of what has crossed ranks in this step
   std::vector<attention::Attributes> kinds_;

@@ -19,6 +19,8 @@ Status CudaOps::make_partials(int64_t cols) {
     b = {int32_t(buffers_.size() - 1), cols};
   }
   KVASIR_TRY(own_ids_.allocate(size_t(options_.max_tokens) * sizeof(int32_t)));
+  KVASIR_TRY(squares_.allocate(size_t(options_.max_tokens) * 2 * sizeof(float)));
+  options_.link->publish_squares(options_.part.rank, squares_.as<float>());
   options_.link->publish_partials(options_.part.rank, room(partials_[0]).half_data.get(),
                                   room(partials_[1]).half_data.get());
   return {};
@@ -34,7 +36,7 @@ LinkView CudaOps::link_view() const {
   LinkView v = options_.link->view(options_.part.rank);
   if (options_.link->joined()) return v;
   for (auto& turn : v.partials) turn[0] = turn[v.rank];
-  v.barriers[0] = v.barriers[v.rank], v.logits[0] = v.logits[v.rank];
+  v.barriers[0] = v.barriers[v.rank], v.logits[0] = v.logits[v.rank], v.squares[0] = v.squares[v.rank];
   v.first[0] = v.first[v.rank], v.count[0] = v.count[v.rank];
   v.rank = 0, v.ranks = 1;
   return v;
@@ -46,13 +48,16 @@ Status CudaOps::sum_partials(bool add, Buffer out) {
   float* to = add ? data(out) : write(out);
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
   written(out, false);
-  launch_sum(link_view(), turn_, add, to, rows(out) * out.cols, stream_);
+  // Two shots round once more, so how often must not depend on how many rows there are.
+  launch_sum(link_view(), turn_, add, to, rows(out) * out.cols, stream_, 0,
+             options_.batch_invariant ? Shots::one : Shots::fitting);
   turn_ ^= 1, sum_is_last_ = true;
   return launched("sum over ranks");
 }
 
 Status CudaOps::add_linear_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed) {
-  if (!crosses(weight) || options_.batch_invariant || makes_bytes(normed) || !sum_norm_takes(rows(out), out.cols))
+  if (!crosses(weight) || options_.batch_invariant || makes_bytes(normed) || !sum_norm_takes(out.cols) ||
+      two_shots_win(options_.link->ranks(), rows(out) * out.cols))
     return Ops::add_linear_norm(in, weight, out, norm, eps, normed);
   KVASIR_TRY(product(in, weight, Form::bf16, partial()));
   KVASIR_CHECK(!room(out).half, "what is added to is float32");
@@ -60,6 +65,24 @@ Status CudaOps::add_linear_norm(Buffer in, Matrix weight, Buffer out, Vector nor
   launch_sum_norm(link_view(), turn_, data(out), vector(norm), eps, write_half(normed), rows(out), out.cols, stream_);
   turn_ ^= 1, sum_is_last_ = true;
   return launched("sum over ranks and norm");
+}
+
+Status CudaOps::qk_norm_over_ranks(Buffer qkv, int64_t q_cols, Vector q, int64_t kv_cols, Vector k, float eps) {
+  const RankPart& part = options_.part;
+  const int64_t head = q_cols / part.heads.count;
+  launch_qk_norm_over_ranks(link_view(),
+                            {.x = data(qkv),
+                             .stride = qkv.cols,
+                             .q_cols = q_cols,
+                             .kv_cols = kv_cols,
+                             .q_all = head * part.heads.all,
+                             .kv_all = head * part.kv_heads.all,
+                             .counts_keys = part.counts_keys(),
+                             .q = vector(q),
+                             .k = vector(k),
+                             .eps = eps},
+                            rows(qkv), stream_);
+  return launched("qk_norm over ranks");
 }
 
 Status CudaOps::embed_own(const Loaded& w, float scale, Buffer out) {

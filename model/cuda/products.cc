@@ -33,11 +33,6 @@ Result<std::unique_ptr<Products>> Products::open(cudaStream_t stream, bool invar
 }
 
 Status Products::make_room(const Weight& w) {
-  if (invariant_ && w.packing == Packing::bf16 && (w.rows % 16 != 0 || w.cols % 32 != 0))
-    return invalid_argument(
-               cat("batch_invariant needs matrices of a multiple of 16 rows and 32 columns; this model has ", w.rows,
-                   " x ", w.cols))
-        .with_field("batch_invariant");
   if (w.packing == Packing::fp8 && w.rows > sum_cols_) {
     sum_cols_ = w.rows;
     return sums_.allocate(size_t(std::min(kApartRows * w.rows, kApartResults)) * sizeof(float));
@@ -52,7 +47,7 @@ bool Products::reads_bytes(const Weight& w, int64_t rows) const {
 
 bool Products::joins(const Weight& w, int64_t rows, Form form) const {
   const int64_t n = features(w, form);
-  if (invariant_) return n % 16 == 0 && (!is_blocks(w.packing) || w.half > 0);
+  if (invariant_) return w.packing != Packing::bf16 && n % 16 == 0 && (!is_blocks(w.packing) || w.half > 0);
   switch (w.packing) {
     case Packing::bf16: return few_rows_takes(rows, n, w.cols, form) || streamed_takes(rows, n, w.cols, form);
     case Packing::fp8: return streamed_bytes_takes(rows, n, w.cols, form);
@@ -98,6 +93,7 @@ Status Products::by_library(Bytes bytes, const Weight& w, void* out, int64_t row
 
 Status Products::one_order(const void* half, const Weight& w, void* out, int64_t rows, Form form) {
   const int64_t n = features(w, form), k = w.cols;
+  if (w.packing == Packing::bf16) return cublas_->product_in_one_order(half, w.data.get(), out, rows, n, k, form);
   const int64_t row_bytes = form == Form::apart ? 8 * n : form == Form::f32 || form == Form::added_f32 ? 4 * n : 2 * n;
   const int64_t most = w.packing == Packing::fp8 ? 16 : 32;
   for (int64_t row = 0; row < rows; row += most) {
@@ -106,12 +102,8 @@ Status Products::one_order(const void* half, const Weight& w, void* out, int64_t
     void* to = static_cast<std::byte*>(out) + row * row_bytes;
     if (w.packing == Packing::fp8)
       launch_streamed_bytes(in, w.data.get(), w.scales.as<float>(), to, count, n, k, form, stream_);
-    else if (is_blocks(w.packing))
-      launch_packed(w.packing, in, w.data.get(), w.unit, to, count, n, k, form, stream_);
-    else if (streamed_takes(1, n, k, form))
-      launch_streamed(in, w.data.get(), to, count, n, k, form, stream_);
     else
-      launch_few_rows(in, w.data.get(), to, count, n, k, form, stream_);
+      launch_packed(w.packing, in, w.data.get(), w.unit, to, count, n, k, form, stream_);
   }
   return check(cudaGetLastError(), "product");
 }

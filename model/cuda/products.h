@@ -11,11 +11,11 @@ namespace kvasir::model::cuda {
 
 class Products {
  public:
-  // Invariant: a row of a result does not depend on how many stand beside it. Then what is for few rows multiplies all
-  // of them, so many at a time, and always sums in one order.
+  // Invariant: a row of a result does not depend on how many stand beside it. Then weights in bfloat16 are multiplied
+  // in one way of the library's for any number of rows, others so many rows at a time by what is for few.
   static Result<std::unique_ptr<Products>> open(cudaStream_t stream, bool invariant);
 
-  // What products by this weight need beside it; refuses weights that cannot be multiplied invariantly.
+  // What products by this weight need beside it.
   Status make_room(const Weight& w);
 
   // Whether a product by this weight reads rows of E4M3; else they are bfloat16.

@@ -75,6 +75,8 @@ class Rank {
   // What the device drew, by sample row; of the first rank it is in the host's memory.
   const DeviceDraw* drawn(int slot) const { return slots_[size_t(slot)].drawn.as<DeviceDraw>(); }
   const TokenLogprob* top(int slot) const { return slots_[size_t(slot)].top.as<TokenLogprob>(); }
+  // For tests: its stream does no more until the link is lost.
+  void hang() { launch_hang(link_->view(config_.part.rank), stream_); }
   int64_t replays() const { return graphs_ ? graphs_->replays() : 0; }
 
  private:

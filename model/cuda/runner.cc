@@ -151,13 +151,14 @@ Status CudaRunner::warm_up(int64_t cache_tokens) {
 }
 
 Result<AdapterPtr> CudaRunner::load_adapter(const std::string& path, int64_t room) {
-  if (ranks_.several())
-    return unimplemented(cat("ranks is ", ranks_.size(), "; adapters are served by one rank: --ranks 1"));
-  const OnDevice on(ranks_.first().device());
   // float32 files become bfloat16; of quantized ones there is less.
   KVASIR_ASSIGN(const AdapterFile file, read_adapter(path, 2 * room + (1 << 20)));
-  KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, ranks_.first().network()));
-  return ranks_.first().ops().load_adapter(changes, room);
+  return load_parts(int32_t(ranks_.size()), room, [&](int32_t rank, int64_t left) -> Result<AdapterPtr> {
+    Rank& r = ranks_[size_t(rank)];
+    const OnDevice on(r.device());
+    KVASIR_ASSIGN(const std::vector<LowRank> changes, place_adapter(file, config_, r.network()));
+    return r.ops().load_adapter(changes, left);
+  });
 }
 
 Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
@@ -204,6 +205,7 @@ Status CudaRunner::make_room(const Flight& f) {
 Status CudaRunner::enqueue(Rank& rank, Flight& f, const Batch& batch) {
   if (rank.config().part.rank == config_.dummy_lost_rank && int64_t(batch.step) >= config_.dummy_lost_step)
     return internal_error(cat("the dummy model says so (lost_step=", config_.dummy_lost_step, ")"));
+  if (rank.config().part.rank == config_.dummy_hung_rank && int64_t(batch.step) >= config_.dummy_lost_step) rank.hang();
   KVASIR_TRY(rank.move_pages(batch));
   if (!batch.tokens.empty()) {
     KVASIR_TRY(rank.begin(batch, f.draws.tokens(), f.slot));
@@ -367,6 +369,8 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
         .with_field("attention");
   KVASIR_TRY(attention->available());
   KVASIR_ASSIGN(std::vector<int> devices, gpus_of(options));
+  if (config.dummy_hung_rank >= 0 && devices.size() == 1)
+    return invalid_argument("a dummy's hung_rank is one of several GPUs (--ranks 2)").with_field("model");
   RunnerOptions o = options;
   o.ranks = int32_t(devices.size());
   auto runner = std::make_unique<CudaRunner>(config, o, std::move(form), std::move(devices));

@@ -240,6 +240,8 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
       if (!number(&c.step_ms)) return bad_value(key, value, "a number of milliseconds");
     } else if (key == "lost_rank") {
       if (!number(&c.dummy_lost_rank)) return bad_value(key, value, "a whole number");
+    } else if (key == "hung_rank") {
+      if (!number(&c.dummy_hung_rank)) return bad_value(key, value, "a whole number");
     } else if (key == "lost_step") {
       if (!number(&c.dummy_lost_step)) return bad_value(key, value, "a whole number");
     } else if (key == "name") {
@@ -255,7 +257,7 @@ Result<ModelConfig> config_from_dummy(std::string_view spec) {
       return bad_value(
           key, value,
           cat("left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, ",
-              "window, seed, step_ms, lost_rank, lost_step, type and name",
+              "window, seed, step_ms, lost_rank, hung_rank, lost_step, type and name",
               routing.experts > 0 ? ", and experts, experts_used, expert_ffn, shared_ffn and expert_type" : ""));
     }
   }

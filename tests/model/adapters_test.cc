@@ -103,6 +103,32 @@ TEST(Adapters, AModelFromGgufTakesBothKinds) {
   }
 }
 
+// Each rank has its rows, or columns, of an adapter as it has them of the weights.
+TEST(Adapters, SeveralRanksAreAsPeftMergesThem) {
+  for (const json& one : adapters()["cases"]) {
+    Folder folder("adapters");
+    StoredNetwork(network(one["network"])).write_folder(folder);
+    const std::string path = StoredAdapter(one).write(folder.path / "adapter");
+    const bool stretches = one["config"].value("use_dora", false);
+    for (int32_t ranks : {2, 4}) {
+      SCOPED_TRACE(one["name"].get<std::string>() + " over " + std::to_string(ranks));
+      RunnerOptions o;
+      o.model = folder.path.string(), o.ranks = ranks, o.precise = true, o.threads = 2, o.device = "cpu";
+      Drive drive(o, 64, 1, 2048);
+      if (stretches) {
+        const auto loaded = drive.runner->load_adapter(path, kRoom);
+        ASSERT_FALSE(loaded.ok());
+        EXPECT_THAT(loaded.status().message(), HasSubstr("has magnitudes (DoRA)"));
+        continue;
+      }
+      const AdapterPtr loaded = load(drive, path);
+      ASSERT_TRUE(loaded);
+      EXPECT_LT(worst(drive, loaded.get(), one["logprobs"]), 1e-3);
+      EXPECT_GT(worst(drive, nullptr, one["logprobs"]), 0.1);
+    }
+  }
+}
+
 struct Answer {
   Ids tokens;
   std::vector<float> logprobs;

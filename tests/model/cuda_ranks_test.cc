@@ -4,9 +4,15 @@
 
 #include <cmath>
 
+#include <chrono>
+#include <thread>
 #include "model/cuda/runner.h"
 #include "model/device.h"
 #include "model/draws.h"
+
+#include "core/dtype.h"
+#include "model/cuda/link.h"
+#include "model/cuda/rank.h"
 #include "model/load.h"
 #include "tests/model/cuda_case.h"
 #include "tests/model/drive.h"
@@ -64,6 +70,87 @@ struct Off {
     if (one.top[0].logprob - one.top[1].logprob > 0.1f) other += one.top[0].token != two.top[0].token;
   }
 };
+
+// Sums by themselves, in one shot and in two, of sizes that fill no block and several: the sum of all ranks' partials
+// in float32, rounded once where it goes over the link again; with a norm, that of the rows.
+TEST_F(CudaRanks, SumsAreTheSums) {
+  const int ranks = std::min(devices(), 4);
+  std::vector<int> gpus;
+  for (int i = 0; i < ranks; ++i) gpus.push_back(i);
+  auto opened = cuda::Link::open(gpus);
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  cuda::Link& link = **opened;
+  constexpr int64_t kCols = 1000, kMost = 300 * kCols;
+  struct Gpu {
+    attention::cuda::DeviceMemory partials[2], out, weight, normed;
+  };
+  std::vector<Gpu> on(gpus.size());
+  auto value = [](int64_t rank, int64_t i) {
+    return float((i * 37 + rank * 101) % 509) / 64 - 4;
+  };  // as bfloat16 has it
+  std::vector<float> weight(kCols);
+  for (int64_t i = 0; i < kCols; ++i) weight[size_t(i)] = 0.5f + float(i % 7) / 8;
+  for (int r = 0; r < ranks; ++r) {
+    const cuda::OnDevice device(r);
+    Gpu& g = on[size_t(r)];
+    for (auto& p : g.partials) ASSERT_TRUE(p.allocate(kMost * 2).ok());
+    ASSERT_TRUE(g.out.allocate(kMost * 4).ok());
+    ASSERT_TRUE(g.normed.allocate(kMost * 2).ok());
+    ASSERT_TRUE(g.weight.upload(weight.data(), weight.size() * 4).ok());
+    link.publish_partials(r, g.partials[0].get(), g.partials[1].get());
+  }
+  ASSERT_TRUE(link.join().ok());
+  int turn = 0;
+  for (int64_t rows : {1, 3, 64, 300})
+    for (int way : {0, 1, 2}) {  // one shot, two, one and a norm
+      SCOPED_TRACE(cat(rows, " rows, way ", way));
+      const int64_t count = rows * kCols;
+      std::vector<std::thread> threads;
+      for (int r = 0; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+          const cuda::OnDevice device(r);
+          Gpu& g = on[size_t(r)];
+          std::vector<uint16_t> half(static_cast<size_t>(count));
+          for (int64_t i = 0; i < count; ++i) half[size_t(i)] = f32_to_bf16(value(r, i));
+          std::vector<float> before(static_cast<size_t>(count), 0.25f);
+          cudaMemcpy(g.partials[turn].get(), half.data(), half.size() * 2, cudaMemcpyHostToDevice);
+          cudaMemcpy(g.out.get(), before.data(), before.size() * 4, cudaMemcpyHostToDevice);
+          if (way == 2)
+            cuda::launch_sum_norm(link.view(r), turn, g.out.as<float>(), g.weight.as<float>(), 1e-5f, g.normed.get(),
+                                  rows, kCols, nullptr);
+          else
+            cuda::launch_sum(link.view(r), turn, true, g.out.as<float>(), count, nullptr, 0,
+                             way == 0 ? cuda::Shots::one : cuda::Shots::two);
+          EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        });
+      for (std::thread& t : threads) t.join();
+      ASSERT_TRUE(link.lost().ok());
+      std::vector<float> want(static_cast<size_t>(count)), got(want), first;
+      for (int64_t i = 0; i < count; ++i) {
+        float sum = 0;
+        for (int r = 0; r < ranks; ++r) sum += bf16_to_f32(f32_to_bf16(value(r, i)));
+        want[size_t(i)] = 0.25f + (way == 1 ? bf16_to_f32(f32_to_bf16(sum)) : sum);
+      }
+      for (int r = 0; r < ranks; ++r) {
+        cudaMemcpy(got.data(), on[size_t(r)].out.get(), got.size() * 4, cudaMemcpyDeviceToHost);
+        EXPECT_TRUE(got == want) << "rank " << r;
+      }
+      if (way == 2) {
+        std::vector<uint16_t> normed(static_cast<size_t>(count));
+        cudaMemcpy(normed.data(), on[0].normed.get(), normed.size() * 2, cudaMemcpyDeviceToHost);
+        for (int64_t row = 0; row < rows; ++row) {
+          double squares = 0;
+          for (int64_t i = 0; i < kCols; ++i)
+            squares += double(want[size_t(row * kCols + i)]) * want[size_t(row * kCols + i)];
+          const double by = 1 / std::sqrt(squares / kCols + 1e-5);
+          for (int64_t i = 0; i < kCols; ++i)
+            ASSERT_NEAR(bf16_to_f32(normed[size_t(row * kCols + i)]),
+                        want[size_t(row * kCols + i)] * by * weight[size_t(i)], 0.03);
+        }
+      }
+      turn ^= 1;
+    }
+}
 
 // A prompt all of whose logits are wanted, then decodes of six sequences, as graphs.
 TEST_F(CudaRanks, TwoGiveWhatOneGives) {
@@ -215,6 +302,32 @@ TEST_F(CudaRanks, ALostRankEndsEveryStepAndSaysSo) {
   }
 }
 
+// One whose stream stops for good: the others wait for it for 20 s, and say so; nothing hangs, what is destroyed too.
+TEST_F(CudaRanks, AHungGpuEndsTheStepAndSaysSo) {
+  RunnerOptions o = as_named("dummy:llama,hung_rank=1,lost_step=2", 2);
+  o.max_batch = 4, o.max_tokens = 64, o.max_kvlen = 64;
+  auto runner = load_runner(o);
+  ASSERT_TRUE(runner.ok()) << runner.status().to_string();
+  ASSERT_TRUE((*runner)->allocate_cache(4).ok());
+  Batch b;
+  b.tokens = {1}, b.positions = {0}, b.logit_rows = {0}, b.seqstarts = b.kvstarts = {0, 1}, b.start_pos = {0};
+  b.max_seqlen = b.max_kvlen = b.max_pages = b.decoding_batches = 1;
+  b.cachestarts = {0};
+  const SamplingParams greedy{.temperature = 0};
+  const SampleRow row{.params = &greedy};
+  for (b.step = 0; b.step < 2; ++b.step) {
+    ASSERT_TRUE((*runner)->launch(b, {&row, 1}).ok());
+    ASSERT_TRUE((*runner)->wait().ok());
+  }
+  const auto began = std::chrono::steady_clock::now();
+  Status s = (*runner)->launch(b, {&row, 1});
+  if (s.ok()) s = (*runner)->wait().status();
+  EXPECT_THAT(s.message(), HasSubstr("has waited 20 s for another one"));
+  EXPECT_THAT((*runner)->lost().message(), HasSubstr("has waited 20 s for another one"));
+  EXPECT_FALSE((*runner)->launch(b, {&row, 1}).ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
+}
+
 TEST_F(CudaRanks, WhatCannotBeIsRefusedByItsName) {
   auto refusal = [](const std::string& device, int32_t ranks, const std::string& model) {
     RunnerOptions o;
@@ -225,6 +338,7 @@ TEST_F(CudaRanks, WhatCannotBeIsRefusedByItsName) {
   EXPECT_THAT(refusal("cuda:0,99", 1, "dummy:llama"), HasSubstr("device is cuda:0,99"));
   EXPECT_THAT(refusal("cuda", 3, "dummy:llama"), devices() < 3 ? HasSubstr("ranks is 3") : HasSubstr(""));
   EXPECT_THAT(refusal("cuda:0,1", 3, "dummy:llama"), HasSubstr("leave ranks out"));
+  EXPECT_THAT(refusal("cuda", 1, "dummy:llama,hung_rank=0"), HasSubstr("hung_rank"));
   EXPECT_THAT(refusal("cuda", 2, "dummy:bert,hidden=64,heads=4"), HasSubstr("encoders"));
 }
 

@@ -62,6 +62,7 @@ class Keeper final : public Ops {
   Status add_norm(Buffer, Vector, float, Buffer) override { return {}; }
   Status layer_norm(Buffer, Vector, Vector, float, Buffer) override { return {}; }
   Status qk_norm(Buffer, int64_t, Vector, int64_t, Vector, float) override { return {}; }
+  Status qk_norm_over_ranks(Buffer, int64_t, Vector, int64_t, Vector, float) override { return {}; }
   Status scale_by_position(Buffer, int64_t, float, int64_t) override { return {}; }
   Status linear(Buffer, Matrix, Buffer) override { return {}; }
   Status add_linear(Buffer, Matrix, Buffer) override { return {}; }

@@ -38,9 +38,6 @@ std::string refusal(const std::string& model, int32_t ranks) {
 // Families that are not split, by what their refusal says.
 const std::map<std::string, std::string>& whole_families() {
   static const std::map<std::string, std::string> out = {
-      {"olmo2", "norm all heads together"},
-      {"olmo3", "norm all heads together"},
-      {"minimax_m2", "norm all heads together"},
       {"gemma4_text", "layers differ in their sizes"},
   };
   return out;
@@ -320,6 +317,10 @@ TEST(Ranks, ALostRankEndsTheStepAndAllThatFollow) {
     b.step = 0;  // it would go on now, and nobody asks it
   }
   EXPECT_EQ(drive.runner->lost().code(), Code::unavailable);
+}
+
+TEST(Ranks, AGpuThatHangsIsNotACpu) {
+  EXPECT_THAT(refusal("dummy:llama,hung_rank=1,lost_step=2", 2), HasSubstr("hung_rank is one of several GPUs"));
 }
 
 }  // namespace
