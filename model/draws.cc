@@ -8,14 +8,13 @@
 
 namespace kvasir::model {
 
-bool draws_on_device(const SampleRow& r, int32_t vocab, bool changes) {
+bool draws_on_device(const SampleRow& r, bool changes) {
   const SamplingParams& p = *r.params;
   for (const SamplingNumber& n : kSamplingNumbers)
     if (!n.on_device && n.set(p)) return false;
   const bool changed = p.logprobs >= 0 || !p.logit_bias.empty() || p.repetition_penalty != 1 ||
-                       p.presence_penalty != 0 || p.frequency_penalty != 0;
-  return (!changed || (changes && p.logprobs <= kMostDeviceTop)) && !r.mask && !r.constraint && !r.score_only &&
-         (p.temperature == 0 || (p.typical_p >= 1 && (p.top_k <= kMostDeviceTopK || p.top_k >= vocab)));
+                       p.presence_penalty != 0 || p.frequency_penalty != 0 || r.mask || r.constraint || r.score_only;
+  return !changed || (changes && p.logprobs <= kMostDeviceTop);
 }
 
 Draws::Draws(int32_t vocab, int threads, bool device_changes, int32_t known)
@@ -59,7 +58,7 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t
   rows_.assign(rows.begin(), rows.end());
   for (SampleRow& row : rows_) {
     if (!row.last || *row.last >= 0) continue;
-    if (!known && draws_on_device(row, vocab_, device_changes_)) continue;
+    if (!known && draws_on_device(row, device_changes_)) continue;
     KVASIR_CHECK(known, "a history goes on with a sample that is not there yet");
     resolve(*row.last);
   }
@@ -69,6 +68,24 @@ Status Draws::begin(const Batch& batch, std::span<const SampleRow> rows, int64_t
   return {};
 }
 
+// What a device has drawn, unless a constraint refuses it.
+bool Draws::judge(const Logits& logits, int64_t i) {
+  const auto r = size_t(drawn_ + i);
+  const SampleRow& row = rows_[r];
+  const DeviceDraw& drawn = logits.said.draws[i];
+  Sampled& out = samples_[r];
+  if (drawn.bad_logits || drawn.nothing_allowed) {
+    out.bad_logits = drawn.bad_logits != 0, out.nothing_allowed = !out.bad_logits;
+    return true;
+  }
+  out.token = drawn.token, out.logprob = drawn.logprob;
+  for (int32_t k = 0; logits.said.top && k < row.params->logprobs; ++k)
+    if (const TokenLogprob& t = logits.said.top[i * kMostDeviceTop + k]; t.token >= 0) out.top.push_back(t);
+  if (!row.constraint || row.constraint->take(out.token, false)) return true;
+  (void)row.constraint->mask();  // on its way from now on
+  return false;
+}
+
 // A row, then those behind it that follow its token, until one gives another token, or waits for its mask: a constraint
 // goes with what is drawn and is never taken back.
 void Draws::draw_chain(Sampler& sampler, const Logits& logits, int64_t i) {
@@ -76,7 +93,9 @@ void Draws::draw_chain(Sampler& sampler, const Logits& logits, int64_t i) {
     const auto r = size_t(drawn_ + i);
     if (rows_[r].after >= 0 && samples_[r - 1].token != rows_[r].after) return;
     Sampler::Refused refused{.row = i};
-    if (!sampler.sample({logits.data + i * logits.stride, size_t(vocab_)}, rows_[r], samples_[r], refused)) {
+    const bool over = said_by_device(logits, i) ? judge(logits, i)
+                                                : sampler.sample(logits.row(i, vocab_), rows_[r], samples_[r], refused);
+    if (!over) {
       std::lock_guard lock(refused_mutex_);
       refused_.push_back(std::move(refused));
       return;
@@ -85,40 +104,67 @@ void Draws::draw_chain(Sampler& sampler, const Logits& logits, int64_t i) {
   }
 }
 
-void Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const DeviceDraw* device,
-                 const TokenLogprob* top) {
+// Of again_ those whose logits a device has, where their masks are there.
+Status Draws::redraw(const Logits& logits) {
+  masked_.clear();
+  redrawn_at_.assign(again_.size(), -1);
+  for (size_t k = 0; k < again_.size(); ++k) {
+    if (!said_by_device(logits, again_[k].row)) continue;
+    const int64_t at = drawn_ + again_[k].row;
+    const SampleRow& row = rows_[size_t(at)];
+    const uint32_t* mask = row.constraint->mask();
+    if (mask == nullptr) continue;
+    redrawn_at_[k] = std::ssize(masked_);
+    masked_.push_back({at, &row, mask});
+  }
+  redrawn_.assign(masked_.size(), {});
+  return masked_.empty() ? Status() : (*logits.said.redraw)(masked_, redrawn_);
+}
+
+void Draws::draw_again(Sampler& sampler, const Logits& logits, size_t nth) {
+  const Sampler::Refused& again = again_[nth];
+  const auto r = size_t(drawn_ + again.row);
+  Sampled& out = samples_[r];
+  if (!said_by_device(logits, again.row)) {
+    sampler.sample_again(logits.row(again.row, vocab_), rows_[r], again, out);
+  } else if (redrawn_at_[nth] < 0) {
+    out.token = -1, out.late = true;
+  } else {
+    const DeviceDraw& drawn = redrawn_[size_t(redrawn_at_[nth])];
+    out.token = drawn.token, out.logprob = drawn.logprob;
+    out.nothing_allowed = drawn.nothing_allowed || !rows_[r].constraint->take(drawn.token, true);
+    if (out.nothing_allowed) out.token = -1;
+  }
+  if (r + 1 < rows_.size() && rows_[r + 1].after >= 0) draw_chain(sampler, logits, again.row + 1);
+}
+
+Status Draws::draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const Said& said) {
   KVASIR_CHECK(count <= rows_left(), count, " rows of logits for ", rows_left());
-  const Logits all{logits, stride, count};
+  const Logits all{logits, stride, count, said};
   refused_.clear();
   drawing_.clear();
   for (int64_t i = 0; i < count; ++i) {
     const auto r = size_t(drawn_ + i);
-    Sampled& out = samples_[r];
-    if (!device || !for_device(i)) {
-      if (i == 0 || rows_[r].after < 0) drawing_.push_back(i);
-    } else if (device[i].bad_logits) {
-      out.bad_logits = true;
-    } else {
-      out.token = device[i].token, out.logprob = device[i].logprob;
-      for (int32_t k = 0; top && k < rows_[r].params->logprobs; ++k)
-        if (const TokenLogprob& t = top[i * kMostDeviceTop + k]; t.token >= 0) out.top.push_back(t);
-    }
+    if (said_by_device(all, i) && !rows_[r].constraint)
+      (void)judge(all, i);
+    else if (i == 0 || rows_[r].after < 0)
+      drawing_.push_back(i);
   }
   pool.for_each(int64_t(drawing_.size()), 1,
                 [&](int64_t k, int worker) { draw_chain(samplers_[size_t(worker)], all, drawing_[size_t(k)]); });
   while (!refused_.empty()) {
-    if (*wait_for_masks_) (*wait_for_masks_)();
     again_.clear();
     std::swap(again_, refused_);
-    pool.for_each(int64_t(again_.size()), 1, [&](int64_t k, int worker) {
-      const Sampler::Refused& again = again_[size_t(k)];
-      const auto r = size_t(drawn_ + again.row);
-      Sampler& sampler = samplers_[size_t(worker)];
-      sampler.sample_again({logits + again.row * stride, size_t(vocab_)}, rows_[r], again, samples_[r]);
-      if (r + 1 < rows_.size() && rows_[r + 1].after >= 0) draw_chain(sampler, all, again.row + 1);
-    });
+    auto lacks_mask = [&](const Sampler::Refused& r) { return !rows_[size_t(drawn_ + r.row)].constraint->mask(); };
+    int64_t lacking = 0;  // each is asked, so that all masks are on their way
+    for (const Sampler::Refused& r : again_) lacking += lacks_mask(r);
+    if (lacking > 0 && *wait_for_masks_) (*wait_for_masks_)();
+    KVASIR_TRY(redraw(all));
+    pool.for_each(int64_t(again_.size()), 1,
+                  [&](int64_t k, int worker) { draw_again(samplers_[size_t(worker)], all, size_t(k)); });
   }
   drawn_ += count;
+  return {};
 }
 
 void Draws::end() {

@@ -14,12 +14,28 @@
 
 namespace kvasir::model {
 
-// Of top-k on a device, and of the log-probabilities that it says.
-constexpr int32_t kMostDeviceTopK = 1024, kMostDeviceTop = 20;
+// Of the log-probabilities that a device says.
+constexpr int32_t kMostDeviceTop = 20;
 
 // Whether a device can draw for the row by itself: it is a matter of its logits and one random number; `changes`: and
-// of what bias and penalties make of them, of which it may say log-probabilities.
-bool draws_on_device(const SampleRow& row, int32_t vocab, bool changes);
+// of what bias, penalties and masks make of them, of which it may say log-probabilities. What a constraint refuses of
+// it is drawn again by a Redraw.
+bool draws_on_device(const SampleRow& row, bool changes);
+
+// Draws again, among what a mask allows, from rows whose logits are still on a device.
+struct MaskedRow {
+  int64_t at = 0;  // of the launch's rows
+  const SampleRow* row = nullptr;
+  const uint32_t* mask = nullptr;
+};
+using Redraw = std::function<Status(std::span<const MaskedRow> rows, std::span<DeviceDraw> out)>;
+
+// What a device says of the rows of one draw(): a draw each, and kMostDeviceTop likeliest, as many as the row asks for.
+struct Said {
+  const DeviceDraw* draws = nullptr;  // null: there is no device
+  const TokenLogprob* top = nullptr;
+  const Redraw* redraw = nullptr;
+};
 
 class Draws {
  public:
@@ -38,12 +54,10 @@ class Draws {
   int64_t rows_left() const { return int64_t(rows_.size()) - drawn_; }
   int64_t rows_drawn() const { return drawn_; }
   // Whether the i-th of them is for the device.
-  bool for_device(int64_t i) const { return draws_on_device(row(i), vocab_, device_changes_); }
+  bool for_device(int64_t i) const { return draws_on_device(row(i), device_changes_); }
   const SampleRow& row(int64_t i) const { return rows_[size_t(drawn_ + i)]; }
-  // `logits`: `count` rows, `stride` apart, changed in place. With `device` (one a row) only those are there that are
-  // not for it; `top`: kMostDeviceTop a row, as many as it asks for.
-  void draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const DeviceDraw* device = nullptr,
-            const TokenLogprob* top = nullptr);
+  // `logits`: `count` rows, `stride` apart, changed in place. With a device only those are there that are not for it.
+  Status draw(ThreadPool& pool, float* logits, int64_t stride, int64_t count, const Said& said = {});
   void end();
   bool all_drawn() const { return rows_left() == 0; }
   // The launch's results, once.
@@ -55,8 +69,14 @@ class Draws {
   struct Logits {
     float* data;
     int64_t stride, count;
+    const Said& said;
+    std::span<float> row(int64_t i, int32_t vocab) const { return {data + i * stride, size_t(vocab)}; }
   };
+  bool said_by_device(const Logits& logits, int64_t i) const { return logits.said.draws && for_device(i); }
+  bool judge(const Logits& logits, int64_t i);
   void draw_chain(Sampler& sampler, const Logits& logits, int64_t i);
+  Status redraw(const Logits& logits);
+  void draw_again(Sampler& sampler, const Logits& logits, size_t nth);
 
   const int32_t vocab_, known_;
   const bool device_changes_;
@@ -67,6 +87,9 @@ class Draws {
   std::function<void()> const* wait_for_masks_ = nullptr;  // the batch's
   std::mutex refused_mutex_;
   std::vector<Sampler::Refused> refused_, again_;
+  std::vector<MaskedRow> masked_;    // of again_, those that a device draws
+  std::vector<DeviceDraw> redrawn_;  // by masked_
+  std::vector<int64_t> redrawn_at_;  // by again_: which of these; -1: none
   std::vector<int64_t>
       drawing_;  // rows of one draw() that take more than their greatest logit, the first of each chain
   int64_t drawn_ = 0;

@@ -58,7 +58,7 @@ inline constexpr SamplingNumber kSamplingNumbers[] = {
     {"typical_p", &SamplingParams::typical_p, 0, 1, true, "1 is off", "the most typical tokens that have this share",
      true},
     {"top_n_sigma", &SamplingParams::top_n_sigma, 0, 100, false, "0 is off",
-     "tokens within so many standard deviations (of all logits) of the greatest logit"},
+     "tokens within so many standard deviations (of all logits) of the greatest logit", true},
     {"repetition_penalty", &SamplingParams::repetition_penalty, 0, 100, true, "1 is off",
      "divides the logits of tokens of prompt and answer", true},
     {"presence_penalty", &SamplingParams::presence_penalty, -2, 2, false, "0 is off",
@@ -115,7 +115,8 @@ struct Sampled {
 struct DeviceDraw {
   int32_t token = -1;
   float logprob = 0;
-  int32_t bad_logits = 0;  // NaN or Inf in the row
+  int32_t bad_logits = 0;       // NaN or Inf in the row
+  int32_t nothing_allowed = 0;  // no token: every one is forbidden
 };
 
 }  // namespace kvasir::model

@@ -74,7 +74,7 @@ Status Rank::forward(const Batch& batch, const std::vector<int32_t>& tokens, int
   for (int64_t first = 0; first < rows; first += kLogitRows) {
     const int64_t count = std::min(kLogitRows, rows - first);
     KVASIR_ASSIGN(Buffer logits, network_->logits(first, count));
-    if (draws) draws->draw(pool_, ops_->data(logits), logits.cols, count);
+    if (draws) KVASIR_TRY(draws->draw(pool_, ops_->data(logits), logits.cols, count));
   }
   if (!config_.part.first()) return {};
   const int64_t pooled = batch.pooled_rows();

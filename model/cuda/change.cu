@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cfloat>
 #include <cstring>
 
 #include "model/cuda/change.h"
@@ -106,31 +107,66 @@ __global__ void __launch_bounds__(kThreads)
   each([&](int, int32_t t) { count[t] = 0; });
 }
 
-// The log-probability of what was drawn is that of its logit before penalties.
+// A block of a row's tokens; masks are the rows' own, or the launch's where `changes` are there.
+__global__ void __launch_bounds__(kThreads)
+    forbid(const Change* changes, const uint32_t* masks, const int32_t* which, const DeviceDraw* drawn, float* logits,
+           int64_t words, int64_t cols) {
+  const int32_t mask = changes ? changes[blockIdx.x].mask : int32_t(blockIdx.x);
+  if (mask < 0 || drawn[blockIdx.x].bad_logits) return;
+  const uint32_t* bits = masks + mask * words;
+  float* row = logits + (which ? int64_t(which[blockIdx.x]) : int64_t(blockIdx.x)) * cols;
+  for (int64_t i = int64_t(blockIdx.y) * kThreads + threadIdx.x; i < cols; i += int64_t(gridDim.y) * kThreads)
+    if (!(bits[i / 32] >> (i % 32) & 1)) row[i] = -FLT_MAX;
+}
+constexpr unsigned kBlocksOfMask = 8;  // a row
+
+// The log-probability of what was drawn is that of its logit before penalties and masks; of what a prompt goes on with
+// there is nothing else to say. Rows drawn again (`which`) are among the row's changes, norms and logits.
 __global__ void __launch_bounds__(kThreads)
     say_drawn(const Change* changes, const int32_t* history, const int32_t* before, const float* logits,
-              const float* raw, const float* norms, const int32_t* tokens, DeviceDraw* out, int64_t first,
-              int64_t cols) {
+              const float* raw, const float* norms, const int32_t* tokens, DeviceDraw* out, const int32_t* which,
+              int64_t first, int64_t cols) {
   __shared__ float was;
-  const History h(changes[blockIdx.x], history, before);
-  if (!h.penalizes() || out[blockIdx.x].bad_logits) return;
-  raw += h.change.history_first + first + blockIdx.x;
+  const int64_t at = which ? which[blockIdx.x] : blockIdx.x;
+  const History h(changes[at], history, before);
+  const DeviceDraw drawn = out[blockIdx.x];
+  if (h.change.scores && threadIdx.x == 0) {
+    const int32_t target = h.change.target;
+    const bool known = target >= 0 && target < cols;
+    out[blockIdx.x] = {target, known && !drawn.bad_logits ? logits[at * cols + target] - norms[at] : 0.0f,
+                       drawn.bad_logits, 0};
+  }
+  if (h.change.scores || drawn.bad_logits || drawn.nothing_allowed) return;
+  if (!h.penalizes() && h.change.mask < 0 && !which) return;
+  raw += h.change.history_first + first + at;
   const int32_t token = tokens[blockIdx.x];
-  if (threadIdx.x == 0) was = logits[blockIdx.x * cols + token];
+  if (threadIdx.x == 0) was = logits[at * cols + token];
   __syncthreads();
-  for (int i = int(threadIdx.x); i < h.size(); i += kThreads)
+  for (int i = int(threadIdx.x); h.penalizes() && i < h.size(); i += kThreads)
     if (h.at(i) == token && !isnan(raw[i])) was = raw[i];
   __syncthreads();
-  if (threadIdx.x == 0) out[blockIdx.x].logprob = was - norms[blockIdx.x];
+  if (threadIdx.x == 0) out[blockIdx.x].logprob = was - norms[at];
 }
 
 }  // namespace
 
 void Changes::add(int64_t at, int64_t count, const SampleRow& row, int32_t vocab) {
   const SamplingParams& p = *row.params;
-  Change c{.repetition = p.repetition_penalty, .presence = p.presence_penalty, .frequency = p.frequency_penalty};
-  if (!c.penalizes() && p.logit_bias.empty() && p.logprobs <= 0) return;
+  Change c;
+  if (row.score_only)
+    c.scores = any_score = true, c.target = row.target;
+  else
+    c.repetition = p.repetition_penalty, c.presence = p.presence_penalty, c.frequency = p.frequency_penalty;
+  const uint32_t* mask = row.score_only ? nullptr : row.mask;
+  const bool follows = row.constraint && !row.score_only;
+  if (!c.penalizes() && p.logit_bias.empty() && p.logprobs <= 0 && !mask && !follows && !c.scores) return;
   rows.resize(size_t(count));
+  any_constraint |= follows;
+  if (mask) {
+    const auto known = std::find(masks.begin(), masks.end(), mask);
+    c.mask = int32_t(known - masks.begin());
+    if (known == masks.end()) masks.push_back(mask);
+  }
   c.top = std::max(0, p.logprobs);
   any_top |= c.top > 0;
   c.bias_first = int32_t(biases.size()), c.bias_count = int32_t(p.logit_bias.size());
@@ -165,8 +201,8 @@ static size_t raw_bytes(const Changes& c) {
 }
 
 bool DeviceChanges::has_room(const Changes& c) const {
-  return c.rows.empty() ||
-         (norms_.get() && Layout(c).all <= bytes_ && raw_bytes(c) <= raw_bytes_ && (!c.any_penalty || counted_ > 0));
+  return c.rows.empty() || (norms_.get() && Layout(c).all <= bytes_ && raw_bytes(c) <= raw_bytes_ &&
+                            c.masks.size() <= mask_room_ && (!c.any_penalty || counted_ > 0));
 }
 
 // With some to spare: histories grow.
@@ -185,6 +221,13 @@ Status DeviceChanges::make_room(const Changes& c, int64_t most_rows, int32_t voc
     KVASIR_TRY(check(cudaMemsetAsync(counts_.get(), 0, counts, stream), "penalties"));
     counted_ = kCountedRows;
   }
+  if (const size_t count = c.masks.size(); count > mask_room_) {
+    mask_words_ = size_t(vocab + 31) / 32;
+    mask_room_ = masks_there_ = 0;
+    KVASIR_TRY(host_masks_.allocate(2 * count * mask_words_ * sizeof(uint32_t)));
+    KVASIR_TRY(masks_.allocate(2 * count * mask_words_ * sizeof(uint32_t)));
+    mask_room_ = 2 * count;
+  }
   if (const size_t raw = raw_bytes(c); raw > raw_bytes_) {
     raw_bytes_ = 0;
     KVASIR_TRY(raw_.allocate(2 * raw));
@@ -199,7 +242,22 @@ Status DeviceChanges::upload(const Changes& c, cudaStream_t stream) {
   std::memcpy(host_.bytes(), c.rows.data(), c.rows.size() * sizeof(Change));
   std::memcpy(host_.bytes() + at.history, c.history.data(), c.history.size() * sizeof(int32_t));
   std::memcpy(host_.bytes() + at.biases, c.biases.data(), c.biases.size() * sizeof(Bias));
-  return check(cudaMemcpyAsync(device_.get(), host_.get(), at.all, cudaMemcpyHostToDevice, stream), "draws");
+  KVASIR_TRY(check(cudaMemcpyAsync(device_.get(), host_.get(), at.all, cudaMemcpyHostToDevice, stream), "draws"));
+  return upload_masks(c, stream);
+}
+
+// A sequence's mask is most often the one that it had two steps ago, and comparing is cheaper than the way there.
+Status DeviceChanges::upload_masks(const Changes& c, cudaStream_t stream) {
+  const size_t bytes = mask_words_ * sizeof(uint32_t);
+  for (size_t i = 0; i < c.masks.size(); ++i) {
+    std::byte* host = host_masks_.bytes() + i * bytes;
+    if (i < masks_there_ && std::memcmp(host, c.masks[i], bytes) == 0) continue;
+    std::memcpy(host, c.masks[i], bytes);
+    KVASIR_TRY(
+        check(cudaMemcpyAsync(masks_.bytes() + i * bytes, host, bytes, cudaMemcpyHostToDevice, stream), "masks"));
+  }
+  masks_there_ = std::max(masks_there_, c.masks.size());
+  return {};
 }
 
 Status DeviceChanges::bias(const Changes& changes, float* logits, int64_t first, int64_t count, int64_t cols,
@@ -212,7 +270,7 @@ Status DeviceChanges::bias(const Changes& changes, float* logits, int64_t first,
 
 Status DeviceChanges::before_draw(const Changes& changes, float* logits, const DeviceDraw* out, const int32_t* before,
                                   TokenLogprob* top, int64_t first, int64_t count, int64_t cols, cudaStream_t stream) {
-  if (!changes.any_penalty && !changes.any_top) return {};
+  if (!changes.any_norm()) return {};
   float* norms = norms_.as<float>() + first;
   keep_norms<<<unsigned((count + 127) / 128), 128, 0, stream>>>(logits, out, norms, count, cols);
   if (changes.any_top && top)
@@ -221,16 +279,33 @@ Status DeviceChanges::before_draw(const Changes& changes, float* logits, const D
     penalize<<<unsigned(std::min(counted_, count - at)), kThreads, 0, stream>>>(
         rows() + first + at, history(), before, logits + at * cols, counts_.as<int32_t>(), raw_.as<float>(), first + at,
         cols);
-  return check(cudaGetLastError(), "penalties");
+  if (!changes.masks.empty())
+    forbid<<<dim3(unsigned(count), kBlocksOfMask), kThreads, 0, stream>>>(
+        rows() + first, masks_.as<uint32_t>(), nullptr, out, logits, int64_t(mask_words_), cols);
+  return check(cudaGetLastError(), "penalties and masks");
 }
 
 Status DeviceChanges::after_draw(const Changes& changes, const float* logits, const int32_t* before, DeviceDraw* out,
                                  const int32_t* tokens, int64_t first, int64_t count, int64_t cols,
                                  cudaStream_t stream) {
-  if (!changes.any_penalty) return {};
+  if (!changes.any_less() && !changes.any_score) return {};
   say_drawn<<<unsigned(count), kThreads, 0, stream>>>(rows() + first, history(), before, logits, raw_.as<float>(),
-                                                      norms_.as<float>() + first, tokens, out, first, cols);
+                                                      norms_.as<float>() + first, tokens, out, nullptr, first, cols);
   return check(cudaGetLastError(), "log-probabilities");
+}
+
+Status DeviceChanges::after_redraw(const float* logits, const int32_t* which, const int32_t* before, DeviceDraw* out,
+                                   const int32_t* tokens, int64_t first, int64_t count, int64_t cols,
+                                   cudaStream_t stream) {
+  say_drawn<<<unsigned(count), kThreads, 0, stream>>>(rows() + first, history(), before, logits, raw_.as<float>(),
+                                                      norms_.as<float>() + first, tokens, out, which, first, cols);
+  return check(cudaGetLastError(), "log-probabilities");
+}
+
+void launch_forbid(const uint32_t* masks, const int32_t* which, const DeviceDraw* drawn, float* logits, int64_t rows,
+                   int64_t cols, cudaStream_t stream) {
+  forbid<<<dim3(unsigned(rows), kBlocksOfMask), kThreads, 0, stream>>>(nullptr, masks, which, drawn, logits,
+                                                                       (cols + 31) / 32, cols);
 }
 
 }  // namespace kvasir::model::cuda

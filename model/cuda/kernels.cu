@@ -179,9 +179,9 @@ struct Best {
 };
 
 __global__ void __launch_bounds__(kPickThreads)
-    greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t cols) {
+    greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t cols, const int32_t* which) {
   __shared__ Best parts[kPickThreads / 32];
-  const float* row = logits + blockIdx.x * cols;
+  const float* row = logits + (which ? int64_t(which[blockIdx.x]) : int64_t(blockIdx.x)) * cols;
   constexpr float kLeast = -3.402823466e38f;
   Best best{kLeast, 0, INT32_MAX};
   bool bad = false;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kPickThreads)
   best = parts[threadIdx.x];
   for (int s = 16; s > 0; s /= 2) best.join(best.from(s));
   if (threadIdx.x != 0) return;
-  out[blockIdx.x] = {best.at, -logf(best.sum), bad};
+  out[blockIdx.x] = {best.at, -logf(best.sum), bad, best.value == kLeast};
   tokens[blockIdx.x] = bad ? 0 : best.at;
 }
 
@@ -266,8 +266,8 @@ void launch_take_rows(const float* in, const int32_t* which, float* out, int64_t
 }
 
 void launch_greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t rows, int64_t cols,
-                     cudaStream_t stream) {
-  greatest<<<unsigned(rows), kPickThreads, 0, stream>>>(logits, out, tokens, cols);
+                     cudaStream_t stream, const int32_t* which) {
+  greatest<<<unsigned(rows), kPickThreads, 0, stream>>>(logits, out, tokens, cols, which);
 }
 
 }  // namespace kvasir::model::cuda

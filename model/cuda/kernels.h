@@ -35,8 +35,8 @@ void launch_to_bf16(const float* in, void* out, int64_t count, cudaStream_t stre
 void launch_take_rows(const float* in, const int32_t* which, float* out, int64_t rows, int64_t cols,
                       cudaStream_t stream);
 // Of each row its greatest value, as the host's sampler finds it, and the tokens alone (0 of a row that is no numbers).
-// `out` may be host memory that is pinned.
+// `out` may be host memory that is pinned. `which`: the rows of logits, where they are not all.
 void launch_greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t rows, int64_t cols,
-                     cudaStream_t stream);
+                     cudaStream_t stream, const int32_t* which = nullptr);
 
 }  // namespace kvasir::model::cuda

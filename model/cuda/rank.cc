@@ -130,13 +130,14 @@ Status Rank::draw(Buffer logits, const DeviceRows& rows, int64_t first_row, int6
   const Changes& changes = rows.changes;
   const bool changed = some && !changes.rows.empty();
   const int32_t* before = ops_->drawn_before();
-  if (changed && first_row == 0) KVASIR_TRY(s.changes.upload(changes, stream_));
+  drawn_from_ = {from, first_row, count, logits.cols, before};
+  if (!changes.rows.empty() && first_row == 0) KVASIR_TRY(s.changes.upload(changes, stream_));
   if (changed) KVASIR_TRY(s.changes.bias(changes, from, first_row, count, logits.cols, stream_));
   if (some) launch_greatest(from, out, tokens, count, logits.cols, stream_);
   if (changed) {
     TokenLogprob* top = first() ? s.top.as<TokenLogprob>() + first_row * kMostDeviceTop : nullptr;
     KVASIR_TRY(s.changes.before_draw(changes, from, out, before, top, first_row, count, logits.cols, stream_));
-    if (changes.any_penalty) launch_greatest(from, out, tokens, count, logits.cols, stream_);
+    if (changes.any_less()) launch_greatest(from, out, tokens, count, logits.cols, stream_);
   }
   if (random) {
     Wish* on_device = s.device_wishes.as<Wish>() + first_row;

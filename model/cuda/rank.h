@@ -14,6 +14,7 @@
 #include "model/cuda/draw.h"
 #include "model/cuda/graphs.h"
 #include "model/cuda/ops.h"
+#include "model/cuda/redraw.h"
 
 namespace kvasir::model::cuda {
 
@@ -59,6 +60,10 @@ class Rank {
   Result<Buffer> decode();
   // Tokens of rows [first, first + count), whose logits these are, that are for the device.
   Status draw(Buffer logits, const DeviceRows& rows, int64_t first, int64_t count, int slot);
+  // Of those that draw() was last called for, rows of a launch whose constraints refused what it drew; at once.
+  Status redraw(std::span<const MaskedRow> rows, std::span<DeviceDraw> out, int slot) {
+    return redraw_.run(drawn_from_, slots_[size_t(slot)].changes, rows, out, stream_);
+  }
   // What draw() needs of room, where it is not there yet; making it may wait for the device.
   bool has_room(const DeviceRows& rows, int slot) const { return slots_[size_t(slot)].changes.has_room(rows.changes); }
   Status make_room(const DeviceRows& rows, int slot);
@@ -94,6 +99,8 @@ class Rank {
   ThreadPool pool_;  // converts weights
   cudaStream_t stream_ = nullptr;
   std::array<Slot, 2> slots_;
+  DrawnFrom drawn_from_;
+  DeviceRedraw redraw_;
   std::optional<CudaOps> ops_;
   std::unique_ptr<Network> network_;
   bool apart_ = false;                          // layers with a window have pages of their own

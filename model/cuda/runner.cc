@@ -56,8 +56,8 @@ class CudaRunner final : public Runner, public Replaying {
   int64_t replays() const override { return ranks_.first().replays(); }
 
  private:
-  // A launch. What the device draws is there when its slot is done; other rows' logits come to the host, whose draws
-  // (settle) come before the next launch, or with wait() where there is none.
+  // A launch. What the device draws is there when its slot is done. Rows that the host judges, because their logits
+  // come to it or a constraint follows them, are settled before the next launch, or with wait() where there is none.
   struct Flight {
     Flight(int32_t vocab, int threads) : draws(vocab, threads, true) {}
     Draws draws;
@@ -67,8 +67,9 @@ class CudaRunner final : public Runner, public Replaying {
     std::vector<Batch::Pool> pools;
     int slot = 0;
     int64_t enqueued = 0;     // sample rows
-    bool by_host = false;     // some of these
-    bool on_its_way = false;  // what the host draws from
+    bool by_host = false;     // some of these are for it to judge
+    bool on_its_way = false;  // and are enqueued
+    bool pulled = false;      // logits of the last enqueued ones come to it
     Status status;
   };
   Flight& flight(int nth) { return flights_[size_t(oldest_ + nth) % flights_.size()]; }
@@ -166,18 +167,18 @@ Status CudaRunner::launch(const Batch& batch, std::span<const SampleRow> rows) {
   KVASIR_TRY(lost());
   Flight* before = in_flight_ > 0 ? &flight(in_flight_ - 1) : nullptr;
   const bool waits = std::any_of(rows.begin(), rows.end(), [this](const SampleRow& r) {
-    return r.last && *r.last < 0 && !draws_on_device(r, config_.vocab, true);
+    return r.last && *r.last < 0 && !draws_on_device(r, true);
   });
   if (before && (before->by_host || waits)) before->status = settle(*before);
   Flight& f = flight(in_flight_);
-  f.enqueued = 0, f.by_host = f.on_its_way = false, f.status = {};
+  f.enqueued = 0, f.by_host = f.on_its_way = f.pulled = false, f.status = {};
   KVASIR_TRY(f.draws.begin(batch, rows, before ? &before->draws : nullptr));
   f.pools = batch.pools;
   f.rows.wishes.assign(rows.size(), {}), f.rows.there.assign(rows.size(), false);
   f.rows.changes.clear();
   for (int64_t i = 0; i < f.rows.count(); ++i) {
     const bool there = f.rows.there[size_t(i)] = f.draws.for_device(i);
-    f.by_host |= !there;
+    f.by_host |= !there || f.draws.row(i).constraint;
     if (!there) continue;
     f.rows.wishes[size_t(i)] = wish_of(f.draws.row(i), config_.vocab);
     f.rows.changes.add(i, f.rows.count(), f.draws.row(i), config_.vocab);
@@ -284,9 +285,13 @@ Status CudaRunner::enqueue_pooled(Rank& rank, Flight& f, int64_t rows) {
 Status CudaRunner::send_logits(Rank& rank, Flight& f, Buffer logits, int64_t count) {
   const int64_t before = f.enqueued;
   auto there = [&](int64_t i) { return bool(f.rows.there[size_t(before + i)]); };
-  f.enqueued += count;
-  for (int64_t i = 0; i < count && !f.on_its_way; ++i) f.on_its_way = !there(i);
+  f.enqueued += count, f.pulled = false;
+  for (int64_t i = 0; i < count; ++i) {
+    f.pulled |= !there(i);
+    f.on_its_way |= !there(i) || f.draws.row(before + i - f.draws.rows_drawn()).constraint;
+  }
   if (!f.on_its_way) return {};
+  if (!f.pulled) return check(cudaEventRecord(arrived_[0], rank.stream()), "draws");
   const float* from = rank.ops().data(logits);
   auto* to = logits_.as<float>();
   for (int64_t first = 0; first < count; first += kDrawnRows) {
@@ -305,26 +310,32 @@ Status CudaRunner::send_logits(Rank& rank, Flight& f, Buffer logits, int64_t cou
 }
 
 Status CudaRunner::settle(Flight& f) {
-  const DeviceDraw* drawn = ranks_.first().drawn(f.slot);
-  const TokenLogprob* top = ranks_.first().top(f.slot);
+  Rank& rank = ranks_.first();
+  const Redraw redraw = [&](std::span<const MaskedRow> rows, std::span<DeviceDraw> out) {
+    const OnDevice on(rank.device());
+    return rank.redraw(rows, out, f.slot);
+  };
+  auto said = [&](int64_t first) {
+    return Said{rank.drawn(f.slot) + first, rank.top(f.slot) + first * kMostDeviceTop, &redraw};
+  };
   if (!f.on_its_way) {
-    KVASIR_TRY(ranks_.first().wait(f.slot));
-    f.draws.draw(pool_, nullptr, config_.vocab, f.draws.rows_left(), drawn, top);
-    return {};
+    KVASIR_TRY(rank.wait(f.slot));
+    return f.draws.draw(pool_, nullptr, config_.vocab, f.draws.rows_left(), said(f.draws.rows_drawn()));
   }
   // Rows before these were the device's alone, and done when these are.
-  const int64_t most = ranks_.first().ops().max_logit_rows(), copied = (f.enqueued - 1) / most * most;
+  const int64_t most = rank.ops().max_logit_rows(), copied = (f.enqueued - 1) / most * most;
+  const int64_t at_once = f.pulled ? kDrawnRows : most;
   f.on_its_way = false;
   for (int64_t first = f.draws.rows_drawn(); first < f.enqueued;) {
-    const int64_t row = std::max(first, copied), end = std::min(f.enqueued, row + kDrawnRows);
+    const int64_t row = std::max(first, copied), end = std::min(f.enqueued, row + at_once);
     KVASIR_TRY(check(cudaEventSynchronize(arrived_[size_t((row - copied) / kDrawnRows)]), "step"));
     if (first < copied) {
-      f.draws.draw(pool_, nullptr, config_.vocab, copied - first, drawn + first, top + first * kMostDeviceTop);
+      KVASIR_TRY(f.draws.draw(pool_, nullptr, config_.vocab, copied - first, said(first)));
       first = copied;
       continue;
     }
-    f.draws.draw(pool_, logits_.as<float>() + (first - copied) * config_.vocab, config_.vocab, end - first,
-                 drawn + first, top + first * kMostDeviceTop);
+    KVASIR_TRY(f.draws.draw(pool_, logits_.as<float>() + (first - copied) * config_.vocab, config_.vocab, end - first,
+                            said(first)));
     first = end;
   }
   return {};

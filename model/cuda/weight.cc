@@ -30,6 +30,7 @@ Packing packing_of(const HostTensor& t) {
     case WeightType::iq4_xs:
     case WeightType::mxfp4:
     case WeightType::q8_0: return Packing::q8;
+    case WeightType::nvfp4:
     case WeightType::q2_k:
     case WeightType::q3_k:
     case WeightType::q5_0:

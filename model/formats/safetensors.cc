@@ -323,6 +323,15 @@ class FolderWeights final : public Weights {
     return out;
   }
 
+  // Two scales, then 32 numbers, of which the first and the 17th share a byte, not neighbours as in the file.
+  static void nvfp4_block(const uint8_t* numbers, const float* scales, uint8_t* block) {
+    std::memcpy(block, scales, 8);
+    for (int i = 0; i < 16; ++i) {
+      const int shift = i % 2 * 4;
+      block[8 + i] = uint8_t((numbers[i / 2] >> shift & 15) | (numbers[8 + i / 2] >> shift & 15) << 4);
+    }
+  }
+
   // Two numbers of E2M1 in a byte, a scale of E4M3 for 16 of them and one for all: compressed-tensors divides by that
   // (weight_packed, weight_global_scale), modelopt multiplies by it (weight, weight_scale_2).
   Result<HostTensor> nvfp4(const std::string& name, const SafeTensor& bytes, int64_t rows, int64_t cols) {
@@ -347,11 +356,21 @@ class FolderWeights final : public Weights {
     std::memcpy(&whole, all->second.data, 4);
     if (packed) whole = 1 / whole;
     if (!std::isfinite(whole)) return bad(cat(" has a scale, ", all->first, ", that is not finite"));
-    HostTensor out{name, WeightType::f16, rows, cols, nullptr, 2 * rows * cols};
+    const bool blocks = leave_bytes_ && cols % 32 == 0;
+    const TypeInfo& info = *type_info(blocks ? WeightType::nvfp4 : WeightType::f16);
+    HostTensor out{name, blocks ? WeightType::nvfp4 : WeightType::f16, rows, cols};
+    out.bytes = rows * cols / info.block * info.bytes;
     std::shared_ptr<uint8_t[]> memory(new uint8_t[size_t(out.bytes)]);
     std::vector<float> of(size_t(cols / 16));
     for (int64_t r = 0; r < rows; ++r) {
       dequantize(WeightType::f8_e4m3, scales->second.data + r * (cols / 16), cols / 16, of.data());
+      if (blocks) {
+        for (float& scale : of) scale *= whole;
+        for (int64_t c = 0; c < cols; c += 32)
+          nvfp4_block(bytes.data + (r * cols + c) / 2, of.data() + c / 16,
+                      memory.get() + (r * cols + c) / 32 * info.bytes);
+        continue;
+      }
       for (int64_t c = 0; c < cols; ++c) {
         const int q = bytes.data[(r * cols + c) / 2] >> (c % 2 * 4) & 15;
         const uint16_t h = f32_to_f16(kE2m1[q] * of[size_t(c / 16)] * whole);

@@ -135,6 +135,17 @@ void unpack_mxfp4(const uint8_t* b, int, Unpacked* out) {
   out->scale[0] = int8_t(b[0]);
 }
 
+// Stood for 0 by 16, so that what is taken off has the bits of the scale however short it becomes.
+void unpack_nvfp4(const uint8_t* b, int, Unpacked* out) {
+  nibbles(b + 8, out->q), look_up(kE2m1, out->q);
+  for (uint8_t& q : out->q) q = uint8_t(q + 4);
+  for (int h = 0; h < 2; ++h) {
+    float scale;
+    std::memcpy(&scale, b + 4 * h, 4);
+    out->d[h] = scale / 2, out->m[h] = -16 * out->d[h];
+  }
+}
+
 void unpack_int4(const uint8_t* b, int, Unpacked* out) {
   float d, m;
   std::memcpy(&d, b, 4);
@@ -152,6 +163,7 @@ constexpr Row kRows[] = {
     {WeightType::f32, {"F32", 1, 4, false, 0, -1, false, false}},
     {WeightType::f16, {"F16", 1, 2, false, 0, -1, false, false}},
     {WeightType::bf16, {"BF16", 1, 2, false, 0, -1, false, false}},
+    {WeightType::nvfp4, {"NVFP4", 32, 24, true, 5, 16, true, false}, unpack_nvfp4},
     {WeightType::int4, {"INT4", 32, 24, true, 4, -1, false, false}, unpack_int4},
     {WeightType::i64, {"I64", 1, 8, false, 0, -1, false, false}},
     {WeightType::i32, {"I32", 1, 4, false, 0, -1, false, false}},

@@ -27,8 +27,9 @@ enum class WeightType : uint32_t {
   bf16 = 30,
   mxfp4 = 39,
   // No types of GGUF, but of safetensors:
-  int4 = 59,  // what int4.h makes of words of 4 bits
-  i64 = 60,   // these three are parts of other tensors
+  nvfp4 = 58,  // two float32 scales, of 16 numbers of E2M1 each, before them
+  int4 = 59,   // what int4.h makes of words of 4 bits
+  i64 = 60,    // these three are parts of other tensors
   i32 = 61,
   u8 = 62,
   f8_e4m3 = 63,  // with scales beside it
@@ -44,7 +45,7 @@ struct TypeInfo {
   bool halves;      // the two halves of 32 differ in d and m
   bool f16_scales;  // d and m are float16 values
 };
-constexpr bool of_gguf(WeightType type) { return type < WeightType::int4; }
+constexpr bool of_gguf(WeightType type) { return type < WeightType::nvfp4; }
 constexpr bool part_of_others(WeightType type) { return type >= WeightType::i64 && type <= WeightType::u8; }
 const TypeInfo* type_info(WeightType type);  // null: not one we read
 

@@ -49,7 +49,7 @@ class Weights {
   virtual std::vector<std::string> unread() const { return {}; }
   // A device that makes seeded matrices itself asks for no data of them.
   virtual void leave_seeded() {}
-  // A device that reads E4M3 is given it with its scales; everybody else bfloat16.
+  // A device that reads E4M3 is given it with its scales, and NVFP4 in blocks; everybody else bfloat16 and float16.
   virtual void leave_bytes() {}
   virtual int64_t parameters() const = 0;
   virtual int64_t bytes() const = 0;

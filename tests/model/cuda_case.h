@@ -38,4 +38,15 @@ inline void compare_best(const std::vector<double>& want, const Sampled& got, do
   *worst = std::max(*worst, std::fabs(got.top[0].logprob - want[size_t(got.top[0].token)]));
 }
 
+// A constraint that refuses what is drawn first, and allows what its mask does.
+class RefusesFirst final : public Constraint {
+ public:
+  explicit RefusesFirst(const uint32_t* mask) : mask_(mask) {}
+  bool take(int32_t, bool masked) override { return masked; }
+  const uint32_t* mask() override { return mask_; }
+
+ private:
+  const uint32_t* mask_;
+};
+
 }  // namespace kvasir::model

@@ -151,6 +151,7 @@ struct Quantized {
   std::vector<uint8_t> bytes;
   std::vector<float> values;
 };
+constexpr float kHalfScale = 0x1.2p-11f;  // of NVFP4's first halves
 // Those of INT4 have a scale for each `group`.
 std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols, uint32_t seed, int64_t group) {
   auto q = std::make_unique<Quantized>();
@@ -172,6 +173,9 @@ std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols
       continue;
     }
     switch (type) {
+      case WeightType::nvfp4:
+        for (const size_t half : {0, 4}) std::memcpy(&q->bytes[at + half], half ? &d : &kHalfScale, 4);
+        break;
       case WeightType::f8_e4m3: q->bytes[at] &= (q->bytes[at] & 0x7f) == 0x7f ? 0xfe : 0xff; break;  // numbers all
       case WeightType::iq4_xs: put(0, d / 64); break;
       case WeightType::mxfp4: q->bytes[at] = uint8_t(110 + random() % 12); break;
@@ -426,6 +430,8 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
                         {{T::q8_0}, 8, 64, 14336, cuda::Packing::q8},
                         {{T::q6_k, T::q6_k}, 5, 2112, 4096, cuda::Packing::q6},
                         {{T::q6_k}, 16, 64, 14336, cuda::Packing::q6},
+                        {{T::nvfp4, T::nvfp4}, 3, 2112, 544, cuda::Packing::q6},
+                        {{T::nvfp4}, 40, 256, 4096, cuda::Packing::q6},
                         {{T::q8_0}, 1, 960, 576, cuda::Packing::q8},
                         {{T::q8_0}, 5, 4224, 1056, cuda::Packing::q8},
                         {{T::q8_0}, 16, 4256, 2048, cuda::Packing::q8},

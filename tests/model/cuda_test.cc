@@ -138,13 +138,17 @@ TEST_F(CudaModel, TwoInFlight) {
   penalized.seed = 4, penalized.temperature = 0.7f, penalized.frequency_penalty = 0.5f, penalized.presence_penalty = 1;
   const SamplingParams by_device = greedy(-1), changed = penalized;  // both by the device
   penalized.logprobs = kMostDeviceTop + 1;                           // more than it says
-  enum class Who { device, host, turns, mixed, changed };
-  for (Who who : {Who::device, Who::host, Who::turns, Who::mixed, Who::changed}) {
+  SamplingParams odd = warm;
+  odd.typical_p = 0.8f, odd.top_n_sigma = 3;
+  std::vector<uint32_t> thirds(4096 / 32, 0x49249249u);  // masks
+  enum class Who { device, host, turns, mixed, changed, masked };
+  for (Who who : {Who::device, Who::host, Who::turns, Who::mixed, Who::changed, Who::masked}) {
     SCOPED_TRACE(int(who));
     auto params = [&](int64_t step, int seq) -> const SamplingParams& {
       if (who == Who::device || (who == Who::turns && step % 3 == 0)) return by_device;
       if (who == Who::mixed && seq % 2 == 0) return by_device;
       if (who == Who::changed && seq != 1) return changed;
+      if (who == Who::masked) return seq == 1 ? penalized : seq == 2 ? changed : odd;
       return seq == 1 ? warm : penalized;
     };
     std::vector<Ids> prompts(kMany);
@@ -173,6 +177,7 @@ TEST_F(CudaModel, TwoInFlight) {
             pieces.push_back({seq, int64_t(known.size()) - !ahead, {ahead ? sample : known.back()}});
           SampleRow& row = rows[size_t(seq)];
           row.params = &params(step, seq), row.choice = seq;
+          if (who == Who::masked && seq != 3) row.mask = thirds.data();
           row.prompt = prompts[size_t(seq)];
           row.output = std::span(known).subspan(prompts[size_t(seq)].size());
           if (ahead && (row.params == &penalized || row.params == &changed)) row.last = sample;
@@ -191,6 +196,69 @@ TEST_F(CudaModel, TwoInFlight) {
     };
     EXPECT_EQ(run(true), run(false));
   }
+}
+
+// Its k-th token has the remainder k by three.
+class ByThrees final : public Constraint {
+ public:
+  bool take(int32_t token, bool) override {
+    if (token % 3 != taken_ % 3) return false;
+    ++taken_;
+    return true;
+  }
+  const uint32_t* mask() override {
+    bits_.assign(4096 / 32, 0);
+    for (int32_t t = 0; t < 4096; ++t)
+      if (t % 3 == taken_ % 3) bits_[size_t(t) / 32] |= 1u << (t % 32);
+    return bits_.data();
+  }
+
+ private:
+  int64_t taken_ = 0;
+  std::vector<uint32_t> bits_;
+};
+
+// Constraints follow what the device draws, which draws again what they refuse: the tokens and log-probabilities of the
+// host, to which the logits come where more than a device's log-probabilities are asked for.
+TEST_F(CudaModel, ConstraintsAreFollowedOnTheDevice) {
+  constexpr int kMany = 6;
+  auto run = [&](bool by_host) {
+    std::vector<SamplingParams> params(kMany);
+    std::vector<ByThrees> constraints(kMany);
+    RunnerOptions o = as_named("dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096");
+    Drive drive(o, 512, kMany, 512);
+    std::vector<Ids> tokens(kMany);
+    std::vector<float> logprobs;
+    for (int step = 0; step < 20; ++step) {
+      std::vector<Piece> pieces;
+      std::vector<SampleRow> rows(kMany);
+      for (int seq = 0; seq < kMany; ++seq) {
+        SamplingParams& p = params[size_t(seq)];
+        p.seed = uint64_t(seq), p.temperature = seq % 2 ? 0.8f : 0.0f;
+        if (seq == 2) p.presence_penalty = 1;
+        if (seq == 3) p.typical_p = 0.9f;
+        p.logprobs = by_host ? kMostDeviceTop + 1 : seq == 5 ? 3 : -1;
+        Ids& known = tokens[size_t(seq)];
+        const bool begins = step == 0;
+        if (begins)
+          for (int i = 0; i < 4 + seq; ++i) known.push_back((seq * 31 + i * 7) % 250);
+        pieces.push_back(begins ? Piece{seq, 0, known} : Piece{seq, int64_t(known.size()) - 1, {known.back()}});
+        SampleRow& row = rows[size_t(seq)];
+        row.params = &p, row.choice = seq, row.output = known;
+        if (seq != 4) row.constraint = &constraints[size_t(seq)];
+      }
+      drive.launch(pieces, params[0], {}, rows);
+      const std::vector<Sampled> drawn = drive.wait();
+      for (int seq = 0; seq < kMany; ++seq) {
+        tokens[size_t(seq)].push_back(drawn[size_t(seq)].token);
+        logprobs.push_back(drawn[size_t(seq)].logprob);
+      }
+    }
+    return std::pair(tokens, logprobs);
+  };
+  const auto want = run(true), got = run(false);
+  EXPECT_EQ(got.first, want.first);
+  for (size_t i = 0; i < want.second.size(); ++i) EXPECT_NEAR(got.second[i], want.second[i], 2e-3) << i;
 }
 
 // A token at a time, by the products for few rows and by graphs, or all at once: the same odds of what comes next.
@@ -359,10 +427,10 @@ TEST_F(CudaModel, TheGreatestIsTheOneThatTheHostFinds) {
   }
 }
 
-// Draws by temperature, top-k, top-p and min-p, of rows with many equal logits, sharp ones and flat ones. The host
-// weighs with other roundings, so that a random number next to a border may fall on its other side.
+// Draws by temperature, top-k, top-n-sigma, typical-p, top-p and min-p, of rows with many equal logits, sharp ones and
+// flat ones. The host weighs with other roundings, so that a random number next to a border may fall on its other side.
 TEST_F(CudaModel, DrawsAreTheOnesOfTheHost) {
-  constexpr int32_t kRows = 96;
+  constexpr int32_t kRows = 192;
   std::mt19937 random(23);
   std::normal_distribution<float> normal;
   int64_t all = 0, other = 0;
@@ -384,6 +452,11 @@ TEST_F(CudaModel, DrawsAreTheOnesOfTheHost) {
       p.temperature = std::array{1.0f, 0.7f, 1.5f, 1e-9f, 0.05f}[size_t(row % 5)];
       p.top_p = std::array{1.0f, 0.9f, 0.3f, 0.999f}[size_t(row / 5 % 4)];
       p.top_k = std::array{0, 0, 1, 40, 1000, 1024, 3}[size_t(row / 2 % 7)];
+      if (row >= kRows / 2) {
+        p.typical_p = std::array{1.0f, 0.9f, 0.2f, 0.999f, 1.0f}[size_t(row / 3 % 5)];
+        p.top_n_sigma = std::array{0.0f, 0.0f, 1.5f, 0.5f, 4.0f}[size_t(row / 7 % 5)];
+        if (row % 6 == 0) p.top_k = 3000;  // more than are sorted
+      }
       p.min_p = std::array{0.0f, 0.1f, 0.0f, 0.5f}[size_t(row / 4 % 4)];
       rows[size_t(row)].params = &p, rows[size_t(row)].choice = row % 3, rows[size_t(row)].position = row * 7;
       if (row % 11 != 10) wishes[size_t(row)] = cuda::wish_of(rows[size_t(row)], vocab);

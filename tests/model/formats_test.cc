@@ -300,14 +300,14 @@ TEST(Safetensors, Nvfp4) {
   constexpr double kE2m1[] = {0, .5, 1, 1.5, 2, 3, 4, 6};
   auto q = [](int64_t r, int64_t c) { return int(r * 7 + c * 5 + r * c) & 15; };
   auto scale = [](int64_t r, int64_t g) { return uint8_t(0x30 + 8 * ((r + g) % 4) + (r + 2 * g) % 8); };  // E4M3
-  for (const bool packed : {true, false}) {
-    SCOPED_TRACE(packed);
+  for (const auto& [packed, left] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
+    SCOPED_TRACE(cat(packed, left));
     std::string bytes(size_t(kRows * kCols / 2), '\0'), scales;
     for (int64_t i = 0; i < kRows * kCols; ++i) bytes[size_t(i / 2)] |= char(q(i / kCols, i % kCols) << i % 2 * 4);
     for (int64_t r = 0; r < kRows; ++r)
       for (int64_t g = 0; g < kCols / 16; ++g) scales.push_back(char(scale(r, g)));
     const float whole = packed ? 64 : .015625f, input = 3;
-    auto make = [&](const char* gone, int64_t groups) {
+    auto make = [&, packed = packed](const char* gone, int64_t groups) {
       UpProjection t;
       t.add(packed ? "weight_packed" : "weight", "U8", {kRows, kCols / 2}, bytes.data(), bytes.size());
       if (std::string_view(gone) != "weight_scale")
@@ -321,8 +321,10 @@ TEST(Safetensors, Nvfp4) {
     make("", kCols / 16).write(folder);
     auto weights = open_safetensors(folder.path.string(), false);
     ASSERT_TRUE(weights.ok()) << weights.status().message();
+    if (left) (*weights)->leave_bytes();
     auto w = (*weights)->get("blk.0.ffn_up.weight", kRows, kCols);
     ASSERT_TRUE(w.ok()) << w.status().message();
+    EXPECT_EQ(w->type, left ? WeightType::nvfp4 : WeightType::f16);
     EXPECT_TRUE((*weights)->unread().empty());
     std::vector<float> row(static_cast<size_t>(kCols));
     for (int64_t r = 0; r < kRows; ++r) {
