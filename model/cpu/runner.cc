@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/numa.h"
 #include "model/arch/adapter_places.h"
+#include "model/attention_dtype.h"
 #include "model/cache_form.h"
 #include "model/cpu/rank.h"
 #include "model/formats/shared_weights.h"
@@ -115,6 +116,7 @@ Status CpuRunner::load(std::unique_ptr<Weights> weights, const attention::Backen
     info_.weight_bytes += rank->ops().weight_bytes();
   }
   info_.kv_type = form_.to_string();
+  info_.attention_type = fp8_attention(options_) ? "fp8" : "float32";
   info_.parameters = weights->parameters();
   return {};
 }
@@ -174,7 +176,12 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
                cat("quantize is ", options.quantize,
                    ", which is for a GPU (--device cuda); a CPU computes with weights as they are stored: auto"))
         .with_field("quantize");
-  KVASIR_ASSIGN(auto form, cache_form_of(config, options.kv, options.precise ? DType::f32 : DType::f16, *weights));
+  if (options.attention_dtype == "bf16")
+    return invalid_argument(
+               "attention_dtype is bf16, which is for a GPU; a CPU computes scores in float32: auto or fp8")
+        .with_field("attention_dtype");
+  KVASIR_ASSIGN(const kvcache::FormWish wish, cache_wish(config, options.kv, options.attention_dtype));
+  KVASIR_ASSIGN(auto form, cache_form_of(config, wish, options.precise ? DType::f32 : DType::f16, *weights));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cpu" : options.attention));
   KVASIR_TRY(attention->available());
