@@ -183,10 +183,19 @@ int64_t Planner::count_ranks(size_t first_row, Item& item) {
 void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
   const int list = s.q_len == 1 ? single_list_ : list_for(int64_t(s.q_len) * group_);
   const int32_t per_tile = per_tile_[list];
-  for (int32_t first = 0; first < s.q_len; first += per_tile) {
+  // StreamingLLM's queries become E4M3 at ranks of their own, not at those that rows of a tile share: one begins its
+  // window where all do.
+  const auto begins = [&](const QueryRow& r) { return std::max(r.begin, a_.sinks); };
+  const bool alike = a_.streaming_positions && a_.fp8_query;
+  for (int32_t first = 0, queries = 0; first < s.q_len; first += queries) {
     const size_t first_row = stream_rows_.size();
-    const int32_t queries = std::min(per_tile, s.q_len - first);
-    for (int32_t i = 0; i < queries; ++i) set_row(s, index, first + i, stream_rows_.emplace_back());
+    for (queries = 0; queries < std::min(per_tile, s.q_len - first); ++queries) {
+      set_row(s, index, first + queries, stream_rows_.emplace_back());
+      if (alike && begins(stream_rows_.back()) != begins(stream_rows_[first_row])) {
+        stream_rows_.pop_back();
+        break;
+      }
+    }
     Item& item = items_[list].emplace_back();
     item.queries = queries;
     item.tile.sequence = index;

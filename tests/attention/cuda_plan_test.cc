@@ -284,11 +284,23 @@ TEST(CudaPlan, StreamingRanksAreThoseAmongTheKeysSeen) {
   a.rope.style = RopeStyle::neox, a.rope.rotary_dim = a.head_dim;
   Machine machine;
   machine.stream_warps[1] = 1056;
-  for (const auto& [window, sinks] : {std::pair(100, 4), std::pair(100, 0), std::pair(70, 69), std::pair(1, 0)}) {
-    a.window = window, a.sinks = sinks;
+  struct Kind {
+    int window, sinks;
+    bool fp8;  // queries are rounded at their ranks, which are the contract's own then
+  };
+  for (const Kind& kind : {Kind{100, 4, false},
+                           {100, 0, false},
+                           {70, 69, false},
+                           {1, 0, false},
+                           {100, 4, true},
+                           {70, 69, true},
+                           {3, 2, true}}) {
+    const int window = kind.window, sinks = kind.sinks;
+    a.window = window, a.sinks = sinks, a.fp8_query = kind.fp8;
     Steps steps({{0, 1}, {2, 1}, {99, 1}, {700, 1}, {0, 130}, {60, 90}, {400, 120}, {3, 9}}, 16);
     steps.step.decoding_batches = 4;
     Planned p(a, steps.limits(), steps.step, machine);
+    std::map<int, std::set<int>> owns;        // token -> ranks it is rotated at
     std::map<int, std::map<int, int>> ranks;  // token -> key -> how far it stands before the token's own
     for (int i = 0; i < segment_count(p, 1); ++i) {
       const Segment& s = p.planner.segments(p.buffer.data(), 1)[i];
@@ -297,6 +309,7 @@ TEST(CudaPlan, StreamingRanksAreThoseAmongTheKeysSeen) {
         const QueryRow& row = p.view.rows[s.tokens + r / 4];
         const int own = row.own - (alone ? std::max(row.begin - sinks, 0) : s.ranked_from);
         EXPECT_LT(own, window + int(steps.limits().max_tokens)) << "there are no angles for it";
+        owns[row.token].insert(own);
         for (int j = s.kv_begin; j < std::min(s.kv_end, row.end); ++j) {
           if (!(j >= row.begin || (alone && j < sinks))) continue;
           const int rank = j - std::max(s.ranked_from, 0);
