@@ -138,6 +138,7 @@ struct ManyTile {
   // The same with keys that are rotated on their way: the first of them has rank `rank`.
   __device__ __forceinline__ void multiply_turned_keys(const Shape& s, const uint8_t* stage, const TileScales& scales,
                                                        int rank, float (&score)[kRowTiles][kN][4]) const {
+    prefetch_angles<kD, kTile>(reinterpret_cast<const float2*>(s.rope_ranks), rank + kTile, last_rank, lane);
 #pragma unroll
     for (int half = 0; half < kN / 2; ++half) {
       const float2* angles[2];

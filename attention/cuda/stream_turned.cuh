@@ -16,6 +16,18 @@ __device__ __forceinline__ void turn(float& x, float& y, float2 angle) {
   y = y * angle.x + was * angle.y;
 }
 
+// The angles of the next tile on their way into the nearest cache: each is read where it is used, one after another.
+template <int kD, int kTile>
+__device__ __forceinline__ void prefetch_angles(const float2* ranks, int rank, int last_rank, int lane) {
+  constexpr int kLines = kTile * kD / 2 * int(sizeof(float2)) / 128;
+#pragma unroll
+  for (int i = 0; i < kLines; i += 32) {
+    const int at = (i + lane) * 16;  // of those that a line has
+    const float2* line = ranks + int64_t(min(max(rank + at / (kD / 2), 0), last_rank)) * (kD / 2) + at % (kD / 2);
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(line));
+  }
+}
+
 // Elements 32*kk .. 32*kk+31 of a row and those half a row on, as a lane has them: x[k][reg] is two of them, which
 // K::query_dim names. `fp8`: they become E4M3.
 template <class K, int kD>
