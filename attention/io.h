@@ -30,6 +30,9 @@ inline void write_elements(const float* x, DType type, int64_t first, int64_t n,
   }
 }
 
+// A query as E4M3 in units of `scale`, as fp8_query has it.
+inline float as_fp8(float x, float scale) { return e4m3_to_f32(f32_to_e4m3(x * (1.0f / scale))) * scale; }
+
 // Where token `t`'s q head, k head or v head starts in the (maybe packed) input, in elements.
 enum class Part { query, key, value };
 inline const void* part_tensor(const Attributes& a, const Tensors& t, Part part) {

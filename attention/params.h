@@ -46,6 +46,9 @@ struct Attributes {
   DType io =
       DType::f32;        // query, key, value (int8: KVC only); f8_e4m3 is read as q * q_scale, k * k_scale, v * v_scale
   float q_scale = 1.0f;  // io f8_e4m3 only; k_scale and v_scale are the cache's
+  // Queries become E4M3 in units of Tensors::q_scale once they have their bias and are rotated, whoever reads them:
+  // beside an FP8 cache all that scores are made of is E4M3 then, and prompts are multiplied as that (CUDA).
+  bool fp8_query = false;
   DType out = DType::f32;  // may be f8_e4m3 with out_scale, or (KVC only) int8 for what an int8 cache holds
   float out_scale = 1.0f;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
@@ -79,6 +82,7 @@ struct Tensors {
   const void* attn_mask = nullptr;  // additive, of io dtype
   int64_t mask_head_stride = 0;     // 0: one mask for all heads
   int64_t mask_row_stride = 0;
+  float q_scale = 1.0f;                // with Attributes::fp8_query
   const float* sink_logits = nullptr;  // [Hq]
   void* output = nullptr;              // [T, Hq, D] of out dtype
   float* lse = nullptr;                // [T, Hq]: log of the softmax's denominator, sink logit included;

@@ -33,6 +33,9 @@ Status validate_scalars(const Attributes& a) {
   if (!std::isfinite(a.softcap) || a.softcap < 0)
     return bad("softcap", cat("softcap is ", a.softcap, "; it must be finite and at least 0 (0: none)"));
   if (!positive(a.q_scale)) return bad("q_scale", cat("q_scale is ", a.q_scale, "; it must be finite and above 0"));
+  if (a.fp8_query && !is_float(a.io))
+    return bad("fp8_query", cat("fp8_query is given and io_dtype is ", dtype_name(a.io),
+                                "; queries that become E4M3 are float32, float16 or bfloat16"));
   if (!positive(a.out_scale))
     return bad("out_scale", cat("out_scale is ", a.out_scale, "; it must be finite and above 0"));
   if (!is_float(a.io) && a.io != DType::f8_e4m3 && a.io != DType::i8)

@@ -14,6 +14,7 @@
 #include "engine/kv_memory.h"
 #include "kvcache/view.h"
 #include "model/arch/registry.h"
+#include "model/attention_dtype.h"
 #include "model/cache_form.h"
 #include "model/formats/gguf.h"
 #include "model/head.h"
@@ -129,6 +130,8 @@ int inspect(int argc, char** argv) {
       .value_name("MODEL")
       .only_flag();
   kvcache::FormWish wish;
+  std::string attention_dtype = "auto";
+  define_attention_dtype(o, attention_dtype);
   define_cache_form(o, wish);
   o.add("page_size", &steps.page_size, "Tokens a page of the cache").range(1, kvcache::kMostPageTokens).only_flag();
   o.add("architectures", &architectures, "List the architectures that are served, as a table of Markdown").only_flag();
@@ -155,7 +158,9 @@ int inspect(int argc, char** argv) {
   }
   const model::ModelConfig& c = files->config;
   if (context == 0) context = c.context;
-  auto form = model::cache_form_of(c, wish, DType::f16, *files->weights);
+  auto demanded = model::cache_wish(c, wish, attention_dtype);
+  auto form = demanded.ok() ? model::cache_form_of(c, *demanded, DType::f16, *files->weights)
+                            : Result<kvcache::CacheForm>(demanded.status());
   if (!form.ok()) {
     std::fprintf(stderr, "kvasir inspect: %s\n", form.status().message().c_str());
     return kUsage;
@@ -208,6 +213,7 @@ int inspect(int argc, char** argv) {
                                 {"active_parameters", active},
                                 {"weight_bytes", files->weights->bytes()},
                                 {"kv_type", form->to_string()},
+                                {"attention_dtype", attention_dtype},
                                 {"kv_bytes_per_token", kv},
                                 {"cache_bytes", cache},
                                 {"kv_memory", pools->memory}};
@@ -252,6 +258,7 @@ int inspect(int argc, char** argv) {
   for (auto& [name, t] : types)
     std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
   std::printf("cache         %lld bytes a token in %s\n", static_cast<long long>(kv), form->to_string().c_str());
+  if (attention_dtype == "fp8") std::printf("attention     queries, keys and values in E4M3\n");
   for (const model::ModelConfig& r : *ranks)
     if (r.part.ranks > 1)
       std::printf(

@@ -49,6 +49,13 @@ void define_cache_form(Options& o, kvcache::FormWish& wish) {
       .one_of(kvcache::kLayoutNames);
 }
 
+void define_attention_dtype(Options& o, std::string& dtype) {
+  o.add("attention_dtype", &dtype,
+        "What attention's scores are made of: auto is float32 on a CPU and bf16 on a GPU; fp8 rounds queries to E4M3, "
+        "takes keys and values from an FP8 cache (which kv_dtype auto is then), and on a GPU multiplies prompts so")
+      .one_of({"auto", "bf16", "fp8"});
+}
+
 void ModelFlags::define(Options& o) {
   o.section("Model");
   o.add("model", &model.model, "The model: a .gguf file, a folder, hf:ORG/REPO[:FILE], or dummy:... for load tests")
@@ -68,6 +75,7 @@ void ModelFlags::define(Options& o) {
       .range(1, model::kMostRanks);
   o.alias("gpus", "ranks");
   o.add("attention", &model.attention, "Attention back end; auto takes the best one here").value_name("NAME");
+  define_attention_dtype(o, model.attention_dtype);
   o.add("chat_template", &engine.chat_template, "Jinja file that replaces the model's own chat template")
       .value_name("FILE");
   o.add("attention_window", &model.attention_window,

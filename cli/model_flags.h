@@ -11,6 +11,7 @@ namespace kvasir::cli {
 
 // The options that say what the cache is made of.
 void define_cache_form(Options& options, kvcache::FormWish& wish);
+void define_attention_dtype(Options& options, std::string& dtype);
 
 struct ModelFlags {
   model::RunnerOptions model;

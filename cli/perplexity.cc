@@ -12,6 +12,7 @@
 #include "cli/hub/hub.h"
 #include "cli/model_flags.h"
 #include "core/config.h"
+#include "model/device.h"
 #include "model/load.h"
 #include "model/runner.h"
 
@@ -85,15 +86,19 @@ Status run(const model::RunnerOptions& base, const std::string& file, int window
   }
   double perplexity = std::exp(total.sum / double(total.tokens));
   if (as_json) {
-    nlohmann::ordered_json j = {{"perplexity", perplexity},     {"tokens", ids.size()},
-                                {"scored", total.tokens},       {"window", window},
-                                {"model", runner->info().name}, {"kv_type", runner->info().kv_type}};
+    nlohmann::ordered_json j = {{"perplexity", perplexity},
+                                {"tokens", ids.size()},
+                                {"scored", total.tokens},
+                                {"window", window},
+                                {"model", runner->info().name},
+                                {"kv_type", runner->info().kv_type},
+                                {"attention_type", runner->info().attention_type}};
     std::puts(j.dump().c_str());
   } else {
     std::fprintf(stderr, "\r");
-    std::printf("perplexity %.4f  (%lld windows of %d tokens, %lld scored, cache of %s)\n", perplexity,
+    std::printf("perplexity %.4f  (%lld windows of %d tokens, %lld scored, cache of %s, attention in %s)\n", perplexity,
                 static_cast<long long>(windows), window, static_cast<long long>(total.tokens),
-                runner->info().kv_type.c_str());
+                runner->info().kv_type.c_str(), runner->info().attention_type.c_str());
   }
   return {};
 }
@@ -108,7 +113,11 @@ int perplexity(int argc, char** argv) {
   o.add("model", &options.model, "A GGUF file, a directory, hf:ORG/REPO[:FILE], or dummy:...");
   o.add("file", &file, "The text");
   o.add("window", &window, "Tokens of context; the second half of each is scored").range(4, 1 << 20);
+  o.add("device", &options.device, "What it runs on: auto, cpu, cuda, or cuda with the numbers of its GPUs (cuda:1)")
+      .value_name("DEVICE");
+  o.check([&options] { return model::parse_device(options.device).status(); });
   o.add("threads", &options.threads, "Worker threads; 0 is what the machine allows").range(0, 1024);
+  define_attention_dtype(o, options.attention_dtype);
   define_cache_form(o, options.kv);
   o.add("precise", &options.precise, "float32 activations").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();

@@ -197,6 +197,7 @@ Status EngineImpl::load(const Loader& loader) {
                            {"host_pages", plan.host_pages},
                            {"page_size", options_.page_size},
                            {"type", info_.kv_type},
+                           {"attention", info_.attention_type},
                            {"bytes_per_token", info_.kv_bytes_per_token},
                            {"bytes", memory}});
   return {};
@@ -299,7 +300,8 @@ Stats EngineImpl::stats() const {
   s.waiting_tokens = waiting.tokens;
   s.state = state();
   if (has_loaded_) {
-    s.kv_type = info_.kv_type, s.kv_bytes_per_token = info_.kv_bytes_per_token;
+    s.kv_type = info_.kv_type, s.attention_type = info_.attention_type;
+    s.kv_bytes_per_token = info_.kv_bytes_per_token;
     s.ranks = info_.ranks;
   }
   std::lock_guard lock(phase_mutex_);

@@ -84,7 +84,8 @@ struct Stats {
   int64_t waiting_tokens = 0;                // of the prompts that wait for their first step
   double expected_wait = 0, wait_bound = 0;  // seconds, of one that came now, and where it would be refused; 0: nowhere
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0;
-  std::string kv_type;  // what the cache is made of, once there is one
+  std::string kv_type;         // what the cache is made of, once there is one
+  std::string attention_type;  // what scores are made of, likewise
   int64_t kv_bytes_per_token = 0;
   std::vector<model::RankInfo> ranks;                               // likewise; empty: one
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // counters

@@ -14,9 +14,10 @@
 
 namespace kvasir::kvcache {
 
-// Scales of 8-bit elements that have one for all of a layer's keys and one for its values.
+// Scales of 8-bit elements that have one for all of a layer's keys and one for its values; and of its queries, where
+// attention is FP8.
 struct TensorScales {
-  float k = 1, v = 1;
+  float k = 1, v = 1, q = 1;
 };
 
 // As an operator of the server asks for it.

@@ -26,10 +26,11 @@ Status read_scales(const kvcache::FormWish& wish, int32_t layers, Weights& weigh
   for (int32_t layer = 0; layer < layers; ++layer) {
     KVASIR_ASSIGN(float k, scale_of(weights, layer, "k"));
     KVASIR_ASSIGN(float v, scale_of(weights, layer, "v"));
+    KVASIR_ASSIGN(const float q, scale_of(weights, layer, "q"));
     if (wish.k_scale > 0) k = float(wish.k_scale);
     if (wish.v_scale > 0) v = float(wish.v_scale);
     some |= k > 0 || v > 0, all &= k > 0 && v > 0;
-    scales.push_back({k > 0 ? k : 1, v > 0 ? v : 1});
+    scales.push_back({k > 0 ? k : 1, v > 0 ? v : 1, q > 0 ? q : 1});
   }
   if (form->quant() != kvcache::QuantKind::per_tensor) return {};  // they are for other caches
   if (form->dtype == DType::i8 && !all)

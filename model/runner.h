@@ -44,6 +44,7 @@ struct ModelInfo {
   int64_t kv_bytes_per_token = 0;  // scales included
   int64_t windowed_kv_bytes = 0;   // of them, of layers with a window
   std::string kv_type;             // what the cache is made of, in words
+  std::string attention_type;      // what scores are made of, likewise
   PoolingRule pooling;             // of its embeddings
   bool encoder = false;            // every token sees all others: a prompt is computed in one step, and none is drawn
   // An encoder-decoder: the token behind its prompts, from which on the decoder goes; -1: it is none. Prompts are
@@ -64,11 +65,12 @@ struct ExpertLoad {
 };
 
 struct RunnerOptions {
-  std::string model;               // file, directory, dummy:...
-  std::string device = "auto";     // auto, cpu, cuda
-  std::string attention = "auto";  // back end name
-  kvcache::FormWish kv;            // what the cache is made of
-  std::string quantize = "auto";   // of the weights: auto (as stored), bf16, fp8; on a CPU auto alone
+  std::string model;                     // file, directory, dummy:...
+  std::string device = "auto";           // auto, cpu, cuda
+  std::string attention = "auto";        // back end name
+  std::string attention_dtype = "auto";  // what scores are made of: auto (what the device has), bf16, fp8
+  kvcache::FormWish kv;                  // what the cache is made of
+  std::string quantize = "auto";         // of the weights: auto (as stored), bf16, fp8; on a CPU auto alone
   std::string pooling = "auto", embed_normalize = "auto";  // of embeddings; auto: as the model's files have it
   int32_t threads = 0;                                     // 0: what the machine and its cgroup allow
   int32_t ranks = 1;                                       // that compute each step together (model/ranks.h)

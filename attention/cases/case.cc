@@ -61,6 +61,7 @@ Tensors case_tensors(Case& c, CaseOutput* out, uint8_t fill) {
   t.mask_head_stride = c.mask_head_stride;
   t.mask_row_stride = c.mask_row_stride;
   t.sink_logits = or_null(c.sink_logits);
+  t.q_scale = c.attributes.fp8_query ? c.attributes.q_scale : 1.0f;
   t.output = out->output.data();
   t.lse = a.return_lse ? out->lse.data() : nullptr;
   t.cache = view_of(c);

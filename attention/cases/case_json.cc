@@ -107,7 +107,8 @@ Status refuse_unused(const CaseHead& head, Object& o) {
       {"cyclic_capacity", alone && a.cyclic_capacity != 0, no_cache},
       {"k_scale", !per_tensor && c.view.k_scale != 1.0f, "only a cache of 8 bits with one scale per tensor has it"},
       {"v_scale", !per_tensor && c.view.v_scale != 1.0f, "only a cache of 8 bits with one scale per tensor has it"},
-      {"q_scale", a.io != DType::f8_e4m3 && a.q_scale != 1.0f, not_fp8},
+      {"fp8_query", kvc && a.fp8_query, no_attention},
+      {"q_scale", a.io != DType::f8_e4m3 && !a.fp8_query && a.q_scale != 1.0f, not_fp8},
       {"out_scale", a.out != DType::f8_e4m3 && a.out_scale != 1.0f, not_fp8},
   };
   for (const Unused& u : all)
@@ -168,6 +169,7 @@ Status read_attributes(const json& j, CaseHead* head) {
   KVASIR_TRY(o.get("k_scale", &c.view.k_scale));
   KVASIR_TRY(o.get("v_scale", &c.view.v_scale));
   KVASIR_TRY(o.get("q_scale", &a.q_scale));
+  KVASIR_TRY(o.get("fp8_query", &a.fp8_query));
   KVASIR_TRY(o.get("q_scaling", &a.q_scaling));
   KVASIR_TRY(o.get("softcap", &a.softcap));
   KVASIR_TRY(o.get("window", &a.window));

@@ -93,6 +93,8 @@ struct Builder {
     if (dice.one_in(4))
       for (int h = 0; h < a().num_heads; ++h) c.sink_logits.push_back(dice.normal());
     if (options.kvc && dice.one_in(10)) key_value_cache();
+    if (options.fp8_query && c.view.dtype == DType::f8_e4m3 && c.op != Op::key_value_cache && a().io != DType::f8_e4m3)
+      a().fp8_query = own.one_in(2), a().q_scale = a().fp8_query ? 0.02f : 1.0f;
   }
 
   void rope() {

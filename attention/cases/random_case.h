@@ -31,7 +31,7 @@ struct CaseOptions {
   bool small_groups = true;  // of 1, 2 and 4 elements
   bool relative_bias = true;
   bool int8_out = true;  // KeyValueCache gives int8 back as it is
-  bool beams = true, cyclic = true, streaming = true, fp8_io = true, kvc = true, masks = true;
+  bool beams = true, cyclic = true, streaming = true, fp8_io = true, fp8_query = true, kvc = true, masks = true;
 };
 
 Case random_case(uint64_t seed, const CaseOptions& options = {});

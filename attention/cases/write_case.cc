@@ -79,7 +79,8 @@ json attributes_json(const Case& c) {
   else
     j["is_causal"] = a.is_causal;
   if (c.view.quant == QuantKind::per_tensor) j["k_scale"] = c.view.k_scale, j["v_scale"] = c.view.v_scale;
-  if (a.io == DType::f8_e4m3) j["q_scale"] = a.q_scale;
+  if (a.io == DType::f8_e4m3 || a.fp8_query) j["q_scale"] = a.q_scale;
+  if (a.fp8_query) j["fp8_query"] = true;
   if (c.view.quant == QuantKind::group) {
     j["quant_bit"] = dtype_bits(c.view.dtype);
     j["quant_group"] = c.view.quant_group;

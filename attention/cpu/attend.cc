@@ -30,6 +30,16 @@ void rotate_ranks(const LayerCall& call, const Tile& tile, const Visible& v, flo
   }
 }
 
+void rotate_query(const LayerCall& call, const Visible& v, int64_t token, float* q) {
+  const Attributes& a = *call.a;
+  if (a.rope.style == RopeStyle::none) return;
+  const int64_t rank = v.hi - 1 - (v.lo - v.sink_end);
+  rotate(a.rope,
+         a.streaming_positions ? call.rank_angles + std::max<int64_t>(rank, 0) * a.rope.rotary_dim
+                               : call.angles + token * a.rope.rotary_dim,
+         q);
+}
+
 void load_queries(const LayerCall& call, const Item& item, Scratch& s) {
   const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads;
@@ -39,12 +49,9 @@ void load_queries(const LayerCall& call, const Item& item, Scratch& s) {
       float* q = s.query + r * padded;
       std::fill(q + a.head_dim, q + padded, 0.0f);
       read_part(call, 0, token0 + i, item.kv_head * group + g, q, s.row.get());
-      if (a.rope.style == RopeStyle::none) continue;
-      const Visible& v = s.visible[size_t(i - item.token_begin)];
-      const int64_t rank = v.hi - 1 - (v.lo - v.sink_end);
-      const float* angles = a.streaming_positions ? call.rank_angles + std::max<int64_t>(rank, 0) * a.rope.rotary_dim
-                                                  : call.angles + (token0 + i) * a.rope.rotary_dim;
-      rotate(a.rope, angles, q);
+      rotate_query(call, s.visible[size_t(i - item.token_begin)], token0 + i, q);
+      if (a.fp8_query)
+        for (int d = 0; d < a.head_dim; ++d) q[d] = as_fp8(q[d], call.tensors->q_scale);
     }
 }
 

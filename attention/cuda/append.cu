@@ -116,7 +116,10 @@ __global__ void __launch_bounds__(256, 5)
       }
     }
     const int64_t q_row = (int64_t(token) * s.heads + head) * s.head_dim + d;
-    if (part == 0 && wanted) store8(l.q, s.work, q_row, x);
+    if (part == 0 && wanted) {
+      if (!s.streaming) query_as_fp8(l, x);  // else once it is rotated, by its reader
+      store_query(l, s.work, info.flags, q_row, x);
+    }
     const bool write = store && wanted && part != 0 && info.place >= 0 && (phase == 1 || !deferred);
     uint8_t *to = nullptr, *scale_to = nullptr;
     if (write) {

@@ -134,6 +134,18 @@ __device__ inline void through_cache(const CacheLayer& c, bool as_is, bool in_un
   }
 }
 
+__device__ inline void query_as_fp8(const Layer& l, Vec8& x) {
+  if (l.q_inverse == 0.0f) return;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) x.x[k] = as_fp8(l, x.x[k]);
+}
+__device__ inline void store_query(const Layer& l, DType work, int32_t flags, int64_t at, const Vec8& x) {
+  if (l.q8 && flags & kEight)
+    store8(l.q8, DType::f8_e4m3, at, x);
+  else
+    store8(l.q, work, at, x);
+}
+
 // x * cosine - y * sine of an angle given as (cosine, sine, what float32 left of each): rounded as if once, so that
 // what remains where the two nearly cancel is right as well.
 __device__ inline float rotated(float x, float y, const float4& a) {

@@ -52,8 +52,9 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
         if (part != 2 && s.rope_style != 0) rotate_pairs(angles, x, y);
         if (part == 0 && live) {
           const int64_t to = (int64_t(token) * s.heads + head) * kD + lane * 8;
-          store8(l.q, kIo, to, x);
-          store8(l.q, kIo, to + kD / 2, y);
+          query_as_fp8(l, x), query_as_fp8(l, y);
+          store_query(l, kIo, info.flags, to, x);
+          store_query(l, kIo, info.flags, to + kD / 2, y);
         }
         if (row + u * step + kRows <= s.heads) continue;  // queries alone: all of the warp
         uint8_t *to = nullptr, *scale_to = nullptr;

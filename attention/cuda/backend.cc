@@ -45,6 +45,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
     s.rope_style = int32_t(a_.rope.style);
     s.rotary_dim = a_.rope.rotary_dim;
     s.packed = a_.packed_qkv;
+    s.fp8_query = a_.fp8_query;
     s.scale = (a_.io == DType::f8_e4m3 ? a_.q_scale : 1.0f) / (a_.q_scaling * std::sqrt(float(a_.head_dim)));
     s.softcap = a_.softcap;
     s.io = a_.io, s.out = a_.out;
@@ -80,7 +81,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
         launch_rope({}, frequencies_.as<float>(), int(half), a_.rope.magnitude, ranks, 0, angles_.as<float>(), stream_);
     }
     const size_t io = size_t(dtype_bits(s.work) / 8);
-    works_on_query_ = a_.packed_qkv || a_.rope.style != RopeStyle::none || a_.io == DType::f8_e4m3;
+    works_on_query_ = a_.packed_qkv || a_.rope.style != RopeStyle::none || a_.io == DType::f8_e4m3 || a_.fp8_query;
     KVASIR_TRY(q_.allocate(size_t(limits_.max_tokens) * size_t(s.heads * s.head_dim) * io));
     new_bytes_ = size_t(limits_.max_tokens) * size_t(s.kv_heads * s.head_dim) * io;
     KVASIR_TRY(k_new_.allocate(new_bytes_));
@@ -100,23 +101,26 @@ class CudaAttention final : public Attention, public GraphKeyed {
     KVASIR_TRY(learn(t.cache, cache));
     const Launch& n = planner_->launch();
     if (n.tokens == 0) return {};
+    Shape shape = shape_;
+    if (a_.fp8_query) shape.scale *= t.q_scale;
     Layer l;
     l.query = t.query, l.key = t.key, l.value = t.value, l.bias = t.qkv_bias;
     // FP8 prefill takes queries as they are given; every other kernel wants them worked on.
     const bool streams = std::any_of(n.parts, n.parts + kLists, [](int32_t p) { return p > 0; });
-    const bool queries = (works_on_query_ || t.qkv_bias) && (streams || n.plain || !prefill8_);
+    const bool queries = (works_on_query_ || t.qkv_bias) && (streams || n.plain || !prefill8_ || a_.fp8_query);
+    if (a_.fp8_query) l.q_inverse = 1.0f / t.q_scale, l.q8 = prefill8_ ? q8_.get() : nullptr;
     l.q = queries ? q_.get() : const_cast<void*>(t.query);
     // Where the cache keeps new K/V just as they came, they are contiguous already.
     const bool given = a_.append && !a_.packed_qkv && !t.qkv_bias && a_.rope.style == RopeStyle::none &&
                        t.cache.dtype == a_.io && t.cache.quant == kvcache::QuantKind::none;
     l.k_new = given ? const_cast<void*>(t.key) : k_new_.get();
     l.v_new = given ? const_cast<void*>(t.value) : v_new_.get();
-    l.given = given || prefill8_;  // E4M3 goes into an E4M3 cache as it is
+    l.given = given || (prefill8_ && a_.io == DType::f8_e4m3);  // E4M3 goes into an E4M3 cache as it is
     // Prefill may write the cache where nobody reads it meanwhile.
     l.stored_by_prefill =
         given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_ && (n.apart || !streams);
     l.appended_here =
-        n.own && queries && !appends_apart_ && (n.joined || runs_append_) && append_tokens_takes(shape_, cache);
+        n.own && queries && !appends_apart_ && (n.joined || runs_append_) && append_tokens_takes(shape, cache);
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
@@ -127,32 +131,32 @@ class CudaAttention final : public Attention, public GraphKeyed {
     std::byte* base = device(slot_);
 
     if (n.gathers && n.deferred)  // a ring is read as it was
-      launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
+      launch_gather(shape, v, cache, l.k_old, l.v_old, shape.work, 1, true, n.sequences, stream_);
     if ((a_.append || queries) && (n.outside || !l.stored_by_prefill) && !l.appended_here)
-      launch_append(shape_, v, l, n.tokens, queries, a_.append, 0, stream_);
+      launch_append(shape, v, l, n.tokens, queries, a_.append, 0, stream_);
     if (n.gathers && !n.deferred && !prefill8_)
-      launch_gather(shape_, v, cache, l.k_old, l.v_old, shape_.work, 1, true, n.sequences, stream_);
-    if (n.tiles && prefill8_) launch_gather8(shape_, v, l, planner_->gather_tokens(), n.sequences, stream_);
+      launch_gather(shape, v, cache, l.k_old, l.v_old, shape.work, 1, true, n.sequences, stream_);
+    if (n.tiles && prefill8_) launch_gather8(shape, v, l, planner_->gather_tokens(), n.sequences, stream_);
     for (int list = kLists - 1; list >= 0; --list)
       if (n.parts[list])
         launch_stream(
-            shape_, v, l,
+            shape, v, l,
             {planner_->segments(base, list), planner_->heads(base, list), n.parts[list], list == 0 ? n.joined : 0},
             list, stream_);
-    if (n.merges) launch_merge(shape_, v, l, n.merges, a_.batch_invariant, stream_);
+    if (n.merges) launch_merge(shape, v, l, n.merges, a_.batch_invariant, stream_);
     // What the prefill of a step reads, none of its decodes writes: it fills the multiprocessors they are done with.
     const TileQueue queue{taken_, streams};
     if (n.tiles && prefill8_)
-      KVASIR_TRY(check(launch_prefill8(shape_, v, l, planner_->tiles(base), n.tiles, queue, n.exact_tokens,
+      KVASIR_TRY(check(launch_prefill8(shape, v, l, planner_->tiles(base), n.tiles, queue, n.exact_tokens,
                                        planner_->gather_tokens(), multiprocessors_, stream_),
                        "prefill"));
     else if (n.tiles)
-      KVASIR_TRY(check(launch_prefill(shape_, v, l, planner_->tiles(base), n.tiles, queue, n.exact_tokens,
+      KVASIR_TRY(check(launch_prefill(shape, v, l, planner_->tiles(base), n.tiles, queue, n.exact_tokens,
                                       given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
                                       multiprocessors_, stream_),
                        "prefill"));
-    if (n.plain) launch_plain(shape_, v, l, planner_->plain_rows(base), n.plain, stream_);
-    if (n.deferred) launch_append(shape_, v, l, n.tokens, false, a_.append, 1, stream_);
+    if (n.plain) launch_plain(shape, v, l, planner_->plain_rows(base), n.plain, stream_);
+    if (n.deferred) launch_append(shape, v, l, n.tokens, false, a_.append, 1, stream_);
     return check(cudaGetLastError(), "attention");
   }
 
@@ -233,11 +237,15 @@ class CudaAttention final : public Attention, public GraphKeyed {
     KVASIR_TRY(check(cudaMemsetAsync(arrived_.get(), 0, (arrived + 2) * 4, stream_), "workspace"));
     taken_ = arrived_.as<int32_t>() + arrived;
     const size_t old = size_t(planner_->gather_tokens()) * size_t(shape_.kv_heads * shape_.head_dim) *
-                       size_t(dtype_bits(shape_.work) / 8);
+                       size_t(prefill8_ ? 1 : dtype_bits(shape_.work) / 8);
+    const size_t q8 =
+        prefill8_ && a_.fp8_query ? size_t(limits_.max_tokens) * size_t(shape_.heads * shape_.head_dim) : 0;
+    if (q8 > 0) KVASIR_TRY(q8_.allocate(q8));
     KVASIR_TRY(k_old_.allocate(old));
     KVASIR_TRY(v_old_.allocate(old));
     // Prefill reads whole tiles: rows nobody wrote yet must be numbers, for a weight of zero times them to be zero.
-    for (auto [memory, bytes] : {std::pair{&k_new_, new_bytes_}, {&v_new_, new_bytes_}, {&k_old_, old}, {&v_old_, old}})
+    for (auto [memory, bytes] :
+         {std::pair{&k_new_, new_bytes_}, {&v_new_, new_bytes_}, {&k_old_, old}, {&v_old_, old}, {&q8_, q8}})
       if (bytes > 0) KVASIR_TRY(check(cudaMemsetAsync(memory->get(), 0, bytes, stream_), "workspace"));
     return upload(waiting_.step);
   }
@@ -279,7 +287,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   int32_t* taken_ = nullptr;
   HeldStep waiting_;
   std::unique_ptr<Planner> planner_;
-  DeviceMemory slopes_, frequencies_, angles_, q_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_, partial_lse_,
+  DeviceMemory slopes_, frequencies_, angles_, q_, q8_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_, partial_lse_,
       arrived_;
   PinnedMemory pinned_;
   cudaEvent_t uploaded_[2] = {nullptr, nullptr};

@@ -55,6 +55,22 @@ __device__ inline void store_float(void* p, DType type, int64_t i, float x) {
   }
 }
 
+// A query as E4M3, in its units.
+__device__ inline float as_fp8(const Layer& l, float x) {
+  return e4m3_float(__nv_cvt_float_to_fp8(x * l.q_inverse, __NV_SATFINITE, __NV_E4M3));
+}
+
+// Two 16-bit floats as a matrix unit's register has them.
+__device__ __forceinline__ float2 pair_of(uint32_t raw, bool brain) {
+  return brain ? float2{__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u)}
+               : __half22float2(*reinterpret_cast<const __half2*>(&raw));
+}
+__device__ __forceinline__ uint32_t pair_as(float2 x, bool brain) {
+  const __nv_bfloat162 b = __floats2bfloat162_rn(x.x, x.y);
+  const __half2 h = __floats2half2_rn(x.x, x.y);
+  return brain ? *reinterpret_cast<const uint32_t*>(&b) : *reinterpret_cast<const uint32_t*>(&h);
+}
+
 __device__ inline int32_t io_bytes(DType type) { return type == DType::f32 ? 4 : type == DType::f8_e4m3 ? 1 : 2; }
 
 // The slot of logical token t: itself, or its place in the ring behind the sinks.

@@ -90,6 +90,7 @@ StreamEntry entry(const Shape& s, const CacheLayer& c, int list) {
   const int bits = dtype_bits(c.dtype);
   if (c.token * 8 % 128 || c.head * 8 % 128 || s.head_dim * bits % 128) return {};
   const bool f16 = s.work == DType::f16;
+  if (s.streaming) return list == 1 && s.rotary_dim == s.head_dim ? stream_turned(s, c) : StreamEntry{};
   switch (static_cast<kvcache::QuantKind>(c.quant)) {
     case kvcache::QuantKind::none:
       if (c.dtype == DType::f16) return stream_f16(s.head_dim, list);

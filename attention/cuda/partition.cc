@@ -92,7 +92,10 @@ void Planner::partition(int list, std::byte* buffer) {
     item.first_cut = int32_t(cuts_.size());
     const int32_t first_segment = count;
     --left, --room;
-    if (item.sink_end > 0) emit(item, 0, item.sink_end, false);
+    if (item.sink_end > 0) {
+      emit(item, 0, item.sink_end, false);
+      segments[count - 1].ranked_from = kSinkRun;
+    }
     const int64_t end = item.tile.kv_end;
     int64_t at_key = item.tile.kv_begin;
     if (a_.batch_invariant) {

@@ -56,9 +56,11 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v,
   for (int e = 0; e < kPerLane; ++e) {
     int d = lane * per_lane + e;
     acc[e] = 0.0f;
-    q[e] = e < per_lane && d < D
-               ? rotated([&](int at) { return load_float(l.q, s.work, q_row + at); }, d, max(seen - 1, 0)) * s.scale
-               : 0.0f;
+    float x = e < per_lane && d < D
+                  ? rotated([&](int at) { return load_float(l.q, s.work, q_row + at); }, d, max(seen - 1, 0))
+                  : 0.0f;
+    if (s.streaming && l.q_inverse != 0.0f) x = as_fp8(l, x);
+    q[e] = x * s.scale;
   }
   float top = -INFINITY, sum = 0.0f;
   for (int32_t n = warp; n < seen; n += kWarps) {

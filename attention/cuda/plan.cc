@@ -151,7 +151,9 @@ void Planner::set_row(const Sequence& s, int32_t index, int32_t i, QueryRow& r) 
   r.column = s.kv_begin;
   const bool cut = s.flags & kCausal || a_.window > 0 || a_.is_alibi;
   r.end = cut ? std::clamp(r.own + 1, 0, s.kv_len) : s.kv_len;
-  r.begin = a_.window > 0 ? std::clamp(std::max(a_.sinks, r.own - (a_.window - a_.sinks) + 1), 0, r.end) : 0;
+  r.begin = a_.window > 0 ? std::max(a_.sinks, r.own - (a_.window - a_.sinks) + 1) : 0;
+  if (a_.streaming_positions) r.begin = std::min(r.begin, s.start_pos);  // dense inside one call
+  r.begin = std::clamp(r.begin, 0, r.end);
 }
 
 // The smallest tile that holds so many rows, else the largest there is.
@@ -165,14 +167,35 @@ int Planner::list_for(int64_t rows) const {
   return best;
 }
 
+// StreamingLLM: what ranks in the runs of a tile are counted from. Gives where its window begins.
+int64_t Planner::count_ranks(size_t first_row, Item& item) {
+  if (stream_rows_.back().begin <= a_.sinks) {  // all that comes before each row: ranks are positions
+    for (size_t r = first_row; r < stream_rows_.size(); ++r) stream_rows_[r].begin = 0;
+    return 0;
+  }
+  const int32_t begin = stream_rows_[first_row].begin;
+  item.sink_end = a_.sinks;
+  item.tile.ranked_from = std::max(0, begin - a_.sinks);
+  return begin;
+}
+
 // Queries of one sequence as tiles; keys before `skip` are read by the sequence's shared item.
 void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
   const int list = s.q_len == 1 ? single_list_ : list_for(int64_t(s.q_len) * group_);
   const int32_t per_tile = per_tile_[list];
-  for (int32_t first = 0; first < s.q_len; first += per_tile) {
+  // StreamingLLM's queries become E4M3 at ranks of their own, not at those that rows of a tile share: one begins its
+  // window where all do.
+  const auto begins = [&](const QueryRow& r) { return std::max(r.begin, a_.sinks); };
+  const bool alike = a_.streaming_positions && a_.fp8_query;
+  for (int32_t first = 0, queries = 0; first < s.q_len; first += queries) {
     const size_t first_row = stream_rows_.size();
-    const int32_t queries = std::min(per_tile, s.q_len - first);
-    for (int32_t i = 0; i < queries; ++i) set_row(s, index, first + i, stream_rows_.emplace_back());
+    for (queries = 0; queries < std::min(per_tile, s.q_len - first); ++queries) {
+      set_row(s, index, first + queries, stream_rows_.emplace_back());
+      if (alike && begins(stream_rows_.back()) != begins(stream_rows_[first_row])) {
+        stream_rows_.pop_back();
+        break;
+      }
+    }
     Item& item = items_[list].emplace_back();
     item.queries = queries;
     item.tile.sequence = index;
@@ -182,15 +205,21 @@ void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
     // Together they see what begins with the first and ends with the last.
     int64_t begin = stream_rows_[first_row].begin;
     const int64_t end = stream_rows_.back().end;
-    int64_t sink_end = a_.window > 0 ? std::min<int64_t>(a_.sinks, begin) : 0;
-    item.tile.seen_begin = int32_t(begin);
-    begin = std::max(down(begin), skip);
-    if (sink_end > begin) sink_end = begin;  // the runs meet
-    if (begin <= blocks_of(sink_end) * kKeyBlock && skip == 0) begin = sink_end = 0;
+    if (a_.streaming_positions) {
+      begin = count_ranks(first_row, item);
+      item.tile.seen_begin = int32_t(begin);
+      begin = down(begin);
+    } else {
+      int64_t sink_end = a_.window > 0 ? std::min<int64_t>(a_.sinks, begin) : 0;
+      item.tile.seen_begin = int32_t(begin);
+      begin = std::max(down(begin), skip);
+      if (sink_end > begin) sink_end = begin;  // the runs meet
+      if (begin <= blocks_of(sink_end) * kKeyBlock && skip == 0) begin = sink_end = 0;
+      item.sink_end = sink_end;
+    }
     item.tile.kv_begin = int32_t(begin);
     item.tile.kv_end = int32_t(std::max(begin, end));
-    item.sink_end = sink_end;
-    item.partial = sink_end > 0;
+    item.partial = item.sink_end > 0;
     if (skip > 0) {
       item.prefix = prefix_item_[size_t(index)];
       item.prefix_offset = prefix_offset_[size_t(index)];
@@ -301,6 +330,8 @@ Planner::Assigned Planner::assign_queries(const Step& step, std::byte* buffer) {
         s.flags |= kContiguous;
         launch_.contiguous = true;
         inside += s.q_len;
+      } else {
+        s.flags |= kEight;
       }
       if (old > 0) {
         s.gathered = int32_t(gathered);

@@ -92,10 +92,11 @@ class Planner {
   void order_tiles(PrefillTile*, int64_t count) const;
   void count_launch(const Step&, const Assigned&, int64_t entries, std::byte* buffer);
 
-  bool streams() const { return list_for(1) >= 0 && !a_.streaming_positions; }                 // some kernel does
+  bool streams() const { return list_for(1) >= 0; }                                            // some kernel does
   size_t shared_list() const { return size_t(std::max(0, list_for(kTileRows[kLists - 1]))); }  // of shared prefixes
   int list_for(int64_t rows) const;
   void add_stream(const Sequence&, int32_t index, int64_t skip);
+  int64_t count_ranks(size_t first_row, Item&);
   void partition(int list, std::byte* buffer);
   int32_t blocks_to_join(const std::vector<Item>&) const;
   int32_t joined_parts(std::vector<Item>&, int32_t blocks, std::byte* buffer);

@@ -1,5 +1,5 @@
-// Prefill and extend in FP8 on Hopper: inputs and cache E4M3, heads of 128, the rest as in prefill.cuh. The whole
-// of a sequence is read back from its pages once: K row by row, V turned over, because the matrix units want the
+// Prefill and extend in FP8 on Hopper: inputs and cache E4M3, heads of 64 and 128, the rest as in prefill.cuh. The
+// whole of a sequence is read back from its pages once: K row by row, V turned over, because the matrix units want the
 // contracted index of 8-bit operands innermost. Within sixteen keys V lies in the order in which the scores of one
 // multiplication become the weights of the next, so those never leave their registers. What a weight is as E4M3 is read
 // off its logarithm, after a row's first tile: no exponential and no conversion is needed for it.
@@ -10,11 +10,10 @@
 namespace kvasir::attention::cuda {
 namespace {
 
-constexpr int kHeadDim = 128;
-
 constexpr int kGatherTokens = 64;
 
 // A block takes 64 tokens of one kv head: K to [rows, kv_heads, D], V to [kv_heads, D, columns].
+template <int kHeadDim>
 __global__ void __launch_bounds__(128)
     gather8_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                    const __grid_constant__ CacheLayer c, uint8_t* k_out, uint8_t* v_out, int64_t columns) {
@@ -92,6 +91,7 @@ __device__ inline uint32_t weights_of_pair(uint32_t logs) {
   return y;
 }
 
+template <int kHeadDim>
 struct Eight {
   using T = Brain;  // of results
   static constexpr int kD = kHeadDim, kBytes = 1, kStages = 3, kChains = 4;
@@ -181,11 +181,12 @@ struct Eight {
   }
 };
 
-// Three dimensions of bytes, as boxes of 128 x 128.
+// Three dimensions of bytes, as boxes of 128 x 128, or as high as the middle one is. What a row lacks of 128 is zeros.
 bool encode(CUtensorMap* map, const void* base, cuuint64_t inner, cuuint64_t middle, cuuint64_t outer,
             bool middle_in_box) {
   const cuuint64_t sizes[3] = {inner, middle, outer}, strides[2] = {inner, inner * middle};
-  const cuuint32_t box[3] = {128, middle_in_box ? 128u : 1u, middle_in_box ? 1u : 128u}, ones[3] = {1, 1, 1};
+  const cuuint32_t box[3] = {128, middle_in_box ? cuuint32_t(middle) : 1u, middle_in_box ? 1u : 128u},
+                   ones[3] = {1, 1, 1};
   return encode_function()(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(base), sizes, strides, box, ones,
                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -194,27 +195,42 @@ bool encode(CUtensorMap* map, const void* base, cuuint64_t inner, cuuint64_t mid
 }  // namespace
 
 bool prefill8_supports(const Shape& s, const CacheLayer& c, int compute_capability) {
-  return compute_capability == 90 && s.head_dim == kHeadDim && s.io == DType::f8_e4m3 && c.dtype == DType::f8_e4m3 &&
-         s.rope_style == 0 && !s.packed && s.cyclic == 0 && c.token % 16 == 0 && c.head % 16 == 0 &&
-         encode_function() != nullptr;
+  // Queries that come as E4M3 are read as they lie; others are rotated and rounded by append.
+  const bool queries = s.io == DType::f8_e4m3 ? s.rope_style == 0 && !s.packed : s.fp8_query && s.io == DType::bf16;
+  return compute_capability == 90 && (s.head_dim == 64 || s.head_dim == 128) && queries && c.dtype == DType::f8_e4m3 &&
+         !s.streaming && s.cyclic == 0 && c.token % 16 == 0 && c.head % 16 == 0 && encode_function() != nullptr;
 }
 
 void launch_gather8(const Shape& s, const StepView& v, const Layer& l, int64_t old_rows, int64_t sequences,
                     cudaStream_t stream) {
   const int blocks = sequences >= 64 ? 8 : sequences >= 8 ? 32 : 256;
-  gather8_kernel<<<dim3(blocks, int(sequences), s.kv_heads), 128, 0, stream>>>(
-      s, v, l.cache, static_cast<uint8_t*>(l.k_old), static_cast<uint8_t*>(l.v_old), old_rows);
+  auto* kernel = s.head_dim == 64 ? gather8_kernel<64> : gather8_kernel<128>;
+  kernel<<<dim3(blocks, int(sequences), s.kv_heads), 128, 0, stream>>>(s, v, l.cache, static_cast<uint8_t*>(l.k_old),
+                                                                       static_cast<uint8_t*>(l.v_old), old_rows);
 }
+
+namespace {
+
+template <int kHeadDim>
+cudaError_t launch(const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles, int64_t count,
+                   const TileQueue& queue, int64_t query_rows, int64_t old_rows, int multiprocessors,
+                   cudaStream_t stream) {
+  using M = Eight<kHeadDim>;
+  typename M::Maps maps = {};
+  if (!encode(&maps.q, l.q8 ? l.q8 : l.query, kHeadDim, cuuint64_t(s.heads), cuuint64_t(query_rows), false) ||
+      !encode(&maps.k, l.k_old, kHeadDim, cuuint64_t(s.kv_heads), cuuint64_t(old_rows), false) ||
+      !encode(&maps.v, l.v_old, cuuint64_t(old_rows), kHeadDim, cuuint64_t(s.kv_heads), true))
+    return cudaErrorInvalidValue;
+  return launch_tiles<M>(maps, s, v, l, tiles, count, queue, query_rows, multiprocessors, stream);
+}
+
+}  // namespace
 
 cudaError_t launch_prefill8(const Shape& s, const StepView& v, const Layer& l, const PrefillTile* tiles, int64_t count,
                             const TileQueue& queue, int64_t query_rows, int64_t old_rows, int multiprocessors,
                             cudaStream_t stream) {
-  Eight::Maps maps = {};
-  if (!encode(&maps.q, l.query, kHeadDim, cuuint64_t(s.heads), cuuint64_t(query_rows), false) ||
-      !encode(&maps.k, l.k_old, kHeadDim, cuuint64_t(s.kv_heads), cuuint64_t(old_rows), false) ||
-      !encode(&maps.v, l.v_old, cuuint64_t(old_rows), kHeadDim, cuuint64_t(s.kv_heads), true))
-    return cudaErrorInvalidValue;
-  return launch_tiles<Eight>(maps, s, v, l, tiles, count, queue, query_rows, multiprocessors, stream);
+  return (s.head_dim == 64 ? launch<64> : launch<128>)(s, v, l, tiles, count, queue, query_rows, old_rows,
+                                                       multiprocessors, stream);
 }
 
 }  // namespace kvasir::attention::cuda

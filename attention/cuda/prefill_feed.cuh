@@ -13,8 +13,12 @@ constexpr int kPieceBytes = 2048, kPieces = 8;  // of new K/V on their way into 
 template <class M>
 struct PrefillShared {
   // Results leave through the place of their queries, 16 bits an element.
-  static constexpr int kQueryBytes = kTileQueries * M::kD * 2, kKeyBytes = kTileKeys * M::kD * M::kBytes,
-                       kValueBytes = kKeyBytes + M::kOnes;
+  // Rows come 128 bytes wide at least: what short ones lack is zeros, or nothing where they lie the other way round.
+  static constexpr int kRow = M::kD * M::kBytes < 128 ? 128 : M::kD * M::kBytes;
+  static constexpr int kQueryBytes = kTileQueries * M::kD * 2, kQueryLoad = kTileQueries * kRow,
+                       kKeyBytes = kTileKeys * kRow, kValueLoad = kTileKeys * M::kD * M::kBytes,
+                       kValueBytes = kValueLoad + M::kOnes;
+  static_assert(kQueryLoad <= kQueryBytes && kValueBytes % 1024 == 0);
   alignas(1024) uint8_t q[2][kQueryBytes];
   uint8_t k[M::kStages][kKeyBytes], v[M::kStages][kValueBytes];
   uint8_t pieces[M::kStores ? 2 : 1][M::kStores ? kPieces : 1][M::kStores ? kPieceBytes : 16];
@@ -88,7 +92,7 @@ __device__ inline int block_wide(int x) { return __shfl_sync(1u, x, 0); }
 // One thread sends for queries and keys, as far ahead as there is room.
 template <class M>
 __device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& maps, const Shape& s) {
-  constexpr int kKeyBytes = PrefillShared<M>::kKeyBytes;
+  using Shared = PrefillShared<M>;
   int fill = 0, phase = 1, n = 0;
   for (;; ++n) {
     barrier_wait(&sh.tile_told, n & 1);
@@ -108,15 +112,15 @@ __device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& 
       // Late, so that no tile waits long before one block while another has none.
       if (i == max(0, count - 2)) barrier_arrive(&sh.tile_asked);
       barrier_wait(&sh.k_empty[fill], phase);
-      barrier_expect(&sh.k_full[fill], kKeyBytes);
+      barrier_expect(&sh.k_full[fill], Shared::kKeyBytes);
       M::load_keys(sh.k[fill], M::keys(maps, fresh), kv_head, row, &sh.k_full[fill]);
       if (i == 0) {
         barrier_wait(&sh.q_empty[slot], ((n >> 1) & 1) ^ 1);
-        barrier_expect(&sh.q_full[slot], kTileQueries * M::kD * M::kBytes);
+        barrier_expect(&sh.q_full[slot], Shared::kQueryLoad);
         M::load_queries(sh.q[slot], maps, head, query_row, &sh.q_full[slot]);
       }
       barrier_wait(&sh.v_empty[fill], phase);
-      barrier_expect(&sh.v_full[fill], kKeyBytes);
+      barrier_expect(&sh.v_full[fill], Shared::kValueLoad);
       M::load_values(sh.v[fill], M::values(maps, fresh), kv_head, row, &sh.v_full[fill]);
       if (++fill == M::kStages) fill = 0, phase ^= 1;
     }

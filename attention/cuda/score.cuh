@@ -50,12 +50,12 @@ __device__ __forceinline__ void transform_scores(const Shape& s, const Layer& l,
   }
 }
 template <int kN, class KeyOf>
-__device__ __forceinline__ void hide_unseen(const Shape& s, const ScoreRow& row, int kv_end, float (&x)[kN],
+__device__ __forceinline__ void hide_unseen(int sinks, const ScoreRow& row, int kv_end, float (&x)[kN],
                                             KeyOf&& key_of) {
 #pragma unroll
   for (int e = 0; e < kN; ++e) {
     const int j = key_of(e);
-    const bool seen = j < min(row.end, kv_end) && (j >= row.begin || j < s.sinks);
+    const bool seen = j < min(row.end, kv_end) && (j >= row.begin || j < sinks);
     if (!seen) x[e] = -INFINITY;
   }
 }

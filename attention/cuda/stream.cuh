@@ -85,6 +85,23 @@ void stream_run(const Shape& s, const StepView& v, const Layer& l, const StreamL
                scale_bytes);
 }
 
+// StreamingLLM: of 16 rows, whose keys are rotated as they are read.
+template <class K, int kD>
+int turned_prepare(int scale_bytes) {
+  const int bytes = StreamSize<K, kD>::bytes(scale_bytes);
+  auto* kernel = many_rows_kernel<K, kD, 1, true>;
+  int blocks = 0;
+  if (bytes <= most_shared(kernel))
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kStreamWarps * 32, bytes);
+  return blocks;
+}
+template <class K, int kD>
+void turned_run(const Shape& s, const StepView& v, const Layer& l, const StreamList& list, int scale_bytes,
+                cudaStream_t stream) {
+  launch_early(many_rows_kernel<K, kD, 1, true>, dim3((list.count * s.kv_heads + kStreamWarps - 1) / kStreamWarps),
+               kStreamWarps * 32, StreamSize<K, kD>::bytes(scale_bytes), stream, s, v, l, list, scale_bytes);
+}
+
 // One of these per kind of cache, each compiled in its own file.
 struct StreamEntry {
   int (*prepare)(int scale_bytes) = nullptr;
@@ -122,6 +139,15 @@ StreamEntry stream_entries(int head_dim, int list) {
   }
 }
 
+template <class K>
+StreamEntry turned_entry(int head_dim) {
+  if (head_dim == 128) return {turned_prepare<K, 128>, turned_run<K, 128>};
+#ifndef KVASIR_CUDA_FEW
+  if (head_dim == 64) return {turned_prepare<K, 64>, turned_run<K, 64>};
+#endif
+  return {};
+}
+
 StreamEntry stream_bf16(int head_dim, int list);
 StreamEntry stream_f16(int head_dim, int list);
 StreamEntry stream_f8(int head_dim, int list);
@@ -131,5 +157,7 @@ StreamEntry stream_i4(int head_dim, int list);
 // Heads of 128 with float16 scales: int8 in groups of 64, int4 in groups of 32.
 StreamEntry stream_i8_group64();
 StreamEntry stream_i4_group32();
+// StreamingLLM's; none for a kind or a head it has no kernel for.
+StreamEntry stream_turned(const Shape&, const CacheLayer&);
 
 }  // namespace kvasir::attention::cuda

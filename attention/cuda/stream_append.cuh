@@ -32,6 +32,7 @@ __device__ __forceinline__ void append_here(const Shape& s, const StepView& v, c
     if (l.bias) add_bias(l, brain, (part == 0 ? head : s.heads + (part - 1) * s.kv_heads + head) * kD + d, kD, x, y);
     if (part != 2 && s.rope_style != 0) rotate_pairs(angles, x, y);
     if (!fresh) {
+      query_as_fp8(l, x), query_as_fp8(l, y);
       if (live) {
         uint4* to = reinterpret_cast<uint4*>(queries) + (row * kD + d) / 8;
         to[0] = pack16(x, brain), to[kLanes] = pack16(y, brain);
@@ -76,16 +77,6 @@ __device__ __forceinline__ void append_runs(const Shape& s, const StepView& v, c
   __syncwarp();
 }
 
-__device__ __forceinline__ float2 pair_of(uint32_t raw, bool brain) {
-  return brain ? float2{__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u)}
-               : __half22float2(*reinterpret_cast<const __half2*>(&raw));
-}
-__device__ __forceinline__ uint32_t pair_as(float2 x, bool brain) {
-  const __nv_bfloat162 b = __floats2bfloat162_rn(x.x, x.y);
-  const __half2 h = __floats2half2_rn(x.x, x.y);
-  return brain ? *reinterpret_cast<const uint32_t*>(&b) : *reinterpret_cast<const uint32_t*>(&h);
-}
-
 // A query as a lane of the few-rows kernel holds it of a 16-bit cache: q[k][reg] is elements 16 * k + 8 * reg + 2 * tid
 // and the next, so their partners half a row on are q[k + kD / 32][reg].
 template <int kD>
@@ -110,6 +101,10 @@ __device__ __forceinline__ void rotate_query(const Shape& s, const Layer& l, int
         const float2 was = x;
         x = {rotated(was.x, y.x, a), rotated(was.y, y.y, b)};
         y = {rotated(y.x, -was.x, a), rotated(y.y, -was.y, b)};
+      }
+      if (l.q_inverse != 0.0f) {
+        x = {as_fp8(l, x.x), as_fp8(l, x.y)};
+        y = {as_fp8(l, y.x), as_fp8(l, y.y)};
       }
       q[k][reg] = pair_as(x, brain), q[k + kD / 32][reg] = pair_as(y, brain);
     }

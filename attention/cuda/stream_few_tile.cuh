@@ -144,7 +144,7 @@ struct FewTile {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (extra) transform_scores(s, l, row[h], kv_end, x[h], key_of);
-      if (!whole) hide_unseen(s, row[h], kv_end, x[h], key_of);
+      if (!whole) hide_unseen(s.sinks, row[h], kv_end, x[h], key_of);
     }
   }
 

@@ -98,8 +98,9 @@ struct Kind {
     }
   }
 
-  // b[n][k][register] for keys first_row + 8n.. and two contraction steps: elements 32*kk .. 32*kk+31.
-  template <int kD, bool kExact = true>
+  // b[n][k][register] for keys first_row + 8n.. and two contraction steps: elements 32*kk .. 32*kk+31. Scales of small
+  // groups meet elements (kExact), with kAll those of all.
+  template <int kD, bool kExact = true, bool kAll = false>
   __device__ static void keys(const uint8_t* tile, int first_row, int lane, int kk, const TileScales& scales,
                               uint32_t (&b)[2][2][2]) {
     const int g = lane >> 2, tid = lane & 3;
@@ -127,7 +128,7 @@ struct Kind {
           nibbles4(w, b[n][0][0], b[n][0][1], b[n][1][0], b[n][1][1]);
         }
         if constexpr (kGroup && kExact)
-          if (scales.group_shift < 5) {  // larger groups scale the sums instead, which is exact
+          if (kAll || scales.group_shift < 5) {  // larger groups scale the sums instead, which is exact
             const float s = scales.get(row, d);
             const uint32_t pair = T::pack(s, s);
             for (int i = 0; i < 4; ++i) b[n][i / 2][i % 2] = pair_mul<T>(b[n][i / 2][i % 2], pair);

@@ -1,4 +1,5 @@
 // The stream kernel for tiles of up to 16 or 32 query rows of one kv head: rows of q are the matrix units' tall side.
+// kTurned: StreamingLLM, whose keys and queries are rotated as they are read (stream_turned.cuh).
 #pragma once
 
 #include "attention/cuda/stream_feed.cuh"
@@ -6,12 +7,12 @@
 
 namespace kvasir::attention::cuda {
 
-template <class K, int kD, int kRowTiles>
+template <class K, int kD, int kRowTiles, bool kTurned = false>
 __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
     many_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                      const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int scale_bytes) {
   using Size = StreamSize<K, kD>;
-  using Tile = ManyTile<K, kD, kRowTiles>;
+  using Tile = ManyTile<K, kD, kRowTiles, kTurned>;
   constexpr int kTile = Size::kTile, kStages = Size::kStages;
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, tid = lane & 3;
@@ -45,7 +46,10 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
       const TileScales scales{stage + Size::kTileBytes, scale_bytes, c.group_shift, c.scale_dtype == DType::f16};
       float score[kRowTiles][Tile::kN][4] = {};
       uint32_t weights[kRowTiles][Tile::kN / 2][4];
-      tile.multiply_keys(stage, scales, score);
+      if constexpr (kTurned)
+        tile.multiply_turned_keys(s, stage, scales, key - max(seg.ranked_from, 0), score);
+      else
+        tile.multiply_keys(stage, scales, score);
       tile.softmax(s, l, extra, key, seg.kv_end, score, weights);
       tile.multiply_values(stage + kTile * Size::kRow, scales, weights);
     }

@@ -8,10 +8,11 @@
 #include "attention/cuda/softmax.cuh"
 #include "attention/cuda/stream_kind.cuh"
 #include "attention/cuda/stream_rows.cuh"
+#include "attention/cuda/stream_turned.cuh"
 
 namespace kvasir::attention::cuda {
 
-template <class K, int kD, int kRowTiles>
+template <class K, int kD, int kRowTiles, bool kTurned>
 struct ManyTile {
   using T = typename K::T;
   static constexpr int kTile = K::kTile, kN = kTile / 8;  // columns of 8 keys
@@ -21,10 +22,13 @@ struct ManyTile {
   ScoreRow row[kRowTiles][2];
   float top[kRowTiles][2], sum[kRowTiles][2], out[kRowTiles][kD / 8][4];
   int safe_begin, safe_end;  // keys that all rows see
+  int last_rank, sinks;      // kTurned: of the run's keys; and those of its keys that rows see whatever they begin with
 
   __device__ __forceinline__ void begin_rows(const Shape& s, const StepView& v, const Layer& l, const Segment& seg,
                                              int kv_head) {
     safe_begin = 0, safe_end = 0x7fffffff;
+    if constexpr (kTurned)
+      last_rank = seg.kv_end - 1 - max(seg.ranked_from, 0), sinks = seg.ranked_from == kSinkRun ? s.sinks : 0;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -43,6 +47,10 @@ struct ManyTile {
 
         uint32_t raw[kD / 16][2];
         load_query<K>(static_cast<const uint16_t*>(l.q) + (int64_t(from.token) * s.heads + head) * kD, live, tid, raw);
+        if constexpr (kTurned) {
+          const int rank = from.own - (seg.ranked_from == kSinkRun ? max(from.begin - s.sinks, 0) : seg.ranked_from);
+          turn_query<K, kD>(s, l, rank, tid, raw);
+        }
         float unit = 1.0f;
         if (__is_same(T, Half) && s.work == DType::bf16) unit = brain_to_half(raw);
         row[m][h].scale = s.scale * unit * (s.softcap > 0.0f ? 1.0f : kLog2e) / K::kCarry * l.cache.k_scale;
@@ -127,6 +135,37 @@ struct ManyTile {
         for (int e = 0; e < 4; ++e) score[m][n][e] += other[m][n][e];
   }
 
+  // The same with keys that are rotated on their way: the first of them has rank `rank`.
+  __device__ __forceinline__ void multiply_turned_keys(const Shape& s, const uint8_t* stage, const TileScales& scales,
+                                                       int rank, float (&score)[kRowTiles][kN][4]) const {
+    prefetch_angles<kD, kTile>(reinterpret_cast<const float2*>(s.rope_ranks), rank + kTile, last_rank, lane);
+#pragma unroll
+    for (int half = 0; half < kN / 2; ++half) {
+      const float2* angles[2];
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        angles[n] = reinterpret_cast<const float2*>(s.rope_ranks) +
+                    int64_t(min(max(rank + half * 16 + n * 8 + g, 0), last_rank)) * (kD / 2);
+#pragma unroll
+      for (int kk = 0; kk < kD / 64; ++kk) {
+        uint32_t x[2][2][2], y[2][2][2];  // elements half a row apart
+        K::template keys<kD, true, true>(stage, half * 16, lane, kk, scales, x);
+        K::template keys<kD, true, true>(stage, half * 16, lane, kk + kD / 64, scales, y);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          turn_elements<K, kD>(s.rope_style, angles[n], kk, tid, __is_same(T, Brain), nullptr, x[n], y[n]);
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              T::mma(score[m][half * 2 + n], q[m][kk * 2 + k], x[n][k][0], x[n][k][1]);
+              T::mma(score[m][half * 2 + n], q[m][(kk + kD / 64) * 2 + k], y[n][k][0], y[n][k][1]);
+            }
+        }
+      }
+    }
+  }
+
   // Scores of the keys from `key` on through the score transform, row by row, and their weights into `p`, as the
   // product with V takes them; `kv_end`: of the run.
   __device__ __forceinline__ void softmax(const Shape& s, const Layer& l, bool extra, int key, int kv_end,
@@ -143,7 +182,7 @@ struct ManyTile {
 #pragma unroll
         for (int e = 0; e < kN * 2; ++e) x[e] = score[m][e / 2][h * 2 + e % 2] * row[m][h].scale;
         if (extra) transform_scores(s, l, row[m][h], kv_end, x, key_of);
-        if (!whole) hide_unseen(s, row[m][h], kv_end, x, key_of);
+        if (!whole) hide_unseen(kTurned ? sinks : s.sinks, row[m][h], kv_end, x, key_of);
         const float next = fmaxf(top[m][h], lanes_max<1, 2>(largest(x)));
         grew |= next > top[m][h];
         rescale[m][h] = move_maximum(top[m][h], next, 1.0f, kShift);

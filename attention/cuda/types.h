@@ -13,6 +13,7 @@ enum SequenceFlag : int32_t {
   kCausal = 1,      // bottom-right aligned mask
   kContiguous = 2,  // append leaves its new K/V contiguous as well
   kDeferred = 4,    // cyclic: stored only after everything has been read
+  kEight = 8,       // FP8 prefill reads its queries, as E4M3
 };
 
 struct Sequence {
@@ -37,7 +38,11 @@ struct Segment {
   // Where the last run to finish merges its item at once: the item's first slot (also its counter), and how many
   // runs it was cut into; 0: merged by the kernel after.
   int32_t first_slot = 0, merges = 0;
+  // StreamingLLM: key j has rank j - ranked_from among what its rows see; kSinkRun: the run is the sinks, which have
+  // their own number, and rows have others among them than among the rest.
+  int32_t ranked_from = 0;
 };
+constexpr int32_t kSinkRun = -1;
 
 // Where a part of the plan begins: its first run of keys, and which of the list are its own. With the places of its
 // first keys, sixteen apiece, the way to them is one read of the plan: behind everybody's keys another takes long.
@@ -106,14 +111,15 @@ struct Shape {
   int32_t window = 0, sinks = 0, cyclic = 0, streaming = 0;
   int32_t rope_style = 0, rotary_dim = 0;
   int32_t packed = 0;
-  float scale = 1.0f;  // 1 / (q_scaling * sqrt(head_dim))
+  int32_t fp8_query = 0;  // queries become E4M3 (Layer::q_inverse)
+  float scale = 1.0f;     // 1 / (q_scaling * sqrt(head_dim))
   float softcap = 0.0f;
   float out_inv_scale = 1.0f;
   DType io = DType::f32, out = DType::f32;
   DType work = DType::f32;            // of q, k_new, v_new, k_old, v_old: io, or bfloat16 where io is FP8
   const float* slopes = nullptr;      // [heads], ALiBi; null: none
   const float* rope = nullptr;        // [T, rotary_dim/2, 4] cosine, sine of the new tokens' positions, and their rests
-  const float* rope_ranks = nullptr;  // streaming: cosine, sine by rank
+  const float* rope_ranks = nullptr;  // streaming: [ranks, rotary_dim/2, 2] cosine, sine by rank
 };
 
 // The cache of one layer: `key` is where (token 0, head 0) of this layer begins.
@@ -136,6 +142,8 @@ struct Layer {
   const void* value = nullptr;
   const void* bias = nullptr;
   void* q = nullptr;      // [T, heads, D] of io: the rows attention reads (== query when nothing is done to it)
+  void* q8 = nullptr;     // the same as E4M3, of sequences that FP8 prefill takes
+  float q_inverse = 0;    // queries become E4M3 in units of its inverse; 0: they do not
   void* k_new = nullptr;  // [T, kv_heads, D] of io: new tokens as the cache returns them
   void* v_new = nullptr;
   int32_t given = 0;              // k_new, v_new are key and value themselves

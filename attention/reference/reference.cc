@@ -200,6 +200,8 @@ class Reference final : public Attention {
     // StreamingLLM: positions are ranks among the visible keys, and the query is the last of them.
     int64_t position = a_.streaming_positions ? int64_t(keys.size()) - 1 : s.start_pos + i;
     Row q = input(Part::query, token, h, position, roped());
+    if (a_.fp8_query)
+      for (double& x : q) x = double(as_fp8(float(x), t_->q_scale));
 
     Row score;
     for (size_t rank = 0; rank < keys.size(); ++rank) {

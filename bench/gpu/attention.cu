@@ -91,6 +91,8 @@ struct Shape {
   bool invariant = false;
   // What a model gives: packed rows, RoPE, new tokens to append; `apart`: by a kernel of their own.
   bool given = false, apart = false;
+  int window = 0, sinks = 0;
+  bool streaming = false;  // StreamingLLM's positions: keys are rotated as they are read
 };
 
 uint8_t* random_memory(int64_t bytes, int kind, uint32_t seed, cudaStream_t stream) {
@@ -109,6 +111,7 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
   if (s.given)
     a.rope.style = RopeStyle::neox, a.rope.rotary_dim = s.dim, a.rope.inv_freq.resize(size_t(s.dim / 2), 0.1f);
   a.is_causal = s.queries > 1;
+  a.window = s.window, a.sinks = s.sinks, a.streaming_positions = s.streaming;
   a.page_size = s.page;
   a.batch_invariant = s.invariant;
   const int64_t pages = (s.kv + s.page - 1) / s.page, shared_pages = s.shared / s.page;
@@ -141,6 +144,7 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
     data.push_back(random_memory(data_bytes, kind_of(s.cache), uint32_t(i), timer.stream));
     scale.push_back(scale_bytes ? random_memory(scale_bytes, 4, uint32_t(i), timer.stream) : nullptr);
   }
+  const double of_all = s.window ? std::min(1.0, double(s.window) / double(s.kv)) : 1.0;  // that is read
   const int64_t T = s.batch * s.queries;
   uint8_t* q = random_memory(T * (s.heads + 2 * s.kv_heads) * s.dim * 2, 0, 99, timer.stream);
   uint8_t* out = random_memory(T * s.heads * s.dim * 2, 0, 98, timer.stream);
@@ -204,7 +208,8 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
       "%.3f, "
       "\"of_ceiling\": %.3f, \"plan_us\": %.1f}\n",
       s.name.c_str(), s.batch, s.kv, s.heads, s.kv_heads, s.dim, s.page, dtype_name(s.cache), s.group, s.queries,
-      s.layout, us, double(bytes) / us * 1e-6, read_us, double(bytes) / read_us * 1e-6, read_us / us, plan_us);
+      s.layout, us, double(bytes) * of_all / us * 1e-6, read_us, double(bytes) / read_us * 1e-6, read_us * of_all / us,
+      plan_us);
   fflush(stdout);
   for (uint8_t* p : data) cudaFree(p);
   for (uint8_t* p : scale) cudaFree(p);
@@ -240,15 +245,22 @@ double append_alone(Timer& timer, const Attributes& a, const Limits& limits, con
 
 // Causal prefill of `batch` sequences of `tokens` on `old` cached ones; the cache is written as well. `fp8`: the scale
 // of E4M3 queries, where all is that; at 80 scores deviate by 1.4, at 0.05 they are much the same. `normal`: what is
-// given and cached are standard normal numbers, by which scores deviate by 1.
+// given and cached are standard normal numbers, by which scores deviate by 1. `served`: rows as a model gives them,
+// packed bfloat16 that is rotated first, on a cache of bfloat16 or FP8, or of that with queries in FP8 as well.
+enum class Served { no, bf16, fp8_cache, fp8 };
 void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t tokens, int64_t old, int dim = 128,
-             int page = 16, int64_t decodes = 0, int64_t decode_kv = 0, float fp8 = 0.0f, bool normal = false) {
+             int page = 16, int64_t decodes = 0, int64_t decode_kv = 0, float fp8 = 0.0f, bool normal = false,
+             Served served = Served::no) {
   Attributes a;
   a.num_heads = 32, a.num_kv_heads = 8, a.head_dim = dim;
   a.io = a.out = DType::bf16;
   a.page_size = page;
   const int element = fp8 > 0 ? 1 : 2;
   if (fp8 > 0) a.io = DType::f8_e4m3, a.q_scale = fp8;
+  if (served != Served::no) {
+    a.packed_qkv = true, a.fp8_query = served == Served::fp8;
+    a.rope.style = RopeStyle::neox, a.rope.rotary_dim = dim, a.rope.inv_freq.resize(size_t(dim / 2), 0.1f);
+  }
   const int64_t B = decodes + batch, kv = std::max(batch > 0 ? tokens + old : 0, decode_kv),
                 pages = (kv + page - 1) / page;
   const int64_t max_tokens = B * pages * page, T = decodes + batch * tokens;
@@ -258,12 +270,16 @@ void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t token
   if (fp8 > 0)
     view.dtype = DType::f8_e4m3, view.quant = kvcache::QuantKind::per_tensor,
     view.k_scale = view.v_scale = normal ? 1.0f : 0.05f;
+  if (served == Served::fp8_cache || served == Served::fp8)
+    view.dtype = DType::f8_e4m3, view.quant = kvcache::QuantKind::per_tensor;
   const int kind = normal ? (fp8 > 0 ? 6 : 7) : kind_of(view.dtype);
-  view.data = random_memory(max_tokens * 2 * 8 * dim * element, kind, 1, timer.stream);
+  view.data = random_memory(dtype_bytes(view.dtype, max_tokens * 2 * 8 * dim),
+                            normal && view.dtype == DType::f8_e4m3 ? 6 : kind, 1, timer.stream);
   // Inputs in turn, so that none is found in L2.
   const int64_t one = T * 48 * dim * element;
   const int copies = int(std::clamp<int64_t>((100ll << 20) / one + 1, 2, 40));
-  uint8_t* q = random_memory(copies * T * 32 * dim * element, kind, 2, timer.stream);
+  const int64_t q_rows = served == Served::no ? 32 : 48;
+  uint8_t* q = random_memory(copies * T * q_rows * dim * element, kind, 2, timer.stream);
   uint8_t* k = random_memory(copies * T * 8 * dim * element, kind, 3, timer.stream);
   uint8_t* v = random_memory(copies * T * 8 * dim * element, kind, 4, timer.stream);
   uint8_t* out = random_memory(copies * T * 32 * dim * 2, 0, 5, timer.stream);
@@ -296,11 +312,12 @@ void prefill(Timer& timer, const std::string& name, int64_t batch, int64_t token
   const double us = timer.time(std::max(copies, 4), [&](int i) {
     Tensors turn = t;
     const int64_t n = i % copies * T * dim;
-    turn.query = q + n * 32 * element, turn.key = k + n * 8 * element, turn.value = v + n * 8 * element;
+    turn.query = q + n * q_rows * element, turn.key = k + n * 8 * element, turn.value = v + n * 8 * element;
     turn.output = out + n * 32 * 2;
     ok((*made)->run(turn));
   });
-  const double append_us = fp8 > 0 ? 0.0 : append_alone(timer, a, {B, T, kv, pages, max_tokens}, step, t);
+  const double append_us =
+      fp8 > 0 || served != Served::no ? 0.0 : append_alone(timer, a, {B, T, kv, pages, max_tokens}, step, t);
   const double flops = 4.0 * 32 * dim * double(batch) * double(tokens) * (double(old) + double(tokens) / 2);
   printf(
       "{\"prefill\": \"%s\", \"batch\": %ld, \"tokens\": %ld, \"old\": %ld, \"dim\": %d, \"page\": %d, \"decodes\": "
@@ -426,6 +443,14 @@ int main(int argc, char** argv) {
       small.cache = DType::i8;
       shapes.push_back(small);
     }
+  // StreamingLLM beside a window that keys have their positions for already, by turns.
+  for (auto [b, kv] : {std::pair<int64_t, int64_t>{1, 8192}, {16, 8192}, {64, 8192}})
+    for (DType type : {DType::bf16, DType::f8_e4m3})
+      for (bool streaming : {false, true, false, true}) {
+        shapes.push_back({streaming ? "window, streaming" : "window", b, kv, 32, 8, 128, 16, type, 0, 1, 3});
+        shapes.back().given = true, shapes.back().streaming = streaming;
+        shapes.back().window = 4096, shapes.back().sinks = 4;
+      }
   for (const Shape& s : shapes)
     if (only.empty() || s.name.find(only) != std::string::npos) decode(timer, s, sink);
   const auto prefill_if = [&](const std::string& name, auto... shape) {
@@ -449,6 +474,15 @@ int main(int argc, char** argv) {
   prefill_if("8k fp8 normal", 1, 8192, 0, 128, 16, 0, 0, 1.0f, true);
   prefill_if("2k fp8", 4, 2048, 0, 128, 16, 0, 0, 0.05f);
   prefill_if("2k fp8 spread", 4, 2048, 0, 128, 16, 0, 0, 80.0f);
+  for (int turn = 0; turn < 2; ++turn)
+    for (auto [name, served] : {std::pair{"served bf16", Served::bf16},
+                                {"served fp8 cache", Served::fp8_cache},
+                                {"served fp8", Served::fp8}}) {
+      prefill_if(name, 1, 8192, 0, 128, 16, 0, 0, 0.0f, true, served);
+      prefill_if(name, 4, 2048, 0, 128, 16, 0, 0, 0.0f, true, served);
+      prefill_if(name, 1, 2048, 6144, 128, 16, 0, 0, 0.0f, true, served);
+      prefill_if(name, 1, 8192, 0, 64, 16, 0, 0, 0.0f, true, served);
+    }
   prefill_if("extend 2k on 30k", 1, 2048, 30720);
   prefill_if("extend's unchunked", 1, 11392, 0);
   prefill_if("chunks", 2, 1024, 0);

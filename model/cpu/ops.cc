@@ -1,4 +1,5 @@
 #include "model/cpu/ops.h"
+#include "model/attention_dtype.h"
 
 #include <sys/mman.h>
 
@@ -87,7 +88,7 @@ Result<Buffer> CpuOps::make_buffer(int64_t cols, bool logit_rows, Shard) {
 }
 
 Result<int32_t> CpuOps::add_attention(const attention::Attributes& attributes) {
-  KVASIR_ASSIGN(attention::Attributes a, streamed(attributes, options_.runner));
+  KVASIR_ASSIGN(attention::Attributes a, streamed(with_dtype(attributes, options_.runner), options_.runner));
   a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   kinds_.push_back(std::move(a));
@@ -515,6 +516,7 @@ Status CpuOps::attend(const Attend& how, Buffer qkv, Buffer out) {
   t.output = data(out);
   t.sink_logits = vector(how.sinks);
   t.cache = cache_for(how);
+  if (!scales_.empty()) t.q_scale = scales_[size_t(how.layer)].q;
   t.layer = places_[size_t(how.layer)];
   return attentions_[size_t(how.kind)]->run(t);
 }

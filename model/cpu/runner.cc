@@ -12,6 +12,7 @@
 #include "core/numa.h"
 #include "model/arch/adapter_places.h"
 #include "model/arch/head_network.h"
+#include "model/attention_dtype.h"
 #include "model/cache_form.h"
 #include "model/cpu/rank.h"
 #include "model/formats/shared_weights.h"
@@ -128,6 +129,7 @@ void CpuRunner::describe_weights(const Weights& weights) {
     info_.weight_bytes += rank->ops().weight_bytes();
   }
   info_.kv_type = form_.to_string();
+  info_.attention_type = fp8_attention(options_) ? "fp8" : "float32";
   info_.parameters = weights.parameters();
 }
 
@@ -246,7 +248,12 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
         .with_field("quantize");
   if (config.dummy_hung_rank >= 0)
     return invalid_argument("a dummy's hung_rank is one of several GPUs (--device cuda --ranks 2)").with_field("model");
-  KVASIR_ASSIGN(auto form, cache_form_of(config, options.kv, options.precise ? DType::f32 : DType::f16, *weights));
+  if (options.attention_dtype == "bf16")
+    return invalid_argument(
+               "attention_dtype is bf16, which is for a GPU; a CPU computes scores in float32: auto or fp8")
+        .with_field("attention_dtype");
+  KVASIR_ASSIGN(const kvcache::FormWish wish, cache_wish(config, options.kv, options.attention_dtype));
+  KVASIR_ASSIGN(auto form, cache_form_of(config, wish, options.precise ? DType::f32 : DType::f16, *weights));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cpu" : options.attention));
   KVASIR_TRY(attention->available());

@@ -1,4 +1,5 @@
 #include "model/cuda/ops.h"
+#include "model/attention_dtype.h"
 
 #include <algorithm>
 #include <bit>
@@ -85,7 +86,7 @@ Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard shard) 
 }
 
 Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) {
-  KVASIR_ASSIGN(attention::Attributes a, streamed(attributes, options_.runner));
+  KVASIR_ASSIGN(attention::Attributes a, streamed(with_dtype(attributes, options_.runner), options_.runner));
   a.index_mode = options_.index_mode;
   a.page_size = options_.page_size;
   a.io = a.out = DType::bf16;
@@ -431,7 +432,10 @@ Status CudaOps::attend(const Attend& how, Vector bias, Buffer qkv, Buffer out) {
   t.output = write_half(out);
   t.cache = caches_[cache_of(size_t(how.kind))];
   t.layer = places_[size_t(how.layer)];
-  if (!scales_.empty()) t.cache.k_scale = scales_[size_t(how.layer)].k, t.cache.v_scale = scales_[size_t(how.layer)].v;
+  if (!scales_.empty()) {
+    const kvcache::TensorScales& scales = scales_[size_t(how.layer)];
+    t.cache.k_scale = scales.k, t.cache.v_scale = scales.v, t.q_scale = scales.q;
+  }
   return attentions_[size_t(how.kind)]->run(t);
 }
 

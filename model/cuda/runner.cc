@@ -9,6 +9,7 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "model/arch/adapter_places.h"
+#include "model/attention_dtype.h"
 #include "model/cache_form.h"
 #include "model/cuda/first_steps.h"
 #include "model/cuda/ranks.h"
@@ -36,6 +37,7 @@ class CudaRunner final : public Runner, public Replaying {
         pool_(std::min(8, host_limits().cpus)),
         flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
     info_.kv_type = form_.to_string();
+    info_.attention_type = fp8_attention(options_) ? "fp8" : "bfloat16";
   }
   ~CudaRunner() override {
     ranks_.stop();
@@ -372,7 +374,8 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
   if (options.precise)
     return invalid_argument("precise is for the CPU; on a GPU activations between operations are float32 already")
         .with_field("precise");
-  KVASIR_ASSIGN(auto form, cache_form_of(config, options.kv, DType::bf16, *weights));
+  KVASIR_ASSIGN(const kvcache::FormWish wish, cache_wish(config, options.kv, options.attention_dtype));
+  KVASIR_ASSIGN(auto form, cache_form_of(config, wish, DType::bf16, *weights));
   KVASIR_ASSIGN(const attention::Backend* attention,
                 attention::find_backend(options.attention == "auto" ? "cuda" : options.attention));
   if (attention->name() != "cuda")

@@ -26,6 +26,7 @@ constexpr TensorName kLlama[] = {
     {"blk.#.attn_v_cache", "model.layers.#.self_attn.v_scale$"},
     {"blk.#.attn_v_cache", "model.layers.#.self_attn.v_proj.v_scale$"},
     {"blk.#.attn_v_cache", "model.layers.#.self_attn.kv_scale$"},
+    {"blk.#.attn_q_cache", "model.layers.#.self_attn.q_scale$"},
     {"blk.#.ffn_norm", "model.layers.#.post_attention_layernorm"},
     {"blk.#.ffn_gate", "model.layers.#.mlp.gate_proj"},
     {"blk.#.ffn_up", "model.layers.#.mlp.up_proj"},

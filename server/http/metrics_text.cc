@@ -158,6 +158,8 @@ std::string metrics_text(const Services& services) {
         cat("block_size=\"", services.options().page_size, "\",num_gpu_blocks=\"", s.pages_total,
             "\",cache_dtype=", json_string(s.kv_type)),
         1);
+  t.family("gauge", "kvasir_attention_info", "What attention's scores are made of, as a label");
+  t.row("kvasir_attention_info", cat("dtype=", json_string(s.attention_type)), 1);
   t.gauge("kvasir_cache_bytes_per_token", nullptr, "Bytes of the cache that a token takes, scales included",
           s.kv_bytes_per_token);
   t.gauge("kvasir_prefix_hit_ratio", nullptr, "Share of prompt tokens found in the prefix cache, since the start",

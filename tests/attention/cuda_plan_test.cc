@@ -276,6 +276,64 @@ TEST(CudaPlan, ASharedPrefixIsReadOnce) {
   EXPECT_EQ(keys, 64 * 100 + 8 * 8192);  // 8 queries of 4 heads share a tile of 32 rows
 }
 
+// StreamingLLM: each query meets its sinks and its window once, and ranks, counted from what its run says, are those of
+// the contract: among all keys that it sees, in order.
+TEST(CudaPlan, StreamingRanksAreThoseAmongTheKeysSeen) {
+  Attributes a = llama();
+  a.streaming_positions = true;
+  a.rope.style = RopeStyle::neox, a.rope.rotary_dim = a.head_dim;
+  Machine machine;
+  machine.stream_warps[1] = 1056;
+  struct Kind {
+    int window, sinks;
+    bool fp8;  // queries are rounded at their ranks, which are the contract's own then
+  };
+  for (const Kind& kind : {Kind{100, 4, false},
+                           {100, 0, false},
+                           {70, 69, false},
+                           {1, 0, false},
+                           {100, 4, true},
+                           {70, 69, true},
+                           {3, 2, true}}) {
+    const int window = kind.window, sinks = kind.sinks;
+    a.window = window, a.sinks = sinks, a.fp8_query = kind.fp8;
+    Steps steps({{0, 1}, {2, 1}, {99, 1}, {700, 1}, {0, 130}, {60, 90}, {400, 120}, {3, 9}}, 16);
+    steps.step.decoding_batches = 4;
+    Planned p(a, steps.limits(), steps.step, machine);
+    std::map<int, std::set<int>> owns;        // token -> ranks it is rotated at
+    std::map<int, std::map<int, int>> ranks;  // token -> key -> how far it stands before the token's own
+    for (int i = 0; i < segment_count(p, 1); ++i) {
+      const Segment& s = p.planner.segments(p.buffer.data(), 1)[i];
+      const bool alone = s.ranked_from == kSinkRun;
+      for (int r = 0; r < s.row_count; r += 4) {
+        const QueryRow& row = p.view.rows[s.tokens + r / 4];
+        const int own = row.own - (alone ? std::max(row.begin - sinks, 0) : s.ranked_from);
+        EXPECT_LT(own, window + int(steps.limits().max_tokens)) << "there are no angles for it";
+        owns[row.token].insert(own);
+        for (int j = s.kv_begin; j < std::min(s.kv_end, row.end); ++j) {
+          if (!(j >= row.begin || (alone && j < sinks))) continue;
+          const int rank = j - std::max(s.ranked_from, 0);
+          EXPECT_GE(rank, 0);
+          EXPECT_TRUE(ranks[row.token].emplace(j, own - rank).second) << "token " << row.token << " key " << j;
+        }
+      }
+    }
+    for (int b = 0; b < int(steps.step.batch); ++b) {
+      const Sequence& s = p.view.sequences[b];
+      for (int q = 0; q < s.q_len; ++q) {
+        const int own = s.start_pos + q;
+        std::vector<int> seen;
+        for (int j = 0; j <= own; ++j)
+          if (j < sinks || j >= own - (window - sinks) + 1 || j >= s.start_pos) seen.push_back(j);
+        std::map<int, int> want;
+        for (size_t rank = 0; rank < seen.size(); ++rank) want[seen[rank]] = int(seen.size() - 1 - rank);
+        EXPECT_EQ(ranks[s.q_begin + q], want)
+            << "window " << window << " sinks " << sinks << " sequence " << b << " query " << q;
+      }
+    }
+  }
+}
+
 TEST(CudaPlan, BatchInvariantCutsDependOnTheSequenceAlone) {
   Attributes a = llama();
   a.batch_invariant = true;

@@ -21,7 +21,8 @@ void expect_agreement(int64_t first, int64_t count, const CaseOptions& options) 
     const bool rounded = a.io != DType::f32 && (a.rope.style != RopeStyle::none || !before.qkv_bias.empty() ||
                                                 before.view.quant == kvcache::QuantKind::group);
     // FP8 queries of many rows are multiplied in FP8, which has its own r.
-    const bool fp8 = a.io == DType::f8_e4m3 && a.head_dim == 128;
+    const bool fp8 =
+        (a.io == DType::f8_e4m3 || (a.fp8_query && a.io == DType::bf16)) && (a.head_dim == 64 || a.head_dim == 128);
     const double widen = fp8       ? row_tolerance(DType::f8_e4m3) / row_tolerance(a.out)
                          : rounded ? 4.0
                                    : 1.0,

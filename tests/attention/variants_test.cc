@@ -264,6 +264,35 @@ TEST_P(Variant, Fp8InAndOut) {
   EXPECT_EQ(compare_with_reference(c, o.after, o.out), "");
 }
 
+// Queries of 16 and 32 bits that become E4M3 once they have their bias and are rotated, for prompts and decodes alike.
+TEST_P(Variant, Fp8QueriesAreRoundedOnceTheyAreRotated) {
+  for (DType io : {DType::f32, DType::bf16}) {
+    CaseShape s = small(4, 2, 64);
+    Attributes& a = s.attributes;
+    a.io = a.out = io;
+    a.packed_qkv = true;
+    RopeConfig rope;
+    rope.rotary_dim = 64;
+    a.rope = rope_frequencies(rope).value();
+    s.cache.dtype = DType::f8_e4m3;
+    s.cache.quant = kvcache::QuantKind::per_tensor;
+    s.cache.k_scale = 0.01f, s.cache.v_scale = 0.02f;
+    s.sequences = {{10, 30}, {70, 1}};
+    Case plain = make_case(s), fp8 = plain;
+    fp8.attributes.fp8_query = true, fp8.attributes.q_scale = 0.25f;
+    Outcome o = run(fp8);
+    ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+    EXPECT_EQ(compare_with_reference(fp8, o.after, o.out), "");
+    EXPECT_NE(o.out.output, run(plain).out.output) << "it can be seen";
+  }
+  CaseShape s = small(4, 2, 64);
+  s.attributes.io = DType::f8_e4m3, s.attributes.fp8_query = true;
+  s.cache.dtype = DType::f8_e4m3, s.cache.quant = kvcache::QuantKind::per_tensor;
+  s.sequences = {{0, 3}};
+  Case c = make_case(s);
+  EXPECT_EQ(run(c).status.field(), "fp8_query");
+}
+
 // Two halves of the keys, attended apart and merged by their log-sum-exp, are the whole.
 TEST_P(Variant, LogSumExpMergesParts) {
   CaseShape s = small();

@@ -240,6 +240,17 @@ TEST(Inspect, ShowsOnlyPagesThatAServerCanHave) {
   EXPECT_THAT(odd.out, HasSubstr("65536"));
 }
 
+TEST(Inspect, TakesTheCacheThatFp8AttentionNeeds) {
+  if (!built("inspect")) GTEST_SKIP() << "this build has no model";
+  const Ran text = shell("inspect --attention-dtype fp8 dummy:llama");
+  EXPECT_EQ(text.code, 0) << text.out;
+  EXPECT_THAT(text.out, HasSubstr("attention     queries, keys and values in E4M3"));
+  EXPECT_THAT(shell("inspect --json --attention-dtype fp8 dummy:llama").out, HasSubstr("\"kv_type\": \"fp8"));
+  const Ran other = shell("inspect --attention-dtype fp8 --kv-dtype int8 dummy:llama");
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.out, HasSubstr("kv_dtype is int8: kv_dtype auto or fp8"));
+}
+
 TEST(Inspect, SaysWhatATokenUsesOfExperts) {
   if (!built("inspect")) GTEST_SKIP() << "this build has no model";
   const Ran text = shell("inspect dummy:qwen3-30b-a3b --batch 1 --context 1024");
@@ -268,6 +279,13 @@ TEST(Perplexity, AWindowPastTheContextIsRefusedBeforeAnyMemoryIsAskedFor) {
       text);
   EXPECT_EQ(r.code, 1);
   EXPECT_THAT(r.out, HasSubstr("window is 1048576; the model's context is 2048"));
+}
+
+TEST(Perplexity, ADeviceThatIsNoneIsRefused) {
+  if (!built("perplexity")) GTEST_SKIP() << "this build has no model";
+  const Ran r = shell("perplexity --model dummy:llama --file text.txt --device gpu");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_THAT(r.out, HasSubstr("device is gpu"));
 }
 
 TEST(Keys, OnlyRevokeTakesAnId) {

@@ -204,5 +204,45 @@ TEST(CacheType, WhatCannotBeIsRefusedWithWhatCan) {
   says(refused(scaled), "kv_k_scale", "fp8");
 }
 
+// Queries are rounded wherever they are read, so that prompts, chunks and decodes agree.
+TEST(Fp8Attention, TheSameTokensWhicheverWay) {
+  for (const char* model : {kLlama, kGemma, kGemma4}) {
+    SCOPED_TRACE(model);
+    Case c(model);
+    c.attention_dtype = "fp8";
+    const Ran six = c.run(6, 40, 40);
+    ASSERT_EQ(six.tokens.size(), 6u);
+    EXPECT_EQ(six.stats.attention_type, "fp8");
+    EXPECT_EQ(six.stats.kv_type.substr(0, 3), "fp8") << "auto takes the cache that it needs";
+    EXPECT_EQ(c.run(1, 40, 40).tokens[0], six.tokens[0]) << "alone";
+    c.threads = 2;
+    c.options.max_tokens_per_step = 24;
+    EXPECT_EQ(c.run(6, 40, 40).tokens, six.tokens) << "two threads, in chunks";
+    c.threads = 1;
+    c.options.max_tokens_per_step = 64;
+    c.options.prefix_cache = false;
+    c.options.kv_memory = six.bytes_per_token * 8 * 24;
+    const Ran again = c.run(6, 40, 40);
+    EXPECT_GT(again.stats.preemptions, 0);
+    EXPECT_EQ(again.tokens, six.tokens) << "computed again";
+  }
+}
+
+TEST(Fp8Attention, WhatCannotBeIsRefused) {
+  auto refused = [](const char* model, const char* dtype, const char* cache) {
+    model::RunnerOptions m;
+    m.model = model, m.threads = 1, m.attention_dtype = dtype, m.kv.dtype = cache;
+    return Engine::start(m, Case(model).options)->wait_ready();
+  };
+  for (const char* cache : {"int8", "float16", "int4"}) {
+    const Status s = refused(kLlama, "fp8", cache);
+    EXPECT_EQ(s.field(), "attention_dtype");
+    EXPECT_NE(s.message().find(cat("kv_dtype is ", cache)), std::string::npos) << s.message();
+  }
+  EXPECT_EQ(refused(kLlama, "bf16", "auto").field(), "attention_dtype") << "a CPU has float32";
+  EXPECT_EQ(refused(kLlama, "fp4", "auto").field(), "attention_dtype");
+  EXPECT_TRUE(refused(kLlama, "fp8", "fp8").ok());
+}
+
 }  // namespace
 }  // namespace kvasir::engine::testing

@@ -19,6 +19,7 @@ struct Case {
   EngineOptions options;
   int threads = 1;
   kvcache::FormWish kv;
+  std::string attention_dtype = "auto";
   int32_t window = 0, sinks = 0;  // StreamingLLM
 
   explicit Case(std::string name) : model(std::move(name)) {
@@ -36,6 +37,7 @@ struct Case {
     m.model = model;
     m.threads = threads;
     m.kv = kv;
+    m.attention_dtype = attention_dtype;
     m.attention_window = window, m.attention_sinks = sinks;
     auto engine = Engine::start(m, options);
     Status ready = engine->wait_ready();

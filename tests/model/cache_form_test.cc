@@ -33,6 +33,19 @@ Result<kvcache::CacheForm> form_of(const json& scheme, const Shapes& scales, con
 std::string layer(int i, const char* name) { return "model.layers." + std::to_string(i) + ".self_attn." + name; }
 float value(const std::string& name) { return formula(name, 1, 0.5)[0] + 1; }
 
+// Queries have one, too, where a checkpoint is for FP8 attention; 1 where it has none.
+TEST(CacheForm, Fp8TakesTheCheckpointsScaleOfQueries) {
+  Shapes scales;
+  for (int i : {0, 1})
+    for (const char* name : {"k_scale", "v_scale"}) scales.push_back({layer(i, name), {1}});
+  scales.push_back({layer(1, "q_scale"), {1}});
+  auto form = form_of(kFloat8, scales);
+  ASSERT_TRUE(form.ok()) << form.status().message();
+  ASSERT_EQ(form->tensor_scales.size(), 2u);
+  EXPECT_EQ(form->tensor_scales[0].q, 1.0f);
+  EXPECT_EQ(form->tensor_scales[1].q, value(layer(1, "q_scale")));
+}
+
 TEST(CacheForm, Fp8TakesTheCheckpointsScales) {
   for (auto [k, v] :
        {std::pair{"k_scale", "v_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"kv_scale", "kv_scale"}}) {

@@ -80,19 +80,24 @@ TEST(Reference, PerplexityOfTheLicence) {
 TEST(Reference, PerplexityWithEachTypeOfCache) {
   if (smollm2().empty()) GTEST_SKIP() << "the SmolLM2 model is not downloaded (./test fetches it)";
   Ids ids = fixture("gpl3_20k_ids.json");
-  auto with = [&](const char* dtype, int32_t group) {
+  auto with = [&](const char* dtype, int32_t group, const char* attention = "auto") {
     RunnerOptions o;
+    o.attention_dtype = attention;
     o.model = smollm2(), o.threads = 2;
     o.kv.dtype = dtype, o.kv.group = group;
     Drive drive(o, 2048, 1, 2048);
     const double p = perplexity(drive, ids);
-    printf("perplexity %.4f with a cache of %s\n", p, drive.runner->info().kv_type.c_str());
+    printf("perplexity %.4f with a cache of %s, attention in %s\n", p, drive.runner->info().kv_type.c_str(),
+           drive.runner->info().attention_type.c_str());
     return p;
   };
   const double half = with("float16", -1);
   EXPECT_LE(with("int8", 64), half + 0.02);
   EXPECT_LE(with("int8", 8), half + 0.01);
-  EXPECT_LE(with("fp8", -1), half + 0.25);
+  const double cache = with("fp8", -1), attention = with("auto", -1, "fp8");
+  EXPECT_LE(cache, half + 0.25);
+  EXPECT_LE(attention, half + 0.25);
+  EXPECT_NE(attention, cache) << "queries are rounded as well";
   with("int4", 32);  // stated, not bounded
 }
 

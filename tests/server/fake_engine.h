@@ -76,7 +76,7 @@ class FakeEngine final : public engine::Engine {
     s.state = state_;
     s.running = open_;
     s.pages_total = 100;
-    s.kv_type = "float16", s.kv_bytes_per_token = 128;
+    s.kv_type = "float16", s.attention_type = "float32", s.kv_bytes_per_token = 128;
     s.pages_free = 60;
     s.waiting_tokens = 1000;
     s.preempted = engine::times_histogram();
