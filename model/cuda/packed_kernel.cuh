@@ -142,12 +142,12 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
   const int first = int(blockIdx.x) * S::kSets + set, every = int(gridDim.x) * S::kSets;
   const uint32_t barriers = shared_address(arrived[warp]), stages_at = shared_address(ring);
   const uint64_t policy = read_once();
-  // What is asked for next. Sixteen features' blocks lie one behind another, those of the next features after them.
-  int left = first < tiles ? (tiles - first + every - 1) / every * mine : 0, fill = 0, ask_step = part;
+  // What is prefetched next. Sixteen features' blocks lie one behind another, those of the next features after them.
+  int left = first < tiles ? (tiles - first + every - 1) / every * mine : 0, fill = 0, fill_step = part;
   const int64_t apart = int64_t(steps) * S::kTile,
                 jump = (int64_t(every) * kTall * steps - int64_t(mine) * kWarps) * S::kTile;
   const uint8_t* next = weight + (int64_t(first) * kTall * steps + part) * S::kTile;
-  auto ask_weights = [&] {
+  auto prefetch_weights = [&] {
     if (lane == 0) {
       expect(barriers + fill * 8, S::kWeights);
 #pragma unroll
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
     next += kWarps * S::kTile;
   };
   const int copy_row = lane / 16, copy_chunk = lane % 16;
-  auto ask_rows = [&](int stage, int step) {
+  auto prefetch_rows = [&](int stage, int step) {
     if constexpr (!kHeld) {
       const int element = step * kBlockElements + copy_chunk * 8;
       const uint32_t to = stages_at + stage * S::kStage + S::kWeights + copy_row * S::kRow + copy_chunk * 16;
@@ -171,19 +171,19 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
   auto advance = [&] {
     --left;
     fill = fill + 1 == stages ? 0 : fill + 1;
-    if ((ask_step += kWarps) < steps) return;
-    ask_step = part, next += jump;
+    if ((fill_step += kWarps) < steps) return;
+    fill_step = part, next += jump;
   };
   const int begun = min(left, stages - 1);
   for (int i = 0; i < begun; ++i) {
-    ask_weights();
+    prefetch_weights();
     advance();
   }
   wait_for_kernel_ahead();
   if constexpr (kHeld)
     hold<S, kWide>(in, rows, k, held, totals, &ready);
   else
-    for (int i = 0; i < begun; ++i) ask_rows(i, part + i % mine * kWarps);
+    for (int i = 0; i < begun; ++i) prefetch_rows(i, part + i % mine * kWarps);
 
   const int stride = kHeld ? S::row_bytes(k) : S::kRow, row = lane / 4;
   int use = 0, turn = 0, phase = 0;
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
     for (int at = part; at < steps; at += kWarps) {
       __syncwarp();
       if (left > 0) {
-        ask_weights();
-        ask_rows(fill, ask_step);
+        prefetch_weights();
+        prefetch_rows(fill, fill_step);
         advance();
       }
       await(barriers + use * 8, phase);
