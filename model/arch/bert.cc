@@ -88,6 +88,18 @@ Status metadata(const GgufKeys& in, ModelConfig&) {
 
 void derive(ModelConfig& c) { c.rope.rotary_dim = c.local_rope.rotary_dim = 0; }
 
+constexpr Architecture of_roberta(std::string_view name, std::string_view models) {
+  return {.name = name,
+          .models = models,
+          .names = kRobertaNames,
+          .json_defaults = R"({"max_position_embeddings": 514})",
+          .family = roberta_family,
+          .json = roberta_json,
+          .metadata = metadata,
+          .derive = derive,
+          .load = load_encoder};
+}
+
 }  // namespace
 
 extern const Architecture kBert{.name = "bert",
@@ -99,23 +111,8 @@ extern const Architecture kBert{.name = "bert",
                                 .metadata = metadata,
                                 .derive = derive,
                                 .load = load_encoder};
-extern const Architecture kXlmRoberta{.name = "xlm-roberta",
-                                      .models = "XLM-RoBERTa, multilingual E5, BGE-M3 and its rerankers",
-                                      .names = kRobertaNames,
-                                      .json_defaults = R"({"max_position_embeddings": 514})",
-                                      .family = roberta_family,
-                                      .json = roberta_json,
-                                      .metadata = metadata,
-                                      .derive = derive,
-                                      .load = load_encoder};
-extern const Architecture kRoberta{.name = "roberta",
-                                   .models = "RoBERTa and its cross-encoders",
-                                   .names = kRobertaNames,
-                                   .json_defaults = R"({"max_position_embeddings": 514})",
-                                   .family = roberta_family,
-                                   .json = roberta_json,
-                                   .metadata = metadata,
-                                   .derive = derive,
-                                   .load = load_encoder};
+extern const Architecture kXlmRoberta =
+    of_roberta("xlm-roberta", "XLM-RoBERTa, multilingual E5, BGE-M3 and its rerankers");
+extern const Architecture kRoberta = of_roberta("roberta", "RoBERTa and its cross-encoders");
 
 }  // namespace kvasir::model

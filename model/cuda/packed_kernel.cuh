@@ -12,20 +12,16 @@
 
 #include "attention/cuda/bulk.cuh"
 #include "attention/cuda/launch_early.cuh"
-#include "attention/cuda/mma.cuh"
 #include "attention/cuda/shared_memory.h"
 #include "model/cuda/early.cuh"
 #include "model/cuda/packed.h"
-#include "model/cuda/packed_words.cuh"
+#include "model/cuda/packed_multiply.cuh"
 #include "model/cuda/tile_end.cuh"
 
 namespace kvasir::model::cuda {
 namespace {
 
-using attention::cuda::Brain;
-
 constexpr int kWarps = 8, kShared = 227 << 10;
-constexpr uint32_t kOnes = 0x3f803f80u;  // a pair of 1
 
 template <Packing kPacking, int kWide, int kTall, bool kHeld>
 struct Shape {
@@ -56,252 +52,6 @@ struct Shape {
     return fit > kMostStages ? kMostStages : fit;
   }
 };
-
-constexpr uint32_t kMagic = 0x43004300u;  // twice 128
-
-__device__ uint32_t pair_add(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 y =
-      __hadd2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
-  return reinterpret_cast<const uint32_t&>(y);
-}
-
-// sum += scale * part + offset * total, of rows g (low) and g + 8 (high) of the weights.
-template <int kWide>
-__device__ void add_scaled(float (&sum)[kWide][4], const float (&part)[kWide][4], const float (&total)[kWide][4],
-                           float2 low, float2 high) {
-#pragma unroll
-  for (int w = 0; w < kWide; ++w)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 s = i < 2 ? low : high;
-      sum[w][i] = fmaf(s.x, part[w][i], fmaf(s.y, total[w][i], sum[w][i]));
-    }
-}
-
-// What stands for 128 + q: d and m of q become those of it.
-__device__ float2 shifted(uint32_t halves) {
-  float2 s = pair_of(halves);
-  s.y = fmaf(-128.0f, s.x, s.y);
-  return s;
-}
-
-// A stage's products. `in` is where row g's elements of it lie, rows `stride` bytes apart; `totals` the sums of x by
-// group, of row 2 * tid, where they are there (kTotals).
-template <Packing kPacking, int kWide, int kTall, bool kTotals>
-__device__ void multiply(const uint8_t* weights, const uint8_t* in, int stride, const float* totals,
-                         float (&sum)[kTall][kWide][4]) {
-  constexpr int kBlock = block_bytes(kPacking), kScales = kBlockRows * quant_bytes(kPacking);
-  const int lane = threadIdx.x % 32, g = lane / 4, tid = lane % 4;
-  [[maybe_unused]] const uint32_t m = in_register(kMagic);
-  auto block = [&](int t, int half) { return weights + (t * 2 + half) * kBlock; };
-  // Of a group, of two rows of the input: by the matrix unit where nobody has them.
-  [[maybe_unused]] auto total_of = [&](int group, int w, uint32_t x0, uint32_t x1, float(&total)[4]) {
-    if constexpr (kTotals) {
-      const float2 t = *reinterpret_cast<const float2*>(totals + (group * kWide + w) * 8);
-      total[0] = total[2] = t.x, total[1] = total[3] = t.y;
-    } else {
-      const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
-      Brain::mma(total, ones, x0, x1);
-    }
-  };
-  if constexpr (kPacking == Packing::q4_128) {
-    // Where few warps are there, sums of their own by turns: a product that waits for the one before it would leave the
-    // matrix unit idle.
-    constexpr int kApart = kTotals ? 1 : kTall * kWide >= 4 ? 2 : 4;
-    uint4 q[kTall][2];
-    float part[kApart][kTall][kWide][4] = {}, total[2][kWide][4] = {};
-#pragma unroll
-    for (int t = 0; t < kTall; ++t)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) q[t][h] = at16(block(t, h) + lane * 16);
-    if constexpr (kTotals)
-#pragma unroll
-      for (int w = 0; w < kWide; ++w) total_of(0, w, 0, 0, total[0][w]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint4 x[kWide];
-#pragma unroll
-      for (int w = 0; w < kWide; ++w) {
-        x[w] = at16(in + w * 8 * stride + j * 64 + tid * 16);
-        if (!kTotals) total_of(0, w, x[w].x, x[w].y, total[0][w]), total_of(0, w, x[w].z, x[w].w, total[1][w]);
-      }
-#pragma unroll
-      for (int t = 0; t < kTall; ++t) {
-        const uint32_t low = word_of(q[t][0], j), high = word_of(q[t][1], j);
-        const uint32_t first[4] = {low_nibbles(low, 0, m), low_nibbles(high, 0, m), low_nibbles(low, 4, m),
-                                   low_nibbles(high, 4, m)};
-        const uint32_t second[4] = {low_nibbles(low, 8, m), low_nibbles(high, 8, m), low_nibbles(low, 12, m),
-                                    low_nibbles(high, 12, m)};
-#pragma unroll
-        for (int w = 0; w < kWide; ++w) {
-          Brain::mma(part[2 * j % kApart][t][w], first, x[w].x, x[w].y);
-          Brain::mma(part[(2 * j + 1) % kApart][t][w], second, x[w].z, x[w].w);
-        }
-      }
-    }
-#pragma unroll
-    for (int w = 0; w < kWide; ++w)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        total[0][w][i] += total[1][w][i];
-#pragma unroll
-        for (int t = 0; t < kTall; ++t)
-#pragma unroll
-          for (int a = 1; a < kApart; ++a) part[0][t][w][i] += part[a][t][w][i];
-      }
-#pragma unroll
-    for (int t = 0; t < kTall; ++t) {
-      auto scale = [&](int h) { return shifted(*reinterpret_cast<const uint32_t*>(block(t, h) + kScales + g * 4)); };
-      add_scaled(sum[t], part[0][t], total[0], scale(0), scale(1));
-    }
-  } else if constexpr (kPacking == Packing::q4) {
-    uint4 q[kTall][2], s[kTall][2];
-#pragma unroll
-    for (int t = 0; t < kTall; ++t)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        q[t][h] = at16(block(t, h) + lane * 16);
-        s[t][h] = at16(block(t, h) + kScales + g * 16);
-      }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint4 x[kWide];
-      float total[kWide][4] = {};
-#pragma unroll
-      for (int w = 0; w < kWide; ++w) {
-        x[w] = at16(in + w * 8 * stride + j * 64 + tid * 16);
-        total_of(j, w, x[w].x, x[w].y, total[w]);
-        if (!kTotals) total_of(j, w, x[w].z, x[w].w, total[w]);
-      }
-#pragma unroll
-      for (int t = 0; t < kTall; ++t) {
-        const uint32_t low = word_of(q[t][0], j), high = word_of(q[t][1], j);
-        const uint32_t first[4] = {low_nibbles(low, 0, m), low_nibbles(high, 0, m), low_nibbles(low, 4, m),
-                                   low_nibbles(high, 4, m)};
-        const uint32_t second[4] = {low_nibbles(low, 8, m), low_nibbles(high, 8, m), low_nibbles(low, 12, m),
-                                    low_nibbles(high, 12, m)};
-        float part[kWide][4] = {};
-#pragma unroll
-        for (int w = 0; w < kWide; ++w) {
-          Brain::mma(part[w], first, x[w].x, x[w].y);
-          Brain::mma(part[w], second, x[w].z, x[w].w);
-        }
-        add_scaled(sum[t], part, total, shifted(word_of(s[t][0], j)), shifted(word_of(s[t][1], j)));
-      }
-    }
-  } else if constexpr (kPacking == Packing::q6) {
-#pragma unroll
-    for (int jj = 0; jj < 4; ++jj) {  // two groups of 16
-      uint2 x[kWide][2];
-      float total[2][kWide][4] = {};
-#pragma unroll
-      for (int w = 0; w < kWide; ++w)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          x[w][h] = at8(in + w * 8 * stride + (jj * 2 + h) * 32 + tid * 8);
-          total_of(jj * 2 + h, w, x[w][h].x, x[w][h].y, total[h][w]);
-        }
-#pragma unroll
-      for (int t = 0; t < kTall; ++t) {
-        uint32_t a[2][4];  // pairs of rows g and g + 8
-        uint2 s[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint8_t* b = block(t, h);
-          const uint32_t q = *reinterpret_cast<const uint32_t*>(b + lane * 16 + jj * 4);
-          const uint32_t bits = *reinterpret_cast<const uint32_t*>(b + kBlockRows * 64 + lane * 8 + jj / 2 * 4);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int from = jj % 2 * 8 + i * 2;  // to bits 4 and 20
-            a[h][i] = low_nibbles(q, 4 * i, m) | ((from < 4 ? bits << (4 - from) : bits >> (from - 4)) & 0x00300030u);
-          }
-          s[h] = at8(b + kScales + g * 32 + jj * 8);
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t pairs[4] = {a[0][2 * h], a[1][2 * h], a[0][2 * h + 1], a[1][2 * h + 1]};
-          float part[kWide][4] = {};
-#pragma unroll
-          for (int w = 0; w < kWide; ++w) Brain::mma(part[w], pairs, x[w][h].x, x[w][h].y);
-          add_scaled(sum[t], part, total[h], shifted(h ? s[0].y : s[0].x), shifted(h ? s[1].y : s[1].x));
-        }
-      }
-    }
-  } else if constexpr (kPacking == Packing::e4m3) {
-    float part[2][kTall][kWide][4] = {};  // of each half of the elements: a product does not wait for the one before it
-#pragma unroll
-    for (int plane = 0; plane < 2; ++plane)
-#pragma unroll
-      for (int t = 0; t < kTall; ++t) {
-        uint4 q[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) q[h] = at16(block(t, h) + plane * kBlockRows * 64 + lane * 16);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          uint32_t a[4];
-          widen_bytes(word_of(q[0], i), a[0], a[2]);
-          widen_bytes(word_of(q[1], i), a[1], a[3]);
-#pragma unroll
-          for (int w = 0; w < kWide; ++w) {
-            const uint2 x = at8(in + w * 8 * stride + (plane * 2 + i / 2) * 64 + tid * 16 + i % 2 * 8);
-            Brain::mma(part[plane][t][w], a, x.x, x.y);
-          }
-        }
-      }
-#pragma unroll
-    for (int t = 0; t < kTall; ++t) {
-      const float d[2] = {*reinterpret_cast<const float*>(block(t, 0) + kScales + g * 4),
-                          *reinterpret_cast<const float*>(block(t, 1) + kScales + g * 4)};
-#pragma unroll
-      for (int w = 0; w < kWide; ++w)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[t][w][i] = fmaf(d[i / 2], part[0][t][w][i] + part[1][t][w][i], sum[t][w][i]);
-    }
-  } else {
-#pragma unroll
-    for (int plane = 0; plane < 2; ++plane) {
-#pragma unroll
-      for (int t = 0; t < kTall; ++t) {
-        uint4 q[2];
-        float2 s[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          q[h] = at16(block(t, h) + plane * kBlockRows * 64 + lane * 16);
-          s[h] = pair_of(*reinterpret_cast<const uint32_t*>(block(t, h) + kScales + g * 8 + plane * 4));
-        }
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          // Signed: the low bits with 128, less 128 or twice that.
-          auto widened = [&](uint32_t four, bool upper) {
-            const uint32_t two = __byte_perm(four, 0, upper ? 0x4342 : 0x4140);
-            uint32_t low_bits, less;
-            asm("lop3.b32 %0, %1, 0x007f007f, %2, 0xea;" : "=r"(low_bits) : "r"(two), "r"(m));
-            asm("lop3.b32 %0, %1, 0x00800080, %2, 0x6a;" : "=r"(less) : "r"(two), "r"(m ^ 0x80808080u));
-            return pair_add(low_bits, less);
-          };
-          const uint32_t low[2] = {j ? q[0].z : q[0].x, j ? q[0].w : q[0].y},
-                         high[2] = {j ? q[1].z : q[1].x, j ? q[1].w : q[1].y};
-          float part[kWide][4] = {};
-          uint4 x[kWide];
-#pragma unroll
-          for (int w = 0; w < kWide; ++w) x[w] = at16(in + w * 8 * stride + (plane * 2 + j) * 64 + tid * 16);
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const uint32_t a[4] = {widened(low[e], false), widened(high[e], false), widened(low[e], true),
-                                   widened(high[e], true)};
-#pragma unroll
-            for (int w = 0; w < kWide; ++w) Brain::mma(part[w], a, e ? x[w].z : x[w].x, e ? x[w].w : x[w].y);
-          }
-          const float d[2] = {j ? s[0].y : s[0].x, j ? s[1].y : s[1].x};
-#pragma unroll
-          for (int w = 0; w < kWide; ++w)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sum[t][w][i] = fmaf(d[i / 2], part[w][i], sum[t][w][i]);
-        }
-      }
-    }
-  }
-}
 
 // The input into shared memory, and its sums by group: [group][row of kWide * 8].
 template <class S, int kWide>
@@ -392,12 +142,12 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
   const int first = int(blockIdx.x) * S::kSets + set, every = int(gridDim.x) * S::kSets;
   const uint32_t barriers = shared_address(arrived[warp]), stages_at = shared_address(ring);
   const uint64_t policy = read_once();
-  // What is asked for next. Sixteen features' blocks lie one behind another, those of the next features after them.
-  int left = first < tiles ? (tiles - first + every - 1) / every * mine : 0, fill = 0, ask_step = part;
+  // What is prefetched next. Sixteen features' blocks lie one behind another, those of the next features after them.
+  int left = first < tiles ? (tiles - first + every - 1) / every * mine : 0, fill = 0, fill_step = part;
   const int64_t apart = int64_t(steps) * S::kTile,
                 jump = (int64_t(every) * kTall * steps - int64_t(mine) * kWarps) * S::kTile;
   const uint8_t* next = weight + (int64_t(first) * kTall * steps + part) * S::kTile;
-  auto ask_weights = [&] {
+  auto prefetch_weights = [&] {
     if (lane == 0) {
       expect(barriers + fill * 8, S::kWeights);
 #pragma unroll
@@ -407,7 +157,7 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
     next += kWarps * S::kTile;
   };
   const int copy_row = lane / 16, copy_chunk = lane % 16;
-  auto ask_rows = [&](int stage, int step) {
+  auto prefetch_rows = [&](int stage, int step) {
     if constexpr (!kHeld) {
       const int element = step * kBlockElements + copy_chunk * 8;
       const uint32_t to = stages_at + stage * S::kStage + S::kWeights + copy_row * S::kRow + copy_chunk * 16;
@@ -421,19 +171,19 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
   auto advance = [&] {
     --left;
     fill = fill + 1 == stages ? 0 : fill + 1;
-    if ((ask_step += kWarps) < steps) return;
-    ask_step = part, next += jump;
+    if ((fill_step += kWarps) < steps) return;
+    fill_step = part, next += jump;
   };
   const int begun = min(left, stages - 1);
   for (int i = 0; i < begun; ++i) {
-    ask_weights();
+    prefetch_weights();
     advance();
   }
   wait_for_kernel_ahead();
   if constexpr (kHeld)
     hold<S, kWide>(in, rows, k, held, totals, &ready);
   else
-    for (int i = 0; i < begun; ++i) ask_rows(i, part + i % mine * kWarps);
+    for (int i = 0; i < begun; ++i) prefetch_rows(i, part + i % mine * kWarps);
 
   const int stride = kHeld ? S::row_bytes(k) : S::kRow, row = lane / 4;
   int use = 0, turn = 0, phase = 0;
@@ -442,8 +192,8 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
     for (int at = part; at < steps; at += kWarps) {
       __syncwarp();
       if (left > 0) {
-        ask_weights();
-        ask_rows(fill, ask_step);
+        prefetch_weights();
+        prefetch_rows(fill, fill_step);
         advance();
       }
       await(barriers + use * 8, phase);

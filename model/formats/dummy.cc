@@ -190,100 +190,128 @@ Status bad_value(std::string_view key, std::string_view value, const std::string
   return invalid_argument(cat("dummy model: ", key, " is ", value, "; it must be ", want)).with_field("model");
 }
 
-}  // namespace
-
-Result<ModelConfig> config_from_dummy(std::string_view spec) {
-  ModelConfig c;
-  c.name = "dummy";
-  c.layers = 2, c.hidden = 256, c.vocab = 512, c.context = 2048;
+// What a spec says, item by item.
+struct DummySpec {
+  ModelConfig config;
   WeightType type = WeightType::q8_0;
   std::optional<WeightType> expert_type;
+
+  bool has_experts() const { return config.experts.routing.experts > 0; }
+  Status read(std::string_view key, std::string_view value);
+
+ private:
+  int32_t* whole_number(std::string_view key);
+  Status read_type(std::string_view key, std::string_view value);
+};
+
+// Where the number of a key goes; null where it has no such number.
+int32_t* DummySpec::whole_number(std::string_view key) {
   struct Field {
     std::string_view name;
     int32_t* value;
   };
-  const Field fields[] = {{"layers", &c.layers}, {"hidden", &c.hidden},     {"ffn", &c.ffn},
-                          {"heads", &c.heads},   {"kv_heads", &c.kv_heads}, {"head_dim", &c.head_dim},
-                          {"vocab", &c.vocab},   {"context", &c.context},   {"window", &c.window}};
+  ModelConfig& c = config;
+  for (const Field& f : {Field{"layers", &c.layers}, Field{"hidden", &c.hidden}, Field{"ffn", &c.ffn},
+                         Field{"heads", &c.heads}, Field{"kv_heads", &c.kv_heads}, Field{"head_dim", &c.head_dim},
+                         Field{"vocab", &c.vocab}, Field{"context", &c.context}, Field{"window", &c.window}})
+    if (f.name == key) return f.value;
+  if (!has_experts()) return nullptr;
   Routing& routing = c.experts.routing;
-  const Field expert_fields[] = {{"experts", &routing.experts},
-                                 {"experts_used", &routing.used},
-                                 {"expert_ffn", &c.experts.ffn},
-                                 {"shared_ffn", &c.experts.shared_ffn}};
-  size_t comma = spec.find(',');
-  const DummyShape* shape = find_dummy_shape(spec.substr(0, comma));
-  c.architecture = shape ? shape->architecture : spec.substr(0, comma);
-  const Architecture* a = find_architecture(c.architecture);
-  if (a && a->family) a->family(c);
-  if (shape) shape->apply(c);
-  while (comma != std::string_view::npos) {
-    spec.remove_prefix(comma + 1);
-    comma = spec.find(',');
-    std::string_view item = spec.substr(0, comma), key = item.substr(0, item.find('='));
-    if (key.size() == item.size()) return bad_value(item, "missing", "written as key=value");
-    std::string_view value = item.substr(key.size() + 1);
-    auto number = [&](auto* out) {
-      auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *out);
-      return error == std::errc() && end == value.data() + value.size();
-    };
-    const Field* field = nullptr;
-    for (const Field& f : fields)
-      if (f.name == key) field = &f;
-    if (routing.experts > 0)
-      for (const Field& f : expert_fields)
-        if (f.name == key) field = &f;
-    if (field) {
-      if (!number(field->value) || *field->value < 0) return bad_value(key, value, "a whole number");
-    } else if (key == "seed") {
-      if (!number(&c.dummy_seed)) return bad_value(key, value, "a whole number");
-    } else if (key == "step_ms") {
-      if (!number(&c.step_ms)) return bad_value(key, value, "a number of milliseconds");
-    } else if (key == "lost_rank") {
-      if (!number(&c.dummy_lost_rank)) return bad_value(key, value, "a whole number");
-    } else if (key == "hung_rank") {
-      if (!number(&c.dummy_hung_rank)) return bad_value(key, value, "a whole number");
-    } else if (key == "lost_step") {
-      if (!number(&c.dummy_lost_step)) return bad_value(key, value, "a whole number");
-    } else if (key == "name") {
-      c.name = value;
-    } else if (key == "type" || (key == "expert_type" && routing.experts > 0)) {
-      const WeightType* t = find_type(value);
-      if (!t) return bad_value(key, value, kTypeNames);
-      if (key == "type")
-        type = *t;
-      else
-        expert_type = *t;
-    } else {
-      return bad_value(
-          key, value,
-          cat("left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, ",
-              "window, seed, step_ms, lost_rank, hung_rank, lost_step, type and name",
-              routing.experts > 0 ? ", and experts, experts_used, expert_ffn, shared_ffn and expert_type" : ""));
-    }
+  for (const Field& f : {Field{"experts", &routing.experts}, Field{"experts_used", &routing.used},
+                         Field{"expert_ffn", &c.experts.ffn}, Field{"shared_ffn", &c.experts.shared_ffn}})
+    if (f.name == key) return f.value;
+  return nullptr;
+}
+
+Status DummySpec::read_type(std::string_view key, std::string_view value) {
+  const WeightType* t = find_type(value);
+  if (!t) return bad_value(key, value, kTypeNames);
+  if (key == "type")
+    type = *t;
+  else
+    expert_type = *t;
+  return {};
+}
+
+Status DummySpec::read(std::string_view key, std::string_view value) {
+  auto number = [&](auto* out, const char* want = "a whole number") -> Status {
+    auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *out);
+    if (error != std::errc() || end != value.data() + value.size()) return bad_value(key, value, want);
+    return {};
+  };
+  if (int32_t* field = whole_number(key)) {
+    KVASIR_TRY(number(field));
+    return *field < 0 ? bad_value(key, value, "a whole number") : Status();
   }
+  if (key == "seed") return number(&config.dummy_seed);
+  if (key == "step_ms") return number(&config.step_ms, "a number of milliseconds");
+  if (key == "lost_rank") return number(&config.dummy_lost_rank);
+  if (key == "hung_rank") return number(&config.dummy_hung_rank);
+  if (key == "lost_step") return number(&config.dummy_lost_step);
+  if (key == "type" || (key == "expert_type" && has_experts())) return read_type(key, value);
+  if (key == "name") {
+    config.name = value;
+    return {};
+  }
+  return bad_value(key, value,
+                   cat("left out: the keys are layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, ",
+                       "window, seed, step_ms, lost_rank, hung_rank, lost_step, type and name",
+                       has_experts() ? ", and experts, experts_used, expert_ffn, shared_ffn and expert_type" : ""));
+}
+
+// What a spec leaves out.
+void fill_in(ModelConfig& c) {
   if (c.head_dim == 0) c.head_dim = c.heads > 0 ? std::max(2, c.hidden / c.heads) : 64;
   if (c.heads == 0) c.heads = std::max(1, c.hidden / c.head_dim);
   if (c.kv_heads == 0) c.kv_heads = c.heads % 2 == 0 && !c.encoder ? c.heads / 2 : c.heads;
   if (c.ffn == 0) c.ffn = 2 * c.hidden;
-  if (routing.experts > 0 && c.experts.ffn == 0) c.experts.ffn = std::max(32, c.hidden / 64 * 32);
+  if (c.experts.routing.experts > 0 && c.experts.ffn == 0) c.experts.ffn = std::max(32, c.hidden / 64 * 32);
+}
+
+// Rows are whole blocks of their type.
+Status check_blocks(std::string_view key, WeightType t, std::initializer_list<int64_t> widths) {
+  for (int64_t cols : widths)
+    if (cols % type_info(t)->block != 0)
+      return bad_value(key, type_info(t)->name,
+                       cat("one whose blocks a row of ", cols, " is a multiple of; f32, f16 and bf16 are"));
+  return {};
+}
+
+}  // namespace
+
+Result<ModelConfig> config_from_dummy(std::string_view rest) {
+  DummySpec spec;
+  ModelConfig& c = spec.config;
+  c.name = "dummy";
+  c.layers = 2, c.hidden = 256, c.vocab = 512, c.context = 2048;
+  size_t comma = rest.find(',');
+  const DummyShape* shape = find_dummy_shape(rest.substr(0, comma));
+  c.architecture = shape ? shape->architecture : rest.substr(0, comma);
+  const Architecture* a = find_architecture(c.architecture);
+  if (a && a->family) a->family(c);
+  if (shape) shape->apply(c);
+  while (comma != std::string_view::npos) {
+    rest.remove_prefix(comma + 1);
+    comma = rest.find(',');
+    const std::string_view item = rest.substr(0, comma), key = item.substr(0, item.find('='));
+    if (key.size() == item.size()) return bad_value(item, "missing", "written as key=value");
+    KVASIR_TRY(spec.read(key, item.substr(key.size() + 1)));
+  }
+  fill_in(c);
   if (c.vocab < kDummyMinVocab) return bad_value("vocab", cat(c.vocab), cat("at least ", kDummyMinVocab));
   c.rope.rotary_dim = c.head_dim;
   if (a && a->derive) a->derive(c);
   KVASIR_TRY(c.validate());
-  auto whole = [&](std::string_view key, WeightType t, std::initializer_list<int64_t> widths) -> Status {
-    for (int64_t cols : widths)
-      if (cols % type_info(t)->block != 0)
-        return bad_value(key, type_info(t)->name,
-                         cat("one whose blocks a row of ", cols, " is a multiple of; f32, f16 and bf16 are"));
-    return {};
-  };
-  const bool dense = routing.experts == 0 || std::count(c.experts.dense.begin(), c.experts.dense.end(), true) > 0;
-  KVASIR_TRY(whole("type", type, {c.hidden, dense ? c.ffn : 0, int64_t(c.heads) * c.head_dim, c.experts.shared_ffn}));
-  if (routing.experts > 0)
-    KVASIR_TRY(whole(expert_type ? "expert_type" : "type", expert_type.value_or(type), {c.hidden, c.experts.ffn}));
-  if (expert_type) c.dummy_expert_type = type_info(*expert_type)->name;
-  c.quantization = type_info(type)->name;
-  return c;
+  const ExpertsConfig& experts = c.experts;
+  const bool dense = !spec.has_experts() || std::count(experts.dense.begin(), experts.dense.end(), true) > 0;
+  KVASIR_TRY(check_blocks("type", spec.type,
+                          {c.hidden, dense ? c.ffn : 0, int64_t(c.heads) * c.head_dim, experts.shared_ffn}));
+  if (spec.has_experts())
+    KVASIR_TRY(check_blocks(spec.expert_type ? "expert_type" : "type", spec.expert_type.value_or(spec.type),
+                            {c.hidden, experts.ffn}));
+  if (spec.expert_type) c.dummy_expert_type = type_info(*spec.expert_type)->name;
+  c.quantization = type_info(spec.type)->name;
+  return std::move(spec.config);
 }
 
 std::unique_ptr<Weights> dummy_weights(const ModelConfig& config) { return std::make_unique<DummyWeights>(config); }

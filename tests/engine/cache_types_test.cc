@@ -35,29 +35,7 @@ TEST_P(CacheType, TheSameTokensWhicheverWay) {
     SCOPED_TRACE(model);
     Case c(model);
     c.kv = GetParam();
-    const Ran eight = c.run(8, 40, 60);
-    ASSERT_EQ(eight.tokens.size(), 8u);
-    EXPECT_EQ(eight.stats.preemptions, 0);
-    EXPECT_EQ(c.run(1, 40, 60).tokens[0], eight.tokens[0]) << "alone";
-    c.threads = 2;
-    c.options.max_tokens_per_step = 24;
-    EXPECT_EQ(c.run(8, 40, 60).tokens, eight.tokens) << "two threads, in chunks";
-    c.threads = 1;
-    c.options.max_tokens_per_step = 64;
-    c.options.kv_index = kvcache::IndexMode::token_table;
-    EXPECT_EQ(c.run(8, 40, 60).tokens, eight.tokens) << "token table";
-    c.options.prefix_cache = false;
-    c.options.kv_index = kvcache::IndexMode::offset;
-    EXPECT_EQ(c.run(8, 40, 60).tokens, eight.tokens) << "offset";
-    c.options.kv_index = kvcache::IndexMode::page_table;
-    c.options.kv_memory = eight.bytes_per_token * 8 * 24;  // 13 pages each in the end
-    const Ran again = c.run(6, 40, 60);
-    EXPECT_GT(again.stats.preemptions, 0);
-    EXPECT_EQ(again.tokens, std::vector(eight.tokens.begin(), eight.tokens.begin() + 6)) << "computed again";
-    c.options.host_kv_memory = eight.bytes_per_token * 8 * 200;
-    const Ran moved = c.run(6, 40, 60);
-    EXPECT_GT(moved.stats.moved, 0);
-    EXPECT_EQ(moved.tokens, again.tokens) << "moved away and back";
+    expect_same_whichever_way(c, 24);
   }
 }
 
@@ -117,14 +95,7 @@ TEST(PageSizes, EachGivesTheSameTokens) {
       EXPECT_EQ(c.run(1, 40, 60).tokens[0], eight.tokens[0]) << "alone";
     }
     c.options.page_size = 12, c.options.max_tokens_per_step = 64;
-    c.options.kv_memory = eight.bytes_per_token * 12 * 15;  // 9 pages each in the end
-    const Ran again = c.run(6, 40, 60);
-    EXPECT_GT(again.stats.preemptions, 0);
-    EXPECT_EQ(again.tokens, std::vector(eight.tokens.begin(), eight.tokens.begin() + 6)) << "computed again";
-    c.options.host_kv_memory = eight.bytes_per_token * 12 * 200;
-    const Ran moved = c.run(6, 40, 60);
-    EXPECT_GT(moved.stats.moved, 0);
-    EXPECT_EQ(moved.tokens, again.tokens) << "moved away and back";
+    expect_same_with_few_pages(c, eight, 15);
   }
 }
 

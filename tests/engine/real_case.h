@@ -63,6 +63,42 @@ struct Case {
   }
 };
 
+// Six of those eight requests again, where `pages` (of 13 that each has in the end) are all there is: computed again,
+// and moved to the host and back.
+inline void expect_same_with_few_pages(Case c, const Ran& eight, int64_t pages) {
+  const int64_t page_bytes = eight.bytes_per_token * c.options.page_size;
+  c.options.kv_memory = page_bytes * pages;
+  const Ran again = c.run(6, 40, 60);
+  EXPECT_GT(again.stats.preemptions, 0);
+  EXPECT_EQ(again.tokens, std::vector(eight.tokens.begin(), eight.tokens.begin() + 6)) << "computed again";
+  c.options.host_kv_memory = page_bytes * 200;
+  const Ran moved = c.run(6, 40, 60);
+  EXPECT_GT(moved.stats.moved, 0);
+  EXPECT_EQ(moved.tokens, again.tokens) << "moved away and back";
+}
+
+// Eight requests have the same tokens whichever way they travel; what they are. `step`: tokens that a step of two
+// threads takes.
+inline Ran expect_same_whichever_way(Case c, int32_t step) {
+  Ran eight = c.run(8, 40, 60);
+  EXPECT_EQ(eight.tokens.size(), 8u);
+  EXPECT_EQ(eight.stats.preemptions, 0);
+  if (eight.tokens.size() != 8) return eight;
+  EXPECT_EQ(c.run(1, 40, 60).tokens[0], eight.tokens[0]) << "alone";
+  Case two = c;
+  two.threads = 2, two.options.max_tokens_per_step = step;
+  EXPECT_EQ(two.run(8, 40, 60).tokens, eight.tokens) << "two threads, " << step << " tokens a step";
+  Case table = c;
+  table.options.kv_index = kvcache::IndexMode::token_table;
+  EXPECT_EQ(table.run(8, 40, 60).tokens, eight.tokens) << "token table";
+  c.options.prefix_cache = false;
+  Case offset = c;
+  offset.options.kv_index = kvcache::IndexMode::offset;
+  EXPECT_EQ(offset.run(8, 40, 60).tokens, eight.tokens) << "offset";
+  expect_same_with_few_pages(c, eight, 24);
+  return eight;
+}
+
 inline std::string smollm2() {
   const char* home = std::getenv("HOME");
   std::string path = std::string(home ? home : "") + "/.cache/kvasir/models/SmolLM2-135M-Instruct.Q4_1.gguf";
