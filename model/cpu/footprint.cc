@@ -23,7 +23,7 @@ int64_t row_bytes(const ModelConfig& c) {
 
 Result<Footprint> footprint(const std::vector<ModelConfig>& parts, Weights& weights, const RunnerOptions& options) {
   Footprint out;
-  weights.leave_seeded();
+  if (parts[0].encoder_layers == 0) weights.leave_seeded();  // encoder-decoders read some of their matrices themselves
   if (leaves_bytes(parts)) weights.leave_bytes();
   for (const ModelConfig& c : parts) {
     CpuOptions o;
