@@ -16,6 +16,7 @@
 #include "model/arch/registry.h"
 #include "model/attention_dtype.h"
 #include "model/cache_form.h"
+#include "model/cpu/footprint.h"
 #include "model/formats/gguf.h"
 #include "model/head.h"
 #include "model/load.h"
@@ -53,6 +54,35 @@ Result<Pools> pools_of(const model::ModelInfo& info, int64_t memory, const engin
                       " + 2) + pages of ", steps.max_tokens_per_step, ", at most that = ", out.groups[1].pages,
                       " pages; the others have what is left = ", out.groups[0].pages, " pages");
   }
+  return out;
+}
+
+// What serving takes of this machine's memory on its processors, and what there is.
+struct Needs {
+  model::cpu::Footprint of;
+  int64_t cache = 0, program = 0;
+  int64_t limit = 0, free = 0;
+  int64_t all() const { return of.weights + of.steps + cache + program; }
+  int64_t lacking() const { return std::max<int64_t>(0, all() - free); }
+};
+
+// The server itself, with what its tokenizer and grammars make of each token of the vocabulary.
+int64_t program_bytes(const model::ModelConfig& c) {
+  constexpr int64_t kServer = int64_t(34) << 20, kToken = 250;
+  return kServer + kToken * c.vocab;
+}
+
+// Serve's step unless `batch` needs a larger one.
+Result<Needs> needs_of(const std::vector<model::ModelConfig>& ranks, model::Weights& weights, int64_t cache,
+                       const engine::KvSteps& steps, int batch) {
+  model::RunnerOptions o;
+  o.page_size = steps.page_size;
+  o.max_batch = std::max<int64_t>(steps.max_running, batch);
+  o.max_tokens = std::max<int64_t>(steps.max_tokens_per_step, batch + steps.page_size);
+  Needs out{.cache = cache, .program = program_bytes(ranks[0])};
+  KVASIR_ASSIGN(out.of, model::cpu::footprint(ranks, weights, o));
+  const HostLimits host = host_limits();
+  out.limit = host.memory_limit, out.free = host.memory_available;
   return out;
 }
 
@@ -118,8 +148,9 @@ int inspect(int argc, char** argv) {
   hub::HubOptions hub;
   Options o(
       "kvasir inspect",
-      cat("Shows what a model file is: architecture, tensors, types, context, memory needed; of one that cannot be ",
-          "served, what is missing. Architectures: ", model::known_architectures(), "."));
+      cat("Shows what a model file is: architecture, tensors, types, context, memory needed here on a CPU and whether "
+          "there is as much; of one that cannot be served, what is missing. Architectures: ",
+          model::known_architectures(), "."));
   o.positional("model", &model,
                "A GGUF file, a directory with config.json and safetensors, hf:ORG/REPO[:FILE], or dummy:...");
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
@@ -193,12 +224,15 @@ int inspect(int argc, char** argv) {
     std::fprintf(stderr, "kvasir inspect: %s\n", pools.status().message().c_str());
     return kUsage;
   }
-  const int64_t active = files->weights->parameters() - c.idle_parameters();
+  const int64_t parameters = files->weights->parameters(), active = parameters - c.idle_parameters(),
+                in_file = files->weights->bytes();  // of dummies these change with what is asked for
+  const auto needs = needs_of(*ranks, *files->weights, cache, steps, batch);
+  if (!needs.ok()) return fail(needs.status());
   if (as_json) {
     nlohmann::ordered_json j = {{"name", c.name},
                                 {"architecture", c.architecture},
                                 {"type", c.quantization},
-                                {"parameters", files->weights->parameters()},
+                                {"parameters", parameters},
                                 {"layers", c.layers},
                                 {"hidden", c.hidden},
                                 {"ffn", c.ffn},
@@ -211,12 +245,21 @@ int inspect(int argc, char** argv) {
                                 {"experts", c.experts.routing.experts},
                                 {"experts_used", c.experts.routing.used},
                                 {"active_parameters", active},
-                                {"weight_bytes", files->weights->bytes()},
+                                {"weight_bytes", in_file},
                                 {"kv_type", form->to_string()},
                                 {"attention_dtype", attention_dtype},
                                 {"kv_bytes_per_token", kv},
                                 {"cache_bytes", cache},
-                                {"kv_memory", pools->memory}};
+                                {"kv_memory", pools->memory},
+                                {"memory",
+                                 {{"weights", needs->of.weights},
+                                  {"cache", needs->cache},
+                                  {"steps", needs->of.steps},
+                                  {"program", needs->program},
+                                  {"all", needs->all()},
+                                  {"limit", needs->limit},
+                                  {"free", needs->free},
+                                  {"lacking", needs->lacking()}}}};
     if (c.encoder_layers > 0) j["encoder_layers"] = c.encoder_layers, j["decoder_layers"] = c.decoder_layers;
     for (const scheduler::PageGroup& g : pools->groups)
       j["pools"].push_back({{"pages", g.pages}, {"page_size", steps.page_size}, {"window", g.window}});
@@ -244,7 +287,7 @@ int inspect(int argc, char** argv) {
   }
   std::printf("name          %s\narchitecture  %s\ntype          %s\n", c.name.c_str(), c.architecture.c_str(),
               c.quantization.c_str());
-  std::printf("parameters    %.1f M in %zu tensors\n", double(files->weights->parameters()) / 1e6, all.size());
+  std::printf("parameters    %.1f M in %zu tensors\n", double(parameters) / 1e6, all.size());
   std::printf("layers        %d, hidden %d, ffn %d, heads %d of %d, kv heads %d\n", c.layers, c.hidden, c.ffn, c.heads,
               c.head_dim, c.kv_heads);
   if (c.encoder_layers > 0)
@@ -266,8 +309,17 @@ int inspect(int argc, char** argv) {
           r.part.rank, r.heads, static_cast<long long>(r.part.heads.first), r.kv_heads, r.ffn,
           r.part.experts.split() ? cat("experts ", r.part.experts.count, ", ").c_str() : "", r.vocab,
           static_cast<long long>(r.kv_bytes_per_token(*form, false)));
-  std::printf("memory        weights %s + cache %s (%d sequences of %d tokens)\n",
-              human(files->weights->bytes()).c_str(), human(cache).c_str(), batch, context);
+  std::printf("memory        weights %s (of %s in the file) + cache %s (%d sequences of %d tokens)\n",
+              human(needs->of.weights).c_str(), human(in_file).c_str(), human(cache).c_str(), batch, context);
+  std::printf("              + activations %s + server %s = %s on a CPU\n", human(needs->of.steps).c_str(),
+              human(needs->program).c_str(), human(needs->all()).c_str());
+  std::printf("machine       %s for this process, %s free: %s\n", human(needs->limit).c_str(),
+              human(needs->free).c_str(),
+              needs->lacking() == 0 ? "it fits"
+                                    : cat("lacks ", human(needs->lacking()),
+                                          "; fewer or shorter sequences (--batch, --context) or a narrower cache "
+                                          "(--kv-dtype) take less")
+                                          .c_str());
   std::printf("pages         %s\n", pools->formula.c_str());
   if (draft)
     std::printf("draft model   %s, weights %s + cache %s beside these (%lld pages, %lld bytes a token)\n",

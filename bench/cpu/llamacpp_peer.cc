@@ -10,6 +10,7 @@
 #include <ctime>
 #include <vector>
 
+#include "ggml-backend.h"
 #include "llama.h"
 
 namespace {
@@ -60,6 +61,7 @@ double decode_rate(llama_context* c, llama_batch b, int batch, int steps) {
 int main(int argc, char** argv) {
   llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
   llama_backend_init();
+  ggml_backend_load_all();  // of shared libraries: the kernels of this processor, beside this program
   if (argc == 4 && !std::strcmp(argv[1], "--quantize-q4_0")) {
     llama_model_quantize_params p = llama_model_quantize_default_params();
     p.ftype = LLAMA_FTYPE_MOSTLY_Q4_0;

@@ -1,6 +1,7 @@
 // What a product of 16 rows by 16 outputs by 32 inputs takes, by kernels, weights and rows; and how free the matrix
 // unit is meanwhile, which a neighbour on the same core shares.
 //   product_bench [inputs] [kernels] [outputs] [type]
+// Floats (BF16, F8_E4M3) only where they are named.
 // One line for each, or for those kernels and that type; one thread, medians of 15 rounds, weights and rows in the
 // caches unless there are outputs for more (256).
 #include <algorithm>
@@ -95,6 +96,10 @@ std::vector<uint8_t> random_tensor(WeightType type, int64_t elements) {
   const TypeInfo& info = *type_info(type);
   std::vector<uint8_t> bytes(size_t(elements / info.block * info.bytes));
   for (uint8_t& b : bytes) b = uint8_t(random());
+  if (!info.quantized) {  // no numbers that are none
+    for (uint8_t& b : bytes) b &= 0xbf;
+    return bytes;
+  }
   const bool two = type == WeightType::q4_1 || type == WeightType::q2_k || type == WeightType::q4_k ||
                    type == WeightType::q5_k || type == WeightType::q5_1;
   const size_t first = type == WeightType::q2_k   ? 80
@@ -127,10 +132,16 @@ void products(WeightType type, int64_t inputs, int64_t outputs, std::string_view
       for (float& v : x) v = normal(random);
       QuantRoom room;
       const QuantRows in = room.rows(rows, m.padded_cols());
-      for (int64_t r = 0; r < rows; ++r) k->quantize(x.data() + r * inputs, m.packing, in, r);
+      const bool floats = !packing_info(m.packing).quantized;
+      for (int64_t r = 0; r < rows && !floats; ++r) k->quantize(x.data() + r * inputs, m.packing, in, r);
       const int64_t tiles = (rows + 15) / 16;
       const double each = double(tiles * m.groups * m.blocks);
-      const Took took = time_of(each, [&] { k->integer(m, 0, m.groups, in, 0, rows, y.data(), outputs, false); });
+      const Took took = time_of(each, [&] {
+        if (floats)
+          k->floating(m, 0, m.groups, x.data(), inputs, rows, y.data(), outputs, false);
+        else
+          k->integer(m, 0, m.groups, in, 0, rows, y.data(), outputs, false);
+      });
       std::printf("%s  %-12s %4ld rows  %7.1f ns %7.1f cycles\n", std::string(type_info(type)->name).c_str(),
                   std::string(k->name).c_str(), long(rows), took.ns, took.cycles);
     }
@@ -148,6 +159,8 @@ int main(int argc, char** argv) {
   }
   const std::string_view only = argc > 4 ? argv[4] : "";
   matrix_unit();
+  for (WeightType type : {WeightType::bf16, WeightType::f8_e4m3})
+    if (type_info(type)->name == only) products(type, inputs, outputs, argc > 2 ? argv[2] : "");
   for (WeightType type : {WeightType::q4_1, WeightType::q4_0, WeightType::q8_0, WeightType::q2_k, WeightType::q3_k,
                           WeightType::q4_k, WeightType::q5_0, WeightType::q5_k, WeightType::q6_k, WeightType::iq4_nl,
                           WeightType::iq4_xs, WeightType::mxfp4})

@@ -25,6 +25,14 @@ def peers(build=True):
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
+def prebuilt_peer():
+    """Somebody's build of llama.cpp's libraries, which is there in seconds: {"source": ..., "build": ...}."""
+    done = subprocess.run([ROOT / "bench/peers", "--prebuilt"], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit("bench: llama.cpp could not be fetched; what bench/peers said stands above")
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+
 def default_model():
     cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     return f"{cache}/kvasir/models/SmolLM2-135M-Instruct.Q4_1.gguf"

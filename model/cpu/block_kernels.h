@@ -156,7 +156,9 @@ void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int6
 }
 
 // Exact packings of 4 bits are only ever multiplied as floats, and integers of rows never.
-constexpr bool has_integers(Packing p) { return packing_info(p).of_rows || packing_info(p).quant_bytes == 512; }
+constexpr bool has_integers(Packing p) {
+  return packing_info(p).of_rows || (packing_info(p).quantized && packing_info(p).quant_bytes == 512);
+}
 
 // f.operator()<P>() for the packing of a matrix.
 template <class F>
@@ -177,6 +179,7 @@ inline void with_packing(Packing packing, const F& f) {
     KVASIR_PACKING(f32);
     KVASIR_PACKING(f16);
     KVASIR_PACKING(bf16);
+    KVASIR_PACKING(f8);
 #undef KVASIR_PACKING
   }
 }
@@ -190,19 +193,43 @@ void integer(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRo
   });
 }
 
+// Two inputs of a dense block x 16 rows; of E4M3 without their scales.
+template <Packing P>
+inline void load_two(const uint8_t* q, int k, simd::V* first, simd::V* second) {
+  if constexpr (P == Packing::f8) {
+    Blocks::two_e4m3(q + 16 * k, first, second);
+  } else {
+    constexpr int size = P == Packing::f32 ? 4 : 2;
+    auto load = [](const uint8_t* p) {
+      if constexpr (P == Packing::f32)
+        return simd::load(reinterpret_cast<const float*>(p));
+      else if constexpr (P == Packing::f16)
+        return simd::load_f16(p);
+      else
+        return simd::load_bf16(p);
+    };
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      first[part] = load(q + (16 * k + part * simd::W) * size);
+      second[part] = load(q + (16 * (k + 1) + part * simd::W) * size);
+    }
+  }
+}
+
 // A block of 32 inputs x 16 rows as floats.
 template <Packing P>
 void expand(const uint8_t* q, const uint8_t* scales, float (*w)[kGroup]) {
   if constexpr (!packing_info(P).quantized) {
-    constexpr int size = P == Packing::f32 ? 4 : 2;
-    for (int k = 0; k < 32; ++k)
+#pragma GCC unroll 4
+    for (int k = 0; k < 32; k += 2) {
+      simd::V first[kParts], second[kParts];
+      load_two<P>(q, k, first, second);
+#pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
-        const uint8_t* p = q + (16 * k + part * simd::W) * size;
-        simd::V v = P == Packing::f32   ? simd::load(reinterpret_cast<const float*>(p))
-                    : P == Packing::f16 ? simd::load_f16(p)
-                                        : simd::load_bf16(p);
-        simd::store(w[k] + part * simd::W, v);
+        simd::store(w[k] + part * simd::W, first[part]);
+        simd::store(w[k + 1] + part * simd::W, second[part]);
       }
+    }
   } else {
     constexpr bool nibbles = packing_info(P).quant_bytes == 256;
     for (int part = 0; part < kParts; ++part) {
@@ -222,8 +249,8 @@ void expand(const uint8_t* q, const uint8_t* scales, float (*w)[kGroup]) {
   }
 }
 
-// Four running sums a block, so that a long row is not one chain of additions.
-inline void float_block(const float (*w)[kGroup], const float* x, int part, float* sums) {
+// Four running sums a block, so that a long row is not one chain of additions; times its scales, where it has some.
+inline void float_block(const float (*w)[kGroup], const float* scales, const float* x, int part, float* sums) {
   simd::V a[4];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) a[j] = simd::mul(simd::load(w[j] + part * simd::W), simd::set1(x[j]));
@@ -232,7 +259,48 @@ inline void float_block(const float (*w)[kGroup], const float* x, int part, floa
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) a[j] = simd::fused(simd::load(w[k + j] + part * simd::W), simd::set1(x[k + j]), a[j]);
   float* p = sums + part * simd::W;
-  simd::store(p, simd::add(simd::load(p), simd::add(simd::add(a[0], a[1]), simd::add(a[2], a[3]))));
+  const simd::V sum = simd::add(simd::add(a[0], a[1]), simd::add(a[2], a[3]));
+  simd::store(
+      p, scales ? simd::fused(simd::load(scales + part * simd::W), sum, simd::load(p)) : simd::add(simd::load(p), sum));
+}
+
+// The same of a single row and a dense group, whose weights are used as they come.
+template <Packing P>
+void float_row(const PackedMatrix& m, int64_t group, const float* x, float* y, int valid, bool add) {
+  constexpr int bytes = packing_info(P).quant_bytes;
+  const uint8_t* q = m.quants(group);
+  simd::V sums[kParts];
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) sums[part] = simd::zero();
+  for (int64_t b = 0; b < m.blocks; ++b, q += bytes, x += 32) {
+#pragma GCC unroll 8
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(q + m.group_bytes + i, 0, Blocks::kLocality);
+    simd::V a[4][kParts];
+#pragma GCC unroll 16
+    for (int k = 0; k < 32; k += 2) {
+      simd::V w[2][kParts];
+      load_two<P>(q, k, w[0], w[1]);
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        const simd::V in = simd::set1(x[k + j]);
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+          simd::V& sum = a[(k + j) % 4][part];
+          sum = k < 4 ? simd::mul(w[j][part], in) : simd::fused(w[j][part], in, sum);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      const simd::V sum = simd::add(simd::add(a[0][part], a[1][part]), simd::add(a[2][part], a[3][part]));
+      if constexpr (P == Packing::f8)
+        sums[part] = simd::fused(simd::load(m.span_scales(group, b) + part * simd::W), sum, sums[part]);
+      else
+        sums[part] = simd::add(sums[part], sum);
+    }
+  }
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) store_lanes(sums[part], part, y, valid, add);
 }
 
 template <Packing P>
@@ -251,8 +319,10 @@ void float_rows(const PackedMatrix& m, int64_t group, const float* x, int64_t x_
     for (int64_t b = 0; b < m.blocks; ++b, lying.quants += info.quant_bytes, lying.scales += info.scale_bytes) {
       if (b % laid(m) == 0) lying = lay<P, 1, kLaid>(m, group, b, b + kLaid < m.blocks ? b + kLaid : m.blocks, room);
       expand<P>(lying.quants, lying.scales, w);
+      const float* scales = P == Packing::f8 ? m.span_scales(group, b) : nullptr;
       for (int t = 0; t < n; ++t)
-        for (int part = 0; part < kParts; ++part) float_block(w, x + (t0 + t) * x_stride + 32 * b, part, sums[t]);
+        for (int part = 0; part < kParts; ++part)
+          float_block(w, scales, x + (t0 + t) * x_stride + 32 * b, part, sums[t]);
     }
     for (int t = 0; t < n; ++t)
       for (int part = 0; part < kParts; ++part)
@@ -264,8 +334,14 @@ void floating(const PackedMatrix& m, int64_t group, int64_t groups, const float*
               float* y, int64_t y_stride, bool add) {
   with_packing(m.packing, [&]<Packing P>() {
     if constexpr (!packing_info(P).of_rows)
-      for (int64_t g = 0; g < groups; ++g)
-        float_rows<P>(m, group + g, x, x_stride, rows, y + g * kGroup, y_stride, m.valid(group + g), add);
+      for (int64_t g = 0; g < groups; ++g, y += kGroup) {
+        if constexpr (!packing_info(P).quantized)
+          if (rows == 1) {
+            float_row<P>(m, group + g, x, y, m.valid(group + g), add);
+            continue;
+          }
+        float_rows<P>(m, group + g, x, x_stride, rows, y, y_stride, m.valid(group + g), add);
+      }
   });
 }
 

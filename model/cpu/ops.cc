@@ -29,7 +29,13 @@ GateKernel gate_kernel(const Kernels& kernels, Activation activation) {
 void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
 
 Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) {
-  matrices_.push_back(pack(parts, arena_, pool_, options_.precise));
+  if (options_.measured) {
+    int64_t bytes = 0;
+    matrices_.push_back(measure(parts, options_.precise, &bytes));
+    measured_ += bytes;
+  } else {
+    matrices_.push_back(pack(parts, arena_, pool_, options_.precise));
+  }
   biases_.emplace_back();
   shards_.push_back(shard);
   if (options_.link && shard == Shard::cols) KVASIR_TRY(make_partials(matrices_.back().rows));
@@ -49,6 +55,19 @@ Result<Vector> CpuOps::load_vector(Weights& source, std::span<const HostTensor> 
   for (float& f : v) f = (f + shift) * scale;
   vectors_.push_back(std::move(v));
   return Vector{int32_t(vectors_.size() - 1), int64_t(vectors_.back().size())};
+}
+
+int64_t CpuOps::vector_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& v : vectors_) bytes += std::ssize(v) * int64_t(sizeof(float));
+  return bytes;
+}
+
+int64_t CpuOps::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const Room& b : buffers_)
+    bytes += (b.logit_rows ? options_.max_logit_rows : options_.max_tokens) * b.cols * int64_t(sizeof(float));
+  return bytes;
 }
 
 void CpuOps::set_bias(Matrix weight, Vector bias) {

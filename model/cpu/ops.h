@@ -22,6 +22,7 @@ namespace kvasir::model::cpu {
 
 struct CpuOptions {
   bool precise = false;
+  bool measured = false;  // nothing is packed: the bytes are counted that loading would take (footprint.h)
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;
   int64_t max_logit_rows = 0;  // of one take_logit_rows()
   int32_t page_size = 16;
@@ -49,7 +50,10 @@ class CpuOps final : public Ops {
   // Another's weight, with its bias, as one of these too; the other must outlive them. `kept`: columns of Batch::kept.
   Matrix borrow(const CpuOps& from, Matrix weight);
   void hand_over(int64_t kept) { kept_cols_ = kept; }
-  int64_t weight_bytes() const { return int64_t(arena_.used()); }
+  int64_t weight_bytes() const { return measured_ + int64_t(arena_.used()); }
+  // Of vectors, and of the buffers once a step has been as large as it may.
+  int64_t vector_bytes() const;
+  int64_t buffer_bytes() const;
   ExpertLoad expert_load() const;
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
@@ -158,6 +162,7 @@ class CpuOps final : public Ops {
   ThreadPool& pool_;
   const Kernels& kernels_;
   Arena arena_;
+  int64_t measured_ = 0;
   std::vector<PackedMatrix> matrices_;
   std::vector<Vector> biases_;  // of each matrix
   std::vector<Shard> shards_;   // likewise

@@ -16,6 +16,7 @@ namespace kvasir::model::cpu {
 namespace {
 constexpr size_t kHuge = size_t(2) << 20;
 constexpr size_t kChunk = size_t(64) << 20;
+constexpr int64_t kScaleBlocks = 4;  // of E4M3, where a row has several scales
 
 void put_scale(uint8_t* plane, bool wide, int index, float value) {
   if (wide) {
@@ -98,6 +99,8 @@ Packing common_packing(std::span<const HostTensor> parts, bool exact) {
     return all([&](const HostTensor& t) { return !type_info(t.type)->halves; }) ? Packing::i4_min : Packing::i4_halves;
   return all([](const HostTensor& t) { return type_info(t.type)->quantized && type_info(t.type)->bits <= 6; })
              ? Packing::n8_halves
+         : all([](const HostTensor& t) { return t.type == WeightType::f8_e4m3 || t.type == WeightType::bf16; })
+             ? Packing::bf16
              : Packing::f32;
 }
 
@@ -110,6 +113,41 @@ bool all_stored(std::span<const HostTensor> parts, Packing packing, bool exact, 
   return true;
 }
 
+// The scale of a row's E4M3 from the block on.
+float scale_at(const HostTensor& t, int64_t row, int64_t block) {
+  const int64_t wide = t.scales_a_row();
+  return wide == 0 ? 1.0f : t.row_scales[size_t(row * wide + (wide > 1 ? block / kScaleBlocks : 0))];
+}
+
+void pack_e4m3(const PackedMatrix& m, uint8_t* group, int r, const HostTensor& t, int64_t row) {
+  const uint8_t* from = t.data + row * t.row_bytes();
+  for (int64_t k = 0; k < m.cols; ++k) group[k / 2 * 32 + 2 * r + k % 2] = from[k];
+  uint8_t* scales = group + m.blocks * packing_info(Packing::f8).quant_bytes;
+  for (int64_t b = 0; b < m.blocks; b += m.span, scales += kGroup * sizeof(float)) {
+    const uint8_t *first = from + 32 * b, *end = from + std::min(m.cols, 32 * (b + m.span));
+    const bool numbers = std::none_of(first, end, [](uint8_t code) { return (code & 0x7f) == 0x7f; });
+    const float by = numbers ? 256 * scale_at(t, row, b) : NAN;
+    std::memcpy(scales + size_t(r) * sizeof by, &by, sizeof by);
+  }
+}
+
+// A row of whatever type, as floats or, of E4M3 beside those, bfloat16.
+void pack_widened(const PackedMatrix& m, uint8_t* group, int r, const HostTensor& t, int64_t row,
+                  std::vector<float>& floats) {
+  floats.resize(size_t(m.cols));
+  dequantize(t.type, t.data + row * t.row_bytes(), m.cols, floats.data());
+  if (t.type == WeightType::f8_e4m3)
+    for (int64_t k = 0; k < m.cols; ++k) floats[size_t(k)] *= scale_at(t, row, k / 32);
+  for (int64_t k = 0; k < m.cols; ++k) {
+    const float f = floats[size_t(k)];
+    const uint16_t half = f32_to_bf16(f);
+    if (m.packing == Packing::bf16)
+      std::memcpy(group + size_t(16 * k + r) * sizeof half, &half, sizeof half);
+    else
+      std::memcpy(group + size_t(16 * k + r) * sizeof f, &f, sizeof f);
+  }
+}
+
 void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row) {
   size_t each = m.packing == Packing::f32 ? 4 : 2;
   for (int64_t k = 0; k < m.cols; ++k) std::memcpy(group + size_t(16 * k + r) * each, row + size_t(k) * each, each);
@@ -120,6 +158,7 @@ void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row
 Packing packing_of(WeightType type, bool exact) {
   if (type == WeightType::f16) return Packing::f16;
   if (type == WeightType::bf16) return Packing::bf16;
+  if (type == WeightType::f8_e4m3) return Packing::f8;
   if (const Stored stored = stored_of(type, exact); stored != Stored::none)
     return exact ? stored_info(stored).exact : stored_info(stored).form;
   switch (type) {
@@ -154,9 +193,18 @@ uint8_t* Arena::allocate(size_t bytes) {
   return out;
 }
 
-PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool, bool exact) {
-  KVASIR_CHECK(!parts.empty(), "a matrix of no parts");
+namespace {
+
+// All of a matrix but its data; whether its parts lie as they are stored, and are of several types.
+struct Shape {
   PackedMatrix m;
+  bool stored = false, mixed = false;
+};
+
+Shape shape_of(std::span<const HostTensor> parts, bool exact) {
+  KVASIR_CHECK(!parts.empty(), "a matrix of no parts");
+  Shape out;
+  PackedMatrix& m = out.m;
   m.cols = parts[0].cols;
   m.packing = packing_of(parts[0].type, exact);
   for (const HostTensor& t : parts) {
@@ -167,14 +215,40 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
   PackingInfo info = packing_info(m.packing);
   m.blocks = (m.cols + 31) / 32;
   m.groups = (m.rows + kGroup - 1) / kGroup;
-  const bool mixed =
-      std::any_of(parts.begin(), parts.end(), [&](const HostTensor& t) { return t.type != parts[0].type; });
-  if (all_stored(parts, m.packing, exact, mixed)) {
-    store(parts, exact, mixed, arena, pool, &m);
-    return m;
-  }
+  out.mixed = std::any_of(parts.begin(), parts.end(), [&](const HostTensor& t) { return t.type != parts[0].type; });
+  out.stored = all_stored(parts, m.packing, exact, out.mixed);
+  if (out.stored) return out;
   m.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);
   if (info.of_rows) m.group_bytes += kGroup * int64_t(sizeof(float));
+  if (m.packing == Packing::f8) {
+    const bool several =
+        std::any_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.scales_a_row() > 1; });
+    m.span = several ? kScaleBlocks : m.blocks;
+    m.group_bytes += (m.blocks + m.span - 1) / m.span * kGroup * int64_t(sizeof(float));
+  }
+  return out;
+}
+
+}  // namespace
+
+PackedMatrix measure(std::span<const HostTensor> parts, bool exact, int64_t* bytes) {
+  const Shape shape = shape_of(parts, exact);
+  *bytes = shape.m.groups * shape.m.group_bytes;
+  for (const HostTensor& t : parts)
+    if (shape.stored)
+      *bytes += (t.rows + kGroup - 1) / kGroup *
+                stored_info(stored_of(t.type, exact, shape.mixed)).group_bytes(shape.m.blocks);
+  return shape.m;
+}
+
+PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool, bool exact) {
+  const Shape shape = shape_of(parts, exact);
+  PackedMatrix m = shape.m;
+  if (shape.stored) {
+    store(parts, exact, shape.mixed, arena, pool, &m);
+    return m;
+  }
+  const PackingInfo info = packing_info(m.packing);
   uint8_t* data = arena.allocate(size_t(m.groups * m.group_bytes));
   m.data = data;
   pool.for_each(m.groups, 4, [&](int64_t g, int) {
@@ -190,12 +264,12 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
         pack_of_rows(m, group, r, t->type, source, dense);
       } else if (info.quantized) {
         pack_blocks(m, group, r, t->type, source);
+      } else if (m.packing == Packing::f8) {
+        pack_e4m3(m, group, r, *t, row);
       } else if (!type_info(t->type)->quantized && packing_of(t->type, exact) == m.packing) {
         pack_dense(m, group, r, source);
       } else {
-        dense.resize(size_t(m.cols));
-        dequantize(t->type, source, m.cols, dense.data());
-        pack_dense(m, group, r, reinterpret_cast<const uint8_t*>(dense.data()));
+        pack_widened(m, group, r, *t, row, dense);
       }
     }
   });
@@ -227,6 +301,12 @@ void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
   };
   bool wide = !info.f16_scales();
   for (int64_t k = 0; k < m.cols; ++k) {
+    if (m.packing == Packing::f8) {
+      float number;
+      dequantize(WeightType::f8_e4m3, q + k / 2 * 32 + 2 * r + k % 2, 1, &number);
+      out[k] = scale * (number * (m.span_scales(row / kGroup, k / 32)[r] * 0x1p-8f));
+      continue;
+    }
     if (!info.quantized) {
       int64_t at = 16 * k + r;
       out[k] = scale * (m.packing == Packing::f32   ? float_at(q, at)

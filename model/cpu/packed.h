@@ -6,7 +6,9 @@
 //   4 bits: 4 chunks of 64 bytes; chunk c, byte 4*r + j: row r, inputs 4c+j (low nibble), 16+4c+j (high)
 //   8 bits: 8 chunks of 64 bytes; chunk c, byte 4*r + j: row r, input 4c+j
 //   scales: 16 d, then 16 m (none for zero-point types); once, or for each half of 16 inputs
-// A dense group is, for each input, 16 rows.
+// A dense group is, for each input, 16 rows. E4M3 stands two inputs together, byte 2*r + j: row r, input 2k+j, and is
+// followed by 16 floats for each `span` blocks: 256 times the rows' scales, not a number where one of the weights is
+// none.
 //
 // Weights of 4 bits become integers of their output row: each has one float s, and a weight is s * W,
 // W = D * (q - 8) + M with integers D and M of its block (or half), |W| < 2^14. A product of rows is then one exact
@@ -46,6 +48,7 @@ struct PackedMatrix {
   int64_t blocks = 0;  // of 32 inputs; the last is filled up with zeros
   int64_t groups = 0;
   int64_t group_bytes = 0;
+  int64_t span = 0;  // of E4M3: blocks that have the same scales
   const uint8_t* data = nullptr;
   // Where rows do not lie as kernels multiply them; then the two members above say nothing.
   const Section* sections = nullptr;
@@ -58,6 +61,9 @@ struct PackedMatrix {
   }
   const uint8_t* quants(int64_t group) const { return data + group * group_bytes; }
   const uint8_t* scales(int64_t group) const { return quants(group) + blocks * packing_info(packing).quant_bytes; }
+  const float* span_scales(int64_t group, int64_t block) const {  // of E4M3: 16
+    return reinterpret_cast<const float*>(scales(group)) + block / span * kGroup;
+  }
   const float* row_scales(int64_t group) const {  // of packings of_rows, and wherever rows are stored: 16
     const uint8_t* end = stored() ? section(group).at(group + 1) : quants(group) + group_bytes;
     return reinterpret_cast<const float*>(end) - kGroup;
@@ -86,6 +92,9 @@ class Arena {
 
 // The parts stacked by rows. Rows of different types are multiplied in one packing that holds both.
 PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool, bool exact = false);
+
+// Its shape without data, and the bytes that pack() would take for it.
+PackedMatrix measure(std::span<const HostTensor> parts, bool exact, int64_t* bytes);
 
 // What a matrix takes.
 int64_t bytes_of(const PackedMatrix& m);

@@ -21,6 +21,7 @@ enum class Packing : uint8_t {
   f32,
   f16,
   bf16,
+  f8,  // E4M3, f32 scales
 };
 struct PackingInfo {
   int quant_bytes;  // of 16 rows x 32 inputs
@@ -47,6 +48,7 @@ constexpr PackingInfo packing_info(Packing p) {
     case Packing::f32: return {2048, 0, false, false, 0, false};
     case Packing::f16:
     case Packing::bf16: return {1024, 0, false, false, 0, false};
+    case Packing::f8: return {512, 0, false, false, 0, false};
   }
   return {};
 }

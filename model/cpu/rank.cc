@@ -6,13 +6,6 @@
 #include "core/check.h"
 
 namespace kvasir::model::cpu {
-namespace {
-
-// Logits of so many rows are made at a time, so that scoring a long prompt needs no room for all.
-constexpr int64_t kLogitRows = 64;
-
-}  // namespace
-
 Status Rank::load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress,
                   const Load& network) {
   CpuOptions o;

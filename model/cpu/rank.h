@@ -16,6 +16,9 @@ namespace kvasir::model::cpu {
 
 class Rank {
  public:
+  // Logits of so many rows are made at a time, so that scoring a long prompt needs no room for all.
+  static constexpr int64_t kLogitRows = 64;
+
   // `link` is null where there is one.
   Rank(const ModelConfig& part, const RunnerOptions& options, const kvcache::CacheForm& form, int threads, Link* link)
       : config_(part), options_(options), form_(form), link_(link), pool_(threads) {}

@@ -14,6 +14,7 @@
 #include "model/arch/head_network.h"
 #include "model/attention_dtype.h"
 #include "model/cache_form.h"
+#include "model/cpu/footprint.h"
 #include "model/cpu/rank.h"
 #include "model/formats/shared_weights.h"
 #include "model/head.h"
@@ -92,6 +93,7 @@ Status CpuRunner::load(std::unique_ptr<Weights> weights, const attention::Backen
                        const LoadProgress& progress) {
   KVASIR_TRY(say_streaming(config_, options_, &info_));
   KVASIR_ASSIGN(const std::vector<ModelConfig> parts, split_over_ranks(config_, *weights, options_.ranks));
+  if (leaves_bytes(parts)) weights->leave_bytes();
   const auto count = int32_t(parts.size());
   if (count == 1) {
     ranks_.push_back(std::make_unique<Rank>(config_, options_, form_, threads_, nullptr));

@@ -19,7 +19,7 @@ namespace {
 constexpr WeightType kTypes[] = {
     WeightType::f32,  WeightType::f16,    WeightType::bf16,   WeightType::q4_0,  WeightType::q4_1, WeightType::q5_0,
     WeightType::q5_1, WeightType::q8_0,   WeightType::q2_k,   WeightType::q3_k,  WeightType::q4_k, WeightType::q5_k,
-    WeightType::q6_k, WeightType::iq4_nl, WeightType::iq4_xs, WeightType::mxfp4, WeightType::int4};
+    WeightType::q6_k, WeightType::iq4_nl, WeightType::iq4_xs, WeightType::mxfp4, WeightType::int4, WeightType::f8_e4m3};
 
 // Bytes of a tensor whose scales are ordinary numbers.
 std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt19937& random) {
@@ -38,6 +38,8 @@ std::vector<uint8_t> random_tensor(WeightType type, int64_t elements, std::mt199
       std::memcpy(bytes.data() + at + 4, &m, 4);
     } else if (type == WeightType::mxfp4) {
       bytes[at] = uint8_t(118 + random() % 6);
+    } else if (type == WeightType::f8_e4m3) {
+      if ((bytes[at] & 0x7f) == 0x7f) bytes[at] = 0;
     } else if (type == WeightType::bf16) {
       put16(at, f32_to_bf16(scale(random)));
     } else {
@@ -253,6 +255,71 @@ TEST(Kernels, PartsOfSeveralTypesKeepTheirOwnForm) {
   }
 }
 
+// E4M3 with one scale a row or one for each 128 inputs, and rows of both in one matrix: the bits of the plain kernels,
+// near the product, no number where a weight of the span is none; 128 inputs that do not divide the row.
+TEST(Kernels, BytesWithScales) {
+  constexpr int64_t kRows = 40, kCols = 300, kWide = 3;
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  ThreadPool pool(1);
+  const auto bytes = random_tensor(WeightType::f8_e4m3, kRows * kCols, random);
+  HostTensor by_row{"w", WeightType::f8_e4m3, kRows, kCols, bytes.data(), int64_t(bytes.size())}, by_span = by_row;
+  for (int64_t r = 0; r < kRows; ++r) {
+    by_row.row_scales.push_back(0.01f * float(1 + r));
+    for (int64_t i = 0; i < kWide; ++i) by_span.row_scales.push_back(0.01f * float(1 + r + 50 * i));
+  }
+  std::vector<uint8_t> broken = bytes;
+  broken[size_t(3 * kCols + 130)] = 0xff;
+  HostTensor without = by_span;
+  without.data = broken.data();
+  const auto half = random_tensor(WeightType::bf16, kRows * kCols, random);
+  const HostTensor wide{"w", WeightType::bf16, kRows, kCols, half.data(), int64_t(half.size())};
+  const std::vector<std::vector<HostTensor>> cases = {
+      {by_row}, {by_span}, {by_span, by_row}, {by_row, without}, {by_span, wide}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto& parts = cases[i];
+    Arena arena;
+    const PackedMatrix m = pack(parts, arena, pool);
+    EXPECT_EQ(m.packing, i == 4 ? Packing::bf16 : Packing::f8);
+    for (int64_t tokens : {1, 2, 33}) {
+      const int64_t padded = m.padded_cols();
+      Product p{m, m, std::vector<float>(size_t(tokens * padded)), tokens};
+      for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t c = 0; c < kCols; ++c) p.x[size_t(t * padded + c)] = normal(random);
+      const std::vector<float> base = p.floating(kKernelsPortable);
+      for (const Kernels* k : runnable_kernels()) {
+        const std::vector<float> y = p.floating(*k);
+        EXPECT_EQ(std::memcmp(y.data(), base.data(), y.size() * sizeof(float)), 0) << k->name << " " << i;
+      }
+      std::vector<float> w(size_t{kCols}), row(size_t{kCols});
+      for (int64_t r = 0; r < m.rows; ++r) {
+        const HostTensor& part = parts[size_t(r / kRows)];
+        const int64_t at = r % kRows, scales = part.scales_a_row();
+        dequantize(part.type, part.data + at * part.row_bytes(), kCols, w.data());
+        for (int64_t c = 0; scales > 0 && c < kCols; ++c)
+          w[size_t(c)] *= part.row_scales[size_t(at * scales + (scales > 1 ? c / 128 : 0))];
+        unpack_row(m, r, 1, row.data());
+        const bool number = i != 3 || r != kRows + 3;
+        if (!number) {
+          EXPECT_TRUE(std::isnan(row[130]) && !std::isnan(row[0]));
+          for (int64_t t = 0; t < tokens; ++t) EXPECT_TRUE(std::isnan(base[size_t(t * m.rows + r)]));
+          continue;
+        }
+        for (int64_t c = 0; c < kCols; ++c)
+          ASSERT_NEAR(row[size_t(c)], w[size_t(c)], std::fabs(w[size_t(c)]) * (i == 4 ? 0.004f : 0.0f)) << c;
+        for (int64_t t = 0; t < tokens; ++t) {
+          double sum = 0, size = 0;
+          for (int64_t c = 0; c < kCols; ++c) {
+            const double v = double(w[size_t(c)]) * p.x[size_t(t * padded + c)];
+            sum += v, size += std::fabs(v);
+          }
+          ASSERT_NEAR(base[size_t(t * m.rows + r)], sum, (i == 4 ? 4e-3 : 1e-5) * size) << r << " " << t;
+        }
+      }
+    }
+  }
+}
+
 // In memory no type takes more than 5 % above its bytes in the file, whatever it is multiplied as.
 TEST(Packed, NoTypeIsWiderThanItsFile) {
   ThreadPool pool(1);
@@ -268,7 +335,16 @@ TEST(Packed, NoTypeIsWiderThanItsFile) {
       // One row by Q4_K is multiplied faster from a ninth more.
       EXPECT_LE(ratio, type == WeightType::q4_k && !exact ? 1.12 : 1.05)
           << type_info(type)->name << (exact ? " exact" : "");
+      int64_t measured = 0;
+      EXPECT_EQ(measure({&t, 1}, exact, &measured).packing, m.packing);
+      EXPECT_EQ(measured, bytes_of(m)) << type_info(type)->name;
     }
+  // With a scale for each 128 inputs, too.
+  Arena arena;
+  const auto bytes = random_tensor(WeightType::f8_e4m3, 64 * 2560, random);
+  HostTensor t{"w", WeightType::f8_e4m3, 64, 2560, bytes.data(), int64_t(bytes.size())};
+  t.row_scales.assign(64 * 20, 0.5f);
+  EXPECT_LE(double(bytes_of(pack({&t, 1}, arena, pool))), 1.05 * double(t.bytes));
 }
 
 TEST(Kernels, RowsDoNotDependOnHowManyThereAre) {

@@ -1,0 +1,67 @@
+// What kvasir inspect says that serving takes, beside what a server of the same model takes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/cat.h"
+#include "tests/e2e/server_process.h"
+#include "tests/server/http_client.h"
+
+namespace kvasir::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string inspect(const std::string& arguments) {
+  FILE* from = ::popen(cat(KVASIR_EXE, " inspect ", arguments, " 2>&1").c_str(), "r");
+  if (!from) return "popen failed";
+  std::string out;
+  char part[4096];
+  for (size_t n; (n = std::fread(part, 1, sizeof part, from)) > 0;) out.append(part, n);
+  ::pclose(from);
+  return out;
+}
+
+double resident(pid_t pid) {
+  std::ifstream file(cat("/proc/", pid, "/status"));
+  for (std::string word; file >> word;)
+    if (word == "VmRSS:") {
+      double kilobytes = 0;
+      file >> kilobytes;
+      return 1024 * kilobytes;
+    }
+  return 0;
+}
+
+// A prompt of all of the context makes the largest steps and touches all of the cache there is.
+TEST(Inspect, SaysWhatServeTakes) {
+  for (const char* type : {"bf16", "Q8_0"}) {
+    const std::string model =
+        cat("dummy:llama,layers=6,hidden=1024,ffn=3072,heads=16,kv_heads=8,vocab=8192,type=", type);
+    const auto said = nlohmann::json::parse(inspect("--json --batch 1 --context 1024 " + model));
+    ServerProcess server({"--model", model, "--kv-memory", "64MiB", "--threads", "2", "--device", "cpu"});
+    ASSERT_TRUE(server.ready()) << server.log();
+    server::RawClient client(server.http_port());
+    client.send(server::RawClient::post(
+        "/v1/completions", nlohmann::json({{"prompt", std::string(1000, 'a')}, {"max_tokens", 8}}).dump()));
+    ASSERT_EQ(client.read().status, 200);
+    const double all = said["memory"]["all"], taken = resident(server.pid());
+    std::printf("%s: said %.1f MB, taken %.1f MB\n", type, all / 1e6, taken / 1e6);
+    EXPECT_GT(all, 0.9 * taken) << type;
+    EXPECT_LT(all, 1.15 * taken) << type;
+    EXPECT_EQ(said["memory"]["lacking"], 0);
+  }
+}
+
+TEST(Inspect, SaysWhatIsLacking) {
+  const std::string said = inspect("--batch 4096 --context 131072 dummy:llama-3.1-8b");
+  EXPECT_THAT(said, HasSubstr("lacks "));
+  EXPECT_THAT(said, HasSubstr("--kv-dtype"));
+}
+
+}  // namespace
+}  // namespace kvasir::e2e
