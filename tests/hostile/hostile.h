@@ -64,7 +64,7 @@ class IdleServer {
 };
 
 // Asks for health, over and over, until it is stopped; after each time an idle server is asked for its own. What is
-// bounded is p99: by 50 ms where nothing else runs (KVASIR_QUIET), elsewhere by 250, since what is tried is over so
+// bounded is p99: by 50 ms where nothing else runs (KVASIR_QUIET), elsewhere by 5 s, since what is tried is over so
 // soon that p99 is the slowest of a few dozen; and where an idle server takes long too, by three times the longest it
 // took.
 class Promptness {
