@@ -2,7 +2,7 @@
 // that goes on and on in CONTINUATION frames (it is kept whole, whatever the metadata limit says), streams of a client
 // that never acknowledges how many it may open (the limit holds from the acknowledgement on), and streams that are
 // opened only to be reset (each costs a call). And it says when a connection on which nobody has shown a key opens
-// streams faster than strangers may: each costs some 100 us of the threads that all share.
+// streams faster than strangers may, or more than a few: each costs some 100 us of the threads that all share.
 //
 // An acknowledgement that comes before our settings went out says nothing: gRPC would take it for one of the settings
 // of before, which know no limit.
@@ -24,6 +24,8 @@ class FrameScanner {
   static constexpr int kMostResetsASecond = 2000;   // a busy gateway's users hang up some tens of times a second
   static constexpr double kStrangersStreams = 32;   // at once, and then by the second: health is asked a few times
   static constexpr double kStrangersASecond = 128;
+  static constexpr double kFew = 8;  // at once, and then two a second: what probes and their like ask
+  static constexpr double kFewASecond = 2;
 
   // False once too much has come.
   bool take(const unsigned char* bytes, size_t n) {
@@ -50,6 +52,8 @@ class FrameScanner {
     if (!stranger() || streams_ <= kStrangersStreams) return {};
     return std::chrono::microseconds(int64_t((streams_ - kStrangersStreams) / kStrangersASecond * 1e6) + 1);
   }
+  // What was taken last opened so many streams, of a stranger who has had more than a few.
+  size_t many_opened() const { return stranger() && lately_ > kFew ? opened_ : 0; }
   // Somebody who may has called here. From any thread.
   void know() { known_.store(true, std::memory_order_relaxed); }
   bool stranger() const { return !known_.load(std::memory_order_relaxed); }
@@ -57,7 +61,7 @@ class FrameScanner {
   void sends() { sent_.store(true, std::memory_order_relaxed); }
 
  private:
-  static constexpr size_t kPreface = 24, kHead = 9, kManyOpened = 8, kCrowdedPart = 2 << 10, kStrangersPart = 1 << 10,
+  static constexpr size_t kPreface = 24, kHead = 9, kManyOpened = 8, kCrowdedPart = 2 << 10, kStrangersPart = 256,
                           kForeignPart = 16 << 10;
   enum : unsigned char { kHeaders = 1, kReset = 3, kSettings = 4, kContinuation = 9, kEndHeaders = 4, kAck = 1 };
 
@@ -106,13 +110,14 @@ class FrameScanner {
 
   void count_opened() {
     const auto now = std::chrono::steady_clock::now();
-    streams_ = std::max(0., streams_ - kStrangersASecond * std::chrono::duration<double>(now - counted_).count());
-    streams_ += double(opened_);
+    const double seconds = std::chrono::duration<double>(now - counted_).count();
+    streams_ = std::max(0., streams_ - kStrangersASecond * seconds) + double(opened_);
+    lately_ = std::max(0., lately_ - kFewASecond * seconds) + double(opened_);
     counted_ = now;
   }
 
   std::chrono::steady_clock::time_point second_{}, counted_{};
-  double streams_ = 0;  // a stranger's, less those that time has allowed
+  double streams_ = 0, lately_ = 0;  // a stranger's, less those that time has allowed
   int unacknowledged_ = 0, resets_ = 0;
   bool acknowledged_ = false;
   size_t preface_ = 0, head_size_ = 0, payload_ = 0, block_ = 0;

@@ -1,5 +1,5 @@
-// Connections that are read on later: those that have shown no key and open streams faster than they may. It has no
-// thread: whoever polls fd() asks for due() when there is something to read from it.
+// Connections that are read on later: those that have shown no key and open streams faster than they may, each of them
+// or all together. It has no thread: whoever polls fd() asks for due() when there is something to read from it.
 #pragma once
 
 #include <sys/timerfd.h>
@@ -29,6 +29,19 @@ class Pacer {
   Pacer(const Pacer&) = delete;
 
   int fd() const { return timer_; }
+
+  // How long a connection waits that has opened so many streams: each has a time of its own, one after another, so that
+  // who asks for health meanwhile waits behind those of one connection and not of all.
+  Clock::duration turn(size_t streams) {
+    using Seconds = std::chrono::duration<double>;
+    std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    const auto time = [](double n) {
+      return std::chrono::duration_cast<Clock::duration>(Seconds(n / kStreamsASecond));
+    };
+    turn_ = std::max(turn_, now - time(kStreamsAtOnce)) + time(double(streams));
+    return std::max(Clock::duration(0), turn_ - now);
+  }
 
   // False: nobody would wake it.
   bool rests(Connection connection, Clock::time_point until) {
@@ -64,8 +77,12 @@ class Pacer {
     ::timerfd_settime(timer_, 0, &when, nullptr);
   }
 
+  static constexpr double kStreamsAtOnce = 32,
+                          kStreamsASecond = 256;  // of all who have shown no key, beyond a few each
+
   const int timer_;
   std::mutex mutex_;
+  Clock::time_point turn_{};  // everybody's
   std::multimap<Clock::time_point, Connection> resting_;
   bool stopped_ = false;
 };

@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# The table "What bounds what" of docs/operations.md: the places, tests and options that its lines name are there.
+# The table "What bounds what" of docs/operations.md, and the one of this folder's README.md: the places, tests and
+# options that their lines name are there, and each of the 19 points has its line.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 lines=0 wrong=0
+rows_of() { sed -n "/^## $2/,/^## [^${2:0:1}]/p" "$1" | grep '^| ' | tail -n +3; }
+for point in {1..19}; do
+  grep -q "^| $point\. " tests/hostile/README.md || { echo "tests/hostile/README.md has no line of point $point" && wrong=1; }
+done
 while IFS= read -r row; do
   lines=$((lines + 1))
   place=${row%|}
@@ -21,7 +26,7 @@ while IFS= read -r row; do
     fi
     echo "there is no test and no file $name: $row" && wrong=1
   done
-done < <(sed -n '/^## What bounds what/,/^## Alerts/p' docs/operations.md | grep '^| ' | tail -n +3)
-[ "$lines" -gt 0 ] || { echo "docs/operations.md has no such table" && wrong=1; }
+done < <(rows_of docs/operations.md 'What bounds what' && rows_of tests/hostile/README.md 'Each way that once worked')
+[ "$lines" -gt 50 ] || { echo "docs/operations.md or README.md has no such table" && wrong=1; }
 [ $wrong -ne 0 ] || echo "$lines lines; what they name is there"
 exit $wrong

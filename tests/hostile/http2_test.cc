@@ -7,14 +7,15 @@
 
 #include <cstdlib>
 #include <future>
-#include <iostream>
 #include <new>
 
 #include "health.grpc.pb.h"
 #include "kvasir.grpc.pb.h"
 #include "tests/hostile/hostile.h"
+#include "tests/hostile/tls_client.h"
 #include "tests/server/grpc_fixture.h"
 #include "tests/server/http2_client.h"
+#include "tests/server/tls_files.h"
 
 namespace {
 std::atomic<size_t> largest_block{SIZE_MAX};  // that can be had
@@ -35,58 +36,45 @@ using namespace std::chrono_literals;
 namespace pb = kvasir::v1;
 
 constexpr int64_t kMiB = 1 << 20;
-// gRPC's few threads serve health too: so long it waits beside twenty connections that have a thousand calls refused
-// each.
-constexpr double kBesideStrangersMs = 500;
 constexpr const char* kReflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 constexpr const char* kWatch = "/grpc.health.v1.Health/Watch";
+constexpr const char* kCheck = "/grpc.health.v1.Health/Check";
 constexpr const char* kGenerate = "/kvasir.v1.Inference/Generate";
+constexpr const char* kListModels = "/kvasir.v1.Inference/ListModels";
 
-// Asks grpc.health.v1 over a channel of its own, over and over.
-class RpcHealthWatch {
+// Asks grpc.health.v1, a few times on each connection, over and over.
+class RpcHealthWatch : public Promptness {
  public:
-  explicit RpcHealthWatch(int port) : thread_([this, port] { ask(port); }) {}
-  ~RpcHealthWatch() { stop(); }
-  // Each was answered; where nothing else runs, within the bound.
-  void expect_answered(double quiet_ms = 50) {
-    stop();
-    ASSERT_FALSE(times_.empty());
-    std::sort(times_.begin(), times_.end());
-    const double p99 = times_[(times_.size() * 99) / 100];
-    std::cout << "grpc.health answered " << times_.size() << " times, p99 " << p99 << " ms, at most " << times_.back()
-              << " ms\n";
-    if (std::getenv("KVASIR_QUIET")) {
-      EXPECT_LE(p99, quiet_ms) << times_.size() << " were asked";
-    }
-    EXPECT_EQ(wrong_, "");
-  }
+  using Credentials = std::shared_ptr<grpc::ChannelCredentials>;
+  explicit RpcHealthWatch(int port, Credentials how = grpc::InsecureChannelCredentials())
+      : Promptness([asker = std::make_shared<Asker>(port, std::move(how))] { return asker->ask(); }) {}
 
  private:
-  void ask(int port) {
-    grpc::ChannelArguments own;
-    own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    auto stub = grpc::health::v1::Health::NewStub(
-        grpc::CreateCustomChannel(cat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), own));
-    do {
+  class Asker {
+   public:
+    Asker(int port, Credentials how) : port_(port), how_(std::move(how)) {}
+    bool ask() {
+      if (asked_++ % kOfAConnection == 0) connect();
       grpc::ClientContext call;
       call.set_deadline(std::chrono::system_clock::now() + 60s);
       grpc::health::v1::HealthCheckResponse out;
-      auto began = std::chrono::steady_clock::now();
-      grpc::Status status = stub->Check(&call, {}, &out);
-      times_.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count());
-      if (!status.ok()) wrong_ = status.error_message();
-      std::this_thread::sleep_for(5ms);
-    } while (!stopped_);
-  }
-  void stop() {
-    stopped_ = true;
-    if (thread_.joinable()) thread_.join();
-  }
+      const grpc::Status status = stub_->Check(&call, {}, &out);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      return status.ok();
+    }
 
-  std::atomic<bool> stopped_{false};
-  std::vector<double> times_;
-  std::string wrong_;
-  std::thread thread_;
+   private:
+    static constexpr int kOfAConnection = 8;
+    void connect() {
+      grpc::ChannelArguments own;
+      own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+      stub_ = grpc::health::v1::Health::NewStub(grpc::CreateCustomChannel(cat("127.0.0.1:", port_), how_, own));
+    }
+    const int port_;
+    const Credentials how_;
+    int asked_ = 0;
+    std::unique_ptr<grpc::health::v1::Health::Stub> stub_;
+  };
 };
 
 class Streams : public GrpcFixture {
@@ -119,6 +107,7 @@ class Streams : public GrpcFixture {
     std::vector<std::unique_ptr<Http2Client>> all;
     for (int i = 0; i < connections; ++i) {
       all.push_back(connect(reads ? 0 : 4096));
+      all.back()->give_up_sending_after(100ms);  // what is not read by then is not read soon
       for (uint32_t s = 0; s < 1000; s += 50) {
         std::string bytes;
         for (uint32_t k = 0; k < 50; ++k) bytes += stream(2 * (s + k) + 1);
@@ -126,6 +115,7 @@ class Streams : public GrpcFixture {
         if (reads) all.back()->discard();
       }
     }
+    std::this_thread::sleep_for(300ms);  // health is asked for
     const int64_t most = resident_bytes() - before;
     all.clear();
     return most;
@@ -163,7 +153,7 @@ TEST_F(Streams, OfThoseWhoNeedNoKeyAreFew) {
               120 * kMiB)
         << reads;
   }
-  health.expect_answered();
+  health.expect_prompt();
   expect_served();
 }
 
@@ -196,7 +186,7 @@ TEST_F(Streams, ThatSayNothingGiveWayToThoseThatDo) {
   auto more = connect();
   for (uint32_t s = 0; s < 500; ++s) more->send(opened(2 * s + 1, kGenerate));
   expect_served();
-  health.expect_answered();
+  health.expect_prompt();
 }
 
 class ImpatientStreams : public Streams {
@@ -265,7 +255,7 @@ TEST_F(StrangeStreams, AreRefusedByTheirHeader) {
     auto half = [&](uint32_t s) { return opened(s, kGenerate) + Http2Client::frame(Http2Client::kData, 0, s, large); };
     EXPECT_LT(held_by(20, half, true), 200 * kMiB) << bytes;
   }
-  health.expect_answered(kBesideStrangersMs);
+  health.expect_prompt();
 }
 
 TEST_F(StrangeStreams, AKeyOverItsLimitIsToldBeforeItsMessageIsRead) {
@@ -283,6 +273,137 @@ TEST_F(StrangeStreams, AKeyOverItsLimitIsToldBeforeItsMessageIsRead) {
   EXPECT_EQ(tokenize(10), grpc::OK);
   EXPECT_EQ(tokenize(10), grpc::RESOURCE_EXHAUSTED);
   EXPECT_EQ(tokenize(4 << 20), grpc::RESOURCE_EXHAUSTED);
+}
+
+// Headers of calls as small as they get: what the first of a connection said, the others refer to.
+class SmallCalls {
+ public:
+  explicit SmallCalls(std::string path, uint32_t first = 1) : path_(std::move(path)), first_(first), stream_(first) {}
+  std::string next(bool whole) {
+    std::string headers = "\x83\x87";  // POST, https
+    if (stream_ == first_)
+      headers += said('\x44', path_) + said('\x41', "localhost") + said('\x5f', "application/grpc") +
+                 said('\x40', "te") + said('\0', "trailers").substr(1);
+    else
+      headers += "\xc1\xc0\xbf\xbe";
+    std::string out = Http2Client::frame(Http2Client::kHeaders, Http2Client::kEndHeaders, stream_, headers);
+    out +=
+        Http2Client::frame(Http2Client::kData, whole ? Http2Client::kEndStream : 0, stream_, Http2Client::message(""));
+    stream_ += 2;
+    return out;
+  }
+
+ private:
+  static std::string said(char how, std::string_view text) {
+    return std::string(1, how) + char(text.size()) + std::string(text);
+  }
+  const std::string path_;
+  const uint32_t first_;
+  uint32_t stream_;
+};
+
+// How many streams the server has ended, by the frames it sent.
+class Ended {
+ public:
+  void add(std::string_view bytes) {
+    rest_ += bytes;
+    size_t at = 0;
+    for (size_t size; rest_.size() - at >= 9; at += 9 + size) {
+      auto byte = [&](size_t i) { return static_cast<unsigned char>(rest_[at + i]); };
+      size = size_t(byte(0)) << 16 | size_t(byte(1)) << 8 | byte(2);
+      if (rest_.size() - at < 9 + size) break;
+      count_ += byte(3) == Http2Client::kHeaders && (byte(4) & Http2Client::kEndStream);
+    }
+    rest_.erase(0, at);
+  }
+  int count() const { return count_; }
+
+ private:
+  std::string rest_;
+  int count_ = 0;
+};
+
+class StreamsOverTls : public Streams {
+ protected:
+  StreamsOverTls() {
+    files_.make("server");
+    options_.tls_cert = files_.path("server.pem");
+    options_.tls_key = files_.path("server.key");
+    options_.keys_file = keys_.path();
+    std::this_thread::sleep_for(1100ms);  // the files have been there for a while
+  }
+  std::unique_ptr<TlsClient> connect_tls(bool retries_hello = true) {
+    auto client = std::make_unique<TlsClient>(files_.path("server.pem"));
+    if (!retries_hello) client->only(TLS1_2_VERSION, nullptr);
+    EXPECT_TRUE(client->connect(server_->grpc_port()));
+    client->give_up_sending_after(2s);
+    client->send(Http2Client::preface());
+    EXPECT_FALSE(client->hear(60s).empty());
+    client->send(Http2Client::frame(Http2Client::kSettings, Http2Client::kAck, 0));
+    return client;
+  }
+  // Sends many calls at once; how long it took until all of them were answered, and whether no more of them were at any
+  // moment than strangers may have.
+  std::pair<Milliseconds, bool> answered(TlsClient& client, SmallCalls calls, int n) {
+    std::string bytes;
+    for (int i = 0; i < n; ++i) bytes += calls.next(true);
+    Ended ended;
+    bool few = true;
+    const auto began = std::chrono::steady_clock::now();
+    const auto since = [&] { return Milliseconds(std::chrono::steady_clock::now() - began); };
+    EXPECT_TRUE(client.send(bytes));
+    while (ended.count() < n && since() < 60s) {
+      ended.add(client.hear(100ms));
+      few &= ended.count() <= 32 + kOfOnePart + 128 * since().count() / 1000;
+    }
+    EXPECT_EQ(ended.count(), n);
+    return {since(), few};
+  }
+
+  static constexpr int kOfOnePart = 16;  // a quarter of a KiB is read at a time
+  TlsFiles files_;
+  OneKey keys_;
+};
+
+// All come in one record, which is deciphered whole.
+TEST_F(StreamsOverTls, WithoutAKeyAreReadAsInTheClear) {
+  for (bool retries_hello : {true, false}) {
+    auto client = connect_tls(retries_hello);
+    EXPECT_TRUE(answered(*client, SmallCalls(kCheck), 400).second);
+  }
+}
+
+TEST_F(StreamsOverTls, OfAConnectionThatShowedAKeyAreReadAtOnce) {
+  const Milliseconds slow((400 - 32 - kOfOnePart) * 1000 / 128);
+  Milliseconds least = slow;
+  for (int tries = 0; tries < 10 && least >= slow; ++tries) {
+    auto client = connect_tls();
+    const std::string call =
+        Http2Client::call_headers(kListModels) + Http2Client::header("authorization", "Bearer " + keys_.key);
+    client->send(Http2Client::frame(Http2Client::kHeaders, Http2Client::kEndHeaders, 1, call) +
+                 Http2Client::frame(Http2Client::kData, Http2Client::kEndStream, 1, Http2Client::message("")));
+    for (Ended first; first.count() == 0;) first.add(client->hear(60s));
+    SmallCalls calls(kCheck, 3);
+    least = std::min(least, answered(*client, calls, 400).first);
+  }
+  EXPECT_LT(least, slow);
+}
+
+TEST_F(StreamsOverTls, OfThoseWhoNeedNoKeyAreFew) {
+  RpcHealthWatch health(server_->grpc_port(), grpc::SslCredentials({files_.read("server.pem"), "", ""}));
+  const int64_t before = resident_bytes();
+  for (const char* path : {kWatch, kReflection, kGenerate}) {
+    std::vector<std::unique_ptr<TlsClient>> all;
+    for (int i = 0; i < 20; ++i) {
+      auto& client = all.emplace_back(connect_tls());
+      SmallCalls calls(path);
+      std::string bytes;
+      for (int s = 0; s < 1000; ++s) bytes += calls.next(false);
+      client->send(bytes);
+    }
+    EXPECT_LT(resident_bytes() - before, 120 * kMiB) << path;
+  }
+  health.expect_prompt();
 }
 
 class MessagesInTotal : public Streams {
@@ -310,7 +431,7 @@ TEST_F(MessagesInTotal, AreBounded) {
     }
   }
   EXPECT_LT(resident_bytes() - before, 256 * kMiB);
-  health.expect_answered();
+  health.expect_prompt();
   all.clear();
   for (int i = 0; i < 100; ++i) {
     auto stub = pb::Inference::NewStub(channel_);

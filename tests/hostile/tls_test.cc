@@ -1,12 +1,10 @@
 // TLS as it is tried by those who rotate certificates, by those who leave politely, and by those who want old ciphers.
 #include <gmock/gmock.h>
-#include <openssl/bio.h>
-#include <openssl/ssl.h>
-
 #include <filesystem>
 
 #include "server/server.h"
 #include "tests/hostile/hostile.h"
+#include "tests/hostile/tls_client.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/https_get.h"
 #include "tests/server/tls_files.h"
@@ -15,38 +13,6 @@ namespace kvasir::server {
 namespace {
 
 using namespace std::chrono_literals;
-using Ctx = std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)>;
-
-// A client's side of one TLS connection; what it offers is set before connect().
-class TlsClient {
- public:
-  explicit TlsClient(const std::string& root) : context_(SSL_CTX_new(TLS_client_method()), SSL_CTX_free) {
-    SSL_CTX_set_verify(context_.get(), SSL_VERIFY_PEER, nullptr);
-    SSL_CTX_load_verify_locations(context_.get(), root.c_str(), nullptr);
-  }
-  ~TlsClient() { SSL_free(ssl_); }
-  void only(int version, const char* ciphers) {
-    SSL_CTX_set_security_level(context_.get(), 0);
-    SSL_CTX_set_max_proto_version(context_.get(), version);
-    if (ciphers) SSL_CTX_set_cipher_list(context_.get(), ciphers);
-  }
-  bool connect(int port) {
-    raw_ = std::make_unique<RawClient>(port);
-    ssl_ = SSL_new(context_.get());
-    static constexpr unsigned char kBoth[] = "\x02h2\x08http/1.1";
-    SSL_set_alpn_protos(ssl_, kBoth, sizeof kBoth - 1);
-    SSL_set_fd(ssl_, raw_->descriptor());
-    return SSL_connect(ssl_) == 1;
-  }
-  bool send(const std::string& bytes) { return SSL_write(ssl_, bytes.data(), int(bytes.size())) > 0; }
-  void say_goodbye() { SSL_shutdown(ssl_); }
-  void close() { raw_->close(); }
-
- private:
-  Ctx context_;
-  std::unique_ptr<RawClient> raw_;
-  SSL* ssl_ = nullptr;
-};
 
 class TlsServed : public testing::Test {
  protected:

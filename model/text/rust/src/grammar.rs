@@ -4,7 +4,6 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use crate::gbnf_lark;
 use crate::schema;
 use crate::tags;
 use crate::tokenizer::{Tokenizer, NEVER_GENERATED, SPECIAL};
+use crate::watch;
 
 const MAX_TEXT: usize = 256 << 10;
 const MAX_CHOICES: usize = 4096;
@@ -301,23 +301,11 @@ fn consume(matcher: &mut Matcher, eos: &[u32], token: u32) -> Result<()> {
 
 /// Nothing where it takes too long: a text that has no end is forced for ever, and the meter does not see it.
 fn forced_in_time(mut matcher: Matcher) -> Vec<u8> {
-    let Some(handle) = matcher.cancellation_handle() else {
+    let watched = matcher.cancellation_handle().and_then(|handle| watch::cancel_after(FORCED_TIME, handle));
+    if watched.is_none() {
         return Vec::new();
-    };
-    let (done, told) = channel::<()>();
-    std::thread::scope(|scope| {
-        let watch = move || {
-            if told.recv_timeout(FORCED_TIME) == Err(RecvTimeoutError::Timeout) {
-                handle.cancel();
-            }
-        };
-        if std::thread::Builder::new().spawn_scoped(scope, watch).is_err() {
-            return Vec::new();
-        }
-        let bytes = matcher.compute_ff_bytes();
-        drop(done);
-        bytes
-    })
+    }
+    matcher.compute_ff_bytes()
 }
 
 impl OneMatcher {

@@ -24,4 +24,5 @@ mod template;
 mod template_bounds;
 mod tokenizer;
 mod tokenizer_face;
+mod watch;
 mod words;
