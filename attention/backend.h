@@ -33,7 +33,7 @@ class Attention {
   virtual Status store_and_gather(const KvcTensors& tensors) = 0;
 };
 
-struct Context {
+struct DeviceContext {
   ThreadPool* pool = nullptr;  // CPU back ends
   void* stream = nullptr;      // cudaStream_t
 };
@@ -56,7 +56,7 @@ class Backend {
   virtual Status available() const = 0;
   // Null: tensors are in host memory.
   virtual const Transfer* transfer() const { return nullptr; }
-  virtual Result<std::unique_ptr<Attention>> create(const Attributes&, const Limits&, const Context&) const = 0;
+  virtual Result<std::unique_ptr<Attention>> create(const Attributes&, const Limits&, const DeviceContext&) const = 0;
 };
 
 // All that were compiled in, best first; `find_backend` names the known ones when it fails.

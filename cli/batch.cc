@@ -23,9 +23,9 @@ namespace kvasir::cli {
 namespace {
 
 using json = nlohmann::ordered_json;
+using server::http::HttpRequest;
+using server::http::HttpResponse;
 using server::http::Producer;
-using server::http::Request;
-using server::http::Response;
 
 constexpr std::array<std::string_view, 7> kUrls = {
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
@@ -177,18 +177,18 @@ class Batch {
 
   void ask(const Line& line) {
     const int64_t number = ++asked_;
-    const Request request{.method = "POST",
-                          .path = line.url,
-                          .headers = {{"host", "localhost"}, {"content-type", "application/json"}},
-                          .body = line.body,
-                          .peer = "localhost"};
+    const HttpRequest request{.method = "POST",
+                              .path = line.url,
+                              .headers = {{"host", "localhost"}, {"content-type", "application/json"}},
+                              .body = line.body,
+                              .peer = "localhost"};
     server::http::Reply reply = answer(request);
     // Many answers to one request may be more than there is room for beside others.
     while (busy(reply) && !open_.empty()) {
       wait(open_.size() - 1);
       reply = answer(request);
     }
-    if (auto* whole = std::get_if<Response>(&reply)) return write(line.id, number, *whole, whole->body);
+    if (auto* whole = std::get_if<HttpResponse>(&reply)) return write(line.id, number, *whole, whole->body);
     Call& call = open_[number];
     call = {line.id, std::get<std::unique_ptr<Producer>>(std::move(reply)), {}};
     call.producer->on_ready([this, number] { ready_.add(number); });
@@ -212,14 +212,14 @@ class Batch {
     std::string body;
   };
 
-  server::http::Reply answer(const Request& request) {
+  server::http::Reply answer(const HttpRequest& request) {
     server::http::Admission admission = api_.admit(request);
     if (admission.refusal) return *std::move(admission.refusal);
     return admission.answer(request);
   }
 
   static bool busy(const server::http::Reply& reply) {
-    const auto* whole = std::get_if<Response>(&reply);
+    const auto* whole = std::get_if<HttpResponse>(&reply);
     return whole && (whole->status == 429 || whole->status == 503);
   }
 
@@ -234,7 +234,7 @@ class Batch {
     open_.erase(found);
   }
 
-  void write(const std::string& id, int64_t number, const Response& head, const std::string& text) {
+  void write(const std::string& id, int64_t number, const HttpResponse& head, const std::string& text) {
     json body = json::parse(text, nullptr, false);
     if (body.is_discarded()) body = text;
     if (head.status != 200) ++refused_;

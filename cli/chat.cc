@@ -176,7 +176,7 @@ class Conversation {
  private:
   static std::string shown(const std::string& text) { return client::TerminalText().clean(text.substr(0, 60)); }
 
-  void note_figures(const client::Reply& reply) const {
+  void note_figures(const client::ChatReply& reply) const {
     double after = reply.seconds - reply.first_token_seconds;
     char text[160];
     std::snprintf(text, sizeof text, "%lld tokens, first after %.2f s, then %.1f/s%s%s",

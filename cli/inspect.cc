@@ -34,14 +34,14 @@ std::string human(int64_t bytes) {
 }
 
 // The pages that serve makes of its memory, and how that comes about.
-struct Pools {
+struct PageMemory {
   int64_t memory = 0;
   std::string formula;
   std::vector<scheduler::PageGroup> groups;
 };
 
-Result<Pools> pools_of(const model::ModelInfo& info, int64_t memory, const engine::KvSteps& steps) {
-  Pools out;
+Result<PageMemory> pools_of(const model::ModelInfo& info, int64_t memory, const engine::KvSteps& steps) {
+  PageMemory out;
   const int64_t free = host_limits().memory_available;
   out.memory = memory > 0 ? memory : engine::default_kv_memory(free);
   out.formula = memory > 0 ? human(memory) : cat("min(", human(free), " free / 4, 4 GiB) = ", human(out.memory));
@@ -87,14 +87,14 @@ Result<Needs> needs_of(const std::vector<model::ModelConfig>& ranks, model::Weig
 }
 
 // A draft model's part of that memory.
-struct Draft {
+struct DraftMemory {
   std::string name;
   int64_t weight_bytes = 0, kv_bytes_per_token = 0, pages = 0, bytes = 0;
 };
 
 // It comes out of `memory`.
-Result<Draft> draft_of(const std::string& file, const model::ModelConfig& of, const model::ModelInfo& model,
-                       const engine::KvSteps& steps, int64_t& memory) {
+Result<DraftMemory> draft_of(const std::string& file, const model::ModelConfig& of, const model::ModelInfo& model,
+                             const engine::KvSteps& steps, int64_t& memory) {
   model::ModelFiles files;
   const bool head = model::is_eagle3(file);
   if (head) {
@@ -111,7 +111,7 @@ Result<Draft> draft_of(const std::string& file, const model::ModelConfig& of, co
   info.kv_bytes_per_token = files.config.kv_bytes_per_token(form, false);
   const engine::DraftPages part = engine::draft_pages(memory, model, info, steps);
   memory -= part.bytes;
-  return Draft{files.config.name, files.weights->bytes(), info.kv_bytes_per_token, part.pages, part.bytes};
+  return DraftMemory{files.config.name, files.weights->bytes(), info.kv_bytes_per_token, part.pages, part.bytes};
 }
 
 void list_architectures() {
@@ -210,7 +210,7 @@ int inspect(int argc, char** argv) {
   }
   model::ModelInfo info = c.info();
   info.kv_bytes_per_token = kv, info.windowed_kv_bytes = windowed_kv;
-  std::optional<Draft> draft;
+  std::optional<DraftMemory> draft;
   if (!draft_model.empty()) {
     if (kv_memory.bytes == 0) kv_memory.bytes = engine::default_kv_memory(host_limits().memory_available);
     auto file = hub::local_model(draft_model, hub);

@@ -39,8 +39,8 @@ Status write_file(const std::string& path, const std::string& text) {
 }
 
 // The machine that is simulated when no --config says otherwise.
-scheduler::Options default_machine() {
-  scheduler::Options options;
+scheduler::Settings default_machine() {
+  scheduler::Settings options;
   options.groups = {{16384, 0}};
   options.max_context = 131072;
   options.max_running = 256;
@@ -69,7 +69,7 @@ std::vector<std::string> policies_of(const SimulateConfig& c) {
   return c.policy == "auto" || c.policy == "all" ? scheduler::policy_names() : std::vector{c.policy};
 }
 
-Status simulate_pools(const SimulateConfig& c, scheduler::Options options, const scheduler::Workload& workload,
+Status simulate_pools(const SimulateConfig& c, scheduler::Settings options, const scheduler::SimWorkload& workload,
                       const scheduler::StepCost* machine) {
   std::vector<scheduler::ApartReport> reports;
   for (const std::string& p : policies_of(c)) {
@@ -82,12 +82,12 @@ Status simulate_pools(const SimulateConfig& c, scheduler::Options options, const
   return c.out.empty() ? Status() : write_file(c.out, json);
 }
 
-Status simulate_with(const SimulateConfig& c, scheduler::Options options, const scheduler::Workload& workload) {
+Status simulate_with(const SimulateConfig& c, scheduler::Settings options, const scheduler::SimWorkload& workload) {
   for (const std::string& file : c.configs) {
     KVASIR_ASSIGN(std::string json, read_file(file));
     KVASIR_TRY(scheduler::apply_json(json, &options, file));
   }
-  scheduler::Options machine;  // of which only the cost counts
+  scheduler::Settings machine;  // of which only the cost counts
   if (!c.machine.empty()) {
     KVASIR_ASSIGN(std::string json, read_file(c.machine));
     KVASIR_TRY(scheduler::apply_json(json, &machine, c.machine));

@@ -31,7 +31,8 @@ class GrpcChatClient final : public ChatClient {
     return models.models_size() ? models.models(0).id() : std::string("(loading)");
   }
 
-  Result<Reply> chat(std::span<const Message> messages, const ChatSettings& settings, const OnText& on_text) override {
+  Result<ChatReply> chat(std::span<const Message> messages, const ChatSettings& settings,
+                         const OnText& on_text) override {
     v1::GenerateRequest request;
     for (const Message& m : messages) {
       auto* out = request.mutable_chat()->add_messages();
@@ -47,7 +48,7 @@ class GrpcChatClient final : public ChatClient {
     prepare(*context);
     set_current(context);
     auto began = Clock::now();
-    Reply reply;
+    ChatReply reply;
     auto stream = stub_->Generate(context.get(), request);
     for (v1::GenerateResponse event; stream->Read(&event);) take(event, began, reply, on_text);
     grpc::Status end = stream->Finish();
@@ -74,7 +75,8 @@ class GrpcChatClient final : public ChatClient {
     std::lock_guard lock(mutex_);
     current_ = std::move(context);
   }
-  static void take(const v1::GenerateResponse& event, Clock::time_point began, Reply& reply, const OnText& on_text) {
+  static void take(const v1::GenerateResponse& event, Clock::time_point began, ChatReply& reply,
+                   const OnText& on_text) {
     if (event.has_started()) reply.seed = event.started().seed();
     if (event.has_delta()) {
       if (reply.text.empty()) reply.first_token_seconds = std::chrono::duration<double>(Clock::now() - began).count();

@@ -32,7 +32,7 @@ struct ChatSettings {
   std::optional<uint64_t> seed;
 };
 
-struct Reply {
+struct ChatReply {
   std::string text;
   std::string reason;  // "STOP_TOKEN", "LENGTH", "CANCELLED"
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
@@ -48,8 +48,8 @@ class ChatClient {
   // The name of what is served; waits up to `limit` for the server to answer at all.
   virtual Result<std::string> model(std::chrono::milliseconds limit) = 0;
   using OnText = std::function<void(std::string_view)>;
-  virtual Result<Reply> chat(std::span<const Message> messages, const ChatSettings& settings,
-                             const OnText& on_text) = 0;
+  virtual Result<ChatReply> chat(std::span<const Message> messages, const ChatSettings& settings,
+                                 const OnText& on_text) = 0;
   virtual void cancel() = 0;  // the answer in progress, from another thread; nothing when there is none
 };
 

@@ -82,7 +82,7 @@ struct Kvasir : Common {
   }
   void take(const Message& m, Sink& sink) {
     if (m.has_delta()) {
-      Piece piece{m.delta().tokens_size(), m.delta().text()};
+      AnswerPiece piece{m.delta().tokens_size(), m.delta().text()};
       for (const v1::Token& t : m.delta().tokens()) {
         std::vector<double> top;
         for (const v1::Logprob& one : t.top()) top.push_back(one.logprob());
@@ -110,8 +110,8 @@ void set_ppl(const Ask& ask, uint64_t id, ppl::llm::proto::Request& r) {
   if (ask.seed) c->set_seed(*ask.seed);
 }
 
-Piece ppl_piece(const ppl::llm::proto::Response& r) {
-  Piece piece{1, r.generated()};
+AnswerPiece ppl_piece(const ppl::llm::proto::Response& r) {
+  AnswerPiece piece{1, r.generated()};
   if (r.has_detail()) piece.logprob = r.detail().logprobs();  // this contract has no others' to compare with
   return piece;
 }
@@ -222,7 +222,7 @@ struct Vllm : Common {
     if (m.has_chunk()) {
       std::string ids;
       for (const auto id : m.chunk().token_ids()) ids += std::to_string(id) + " ";
-      Piece piece{m.chunk().token_ids_size(), ids};
+      AnswerPiece piece{m.chunk().token_ids_size(), ids};
       for (const auto& top : m.chunk().output_logprobs().top_logprobs()) {
         piece.top_gap = lesser_gap(piece.top_gap, top_gap_of({top.values().begin(), top.values().end()}));
       }

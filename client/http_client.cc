@@ -89,7 +89,7 @@ class Connection {
 
 class AsioClient final : public HttpClient {
  public:
-  AsioClient(HttpServer server, std::string host, std::unique_ptr<asio::ssl::context> tls,
+  AsioClient(HttpEndpoint server, std::string host, std::unique_ptr<asio::ssl::context> tls,
              tcp::resolver::results_type where, std::chrono::milliseconds timeout)
       : server_(std::move(server)),
         host_(std::move(host)),
@@ -170,7 +170,7 @@ class AsioClient final : public HttpClient {
     return unavailable(cat("the connection broke: ", error.message()));
   }
 
-  const HttpServer server_;
+  const HttpEndpoint server_;
   const std::string host_;
   const std::unique_ptr<asio::ssl::context> tls_;
   const tcp::resolver::results_type where_;
@@ -204,8 +204,8 @@ Result<std::unique_ptr<asio::ssl::context>> tls_context(const TlsFiles& files) {
 
 }  // namespace
 
-Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpServer& server, std::chrono::milliseconds timeout) {
-  HttpServer own = server;
+Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpEndpoint& server, std::chrono::milliseconds timeout) {
+  HttpEndpoint own = server;
   if (own.address.starts_with("https://")) {
     own.address.erase(0, 8);
     own.tls.on = true;

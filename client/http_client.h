@@ -12,7 +12,7 @@
 
 namespace kvasir::client {
 
-struct HttpServer {
+struct HttpEndpoint {
   std::string address;  // HOST:PORT, http://HOST:PORT or https://HOST:PORT
   std::string api_key;
   TlsFiles tls;
@@ -20,7 +20,7 @@ struct HttpServer {
 
 class HttpClient {
  public:
-  static Result<std::unique_ptr<HttpClient>> create(const HttpServer& server, std::chrono::milliseconds timeout);
+  static Result<std::unique_ptr<HttpClient>> create(const HttpEndpoint& server, std::chrono::milliseconds timeout);
   virtual ~HttpClient() = default;
 
   // Both are called on the client's thread; `done` is the last, and says what went wrong with the connection.

@@ -34,7 +34,7 @@ class Recorder final : public Sink {
   Recorder(std::shared_ptr<Shared> shared, Record& record, int index)
       : shared_(std::move(shared)), record_(record), index_(index) {}
 
-  void on_tokens(const Piece& piece) override {
+  void on_tokens(const AnswerPiece& piece) override {
     if (shared_->keep_text) {
       if (!std::isnan(piece.logprob)) {
         record_.odds.emplace_back(record_.text.size(), static_cast<float>(piece.logprob));

@@ -125,7 +125,7 @@ class OpenAiTarget final : public Target {
     const Json& choice = (*choices)[0];
     const auto delta = chat_ ? choice.find("delta") : choice.end();
     const Json& from = delta != choice.end() ? *delta : choice;
-    Piece piece;
+    AnswerPiece piece;
     piece.text = text_in(from, chat_ ? "content" : "text");
     const bool thinks = chat_ && (!text_in(from, "reasoning_content").empty() || !text_in(from, "reasoning").empty());
     if (piece.text.empty() && !thinks) return;  // what is thought aloud is drawn, too, and no part of the answer

@@ -32,8 +32,8 @@ struct Usage {
   int64_t prompt_tokens = -1, output_tokens = -1, cached_tokens = -1;  // -1: the server did not say
 };
 
-struct Piece {    // of an answer, as it came
-  int count = 1;  // tokens
+struct AnswerPiece {  // of an answer, as it came
+  int count = 1;      // tokens
   std::string_view text;
   double top_gap = -1;   // how far apart in log-probability the two likeliest tokens were; -1: not known
   double logprob = NAN;  // of the (last) token itself; NAN: not known
@@ -47,7 +47,7 @@ inline double lesser_gap(double a, double b) { return a < 0 || b < 0 ? std::max(
 class Sink {
  public:
   virtual ~Sink() = default;
-  virtual void on_tokens(const Piece& piece) = 0;
+  virtual void on_tokens(const AnswerPiece& piece) = 0;
   virtual void on_done(const Status& status, const Usage& usage) = 0;  // last, exactly once
 };
 

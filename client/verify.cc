@@ -14,7 +14,7 @@ constexpr size_t kMostExamples = 5;
 
 class Alone final : public Sink {
  public:
-  void on_tokens(const Piece& piece) override {
+  void on_tokens(const AnswerPiece& piece) override {
     pieces_.push_back({text.size(), piece.top_gap, piece.logprob});
     text += piece.text;
   }

@@ -144,9 +144,9 @@ void DraftModel::gather(std::span<Want> wants, bool first, double seconds) {
     rows_.push_back({&w, held, int64_t(w.tokens.size() + w.draft.size() - held->tokens.size()), true});
   }
   // Decodes stand before prompts.
-  std::stable_partition(rows_.begin(), rows_.end(), [](const Row& r) { return r.count == 1; });
+  std::stable_partition(rows_.begin(), rows_.end(), [](const DraftRow& r) { return r.count == 1; });
   bool some = false;
-  for (Row& r : rows_) {
+  for (DraftRow& r : rows_) {
     if (r.count > kFew) {
       const int64_t in_time =
           int64_t(scheduler::prompt_tokens_in(seconds, int64_t(r.held->tokens.size()), learned_.cost()));
@@ -161,11 +161,11 @@ void DraftModel::gather(std::span<Want> wants, bool first, double seconds) {
     room -= r.count;
     if (!r.samples) r.want->count = 0;
   }
-  std::erase_if(rows_, [](const Row& r) { return r.count <= 0; });
-  std::stable_partition(rows_.begin(), rows_.end(), [](const Row& r) { return r.count == 1; });
+  std::erase_if(rows_, [](const DraftRow& r) { return r.count <= 0; });
+  std::stable_partition(rows_.begin(), rows_.end(), [](const DraftRow& r) { return r.count == 1; });
 }
 
-void DraftModel::add(const Row& row) {
+void DraftModel::add(const DraftRow& row) {
   model::Batch& b = batch_;
   Held& held = *row.held;
   const auto begin = int64_t(held.tokens.size()), end = begin + row.count;
@@ -204,10 +204,10 @@ void DraftModel::pack() {
   samples_.clear();
   work_ = {};
   size_t longest = 0;
-  for (const Row& r : rows_) longest = std::max(longest, r.held->pages.size());
+  for (const DraftRow& r : rows_) longest = std::max(longest, r.held->pages.size());
   starts_.begin(int64_t(rows_.size()), int64_t(longest),
                 (info().context_length + limits_.page_size - 1) / limits_.page_size, b.cachestarts);
-  for (const Row& r : rows_) add(r);
+  for (const DraftRow& r : rows_) add(r);
   b.max_pages = starts_.row_length();
 }
 
@@ -220,7 +220,7 @@ Status DraftModel::step() {
   learned_.learn(work_);
   seconds_ += work_.seconds;
   size_t next = 0;
-  for (const Row& r : rows_) {
+  for (const DraftRow& r : rows_) {
     if (!r.samples) continue;
     const model::Sampled& s = drawn.at(next++);
     if (s.bad_logits) r.held->off = true;

@@ -50,7 +50,7 @@ class DraftModel final : public Drafter {
     uint64_t used = 0;  // the call that last asked for it
     bool off = false;   // its logits were no numbers, or a token of its is none of this model's
   };
-  struct Row {
+  struct DraftRow {
     Want* want;
     Held* held;
     int64_t count;  // tokens to prefill
@@ -60,7 +60,7 @@ class DraftModel final : public Drafter {
   bool reserve(Held& held, int64_t tokens);
   bool take_from_another();
   void gather(std::span<Want> wants, bool first, double seconds);
-  void add(const Row& row);
+  void add(const DraftRow& row);
   void pack();
   Status step();
   Status measure();
@@ -74,7 +74,7 @@ class DraftModel final : public Drafter {
   double seconds_ = 0;
 
   // Of one step.
-  std::vector<Row> rows_;
+  std::vector<DraftRow> rows_;
   model::Batch batch_;
   kvcache::CacheStarts starts_;
   model::SamplingParams greedy_;

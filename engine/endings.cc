@@ -5,13 +5,13 @@ namespace kvasir::engine {
 
 void StepLoop::drain_events() {
   scheduler_->take_events(events_);
-  for (const scheduler::Event& e : events_) on_event(e);
+  for (const scheduler::Notice& e : events_) on_event(e);
 }
 
-void StepLoop::on_event(const scheduler::Event& event) {
+void StepLoop::on_event(const scheduler::Notice& event) {
   JobPtr job = find(event.request);
   if (!job) return;
-  using Kind = scheduler::Event::Kind;
+  using Kind = scheduler::Notice::Kind;
   switch (event.kind) {
     case Kind::admitted:
       job->admitted = true;
@@ -29,11 +29,11 @@ void StepLoop::on_event(const scheduler::Event& event) {
       choice.ended = true;
       if (draft_model_) draft_model_->forget(event.seq);
       if (job->request.pooled && !finish_pooled(*job)) {
-        records_.push_back({Record::Kind::failed, false, 0, FinishReason::cancelled, job});
+        records_.push_back({Publication::Kind::failed, false, 0, FinishReason::cancelled, job});
         return;
       }
-      Record record{Record::Kind::finished, false, event.choice, FinishReason::length, job};
-      if (event.reason == scheduler::Event::Reason::stop) {
+      Publication record{Publication::Kind::finished, false, event.choice, FinishReason::length, job};
+      if (event.reason == scheduler::Notice::Reason::stop) {
         record.reason = choice.stop_token >= 0 ? FinishReason::stop_token : FinishReason::stop_string;
         record.token.id = choice.stop_token;
       }
@@ -49,7 +49,7 @@ void StepLoop::on_event(const scheduler::Event& event) {
     case Kind::cancelled: {
       job->ended = true;
       leave_queue(*job);
-      auto kind = job->failure.ok() ? Record::Kind::cancelled : Record::Kind::failed;
+      auto kind = job->failure.ok() ? Publication::Kind::cancelled : Publication::Kind::failed;
       records_.push_back({kind, false, 0, FinishReason::cancelled, job});
       return;
     }
@@ -81,7 +81,7 @@ bool StepLoop::finish_pooled(Job& job) {
 void StepLoop::publish_answers(const JobPtr& job) {
   auto answers = job->beams->best(job->request.n);
   for (size_t i = 0; i < answers.size(); ++i) {
-    Record record{Record::Kind::answer, answers[i].stopped, int32_t(i), FinishReason::length, job};
+    Publication record{Publication::Kind::answer, answers[i].stopped, int32_t(i), FinishReason::length, job};
     record.answer = std::move(answers[i]);
     records_.push_back(std::move(record));
   }
@@ -102,7 +102,7 @@ void StepLoop::leave_queue(Job& job) {
 void StepLoop::start_stream(const JobPtr& job) {
   if (job->started) return;
   job->started = true;
-  records_.push_back({Record::Kind::started, false, 0, FinishReason::length, job});
+  records_.push_back({Publication::Kind::started, false, 0, FinishReason::length, job});
 }
 
 JobPtr StepLoop::find(uint64_t number) const {

@@ -155,7 +155,7 @@ Status EngineImpl::load(const Loader& loader) {
     memory = int64_t(double(room >= 0 ? room : default_kv_memory(host_limits().memory_available)) *
                      options_.kv_memory_share);
   KVASIR_ASSIGN(std::unique_ptr<Drafter> draft, load_draft(&memory));
-  KVASIR_ASSIGN(scheduler::Options plan, scheduler_options(options_, *loaded_.runner, memory));
+  KVASIR_ASSIGN(scheduler::Settings plan, scheduler_options(options_, *loaded_.runner, memory));
   plan.cache_events = cache_events_;
   std::vector<int64_t> pages;
   for (const scheduler::PageGroup& g : plan.groups) pages.push_back(g.pages);
@@ -451,8 +451,8 @@ void EngineImpl::hand_over(JobPtr job) {
   if (mailbox_->submit(job)) return;
   shared_.waiting.leave(job->request.tenant, int64_t(job->request.prompt.size()));
   job->failure = unavailable("the server is shutting down");
-  std::vector<Record> records;
-  records.push_back({Record::Kind::failed, false, 0, FinishReason::cancelled, std::move(job)});
+  std::vector<Publication> records;
+  records.push_back({Publication::Kind::failed, false, 0, FinishReason::cancelled, std::move(job)});
   publisher_.post(std::move(records));
 }
 

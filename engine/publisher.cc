@@ -30,7 +30,7 @@ Publisher::~Publisher() {
   thread_.join();
 }
 
-void Publisher::post(std::vector<Record>&& records, std::optional<StepSample> step) {
+void Publisher::post(std::vector<Publication>&& records, std::optional<StepSample> step) {
   if (records.empty() && !(step && trace_.on())) return;
   {
     std::unique_lock lock(mutex_);
@@ -62,7 +62,7 @@ void Publisher::run() {
     {
       std::lock_guard counting(counts_mutex_);
       Time now = std::chrono::steady_clock::now();
-      for (Record& record : batch.records) publish(record, now);
+      for (Publication& record : batch.records) publish(record, now);
     }
     for (const JobPtr& job : touched_) job->channel.announce();
     touched_.clear();
@@ -79,25 +79,25 @@ void Publisher::push(Job& job, Event event) {
   if (job.channel.push(std::move(event))) job.touch();  // full: the step thread pauses it
 }
 
-void Publisher::publish(Record& record, Time now) {
+void Publisher::publish(Publication& record, Time now) {
   Job& job = *record.job;
   if (job.closed) return;
   switch (record.kind) {
-    case Record::Kind::started: return start(job);
-    case Record::Kind::token: return token(job, record, now);
-    case Record::Kind::answer: return answer(job, record, now);
-    case Record::Kind::finished: {
+    case Publication::Kind::started: return start(job);
+    case Publication::Kind::token: return token(job, record, now);
+    case Publication::Kind::answer: return answer(job, record, now);
+    case Publication::Kind::finished: {
       Finished event{record.choice, record.reason};
       if (record.reason == FinishReason::stop_token) event.stop_token = record.token.id;
       if (job.request.pooled) event.pooled.push_back(std::move(job.pooled));
       return finish(job, record.choice, std::move(event), now);
     }
-    case Record::Kind::cancelled:
+    case Publication::Kind::cancelled:
       ++counts_.cancelled;
       if (job.open_choices == 0) job.open_choices = job.request.n;  // it had not started
       for (int32_t c = 0; c < job.request.n; ++c) finish(job, c, Finished{c, FinishReason::cancelled}, now);
       return;
-    case Record::Kind::failed:
+    case Publication::Kind::failed:
       ++counts_.failed;
       ++counts_.errors[code_name(job.failure.code())];
       close(job, now);
@@ -116,7 +116,7 @@ void Publisher::start(Job& job) {
   push(job, Started{job.request.sampling.seed, job.cached_tokens, std::move(job.prompt_logprobs)});
 }
 
-void Publisher::token(Job& job, Record& record, Time now) {
+void Publisher::token(Job& job, Publication& record, Time now) {
   ChoiceText& text = job.texts[record.choice];
   if (text.finished) return;  // drawn before the step thread heard of the stop string
   if (text.tokens++ == 0) {
@@ -148,7 +148,7 @@ void Publisher::token(Job& job, Record& record, Time now) {
   }
 }
 
-void Publisher::answer(Job& job, Record& record, Time now) {
+void Publisher::answer(Job& job, Publication& record, Time now) {
   ChoiceText& text = job.texts[size_t(record.choice)];
   std::vector<TokenOut>& tokens = record.answer.tokens;
   if (job.first_at == Time{}) {

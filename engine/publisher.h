@@ -16,7 +16,7 @@
 
 namespace kvasir::engine {
 
-struct Record {
+struct Publication {
   enum class Kind : uint8_t { started, token, answer, finished, cancelled, failed };
   Kind kind = Kind::token;
   bool stop_token = false;  // token: it ends the choice and is shown only when asked for
@@ -50,21 +50,21 @@ class Publisher {
   }
 
   // Takes the records. Waits only when this thread is far behind (never for a reader).
-  void post(std::vector<Record>&& records, std::optional<StepSample> step = std::nullopt);
+  void post(std::vector<Publication>&& records, std::optional<StepSample> step = std::nullopt);
   const Status& trace_status() const { return trace_.status(); }
   Published counts() const;
   void wait_empty();
 
  private:
   struct Batch {
-    std::vector<Record> records;
+    std::vector<Publication> records;
     std::optional<StepSample> step;
   };
   void run();
-  void publish(Record& record, Time now);
+  void publish(Publication& record, Time now);
   void start(Job& job);
-  void answer(Job& job, Record& record, Time now);
-  void token(Job& job, Record& record, Time now);
+  void answer(Job& job, Publication& record, Time now);
+  void token(Job& job, Publication& record, Time now);
   void finish(Job& job, int32_t choice, Finished event, Time now);
   void close(Job& job, Time now);
   void push(Job& job, Event event);

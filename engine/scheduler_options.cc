@@ -17,10 +17,10 @@ constexpr double kLeastWait = 4, kAnswersWait = 3;
 
 }  // namespace
 
-Result<scheduler::Options> scheduler_options(const EngineOptions& options, const model::Runner& runner,
-                                             int64_t kv_memory) {
+Result<scheduler::Settings> scheduler_options(const EngineOptions& options, const model::Runner& runner,
+                                              int64_t kv_memory) {
   const model::ModelInfo& info = runner.info();
-  scheduler::Options o;
+  scheduler::Settings o;
   if (!options.cost_model.empty()) KVASIR_TRY(read_cost_model(options.cost_model, &o.cost));
   o.page_size = options.page_size;
   o.index_mode = options.kv_index;

@@ -7,7 +7,7 @@
 namespace kvasir::engine {
 
 // `kv_memory`: bytes for the cache. A recording begins here when one is asked for.
-Result<scheduler::Options> scheduler_options(const EngineOptions& options, const model::Runner& runner,
-                                             int64_t kv_memory);
+Result<scheduler::Settings> scheduler_options(const EngineOptions& options, const model::Runner& runner,
+                                              int64_t kv_memory);
 
 }  // namespace kvasir::engine

@@ -245,7 +245,7 @@ void StepLoop::publish_draws() {
       ++counts_[size_t(choice.drafts.source)].accepted;
       owner.job->accepted.fetch_add(1, std::memory_order_relaxed);
     }
-    Record record{Record::Kind::token, draw.stop, owner.choice, FinishReason::length, owner.job};
+    Publication record{Publication::Kind::token, draw.stop, owner.choice, FinishReason::length, owner.job};
     record.token = {sampled.token, sampled.logprob, std::move(sampled.top)};
     records_.push_back(std::move(record));
   }

@@ -14,7 +14,7 @@ Status read_cost_model(const std::string& file, scheduler::StepCost* cost) {
   std::ifstream in(file, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   if (!in && text.empty()) return not_found(cat("the cost model ", file, " cannot be read")).with_field("cost_model");
-  scheduler::Options options;
+  scheduler::Settings options;
   KVASIR_TRY(scheduler::apply_json(text, &options, file));
   *cost = options.cost;
   return {};

@@ -99,7 +99,7 @@ void StepLoop::submit(const JobPtr& job, Time at) {
   if (refused.ok() && job->cancel_requested.load()) {
     job->ended = true;
     leave_queue(*job);
-    records_.push_back({Record::Kind::cancelled, false, 0, FinishReason::cancelled, job});
+    records_.push_back({Publication::Kind::cancelled, false, 0, FinishReason::cancelled, job});
     return;
   }
   bool has_grammar = r.grammar.kind != text::GrammarSpec::Kind::none;
@@ -138,7 +138,7 @@ void StepLoop::submit(const JobPtr& job, Time at) {
   job->failure = std::move(refused);
   job->ended = true;
   leave_queue(*job);
-  records_.push_back({Record::Kind::failed, false, 0, FinishReason::cancelled, job});
+  records_.push_back({Publication::Kind::failed, false, 0, FinishReason::cancelled, job});
 }
 
 void StepLoop::look_at(Job& job, Time at) {

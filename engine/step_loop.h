@@ -82,7 +82,7 @@ class StepLoop {
 
   // Endings (endings.cc).
   void drain_events();
-  void on_event(const scheduler::Event& event);
+  void on_event(const scheduler::Notice& event);
   void fail(Job& job, Status status);
   void leave_queue(Job& job);
   bool finish_pooled(Job& job);
@@ -112,8 +112,8 @@ class StepLoop {
   std::vector<Draw> draws_;
   std::vector<scheduler::SeqResult> results_;
   std::vector<int32_t> drawn_;  // the tokens of results_
-  std::vector<scheduler::Event> events_;
-  std::vector<Record> records_;
+  std::vector<scheduler::Notice> events_;
+  std::vector<Publication> records_;
   DraftCounts counts_{};
   std::vector<Draft> drafts_;
   std::unique_ptr<Drafter> draft_model_;  // null: none, or no more

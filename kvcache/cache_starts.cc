@@ -31,7 +31,7 @@ void CacheStarts::add(uint64_t version, std::span<const int32_t> pages, int64_t 
       return;
     case IndexMode::page_table: break;
   }
-  Row& row = rows_[next_];
+  FilledRow& row = rows_[next_];
   if (version == 0 || row.version != version || row.filled > pages.size()) row = {version, 0};
   int64_t* starts = out.data() + next_ * static_cast<size_t>(row_length_);
   for (; row.filled < pages.size(); ++row.filled) starts[row.filled] = pages[row.filled] * page_size_;

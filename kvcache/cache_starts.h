@@ -22,7 +22,7 @@ class CacheStarts {
   int64_t row_length() const { return row_length_; }  // page_table only
 
  private:
-  struct Row {
+  struct FilledRow {
     uint64_t version = 0;
     size_t filled = 0;
   };
@@ -30,7 +30,7 @@ class CacheStarts {
   const int64_t page_size_;
   int64_t row_length_ = 0;
   size_t next_ = 0;
-  std::vector<Row> rows_;
+  std::vector<FilledRow> rows_;
 };
 
 }  // namespace kvasir::kvcache

@@ -46,7 +46,7 @@ void Scheduler::PlanMaker::make_room() {
 
 bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
   state.compact();  // it may have been preempted in this very plan
-  Request& r = *s->request;
+  RequestState& r = *s->request;
   const int32_t sequences_wanted = r.forked ? 1 : r.n;
   const int64_t left = options.max_running - static_cast<int64_t>(running.size()) - sequences_wanted;
   if (left < 0 || left < forks_to_come()) return false;
@@ -106,9 +106,9 @@ bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
   state.growth_pages += kv.pages_missing(*s->lease(), size + options.lookahead_tokens);
   if (!r.announced) {
     r.announced = true;
-    state.event(Event::Kind::admitted, *s);
+    state.event(Notice::Kind::admitted, *s);
   } else {
-    state.event(Event::Kind::resumed, *s);
+    state.event(Notice::Kind::resumed, *s);
   }
   moved = true;
   start_running(s);
@@ -124,7 +124,7 @@ void Scheduler::PlanMaker::plan_admissions(const Sequence* before) {
     if (before != nullptr && !policy->goes_first(*s, *before)) return;
     if (lead != nullptr && !policy->may_join(*lead, *s)) return;
     if (state.hopeless(*s, now)) {
-      state.end_request(s->request, Event::Kind::expired);
+      state.end_request(s->request, Notice::Kind::expired);
       continue;
     }
     const int64_t room = prompt_room(0), size = static_cast<int64_t>(s->tokens.size());
@@ -140,7 +140,7 @@ void Scheduler::PlanMaker::plan_admissions(const Sequence* before) {
   }
 }
 
-bool Scheduler::PlanMaker::admit_beams(Request& r) {
+bool Scheduler::PlanMaker::admit_beams(RequestState& r) {
   std::vector<Sequence*> beams;
   int64_t pages = 0;
   for (Sequence* s : r.sequences) {

@@ -41,14 +41,14 @@ struct Times {
 
 class Fleet {
  public:
-  Fleet(const Options& options, const StepCost* machine) : options_(options), machine_(machine) {}
+  Fleet(const Settings& options, const StepCost* machine) : options_(options), machine_(machine) {}
 
   // Every machine with its share; times_[i] is then of items[i].
-  Status run(const Workload& w, const Shares& shares, bool prompts_come_computed, std::vector<double>& itl) {
+  Status run(const SimWorkload& w, const Shares& shares, bool prompts_come_computed, std::vector<double>& itl) {
     times_.assign(w.items.size(), {});
     for (const std::vector<size_t>& share : shares) {
       if (share.empty()) continue;
-      Workload mine;
+      SimWorkload mine;
       mine.prefix_block = w.prefix_block;
       for (size_t i : share) mine.items.push_back(w.items[i]);
       OneOfMany one;
@@ -68,7 +68,7 @@ class Fleet {
   double end_s = 0;
 
  private:
-  const Options options_;
+  const Settings options_;
   const StepCost* machine_;
   std::vector<Times> times_;
 };
@@ -93,7 +93,7 @@ void add_counts(const Fleet& fleet, FleetReport& to) {
   to.simulated_s = std::max(to.simulated_s, fleet.end_s);
 }
 
-Status check(const Workload& w, const Pools& pools) {
+Status check(const SimWorkload& w, const Pools& pools) {
   if (pools.prefill < 1 || pools.decode < 1) return invalid_argument("both pools need at least one machine");
   if (!(pools.link_gbps > 0) || pools.bytes_per_token < 1)
     return invalid_argument("a link needs its rate and the bytes of a token in the cache");
@@ -107,14 +107,14 @@ Status check(const Workload& w, const Pools& pools) {
 }
 
 // What prefills: each prompt, and its first token.
-Workload prompts_of(const Workload& w) {
-  Workload out = w;
+SimWorkload prompts_of(const SimWorkload& w) {
+  SimWorkload out = w;
   for (WorkItem& item : out.items) item.output_tokens = std::min<int64_t>(item.output_tokens, 1);
   return out;
 }
 
 // A link carries one cache after another, in the order in which prompts end. When each has arrived; -1: none was sent.
-std::vector<double> carry(const Workload& w, const Shares& shares, const std::vector<Times>& prefilled,
+std::vector<double> carry(const SimWorkload& w, const Shares& shares, const std::vector<Times>& prefilled,
                           const Pools& pools, ApartReport& report) {
   std::vector<double> arrived(w.items.size(), -1), moved;
   for (std::vector<size_t> share : shares) {
@@ -136,7 +136,7 @@ std::vector<double> carry(const Workload& w, const Shares& shares, const std::ve
 
 }  // namespace
 
-Result<ApartReport> simulate_apart(const Options& options, const Workload& w, const Pools& pools,
+Result<ApartReport> simulate_apart(const Settings& options, const SimWorkload& w, const Pools& pools,
                                    const StepCost* machine) {
   KVASIR_TRY(check(w, pools));
   const StepCost& cost = machine ? *machine : options.cost;
@@ -166,7 +166,7 @@ Result<ApartReport> simulate_apart(const Options& options, const Workload& w, co
   for (size_t i = 0; i < arrived.size(); ++i)
     if (arrived[i] >= 0) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return arrived[a] < arrived[b]; });
-  Workload answers;
+  SimWorkload answers;
   answers.prefix_block = w.prefix_block;
   for (size_t i : order) {
     WorkItem item = w.items[i];
@@ -176,7 +176,7 @@ Result<ApartReport> simulate_apart(const Options& options, const Workload& w, co
     --item.output_tokens;
     answers.items.push_back(std::move(item));
   }
-  Options roomy = options;  // prompts that come computed take nothing of a step's tokens
+  Settings roomy = options;  // prompts that come computed take nothing of a step's tokens
   roomy.max_tokens_per_step = std::max<int64_t>(options.max_tokens_per_step, options.max_context * 4);
   roomy.max_step_ms = 0;
   Fleet decoding(roomy, machine);

@@ -26,7 +26,7 @@ struct ApartReport {
 // Requests go to the machine with the least work before it. The first token comes from where the prompt was computed,
 // the others from where its cache was moved. Refused: requests that follow others, are cancelled, or whose text is
 // known (recordings).
-Result<ApartReport> simulate_apart(const Options& options, const Workload& workload, const Pools& pools,
+Result<ApartReport> simulate_apart(const Settings& options, const SimWorkload& workload, const Pools& pools,
                                    const StepCost* machine = nullptr);
 
 std::string to_json(const std::vector<ApartReport>& reports);

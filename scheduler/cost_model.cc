@@ -14,13 +14,15 @@ namespace {
 
 constexpr int kFactors = 6;
 constexpr int64_t kFewestSteps = 50;
-using Row = std::array<double, kFactors>;
+using Factors = std::array<double, kFactors>;
 
-Row row_of(const StepTime& s) { return {1, s.prefill_tokens, s.prefill_context, s.decodes, s.decode_context, s.moves}; }
+Factors row_of(const StepTime& s) {
+  return {1, s.prefill_tokens, s.prefill_context, s.decodes, s.decode_context, s.moves};
+}
 
 // Coordinate descent on |A x - b|^2 with x >= 0, from the normal equations. Convex in six numbers, so it ends.
-Row solve(const std::array<Row, kFactors>& ata, const Row& atb) {
-  Row x{};
+Factors solve(const std::array<Factors, kFactors>& ata, const Factors& atb) {
+  Factors x{};
   for (int round = 0; round < 200000; ++round) {
     double moved = 0;
     for (int i = 0; i < kFactors; ++i) {
@@ -76,24 +78,24 @@ Result<CostFit> fit_cost(const std::vector<StepTime>& all) {
         cat("the recording has ", steps.size(), " timed steps; a fit wants at least ", kFewestSteps));
 
   // Each column is scaled to a largest entry of 1, each row divided by its time: all steps count the same.
-  Row scale{};
+  Factors scale{};
   for (const StepTime* s : steps) {
-    const Row r = row_of(*s);
+    const Factors r = row_of(*s);
     for (int i = 0; i < kFactors; ++i) scale[i] = std::max(scale[i], r[i] / s->seconds);
   }
   if (scale[1] == 0 || scale[3] == 0)
     return invalid_argument("the recording has no prefills or no decodes; a fit wants both");
-  std::array<Row, kFactors> ata{};
-  Row atb{};
+  std::array<Factors, kFactors> ata{};
+  Factors atb{};
   for (const StepTime* s : steps) {
-    Row r = row_of(*s);
+    Factors r = row_of(*s);
     for (int i = 0; i < kFactors; ++i) r[i] = scale[i] > 0 ? r[i] / s->seconds / scale[i] : 0;
     for (int i = 0; i < kFactors; ++i) {
       atb[i] += r[i];
       for (int k = 0; k < kFactors; ++k) ata[i][k] += r[i] * r[k];
     }
   }
-  Row x = solve(ata, atb);
+  Factors x = solve(ata, atb);
   for (int i = 0; i < kFactors; ++i) x[i] = scale[i] > 0 ? 1e6 * x[i] / scale[i] : 0;
 
   CostFit fit;

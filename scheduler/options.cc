@@ -12,7 +12,7 @@ Status wrong(const char* field, const std::string& message) {
 
 }  // namespace
 
-Status Options::validate() const {
+Status Settings::validate() const {
   if (page_size < 1 || page_size > kvcache::kMostPageTokens)
     return wrong("page_size", cat("is ", page_size, "; it must be from 1 to ", kvcache::kMostPageTokens));
   if (groups.empty() || groups.size() > 4) return wrong("groups", cat("has ", groups.size(), " entries; 1 to 4 work"));

@@ -36,7 +36,7 @@ class Recorder;
 
 constexpr double kMostWeight = 1e6;  // of a tenant
 
-struct Options {
+struct Settings {
   int32_t page_size = 16;         // 1 to kvcache::kMostPageTokens
   std::vector<PageGroup> groups;  // at least one
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;

@@ -135,7 +135,7 @@ std::string json_string(const std::string& text) {
   return json(text).dump(-1, ' ', true, json::error_handler_t::replace);
 }
 
-std::string options_to_json(const Options& o) {
+std::string options_to_json(const Settings& o) {
   json j;
   each_field(o, [&](const char* name, const auto& x) { j[name] = x; });
   for (const PageGroup& g : o.groups)
@@ -147,7 +147,7 @@ std::string options_to_json(const Options& o) {
   return j.dump(-1, ' ', true, json::error_handler_t::replace);
 }
 
-Status apply_json(const std::string& text, Options* o, const std::string& source) {
+Status apply_json(const std::string& text, Settings* o, const std::string& source) {
   json j = json::parse(text, nullptr, false, true);
   if (!j.is_object()) return invalid_argument(cat(source, " is not a JSON object"));
   const Reader reader(source);

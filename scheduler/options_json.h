@@ -8,9 +8,9 @@
 
 namespace kvasir::scheduler {
 
-std::string options_to_json(const Options& options);
+std::string options_to_json(const Settings& options);
 // Sets what `json` names and leaves the rest; `source` is the file's name, for messages.
-Status apply_json(const std::string& json, Options* options, const std::string& source);
+Status apply_json(const std::string& json, Settings* options, const std::string& source);
 
 std::string json_string(const std::string& text);  // quoted
 

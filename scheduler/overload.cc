@@ -63,7 +63,7 @@ double Scheduler::State::wait_behind(const Queued& ahead, int64_t slots, int64_t
 }
 
 double Scheduler::State::expected_wait(const Sequence& s) const {
-  const Request& r = *s.request;
+  const RequestState& r = *s.request;
   return wait_behind(policy->ahead(s, queued, tenants[r.tenant].queued), r.forked ? 1 : r.n, r.max_new);
 }
 
@@ -89,7 +89,7 @@ double Scheduler::State::wait_bound(int64_t max_new) const {
 
 Status Scheduler::State::check_wait(const Sequence& s, Time now) const {
   if (load.step_seconds <= 0) return {};  // nothing is known yet
-  const Request& r = *s.request;
+  const RequestState& r = *s.request;
   const double wait = expected_wait(s);
   if (r.deadline && (wait > 0 || policy->promises())) {
     const double left = in_seconds(*r.deadline - now), own = knows() ? expected_work(s) : 0;

@@ -35,14 +35,14 @@ class Scheduler::PlanMaker {
   void plan_admissions(const Sequence* before);
   bool admit(Sequence* s, bool urgent);
   bool admit_and_start(Sequence* s, bool urgent);
-  bool admit_beams(Request& r);
+  bool admit_beams(RequestState& r);
   void start_chunk(Sequence* s, bool ordered);
   int64_t pages_in_window(int64_t window) const;
   void start_running(Sequence* s);
 
   // preempt.cc
   bool secure(Sequence* s, int64_t tokens);  // pages for [0, tokens), preempting later ones
-  bool secure_beams(Request& r);
+  bool secure_beams(RequestState& r);
   bool make_writable(Sequence* s, bool urgent);
   Sequence* victim_for(const Sequence* s) const;
   void preempt(Sequence* s);
@@ -50,7 +50,7 @@ class Scheduler::PlanMaker {
   bool cheaper_to_move(const Sequence& s, const kvcache::Lease& lease) const;
 
   State& state;
-  const Options& options;
+  const Settings& options;
   kvcache::KvSpace& kv;
   Policy* const policy;
   std::vector<Sequence*>& running;

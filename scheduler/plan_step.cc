@@ -121,7 +121,7 @@ void Scheduler::PlanMaker::plan_decodes() {
     if (i + 4 < running.size()) __builtin_prefetch(running[i + 4]);
     Sequence* s = running[i];
     auto* d = std::get_if<Decoding>(&s->state);
-    const Request& r = *s->request;
+    const RequestState& r = *s->request;
     if (d == nullptr) {
       if (s->running() && !r.paused) prefills.push_back(s);
       continue;
@@ -206,7 +206,7 @@ int64_t Scheduler::PlanMaker::prompt_room(int64_t begin) const {
 
 // Whole pages, except the last chunk. False when the budget or the pages have room for none.
 bool Scheduler::PlanMaker::plan_chunk(Sequence* s) {
-  Request& r = *s->request;
+  RequestState& r = *s->request;
   const int64_t size = options.page_size;
   const int64_t target = prefill_target(*s);
   if (s->planned >= target) {  // a beam whose prefix was there
@@ -246,7 +246,7 @@ bool Scheduler::PlanMaker::plan_chunk(Sequence* s) {
 
 // The prompt is in (once this plan has run): each further choice starts from the same pages.
 void Scheduler::PlanMaker::fork_choices(Sequence* s) {
-  Request& r = *s->request;
+  RequestState& r = *s->request;
   r.forked = true;
   for (int32_t c = 1; c < r.n; ++c) {
     Sequence* f = state.make_sequence(&r, c);

@@ -7,7 +7,7 @@
 namespace kvasir::scheduler {
 namespace {
 
-constexpr std::pair<const char*, std::unique_ptr<Policy> (*)(const Options&)> kPolicies[] = {
+constexpr std::pair<const char*, std::unique_ptr<Policy> (*)(const Settings&)> kPolicies[] = {
     {"fcfs", make_fcfs},
     {"lpm", make_lpm},
     {"priority", make_priority},
@@ -22,7 +22,7 @@ std::vector<std::string> policy_names() {
   return names;
 }
 
-Result<std::unique_ptr<Policy>> make_policy(const Options& options) {
+Result<std::unique_ptr<Policy>> make_policy(const Settings& options) {
   std::string known;
   for (const auto& [name, make] : kPolicies) {
     if (options.policy == name) return make(options);

@@ -49,7 +49,7 @@ class Policy {
   virtual void refresh(kvcache::KvSpace&) {}
 };
 
-Result<std::unique_ptr<Policy>> make_policy(const Options& options);
+Result<std::unique_ptr<Policy>> make_policy(const Settings& options);
 std::vector<std::string> policy_names();
 
 // The least key first; equal keys by arrival.
@@ -90,10 +90,10 @@ class KeyedPolicy : public Policy {
 inline double in_seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 inline double in_seconds(Time t) { return in_seconds(t.time_since_epoch()); }
 
-std::unique_ptr<Policy> make_fcfs(const Options&);
-std::unique_ptr<Policy> make_lpm(const Options&);
-std::unique_ptr<Policy> make_priority(const Options&);
-std::unique_ptr<Policy> make_deadline(const Options&);
-std::unique_ptr<Policy> make_fair(const Options&);
+std::unique_ptr<Policy> make_fcfs(const Settings&);
+std::unique_ptr<Policy> make_lpm(const Settings&);
+std::unique_ptr<Policy> make_priority(const Settings&);
+std::unique_ptr<Policy> make_deadline(const Settings&);
+std::unique_ptr<Policy> make_fair(const Settings&);
 
 }  // namespace kvasir::scheduler

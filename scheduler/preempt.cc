@@ -28,7 +28,7 @@ bool Scheduler::PlanMaker::secure(Sequence* s, int64_t tokens) {
 }
 
 // Beams go together or not at all; asked for each of them, found out once a plan.
-bool Scheduler::PlanMaker::secure_beams(Request& r) {
+bool Scheduler::PlanMaker::secure_beams(RequestState& r) {
   if (r.beams_asked == state.asked) return r.beams_go;
   r.beams_asked = state.asked;
   const auto is_waiting = [](const Sequence* s) { return s->waits(); };
@@ -98,7 +98,7 @@ void Scheduler::PlanMaker::preempt_one(Sequence* s) {
 void Scheduler::State::lose_pages(Sequence* s, kvcache::Lease lease, kvcache::HostLease host) {
   policy->stopped(*s);
   ++stats.preemptions;
-  event(Event::Kind::preempted, *s);
+  event(Notice::Kind::preempted, *s);
   const bool move = !host.pages().empty();
   if (move) {
     ++stats.swaps;

@@ -63,7 +63,7 @@ void Recorder::flush() {
   sink_(std::move(out));
 }
 
-void Recorder::begin(const Options& options) {
+void Recorder::begin(const Settings& options) {
   put(lines_, "{\"kvasir_recording\":1,\"about\":", json_string(about_), ",\"options\":", options_to_json(options));
   end_line();
 }

@@ -27,7 +27,7 @@ class Recorder {
   ~Recorder() { flush(); }
   Recorder(const Recorder&) = delete;
 
-  void begin(const Options& options);
+  void begin(const Settings& options);
   // Two halves of a line: what was asked before it is moved away, and what became of it.
   void submit(const Submission& s, Time now);
   void submitted(const Result<SeqId>& first, int32_t n);

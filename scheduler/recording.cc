@@ -75,9 +75,9 @@ class Player {
   }
 
   ReplayReport report;
-  Options options;
+  Settings options;
   std::map<std::string, double> weights;  // that requests said
-  Workload workload;
+  SimWorkload workload;
 
  private:
   struct Live {
@@ -290,8 +290,8 @@ class Player {
 
   void take_events() {
     scheduler_->take_events(events_);
-    for (const Event& e : events_) {
-      auto it = e.kind == Event::Kind::released ? live_.find(e.request) : live_.end();
+    for (const Notice& e : events_) {
+      auto it = e.kind == Notice::Kind::released ? live_.find(e.request) : live_.end();
       if (it == live_.end()) continue;
       for (int32_t c = 0; c < it->second.n; ++c) item_of_.erase(it->second.first + static_cast<SeqId>(c));
       first_of_.erase(it->second.first);
@@ -308,7 +308,7 @@ class Player {
   std::deque<Flight> flights_;
   std::vector<SeqResult> results_;
   std::vector<std::vector<int32_t>> storage_;
-  std::vector<Event> events_;
+  std::vector<Notice> events_;
   std::unordered_map<RequestId, Live> live_;
   std::unordered_map<SeqId, size_t> item_of_;
   std::map<SeqId, int32_t> first_of_;  // choice 0 of each request, and how many there are

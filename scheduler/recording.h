@@ -30,8 +30,8 @@ std::string to_json(const ReplayReport& report);
 
 // The same requests with the same beginnings, at the times they came; a request of n choices becomes n requests.
 struct RecordedWorkload {
-  Options options;
-  Workload workload;
+  Settings options;
+  SimWorkload workload;
 };
 Result<RecordedWorkload> read_workload(std::istream& in);
 

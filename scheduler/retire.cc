@@ -102,7 +102,7 @@ void Scheduler::State::settle(Sequence* s) {
   const bool prompt_only = s->request->max_new == 0 && s->computed >= s->request->prompt_tokens;
   if (prompt_only || (s->outputs() > 0 && s->outputs() >= limit_of(*s))) {
     const bool stopped = s->stop_limit >= 0 && s->outputs() >= s->stop_limit;
-    end_sequence(s, stopped ? Event::Reason::stop : Event::Reason::length);
+    end_sequence(s, stopped ? Notice::Reason::stop : Notice::Reason::length);
     return;
   }
   if (kvcache::Lease* lease = s->lease()) {
@@ -122,7 +122,7 @@ void Scheduler::State::settle(Sequence* s) {
 
 // Every beam goes on from the parent its result names: the parents' pages and tokens, forked. A page that
 // two children share is copied by whoever writes first.
-void Scheduler::State::regroup_beams(Request* r, std::span<SeqResult> results) {
+void Scheduler::State::regroup_beams(RequestState* r, std::span<SeqResult> results) {
   struct Next {
     Sequence* beam;
     std::vector<int32_t> tokens;

@@ -17,7 +17,7 @@ Status wrong(const char* field, std::string message) { return invalid_argument(s
 Scheduler::Scheduler(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Scheduler::~Scheduler() = default;
 
-Result<std::unique_ptr<Scheduler>> Scheduler::create(const Options& options) {
+Result<std::unique_ptr<Scheduler>> Scheduler::create(const Settings& options) {
   KVASIR_TRY(options.validate());
   KVASIR_ASSIGN(auto policy, make_policy(options));
   kvcache::KvSpaceOptions kv;
@@ -65,7 +65,7 @@ int32_t Scheduler::State::tenant_index(const std::string& name) {
   return it->second;
 }
 
-Request* Scheduler::State::find_request(RequestId id) {
+RequestState* Scheduler::State::find_request(RequestId id) {
   auto it = requests.find(id);
   return it == requests.end() ? nullptr : it->second.get();
 }
@@ -119,8 +119,8 @@ void Scheduler::State::leave_queue(Sequence* s) {
   s->queued_slots = 0;
 }
 
-void Scheduler::State::event(Event::Kind kind, const Sequence& s, Event::Reason reason) {
-  Event e;
+void Scheduler::State::event(Notice::Kind kind, const Sequence& s, Notice::Reason reason) {
+  Notice e;
   e.kind = kind;
   e.reason = reason;
   e.request = s.request->id;
@@ -131,14 +131,14 @@ void Scheduler::State::event(Event::Kind kind, const Sequence& s, Event::Reason 
   events.push_back(e);
 }
 
-void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
+void Scheduler::State::end_sequence(Sequence* s, Notice::Reason reason) {
   if (s->over()) return;
   dequeue(s);
-  if (reason != Event::Reason::none) {
-    event(Event::Kind::finished, *s, reason);
+  if (reason != Notice::Reason::none) {
+    event(Notice::Kind::finished, *s, reason);
     ++stats.finished;
     for (int32_t c = 1; c < s->request->n && !s->request->forked; ++c) {  // of a prompt alone: nothing forks
-      Event other = events.back();
+      Notice other = events.back();
       other.seq = s->request->first + static_cast<SeqId>(c);
       other.choice = c;
       events.push_back(other);
@@ -148,7 +148,7 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
     load.output_tokens += weight * (static_cast<double>(s->outputs()) - load.output_tokens);
     load.slot_seconds += weight * (in_seconds(clock - s->admitted) - load.slot_seconds);
   }
-  Request& r = *s->request;
+  RequestState& r = *s->request;
   if (--r.alive == 0 && r.deadline) expiries.erase({*r.deadline, r.ordinal});
   kvcache::Lease lease;
   std::vector<int32_t> draft;
@@ -173,7 +173,7 @@ void Scheduler::State::end_sequence(Sequence* s, Event::Reason reason) {
 }
 
 void Scheduler::State::forget(Sequence* s) {
-  Request* r = s->request;
+  RequestState* r = s->request;
   auto& ended = std::get<Ended>(s->state);
   kv.finish(std::move(ended.kv), s->tokens, std::min<int64_t>(s->computed, s->tokens.size()));
   std::erase(r->sequences, s);
@@ -181,8 +181,8 @@ void Scheduler::State::forget(Sequence* s) {
   forgotten.push_back(std::move(it->second));
   sequences.erase(it);
   if (!r->sequences.empty()) return;
-  Event e;
-  e.kind = Event::Kind::released;
+  Notice e;
+  e.kind = Notice::Kind::released;
   e.request = r->id;
   events.push_back(e);
   if (r->paused) --paused_requests;
@@ -192,22 +192,22 @@ void Scheduler::State::forget(Sequence* s) {
   if (requests.empty() && flights.empty()) kv.abandon_orders();
 }
 
-void Scheduler::State::end_request(Request* r, Event::Kind why) {
-  Event e;
+void Scheduler::State::end_request(RequestState* r, Notice::Kind why) {
+  Notice e;
   e.kind = why;
   e.request = r->id;
   e.seq = r->first;
   e.cached_tokens = r->cached_tokens;
   events.push_back(e);
-  ++(why == Event::Kind::expired ? stats.expired : stats.cancelled);
+  ++(why == Notice::Kind::expired ? stats.expired : stats.cancelled);
   r->forked = true;  // no choice is to come any more
   std::vector<Sequence*> all = r->sequences;
-  for (Sequence* s : all) end_sequence(s, Event::Reason::none);
+  for (Sequence* s : all) end_sequence(s, Notice::Reason::none);
 }
 
 void Scheduler::State::expire(Time now) {
   while (!expiries.empty() && expiries.begin()->first.first <= now)
-    end_request(find_request(expiries.begin()->second), Event::Kind::expired);
+    end_request(find_request(expiries.begin()->second), Notice::Kind::expired);
 }
 
 void Scheduler::State::compact() {
@@ -218,16 +218,16 @@ void Scheduler::State::compact() {
 
 Status Scheduler::cancel(RequestId id) {
   if (auto& recorder = state_->options.recorder) recorder->request_call("cancel", id);
-  Request* r = state_->find_request(id);
+  RequestState* r = state_->find_request(id);
   if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
-  state_->end_request(r, Event::Kind::cancelled);
+  state_->end_request(r, Notice::Kind::cancelled);
   return {};
 }
 
 Status Scheduler::pause(RequestId id) {
   if (auto& recorder = state_->options.recorder) recorder->request_call("pause", id);
   State& st = *state_;
-  Request* r = st.find_request(id);
+  RequestState* r = st.find_request(id);
   if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
   if (r->paused) return {};
   for (Sequence* s : r->sequences) st.leave_queue(s);
@@ -239,7 +239,7 @@ Status Scheduler::pause(RequestId id) {
 Status Scheduler::resume(RequestId id) {
   if (auto& recorder = state_->options.recorder) recorder->request_call("resume", id);
   State& st = *state_;
-  Request* r = st.find_request(id);
+  RequestState* r = st.find_request(id);
   if (r == nullptr || r->alive == 0) return not_found(cat("request ", id, " is not there, or is over"));
   if (!r->paused) return {};
   r->paused = false;
@@ -266,7 +266,7 @@ Status Scheduler::stop_at(SeqId id, int64_t output_tokens) {
   if (s->outputs() < output_tokens) return {};  // it ends when it gets there
   s->tokens.resize(s->request->prompt_tokens + output_tokens);
   s->computed = std::min(s->computed, static_cast<int64_t>(s->tokens.size()));
-  st.end_sequence(s, Event::Reason::stop);
+  st.end_sequence(s, Notice::Reason::stop);
   return {};
 }
 
@@ -292,7 +292,7 @@ Status Scheduler::propose(SeqId id, std::vector<int32_t> draft) {
   return {};
 }
 
-void Scheduler::take_events(std::vector<Event>& out) {
+void Scheduler::take_events(std::vector<Notice>& out) {
   out.clear();
   std::swap(out, state_->events);
 }

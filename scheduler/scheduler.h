@@ -54,7 +54,7 @@ struct SeqResult {
   int32_t accepted = 0;
 };
 
-struct Event {
+struct Notice {
   enum class Kind : uint8_t {
     admitted,   // first admission of a request; cached_tokens is known
     finished,   // one choice: `reason`; output_tokens is final
@@ -93,7 +93,7 @@ struct Stats {
 
 class Scheduler {
  public:
-  static Result<std::unique_ptr<Scheduler>> create(const Options& options);
+  static Result<std::unique_ptr<Scheduler>> create(const Settings& options);
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
 
@@ -124,7 +124,7 @@ class Scheduler {
   void advance(std::span<SeqResult> results, Time now);
 
   // What happened since the last call, in order. Swapped with `out`, which is cleared first.
-  void take_events(std::vector<Event>& out);
+  void take_events(std::vector<Notice>& out);
 
   // Prompt and known output of a live sequence; empty when there is none.
   std::span<const int32_t> tokens(SeqId seq) const;

@@ -39,11 +39,11 @@ struct Ended {
 };
 using SeqState = std::variant<Waiting, Prefilling, Decoding, Swapped, Ended>;
 
-struct Request;
+struct RequestState;
 
 struct Sequence {
   SeqId id = 0;
-  Request* request = nullptr;
+  RequestState* request = nullptr;
   int32_t choice = 0;
   int32_t in_flight = 0;              // plans that name it and have not retired
   int32_t awaiting = 0;               // tokens sampled by plans in flight
@@ -77,7 +77,7 @@ struct Sequence {
   int64_t outputs() const;
 };
 
-struct Request {
+struct RequestState {
   RequestId id = 0;
   int32_t tenant = 0;
   int32_t priority = 0;

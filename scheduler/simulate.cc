@@ -18,7 +18,7 @@ int32_t token_at(uint64_t stream, int64_t position) {
   return static_cast<int32_t>((h ^ (h >> 29)) & 0x7fffff);
 }
 
-int32_t token_of(const Workload& w, size_t index, int64_t position) {
+int32_t token_of(const SimWorkload& w, size_t index, int64_t position) {
   const WorkItem& item = w.items[index];
   if (static_cast<size_t>(position) < item.text.size()) return item.text[static_cast<size_t>(position)];
   const int64_t block = position / w.prefix_block;
@@ -67,7 +67,7 @@ Percentiles percentiles(std::vector<double>& v) {
   return p;
 }
 
-Result<SimReport> simulate(const Options& options, const Workload& w, const StepCost* machine, OneOfMany* one,
+Result<SimReport> simulate(const Settings& options, const SimWorkload& w, const StepCost* machine, OneOfMany* one,
                            double warm_up_s) {
   const auto wall = std::chrono::steady_clock::now();
   KVASIR_ASSIGN(auto scheduler, Scheduler::create(options));
@@ -89,7 +89,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
   std::unordered_map<RequestId, Live> live;
   std::map<std::string, std::pair<TenantReport, std::vector<double>>> tenants;
   std::vector<double> ttft, itl, latency;
-  std::vector<Event> events;
+  std::vector<Notice> events;
   std::vector<SeqResult> results;
   std::vector<int32_t> sampled;
   StepPlan plan;
@@ -162,9 +162,9 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
       report.page_use_peak = std::max(report.page_use_peak, use);
     }
     scheduler->take_events(events);
-    for (const Event& e : events) {
-      if (e.kind == Event::Kind::expired) ++report.expired;
-      if (e.kind == Event::Kind::finished) {
+    for (const Notice& e : events) {
+      if (e.kind == Notice::Kind::expired) ++report.expired;
+      if (e.kind == Notice::Kind::finished) {
         const WorkItem& item = w.items[e.request];
         const Live& l = live[e.request];
         ++report.finished;
@@ -175,7 +175,7 @@ Result<SimReport> simulate(const Options& options, const Workload& w, const Step
         ++t.finished;
         t.output_tokens += l.outputs;
       }
-      if (e.kind == Event::Kind::released) {
+      if (e.kind == Notice::Kind::released) {
         const Live& l = live[e.request];
         if (one) one->served[e.request] = {l.first, l.outputs > 0 ? l.last : -1};
         if (l.first >= 0) {

@@ -27,11 +27,11 @@ struct WorkItem {
   std::vector<int32_t> text;  // prompt and output where they are known, of a recording; wins over all of the above
 };
 
-struct Workload {
+struct SimWorkload {
   std::vector<WorkItem> items;
   int64_t prefix_block = 16;
 };
-Result<Workload> parse_workload(const std::string& jsonl);
+Result<SimWorkload> parse_workload(const std::string& jsonl);
 
 struct Percentiles {
   double p50 = 0, p90 = 0, p99 = 0, mean = 0;
@@ -66,7 +66,7 @@ struct OneOfMany {
 };
 
 // `machine`: what its steps take, where that is not what options.cost expects; its first one takes `warm_up_s` more.
-Result<SimReport> simulate(const Options& options, const Workload& workload, const StepCost* machine = nullptr,
+Result<SimReport> simulate(const Settings& options, const SimWorkload& workload, const StepCost* machine = nullptr,
                            OneOfMany* one = nullptr, double warm_up_s = 0);
 Percentiles percentiles(std::vector<double>& values);  // sorts them
 

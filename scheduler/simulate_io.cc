@@ -78,8 +78,8 @@ Status read_item(const json& j, WorkItem* w) {
 
 }  // namespace
 
-Result<Workload> parse_workload(const std::string& jsonl) {
-  Workload w;
+Result<SimWorkload> parse_workload(const std::string& jsonl) {
+  SimWorkload w;
   std::istringstream lines(jsonl);
   std::string text;
   double last = 0;

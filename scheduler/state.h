@@ -18,7 +18,7 @@
 namespace kvasir::scheduler {
 
 struct Scheduler::State {
-  State(const Options& o, const kvcache::KvSpaceOptions& k, std::unique_ptr<Policy> p)
+  State(const Settings& o, const kvcache::KvSpaceOptions& k, std::unique_ptr<Policy> p)
       : options(o), kv(k), policy(std::move(p)), learned(o.cost) {}
 
   struct Named {  // a sequence in a plan in flight
@@ -56,7 +56,7 @@ struct Scheduler::State {
   Status check(const Submission& s) const;
   Status check_load(const Submission& s, int32_t tenant) const;
   Result<SeqId> submit(Submission submission, Time now);
-  Sequence* make_sequence(Request* r, int32_t choice);
+  Sequence* make_sequence(RequestState* r, int32_t choice);
 
   // overload.cc
   bool knows() const;
@@ -71,17 +71,17 @@ struct Scheduler::State {
 
   // scheduler.cc
   int32_t tenant_index(const std::string& name);
-  Request* find_request(RequestId id);
+  RequestState* find_request(RequestId id);
   Sequence* find_sequence(SeqId id) const;
   void enqueue(Sequence* s);  // it waits from now on: in the policy's queue, unless its request is paused
   void dequeue(Sequence* s);  // and does no longer
   void leave_queue(Sequence* s);
   void count_waiting(const Sequence& s, int sign);
   void count_queued(const Sequence& s, int sign);
-  void event(Event::Kind kind, const Sequence& s, Event::Reason reason = Event::Reason::none);
+  void event(Notice::Kind kind, const Sequence& s, Notice::Reason reason = Notice::Reason::none);
   // The one exit. Its pages come back now, or when the last plan that names it retires.
-  void end_sequence(Sequence* s, Event::Reason reason);
-  void end_request(Request* r, Event::Kind why);
+  void end_sequence(Sequence* s, Notice::Reason reason);
+  void end_request(RequestState* r, Notice::Kind why);
   void forget(Sequence* s);                   // nothing of it is left
   int64_t limit_of(const Sequence& s) const;  // output tokens it may have
 
@@ -94,14 +94,14 @@ struct Scheduler::State {
   // retire.cc
   void take_tokens(Sequence* s, SeqResult& r, const Named& n);
   void settle(Sequence* s);
-  void regroup_beams(Request* r, std::span<SeqResult> results);
+  void regroup_beams(RequestState* r, std::span<SeqResult> results);
   void retire(std::span<SeqResult> results, Time now);
 
-  Options options;
+  Settings options;
   kvcache::KvSpace kv;
   std::unique_ptr<Policy> policy;
 
-  std::unordered_map<RequestId, std::unique_ptr<Request>> requests;
+  std::unordered_map<RequestId, std::unique_ptr<RequestState>> requests;
   std::unordered_map<SeqId, std::unique_ptr<Sequence>> sequences;
   std::unordered_map<std::string, int32_t> tenant_ids;
   std::vector<TenantLoad> tenants;
@@ -110,7 +110,7 @@ struct Scheduler::State {
   std::deque<Flight> flights;
   std::vector<Flight> spare_flights;
   std::map<std::pair<Time, uint64_t>, RequestId> expiries;  // by deadline and ordinal, of those that are not over
-  std::vector<Event> events;
+  std::vector<Notice> events;
 
   Time clock{};        // the latest time it was told
   bool dirty = false;  // `running` has entries that do not run

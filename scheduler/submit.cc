@@ -90,7 +90,7 @@ Status Scheduler::State::check_load(const Submission& s, int32_t tenant) const {
   return {};
 }
 
-Sequence* Scheduler::State::make_sequence(Request* r, int32_t choice) {
+Sequence* Scheduler::State::make_sequence(RequestState* r, int32_t choice) {
   auto owned = std::make_unique<Sequence>();
   Sequence* s = owned.get();
   s->id = r->first + choice;
@@ -115,8 +115,8 @@ Result<SeqId> Scheduler::State::submit(Submission submission, Time now) {
     ++stats.refused;
     return s;
   }
-  auto owned = std::make_unique<Request>();
-  Request* r = owned.get();
+  auto owned = std::make_unique<RequestState>();
+  RequestState* r = owned.get();
   r->id = submission.id;
   r->tenant = tenant_index(submission.tenant);
   r->priority = submission.priority;

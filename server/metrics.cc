@@ -25,8 +25,8 @@ Metrics::Requests Metrics::requests() const {
   return of_requests_;
 }
 
-std::vector<Metrics::Row> Metrics::rows() const {
-  std::vector<Row> rows;
+std::vector<Metrics::Outcome> Metrics::rows() const {
+  std::vector<Outcome> rows;
   for (size_t i = 0; i < requests_.size(); ++i)
     if (int64_t n = requests_[i].load(std::memory_order_relaxed))
       rows.push_back({kProtocols[i / kCodes], Code(int(i % kCodes)), n});

@@ -37,12 +37,12 @@ class Metrics {
   Requests requests() const;
   void count_auth_failure() { auth_failures_.fetch_add(1, std::memory_order_relaxed); }
 
-  struct Row {
+  struct Outcome {
     std::string_view protocol;
     Code code;
     int64_t requests;
   };
-  std::vector<Row> rows() const;  // those that are not zero
+  std::vector<Outcome> rows() const;  // those that are not zero
   int64_t auth_failures() const { return auth_failures_.load(std::memory_order_relaxed); }
 
  private:

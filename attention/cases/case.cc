@@ -143,7 +143,7 @@ Status run_kvc(Case& c, Attention& attention, const Transfer* transfer, CaseOutp
 
 }  // namespace
 
-Status run_case(Case& c, const Backend& backend, const Context& context, CaseOutput* out) {
+Status run_case(Case& c, const Backend& backend, const DeviceContext& context, CaseOutput* out) {
   KVASIR_TRY(backend.available());
   KVASIR_ASSIGN(auto attention, backend.create(c.attributes, c.limits(), context));
   if (c.op == Op::key_value_cache) return run_kvc(c, *attention, backend.transfer(), out);

@@ -52,6 +52,6 @@ KvcTensors case_kvc_tensors(Case& c, CaseOutput* out, uint8_t fill = 0);
 
 // Create, plan, validate, run; through device memory where the back end wants it. The case's cache and
 // scale are modified; nothing is when it fails.
-Status run_case(Case& c, const Backend& backend, const Context& context, CaseOutput* out);
+Status run_case(Case& c, const Backend& backend, const DeviceContext& context, CaseOutput* out);
 
 }  // namespace kvasir::attention

@@ -22,6 +22,7 @@ Result<CaseFiles> read_folder(const std::string& folder);
 Status write_folder(const std::string& folder, const CaseFiles& files);
 
 // Reads a folder, runs it, writes what came of it. Nothing is written unless all went well.
-Status run_folder(const std::string& folder, const Backend& backend, const Context& context, const std::string& out);
+Status run_folder(const std::string& folder, const Backend& backend, const DeviceContext& context,
+                  const std::string& out);
 
 }  // namespace kvasir::attention

@@ -232,7 +232,8 @@ Status write_folder(const std::string& folder, const CaseFiles& files) {
   return {};
 }
 
-Status run_folder(const std::string& folder, const Backend& backend, const Context& context, const std::string& out) {
+Status run_folder(const std::string& folder, const Backend& backend, const DeviceContext& context,
+                  const std::string& out) {
   KVASIR_TRY(check_out(out));
   KVASIR_ASSIGN(CaseFiles files, read_folder(folder));
   KVASIR_ASSIGN(Case c, parse_case(files));

@@ -231,7 +231,7 @@ class CpuBackend final : public Backend {
   std::string_view name() const override { return "cpu"; }
   Status available() const override { return {}; }
   Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits,
-                                            const Context& context) const override {
+                                            const DeviceContext& context) const override {
     KVASIR_TRY(validate_attributes(a, limits));
     if (const std::string complaint = isa_complaint(); !complaint.empty())
       return invalid_argument(complaint).with_field("KVASIR_ISA");

@@ -17,7 +17,7 @@ namespace {
 
 class CudaAttention final : public Attention, public GraphKeyed {
  public:
-  CudaAttention(const Attributes& a, const Limits& limits, const Context& context, bool appends_apart)
+  CudaAttention(const Attributes& a, const Limits& limits, const DeviceContext& context, bool appends_apart)
       : a_(a), limits_(limits), stream_(static_cast<cudaStream_t>(context.stream)), appends_apart_(appends_apart) {}
   ~CudaAttention() override {
     if (uploaded_[0]) cudaEventSynchronize(uploaded_[0]);
@@ -293,7 +293,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   cudaEvent_t uploaded_[2] = {nullptr, nullptr};
 };
 
-Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits, const Context& context,
+Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits, const DeviceContext& context,
                                           bool appends_apart) {
   KVASIR_TRY(cuda_backend().available());
   KVASIR_TRY(validate_attributes(a, limits));
@@ -316,7 +316,7 @@ class CudaBackend final : public Backend {
     return {};
   }
   Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits,
-                                            const Context& context) const override {
+                                            const DeviceContext& context) const override {
     return cuda::create(a, limits, context, false);
   }
 };
@@ -324,7 +324,7 @@ class CudaBackend final : public Backend {
 }  // namespace
 
 Result<std::unique_ptr<Attention>> create_appending_apart(const Attributes& a, const Limits& limits,
-                                                          const Context& context) {
+                                                          const DeviceContext& context) {
   return create(a, limits, context, true);
 }
 

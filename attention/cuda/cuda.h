@@ -19,7 +19,7 @@ class GraphKeyed {
 };
 
 // As the back end's own, but new tokens are always appended by a kernel of their own: what is compared with.
-Result<std::unique_ptr<Attention>> create_appending_apart(const Attributes&, const Limits&, const Context&);
+Result<std::unique_ptr<Attention>> create_appending_apart(const Attributes&, const Limits&, const DeviceContext&);
 
 }  // namespace cuda
 }  // namespace kvasir::attention

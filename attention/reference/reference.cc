@@ -11,7 +11,7 @@
 namespace kvasir::attention {
 namespace {
 
-using Row = std::vector<double>;
+using Numbers = std::vector<double>;
 
 class Reference final : public Attention {
  public:
@@ -67,20 +67,20 @@ class Reference final : public Attention {
   // ---- inputs ------------------------------------------------------------------------------------
 
   // Element-wise: converted, bias added, rotated (q and k) at `position`.
-  Row input(Part part, int64_t token, int64_t head, int64_t position, bool rotate) const {
+  Numbers input(Part part, int64_t token, int64_t head, int64_t position, bool rotate) const {
     // Without a bias nothing is added: -0 stays -0, as a copy of the cache's bytes must.
     std::vector<float> x(size_t(a_.head_dim)), bias(size_t(a_.head_dim), -0.0f);
     read_elements(part_tensor(a_, *t_, part), a_.io, part_element(a_, part, token, head), a_.head_dim,
                   part_scale(a_, *t_, part), x.data());
     if (t_->qkv_bias)
       read_elements(t_->qkv_bias, a_.io, part_head(a_, part, head) * a_.head_dim, a_.head_dim, 1.0f, bias.data());
-    Row row(x.size());
+    Numbers row(x.size());
     for (size_t d = 0; d < row.size(); ++d) row[d] = double(x[d]) + double(bias[d]);
     if (rotate) rope(row, position);
     return row;
   }
 
-  void rope(Row& x, int64_t position) const {
+  void rope(Numbers& x, int64_t position) const {
     const int half = a_.rope.rotary_dim / 2;
     for (int i = 0; i < half; ++i) {
       int first = a_.rope.style == RopeStyle::neox ? i : 2 * i;
@@ -99,8 +99,8 @@ class Reference final : public Attention {
 
   std::vector<float> new_token(int64_t b, int64_t t, int64_t head, bool value) const {
     const int64_t start = held_.step.start_pos[b];
-    Row row = input(value ? Part::value : Part::key, held_.step.seqstarts[b] + (t - start), head, t,
-                    !value && roped() && !a_.streaming_positions);
+    Numbers row = input(value ? Part::value : Part::key, held_.step.seqstarts[b] + (t - start), head, t,
+                        !value && roped() && !a_.streaming_positions);
     return {row.begin(), row.end()};
   }
 
@@ -120,7 +120,7 @@ class Reference final : public Attention {
   }
 
   // What reading token t gives: from the cache, or (cyclic) what the cache would make of a new token.
-  Row stored(int64_t b, int64_t t, int64_t head, bool value) const {
+  Numbers stored(int64_t b, int64_t t, int64_t head, bool value) const {
     std::vector<float> row(size_t(a_.head_dim));
     if (a_.append && a_.cyclic_capacity > 0 && t >= held_.step.start_pos[b]) {
       kvcache::CacheView one = t_->cache;
@@ -199,14 +199,14 @@ class Reference final : public Attention {
 
     // StreamingLLM: positions are ranks among the visible keys, and the query is the last of them.
     int64_t position = a_.streaming_positions ? int64_t(keys.size()) - 1 : s.start_pos + i;
-    Row q = input(Part::query, token, h, position, roped());
+    Numbers q = input(Part::query, token, h, position, roped());
     if (a_.fp8_query)
       for (double& x : q) x = double(as_fp8(float(x), t_->q_scale));
 
-    Row score;
+    Numbers score;
     for (size_t rank = 0; rank < keys.size(); ++rank) {
       const int64_t j = keys[rank];
-      Row k = stored(b, j, kv_head, false);
+      Numbers k = stored(b, j, kv_head, false);
       if (a_.streaming_positions) rope(k, int64_t(rank));
       double x = 0;
       for (size_t d = 0; d < q.size(); ++d) x += q[d] * k[d];
@@ -219,7 +219,7 @@ class Reference final : public Attention {
     const double none = -std::numeric_limits<double>::infinity();
     double top = none;
     for (double x : score) top = std::max(top, x);
-    Row out(size_t(a_.head_dim), 0.0);
+    Numbers out(size_t(a_.head_dim), 0.0);
     double lse = none;
     if (top > none) {
       if (t_->sink_logits) top = std::max(top, double(t_->sink_logits[h]));
@@ -227,7 +227,7 @@ class Reference final : public Attention {
       for (double& x : score) denominator += x = std::exp(x - top);
       for (size_t n = 0; n < keys.size(); ++n) {
         if (score[n] == 0) continue;
-        Row v = stored(b, keys[n], kv_head, true);
+        Numbers v = stored(b, keys[n], kv_head, true);
         for (size_t d = 0; d < out.size(); ++d) out[d] += score[n] / denominator * v[d];
       }
       lse = top + std::log(denominator);
@@ -248,7 +248,8 @@ class ReferenceBackend final : public Backend {
  public:
   std::string_view name() const override { return "reference"; }
   Status available() const override { return {}; }
-  Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits, const Context&) const override {
+  Result<std::unique_ptr<Attention>> create(const Attributes& a, const Limits& limits,
+                                            const DeviceContext&) const override {
     KVASIR_TRY(validate_attributes(a, limits));
     return std::unique_ptr<Attention>(std::make_unique<Reference>(a, limits));
   }

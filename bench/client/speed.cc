@@ -133,7 +133,7 @@ double cpu_seconds() {
 // How long each token took from the server's clock to the client's (one machine, one clock).
 class Delays final : public client::Sink {
  public:
-  void on_tokens(const client::Piece& piece) override {
+  void on_tokens(const client::AnswerPiece& piece) override {
     const int64_t sent = std::strtoll(std::string(piece.text).c_str(), nullptr, 10);
     const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
     delays.push_back(static_cast<double>(now - sent) * 1e-9);

@@ -49,7 +49,7 @@ double at(std::vector<double>& v, double q) {
 
 // `running` decode, `waiting` wait; every 64th step one ends and another comes in.
 void next_step(const char* policy, int running, int waiting, double bar, bool recorded = false) {
-  Options o;
+  Settings o;
   o.policy = policy;
   o.max_running = running;
   o.max_tokens_per_step = running + 512;
@@ -78,7 +78,7 @@ void next_step(const char* policy, int running, int waiting, double bar, bool re
   for (int id = 0; id < running + waiting; ++id) submit(id);
   StepPlan plan;
   std::vector<SeqResult> results;
-  std::vector<Event> events;
+  std::vector<Notice> events;
   std::vector<double> plans, retires;
   const int32_t token = 7;
   const int warm_up = running * 200 / 512 + 50;
@@ -95,8 +95,8 @@ void next_step(const char* policy, int running, int waiting, double bar, bool re
     scheduler->advance(results, now);
     double t3 = cpu_us();
     scheduler->take_events(events);
-    for (const Event& e : events)
-      if (e.kind == Event::Kind::released) submit(id++);
+    for (const Notice& e : events)
+      if (e.kind == Notice::Kind::released) submit(id++);
     if (step < warm_up) continue;
     plans.push_back(t1 - t0);
     retires.push_back(t3 - t2);
@@ -139,7 +139,7 @@ void lookup() {
 
 // 100,000 requests in a day, 300 tokens asked and 60 answered on average.
 void simulated_day() {
-  Workload day;
+  SimWorkload day;
   std::mt19937 rng(8);
   std::exponential_distribution<double> gap(100000.0 / 86400);
   std::uniform_real_distribution<double> size(0.5, 1.5);
@@ -151,7 +151,7 @@ void simulated_day() {
     item.output_tokens = static_cast<int64_t>(60 * size(rng));
     day.items.push_back(item);
   }
-  Options o;
+  Settings o;
   o.groups = {{16384, 0}};
   o.max_context = 32768;
   o.max_tokens_per_step = 1024;

@@ -154,12 +154,12 @@ void unpack_int4(const uint8_t* b, int, Unpacked* out) {
 }
 
 // A type is one row: its kernels' packing follows from what the row says of its integers (packing_of in model/cpu).
-struct Row {
+struct TypeRow {
   WeightType type;
   TypeInfo info;
   void (*unpack)(const uint8_t* block, int chunk, Unpacked* out) = nullptr;  // chunk: which 32 of the block
 };
-constexpr Row kRows[] = {
+constexpr TypeRow kRows[] = {
     {WeightType::f32, {"F32", 1, 4, false, 0, -1, false, false}},
     {WeightType::f16, {"F16", 1, 2, false, 0, -1, false, false}},
     {WeightType::bf16, {"BF16", 1, 2, false, 0, -1, false, false}},
@@ -186,21 +186,21 @@ constexpr Row kRows[] = {
 
 // By the file's number, since a load looks up every block.
 constexpr auto kByNumber = [] {
-  std::array<const Row*, 64> out{};
-  for (const Row& row : kRows) out[size_t(row.type)] = &row;
+  std::array<const TypeRow*, 64> out{};
+  for (const TypeRow& row : kRows) out[size_t(row.type)] = &row;
   return out;
 }();
-const Row* find(WeightType type) { return size_t(type) < kByNumber.size() ? kByNumber[size_t(type)] : nullptr; }
+const TypeRow* find(WeightType type) { return size_t(type) < kByNumber.size() ? kByNumber[size_t(type)] : nullptr; }
 
 }  // namespace
 
 const TypeInfo* type_info(WeightType type) {
-  const Row* row = find(type);
+  const TypeRow* row = find(type);
   return row ? &row->info : nullptr;
 }
 
 void unpack32(WeightType type, const uint8_t* row, int64_t i, Unpacked* out) {
-  const Row& r = *find(type);
+  const TypeRow& r = *find(type);
   KVASIR_CHECK(r.unpack, r.info.name, " is not quantized");
   const int64_t chunks = r.info.block / 32;
   r.unpack(row + i / chunks * r.info.bytes, int(i % chunks), out);

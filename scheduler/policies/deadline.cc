@@ -8,7 +8,7 @@ namespace {
 
 class Deadline final : public KeyedPolicy {
  public:
-  explicit Deadline(const Options& o) : patience_(o.patience) {}
+  explicit Deadline(const Settings& o) : patience_(o.patience) {}
   bool promises() const override { return true; }
   double rank(const Sequence& s) const override { return due(s); }
 
@@ -23,6 +23,6 @@ class Deadline final : public KeyedPolicy {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_deadline(const Options& o) { return std::make_unique<Deadline>(o); }
+std::unique_ptr<Policy> make_deadline(const Settings& o) { return std::make_unique<Deadline>(o); }
 
 }  // namespace kvasir::scheduler

@@ -16,7 +16,7 @@ namespace {
 
 class FairShare final : public Policy {
  public:
-  explicit FairShare(const Options& o)
+  explicit FairShare(const Settings& o)
       : weights_(o.tenant_weights), burst_(static_cast<double>(kBurstSteps * o.max_tokens_per_step)) {}
 
   void tenant(int32_t index, const std::string& name) override {
@@ -114,6 +114,6 @@ class FairShare final : public Policy {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_fair(const Options& o) { return std::make_unique<FairShare>(o); }
+std::unique_ptr<Policy> make_fair(const Settings& o) { return std::make_unique<FairShare>(o); }
 
 }  // namespace kvasir::scheduler

@@ -10,6 +10,6 @@ class Fcfs final : public KeyedPolicy {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_fcfs(const Options&) { return std::make_unique<Fcfs>(); }
+std::unique_ptr<Policy> make_fcfs(const Settings&) { return std::make_unique<Fcfs>(); }
 
 }  // namespace kvasir::scheduler

@@ -14,7 +14,7 @@ namespace {
 
 class LongestPrefix final : public KeyedPolicy {
  public:
-  explicit LongestPrefix(const Options& o) : patience_(in_seconds(o.patience)) {}
+  explicit LongestPrefix(const Settings& o) : patience_(in_seconds(o.patience)) {}
 
   void push(Sequence* s) override {
     if (kv_ != nullptr) look(s);
@@ -67,6 +67,6 @@ class LongestPrefix final : public KeyedPolicy {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_lpm(const Options& o) { return std::make_unique<LongestPrefix>(o); }
+std::unique_ptr<Policy> make_lpm(const Settings& o) { return std::make_unique<LongestPrefix>(o); }
 
 }  // namespace kvasir::scheduler

@@ -8,7 +8,7 @@ namespace {
 
 class Priority final : public KeyedPolicy {
  public:
-  explicit Priority(const Options& o) : patience_(in_seconds(o.patience)) {}
+  explicit Priority(const Settings& o) : patience_(in_seconds(o.patience)) {}
   // A running sequence gives way only to one that would still be before it had both been waiting.
   bool displaces(const Sequence& waiting, const Sequence& running) const override {
     return waiting.request->priority > running.request->priority && key(waiting) < key(running);
@@ -25,6 +25,6 @@ class Priority final : public KeyedPolicy {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_priority(const Options& o) { return std::make_unique<Priority>(o); }
+std::unique_ptr<Policy> make_priority(const Settings& o) { return std::make_unique<Priority>(o); }
 
 }  // namespace kvasir::scheduler

@@ -154,7 +154,7 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
   }
 
  private:
-  struct Job {
+  struct TextRequest {
     std::string id, text;
     bool stream = false, raw = false;
     std::string model;
@@ -206,7 +206,7 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
   }
 
   bool write(size_t i, engine::Event& event, pb::ModelStreamInferResponse& out) {
-    Job& job = jobs_[i];
+    TextRequest& job = jobs_[i];
     if (auto* e = std::get_if<engine::Tokens>(&event)) {
       job.text += e->text;
       if (!job.stream || job.text.empty()) return false;
@@ -226,7 +226,7 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
     --open_;
     return true;
   }
-  pb::ModelInferResponse& answer(Job& job, bool final, pb::ModelStreamInferResponse& out) {
+  pb::ModelInferResponse& answer(TextRequest& job, bool final, pb::ModelStreamInferResponse& out) {
     pb::ModelInferResponse& to = *out.mutable_infer_response();
     name_answer(job.model, job.id, to);
     write_text_output(job.text, job.raw, to);
@@ -236,7 +236,7 @@ class StreamInferCall final : public StreamCall<pb::ModelStreamInferResponse, In
   }
 
   pb::ModelInferRequest request_;
-  std::deque<Job> jobs_;  // by the feed's number
+  std::deque<TextRequest> jobs_;  // by the feed's number
   std::deque<std::pair<std::string, std::string>> errors_;
   bool reading_ = true, held_ = false;  // held_: no read is under way until errors have gone out
   int open_ = 0;

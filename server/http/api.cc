@@ -20,7 +20,7 @@ struct Api::Route {
   const char* path;  // one that ends with '/' has a name after it
   bool open;
   Role role;
-  Reply (Api::*handler)(const Request&, const Caller&);
+  Reply (Api::*handler)(const HttpRequest&, const Caller&);
   const char* whose;
   const char* what;
   const char* costs = nullptr;  // for the log: what the key's limits are asked for before the body is read
@@ -142,7 +142,7 @@ bool leads_to(std::string_view route, std::string_view path) {
 }
 
 // OpenAI's clients send the one, Anthropic's the other.
-std::string_view key_of(const Request& request) {
+std::string_view key_of(const HttpRequest& request) {
   const std::string_view bearer = request.header("authorization");
   return bearer.empty() ? request.header("x-api-key") : bearer;
 }
@@ -154,7 +154,7 @@ Api::Api(Services& services)
       response_store_(size_t(services.options().response_store.bytes)),
       guard_({!services.has_keys(), services.options().hosts, services.options().cors}) {}
 
-Admission Api::admit(const Request& head) {
+Admission Api::admit(const HttpRequest& head) {
   if (Status s = guard_.check(head); !s.ok()) return {.refusal = error_response(s)};
   if (head.method == "OPTIONS") return {.refusal = guard_.preflight(head)};
   Admission admission = route(head);
@@ -163,14 +163,14 @@ Admission Api::admit(const Request& head) {
 }
 
 // In the form that clients of the route's protocol read.
-Response Api::refusal(const Route& route, const Status& status) {
+HttpResponse Api::refusal(const Route& route, const Status& status) {
   const std::string_view whose = route.whose;
   return whose == "Anthropic" ? messages_error(status)
          : whose == "Ollama"  ? ollama_error(status)
                               : error_response(status);
 }
 
-Admission Api::route(const Request& head) {
+Admission Api::route(const HttpRequest& head) {
   std::string allowed;
   for (const Route& r : routes()) {
     if (!leads_to(r.path, head.path)) continue;
@@ -179,8 +179,8 @@ Admission Api::route(const Request& head) {
     allowed += cat(allowed.empty() ? "" : ", ", r.method);
   }
   if (!allowed.empty()) {
-    Response refused = error_response(405, "invalid_request_error",
-                                      cat(head.path, " takes ", allowed, ", not ", head.method.substr(0, 20)));
+    HttpResponse refused = error_response(405, "invalid_request_error",
+                                          cat(head.path, " takes ", allowed, ", not ", head.method.substr(0, 20)));
     refused.headers.emplace_back("Allow", allowed);
     return {.refusal = std::move(refused)};
   }
@@ -195,7 +195,7 @@ Admission Api::route(const Request& head) {
                              cat("there is nothing at ", head.path.substr(0, 100), "; this server has ", known))};
 }
 
-Admission Api::enter(const Route& r, const Request& head) {
+Admission Api::enter(const Route& r, const HttpRequest& head) {
   Caller caller;
   if (!r.open) {
     auto found = services_.authenticate(key_of(head));
@@ -206,15 +206,15 @@ Admission Api::enter(const Route& r, const Request& head) {
   if (r.costs)
     if (Status s = services_.may_ask(caller, r.costs); !s.ok()) return {.refusal = refusal(r, s)};
   Admission admission{.at_once = r.open, .owner = caller.tenant};
-  admission.answer = [this, &r, caller = std::move(caller)](const Request& request) {
+  admission.answer = [this, &r, caller = std::move(caller)](const HttpRequest& request) {
     Reply reply = answer(r, request, caller);
-    if (auto* whole = std::get_if<Response>(&reply)) guard_.allow(request, *whole);
+    if (auto* whole = std::get_if<HttpResponse>(&reply)) guard_.allow(request, *whole);
     return reply;
   };
   return admission;
 }
 
-Reply Api::answer(const Route& r, const Request& request, const Caller& caller) {
+Reply Api::answer(const Route& r, const HttpRequest& request, const Caller& caller) {
   try {
     return (this->*r.handler)(request, caller);
   } catch (const std::bad_alloc&) {  // memory that cannot be had ends a request, not the server
@@ -222,8 +222,8 @@ Reply Api::answer(const Route& r, const Request& request, const Caller& caller) 
   }
 }
 
-Reply Api::page(const Request&, const Caller&) {
-  Response r;
+Reply Api::page(const HttpRequest&, const Caller&) {
+  HttpResponse r;
   r.content_type = "text/html; charset=utf-8";
   r.headers = {{"Content-Security-Policy",
                 "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -235,17 +235,17 @@ Reply Api::page(const Request&, const Caller&) {
   return r;
 }
 
-Reply Api::health(const Request&, const Caller&) {
+Reply Api::health(const HttpRequest&, const Caller&) {
   Health h = services_.health();
-  Response r;
+  HttpResponse r;
   r.status = h.live ? 200 : 503;
   r.body = cat("{\"status\":\"", state_name(h.state), "\",\"message\":", json_string(h.message), "}");
   return r;
 }
 
-Reply Api::ready(const Request&, const Caller&) {
+Reply Api::ready(const HttpRequest&, const Caller&) {
   Health h = services_.health();
-  Response r;
+  HttpResponse r;
   r.status = h.ready ? 200 : 503;
   r.body = cat("{\"ready\":", h.ready, ",\"status\":\"", state_name(h.state), "\",\"message\":", json_string(h.message),
                "}");
@@ -253,12 +253,12 @@ Reply Api::ready(const Request&, const Caller&) {
 }
 
 // What SIGTERM does: running requests finish, new ones are refused, the process ends.
-Reply Api::drain(const Request&, const Caller& caller) {
+Reply Api::drain(const HttpRequest&, const Caller& caller) {
   if (!services_.options().on_drain)
     return error_response(Status(Code::unimplemented, "this server is not drained from outside"));
   log_info("asked to drain", {{"tenant", caller.tenant}, {"key", caller.key_id}});
   services_.options().on_drain();
-  Response r;
+  HttpResponse r;
   r.status = 202;
   r.body = "{\"status\":\"draining\"}";
   return r;

@@ -50,13 +50,13 @@ Result<PooledCall> parse_embeddings(std::string_view body, const ServerOptions& 
 
 }  // namespace
 
-Reply Api::embeddings(const Request& request, const Caller& caller) {
+Reply Api::embeddings(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.embeddings", parse_embeddings(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return pool(request, caller, *std::move(call));
 }
 
-Reply Api::pool(const Request& request, const Caller& caller, PooledCall call) {
+Reply Api::pool(const HttpRequest& request, const Caller& caller, PooledCall call) {
   if (Status s = carry(request, caller, call.input); !s.ok()) return call.refuse(s);
   auto submitted = services_.pool(caller, std::move(call.input), std::move(call.prompts));
   if (!submitted.ok()) return call.refuse(submitted.status());

@@ -26,7 +26,7 @@ Result<Duration> parse_timeout(std::string_view text) {
 }
 
 // A client's own name for its request, where it has one that can stand in a header and a line of the log.
-std::string named_by_client(const Request& request) {
+std::string named_by_client(const HttpRequest& request) {
   const std::string_view id = request.header("x-request-id");
   const bool good =
       !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 127; });
@@ -54,20 +54,20 @@ Status cut_prompts(const Services& services, OpenAiCall& call) {
   return {};
 }
 
-Reply Api::chat(const Request& request, const Caller& caller) {
+Reply Api::chat(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.chat", parse_chat(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return generate(request, caller, *std::move(call));
 }
 
-Reply Api::chats(const Request& request, const Caller& caller) {
+Reply Api::chats(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.chat", parse_chats(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return generate(request, caller, *std::move(call));
 }
 
 // SageMaker's one path for all: what a body holds says which of OpenAI's it is.
-Reply Api::invocations(const Request& request, const Caller& caller) {
+Reply Api::invocations(const HttpRequest& request, const Caller& caller) {
   auto json = parse_json(request.body);
   if (!json.ok()) return error_response(json.status());
   if (json->contains("messages")) return chat(request, caller);
@@ -78,13 +78,13 @@ Reply Api::invocations(const Request& request, const Caller& caller) {
   return error_response(invalid_argument("the body has none of messages, prompt, input, documents and text_1"));
 }
 
-Reply Api::completions(const Request& request, const Caller& caller) {
+Reply Api::completions(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.completions", parse_completion(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return generate(request, caller, *std::move(call));
 }
 
-Status Api::carry(const Request& request, const Caller& caller, GenerateInput& input) {
+Status Api::carry(const HttpRequest& request, const Caller& caller, GenerateInput& input) {
   input.request.trace_parent = request.header("traceparent").substr(0, kMostTraceParent);
   if (input.request.id.empty()) input.request.id = named_by_client(request);
   if (std::string_view text = request.header("x-request-timeout"); !text.empty()) {
@@ -94,13 +94,13 @@ Status Api::carry(const Request& request, const Caller& caller, GenerateInput& i
   return {};
 }
 
-std::vector<std::pair<std::string, std::string>> Api::headers_of(const Request& request, const Caller& caller,
+std::vector<std::pair<std::string, std::string>> Api::headers_of(const HttpRequest& request, const Caller& caller,
                                                                  const std::string& id) const {
   const std::string own = named_by_client(request);
   std::vector<std::pair<std::string, std::string>> headers{{"X-Request-Id", own.empty() ? id : own}};
   if (std::string load = load_header(request.header("endpoint-load-metrics-format"), services_); !load.empty())
     if (caller.may(Role::metrics)) headers.emplace_back("endpoint-load-metrics", std::move(load));
-  Response cors;
+  HttpResponse cors;
   guard_.allow(request, cors);
   headers.insert(headers.end(), cors.headers.begin(), cors.headers.end());
   return headers;
@@ -112,7 +112,7 @@ std::vector<GenerateInput> for_each_prompt(const GenerateInput& input, std::vect
   return out;
 }
 
-Result<Api::Sent> Api::send(const Request& request, const Caller& caller, std::vector<GenerateInput> inputs) {
+Result<Api::Sent> Api::send(const HttpRequest& request, const Caller& caller, std::vector<GenerateInput> inputs) {
   Sent sent;
   std::string id;
   for (GenerateInput& input : inputs) {
@@ -130,7 +130,7 @@ Result<Api::Sent> Api::send(const Request& request, const Caller& caller, std::v
   return sent;
 }
 
-Reply Api::generate(const Request& request, const Caller& caller, OpenAiCall call) {
+Reply Api::generate(const HttpRequest& request, const Caller& caller, OpenAiCall call) {
   if (Status s = cut_prompts(services_, call); !s.ok())
     return error_response(services_.refuse(caller, call.input.protocol, s));
   ReplyShape& shape = call.shape;

@@ -45,7 +45,7 @@ std::string adapter_entry(const engine::AdapterInfo& a, const std::string& base,
 }  // namespace
 
 // What this caller may use.
-Reply Api::models(const Request& request, const Caller& caller) {
+Reply Api::models(const HttpRequest& request, const Caller& caller) {
   std::string name = services_.model_name();
   if (services_.engine().state() == engine::State::starting)
     return error_response(unavailable("the model is still loading; ask /ready"));
@@ -60,7 +60,7 @@ Reply Api::models(const Request& request, const Caller& caller) {
                   ",\"n_vocab\":", info.vocab_size, "}}"));
   for (const engine::AdapterInfo& a : services_.engine().adapters())
     if (caller.may_use(a.name)) entries.emplace_back(a.name, adapter_entry(a, name, info.context_length));
-  Response r;
+  HttpResponse r;
   constexpr std::string_view kByName = "/v1/models/";
   const std::string asked =
       request.path.starts_with(kByName) ? percent_decoded(request.path.substr(kByName.size())) : "";
@@ -126,12 +126,12 @@ Json piece_of(const text::Tokenizer& tokenizer, int32_t id) {
 
 }  // namespace
 
-Reply Api::tokenize(const Request& request, const Caller& caller) {
+Reply Api::tokenize(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "tokenize", parse_tokenize(request.body));
   if (!call.ok()) return error_response(call.status());
   auto ids = services_.tokenize(caller, call->model, call->prompt);
   if (!ids.ok()) return error_response(ids.status());
-  Response r;
+  HttpResponse r;
   r.body =
       cat("{\"count\":", ids->size(), ",\"max_model_len\":", services_.engine().info().context_length, ",\"tokens\":[");
   const auto tokenizer = services_.engine().tokenizer();
@@ -146,7 +146,7 @@ Reply Api::tokenize(const Request& request, const Caller& caller) {
   return r;
 }
 
-Reply Api::detokenize(const Request& request, const Caller& caller) {
+Reply Api::detokenize(const HttpRequest& request, const Caller& caller) {
   auto json = parse_json(request.body);
   if (!json.ok()) return error_response(services_.refuse(caller, "detokenize", json.status()));
   Fields f(*json);
@@ -159,31 +159,31 @@ Reply Api::detokenize(const Request& request, const Caller& caller) {
   if (Status s = f.finish(); !s.ok()) return error_response(services_.refuse(caller, "detokenize", s));
   auto text = services_.detokenize(caller, model, ids, skip_special);
   if (!text.ok()) return error_response(text.status());
-  Response r;
+  HttpResponse r;
   const std::string said = json_string(*text);
   r.body = cat("{\"prompt\":", said, ",\"content\":", said, "}");  // vLLM's name for it, and llama-server's
   return r;
 }
 
 // As vLLM answers it, when it is told to.
-Reply Api::tokenizer_info(const Request&, const Caller&) {
+Reply Api::tokenizer_info(const HttpRequest&, const Caller&) {
   if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
   if (!services_.engine().tokenizer())
     return error_response(failed_precondition("this model came without a tokenizer"));
-  Response r;
+  HttpResponse r;
   r.body = server::tokenizer_info(services_.engine()).dump(-1, ' ', false, Json::error_handler_t::replace);
   return r;
 }
 
-Reply Api::metrics(const Request&, const Caller&) {
-  Response r;
+Reply Api::metrics(const HttpRequest&, const Caller&) {
+  HttpResponse r;
   r.content_type = "text/plain; version=0.0.4; charset=utf-8";
   r.body = metrics_text(services_);
   return r;
 }
 
-Reply Api::stats(const Request&, const Caller&) {
-  Response r;
+Reply Api::stats(const HttpRequest&, const Caller&) {
+  HttpResponse r;
   r.headers.emplace_back("Cache-Control", "no-store");
   r.body = stats_json(services_);
   return r;

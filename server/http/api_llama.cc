@@ -11,15 +11,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Response json_response(const Json& value) {
-  Response r;
+HttpResponse json_response(const Json& value) {
+  HttpResponse r;
   r.body = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return r;
 }
 
 }  // namespace
 
-Reply Api::llama_completion(const Request& request, const Caller& caller) {
+Reply Api::llama_completion(const HttpRequest& request, const Caller& caller) {
   const auto tokenizer = services_.engine().tokenizer();
   auto call =
       services_.read(caller, "llama.completion", parse_llama(request.body, services_.options(), tokenizer.get()));
@@ -27,14 +27,14 @@ Reply Api::llama_completion(const Request& request, const Caller& caller) {
   return llama_generate(request, caller, *std::move(call));
 }
 
-Reply Api::llama_infill(const Request& request, const Caller& caller) {
+Reply Api::llama_infill(const HttpRequest& request, const Caller& caller) {
   const auto tokenizer = services_.engine().tokenizer();
   auto call = services_.read(caller, "llama.infill", parse_infill(request.body, services_.options(), tokenizer.get()));
   if (!call.ok()) return error_response(call.status());
   return llama_generate(request, caller, *std::move(call));
 }
 
-Reply Api::llama_generate(const Request& request, const Caller& caller, LlamaCall call) {
+Reply Api::llama_generate(const HttpRequest& request, const Caller& caller, LlamaCall call) {
   auto sent = send(request, caller, for_each_prompt(call.input, std::move(call.prompts)));
   if (!sent.ok()) return error_response(sent.status());
   LlamaShape& shape = call.shape;
@@ -50,7 +50,7 @@ Reply Api::llama_generate(const Request& request, const Caller& caller, LlamaCal
   return llama_reply(std::move(shape), std::move(sent->streams), std::move(headers));
 }
 
-Reply Api::apply_template(const Request& request, const Caller& caller) {
+Reply Api::apply_template(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.other", parse_chat(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   auto text = services_.render(caller, call->input.model, std::get<ChatInput>(call->prompts[0]));
@@ -58,7 +58,7 @@ Reply Api::apply_template(const Request& request, const Caller& caller) {
   return json_response({{"prompt", *text}});
 }
 
-Reply Api::props(const Request&, const Caller&) {
+Reply Api::props(const HttpRequest&, const Caller&) {
   if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
   const engine::Engine& engine = services_.engine();
   const ServerOptions& options = services_.options();
@@ -82,7 +82,7 @@ Reply Api::props(const Request&, const Caller&) {
 }
 
 // As many as may run; which of them is whose is not told.
-Reply Api::slots(const Request& request, const Caller&) {
+Reply Api::slots(const HttpRequest& request, const Caller&) {
   if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
   const int64_t running = services_.engine().stats().running, all = services_.options().max_running;
   if (request.query.find("fail_on_no_slot=1") != std::string::npos && running >= all)

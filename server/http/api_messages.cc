@@ -6,7 +6,7 @@
 
 namespace kvasir::server::http {
 
-Reply Api::messages(const Request& request, const Caller& caller) {
+Reply Api::messages(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "anthropic.messages", parse_messages(request.body, services_.options(), false));
   if (!call.ok()) return messages_error(call.status());
   if (Status s = carry(request, caller, call->input); !s.ok()) return messages_error(s);
@@ -26,12 +26,12 @@ Reply Api::messages(const Request& request, const Caller& caller) {
   return messages_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
 
-Reply Api::count_tokens(const Request& request, const Caller& caller) {
+Reply Api::count_tokens(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "anthropic.messages", parse_messages(request.body, services_.options(), true));
   if (!call.ok()) return messages_error(call.status());
   auto ids = services_.tokenize(caller, call->input.model, call->input.prompt);
   if (!ids.ok()) return messages_error(ids.status());
-  Response r;
+  HttpResponse r;
   r.body = cat("{\"input_tokens\":", ids->size(), "}");
   return r;
 }

@@ -13,8 +13,8 @@
 namespace kvasir::server::http {
 namespace {
 
-Response json_response(const Json& value) {
-  Response r;
+HttpResponse json_response(const Json& value) {
+  HttpResponse r;
   r.body = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return r;
 }
@@ -32,13 +32,13 @@ std::string in_words(int64_t parameters) {
 
 }  // namespace
 
-Reply Api::ollama_chat(const Request& request, const Caller& caller) {
+Reply Api::ollama_chat(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "ollama.chat", parse_ollama_chat(request.body, services_.options()));
   if (!call.ok()) return ollama_error(call.status());
   return ollama_answer(request, caller, *std::move(call));
 }
 
-Reply Api::ollama_generate(const Request& request, const Caller& caller) {
+Reply Api::ollama_generate(const HttpRequest& request, const Caller& caller) {
   const auto tokenizer = services_.engine().tokenizer();
   const bool has_template = services_.engine().chat_template() != nullptr;
   auto call = services_.read(caller, "ollama.generate",
@@ -47,7 +47,7 @@ Reply Api::ollama_generate(const Request& request, const Caller& caller) {
   return ollama_answer(request, caller, *std::move(call));
 }
 
-Reply Api::ollama_answer(const Request& request, const Caller& caller, OllamaCall call) {
+Reply Api::ollama_answer(const HttpRequest& request, const Caller& caller, OllamaCall call) {
   OllamaShape shape;
   shape.stream = call.stream;
   shape.chat = call.chat;
@@ -68,13 +68,13 @@ Reply Api::ollama_answer(const Request& request, const Caller& caller, OllamaCal
   return ollama_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
 
-Reply Api::ollama_embed(const Request& request, const Caller& caller) {
+Reply Api::ollama_embed(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "ollama.embed", parse_ollama_embed(request.body, services_.options()));
   if (!call.ok()) return ollama_error(call.status());
   return pool(request, caller, *std::move(call));
 }
 
-Reply Api::ollama_embeddings(const Request& request, const Caller& caller) {
+Reply Api::ollama_embeddings(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "ollama.embed", parse_ollama_embeddings(request.body, services_.options()));
   if (!call.ok()) return ollama_error(call.status());
   return pool(request, caller, *std::move(call));
@@ -100,13 +100,13 @@ Json Api::ollama_model(bool details_alone) const {
           {"details", std::move(details)}};
 }
 
-Reply Api::tags(const Request&, const Caller&) {
+Reply Api::tags(const HttpRequest&, const Caller&) {
   if (Status s = services_.check_model(""); !s.ok()) return ollama_error(s);
   return json_response({{"models", Json::array({ollama_model(false)})}});
 }
 
 // It stays for as long as the server does.
-Reply Api::loaded_models(const Request&, const Caller&) {
+Reply Api::loaded_models(const HttpRequest&, const Caller&) {
   if (Status s = services_.check_model(""); !s.ok()) return ollama_error(s);
   Json model = ollama_model(false);
   model["context_length"] = services_.engine().info().context_length;
@@ -114,7 +114,7 @@ Reply Api::loaded_models(const Request&, const Caller&) {
   return json_response({{"models", Json::array({std::move(model)})}});
 }
 
-Reply Api::show(const Request& request, const Caller&) {
+Reply Api::show(const HttpRequest& request, const Caller&) {
   auto name = parse_ollama_name(request.body);
   if (!name.ok()) return ollama_error(name.status());
   if (Status s = services_.check_model(*name); !s.ok()) return ollama_error(s);

@@ -7,21 +7,21 @@
 
 namespace kvasir::server::http {
 
-Reply Api::version(const Request&, const Caller&) {
-  Response r;
+Reply Api::version(const HttpRequest&, const Caller&) {
+  HttpResponse r;
   r.body = "{\"version\":\"" KVASIR_VERSION "\"}";
   return r;
 }
 
 // Requests that run or wait.
-Reply Api::load(const Request&, const Caller&) {
+Reply Api::load(const HttpRequest&, const Caller&) {
   const engine::Stats s = services_.engine().stats();
-  Response r;
+  HttpResponse r;
   r.body = cat("{\"server_load\":", s.running + s.waiting, "}");
   return r;
 }
 
-Reply Api::abort(const Request& request, const Caller& caller) {
+Reply Api::abort(const HttpRequest& request, const Caller& caller) {
   auto json = parse_json(request.body);
   if (!json.ok()) return error_response(json.status());
   Fields f(*json);
@@ -30,19 +30,19 @@ Reply Api::abort(const Request& request, const Caller& caller) {
   f.unserved("abort_all", "name each request");
   if (Status s = f.finish(); !s.ok()) return error_response(s);
   services_.cancel(caller, id);  // one that is not there has ended
-  Response r;
+  HttpResponse r;
   r.body = "{\"success\":true}";
   return r;
 }
 
-Reply Api::flush_cache(const Request&, const Caller&) {
+Reply Api::flush_cache(const HttpRequest&, const Caller&) {
   if (Status s = services_.engine().flush_prefix_cache(); !s.ok()) return error_response(s);
-  Response r;
+  HttpResponse r;
   r.body = "{\"success\":true}";
   return r;
 }
 
-Reply Api::load_adapter(const Request& request, const Caller& caller) {
+Reply Api::load_adapter(const HttpRequest& request, const Caller& caller) {
   auto json = parse_json(request.body);
   if (!json.ok()) return error_response(json.status());
   Fields f(*json);
@@ -53,13 +53,13 @@ Reply Api::load_adapter(const Request& request, const Caller& caller) {
   if (Status s = f.finish(); !s.ok()) return error_response(s);
   const auto loaded = services_.load_adapter(caller, name, path);
   if (!loaded.ok()) return error_response(loaded.status());
-  Response r;
+  HttpResponse r;
   r.body = cat("{\"success\":true,\"lora_name\":", json_string(name), ",\"rank\":", loaded->rank,
                ",\"bytes\":", loaded->bytes, "}");
   return r;
 }
 
-Reply Api::unload_adapter(const Request& request, const Caller& caller) {
+Reply Api::unload_adapter(const HttpRequest& request, const Caller& caller) {
   auto json = parse_json(request.body);
   if (!json.ok()) return error_response(json.status());
   Fields f(*json);
@@ -68,7 +68,7 @@ Reply Api::unload_adapter(const Request& request, const Caller& caller) {
   f.unserved("lora_int_id", "adapters are known by their names", "null");
   if (Status s = f.finish(); !s.ok()) return error_response(s);
   if (Status s = services_.unload_adapter(caller, name); !s.ok()) return error_response(s);
-  Response r;
+  HttpResponse r;
   r.body = cat("{\"success\":true,\"lora_name\":", json_string(name), "}");
   return r;
 }

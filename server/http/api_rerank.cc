@@ -135,14 +135,14 @@ Status judge(const Services& services, RankCall& rank) {
 
 }  // namespace
 
-Reply Api::rerank(const Request& request, const Caller& caller) {
+Reply Api::rerank(const HttpRequest& request, const Caller& caller) {
   auto rank = services_.read(caller, "rerank", parse_rerank(request.body, services_.options()));
   if (!rank.ok()) return error_response(rank.status());
   if (Status s = judge(services_, *rank); !s.ok()) return error_response(services_.refuse(caller, "rerank", s));
   return pool(request, caller, std::move(rank->call));
 }
 
-Reply Api::score(const Request& request, const Caller& caller) {
+Reply Api::score(const HttpRequest& request, const Caller& caller) {
   auto rank = services_.read(caller, "score", parse_score(request.body, services_.options()));
   if (!rank.ok()) return error_response(rank.status());
   if (Status s = judge(services_, *rank); !s.ok()) return error_response(services_.refuse(caller, "score", s));

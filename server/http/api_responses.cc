@@ -58,7 +58,7 @@ Result<Json> Api::conversation(const Caller& caller, const ResponsesCall& call) 
   return messages;
 }
 
-Reply Api::responses(const Request& request, const Caller& caller) {
+Reply Api::responses(const HttpRequest& request, const Caller& caller) {
   const char* protocol = "openai.responses";
   auto call = services_.read(caller, protocol, parse_responses(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
@@ -108,13 +108,13 @@ Reply Api::responses(const Request& request, const Caller& caller) {
     background_.start(background, std::move(reply),
                       [this, tenant = caller.tenant, id] { return response_store_.recount(tenant, id); });
     if (call->stream) return background->follow(0, std::move(headers));
-    return Response{.headers = std::move(headers), .body = background->response()};
+    return HttpResponse{.headers = std::move(headers), .body = background->response()};
   }
   return responses_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
 
 // The events of one that is made, or was made, in the background, from the one behind `starting_after` on.
-Reply Api::followed(const Request& request, const Caller& caller, const ResponseStore::Kept& kept) {
+Reply Api::followed(const HttpRequest& request, const Caller& caller, const ResponseStore::Kept& kept) {
   if (!kept.background || !kept.background->has_events_)
     return error_response(
         invalid_argument("only a response that was asked for with background: true and stream: true has events to "
@@ -133,7 +133,7 @@ Reply Api::followed(const Request& request, const Caller& caller, const Response
 }
 
 // GET /v1/responses/ID, GET .../ID/input_items, DELETE /v1/responses/ID, POST .../ID/cancel.
-Reply Api::kept_response(const Request& request, const Caller& caller) {
+Reply Api::kept_response(const HttpRequest& request, const Caller& caller) {
   std::string id = request.path.substr(std::string_view("/v1/responses/").size());
   std::string what;
   if (const size_t slash = id.find('/'); slash != std::string::npos) {
@@ -142,7 +142,7 @@ Reply Api::kept_response(const Request& request, const Caller& caller) {
   }
   auto kept = response_store_.find(caller.tenant, id);
   if (!kept) return error_response(none_kept(id));
-  Response r;
+  HttpResponse r;
   if (request.method == "DELETE" && what.empty()) {
     response_store_.erase(caller.tenant, id);
     r.body = cat("{\"id\":", json_string(id), ",\"object\":\"response\",\"deleted\":true}");

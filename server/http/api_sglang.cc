@@ -7,7 +7,7 @@ namespace kvasir::server::http {
 
 using Json = nlohmann::ordered_json;
 
-Reply Api::sglang_generate(const Request& request, const Caller& caller) {
+Reply Api::sglang_generate(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "sglang", parse_sglang(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   auto sent = send(request, caller, std::move(call->inputs));
@@ -22,10 +22,10 @@ Reply Api::sglang_generate(const Request& request, const Caller& caller) {
   return sglang_reply(std::move(shape), std::move(sent->streams), std::move(headers));
 }
 
-Reply Api::model_info(const Request&, const Caller&) {
+Reply Api::model_info(const HttpRequest&, const Caller&) {
   if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
   const std::string name = services_.model_name();
-  Response r;
+  HttpResponse r;
   r.body = Json{{"model_path", name},
                 {"tokenizer_path", name},
                 {"is_generation", !services_.engine().info().encoder},
@@ -34,11 +34,11 @@ Reply Api::model_info(const Request&, const Caller&) {
   return r;
 }
 
-Reply Api::server_info(const Request&, const Caller&) {
+Reply Api::server_info(const HttpRequest&, const Caller&) {
   if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
   const engine::Stats stats = services_.engine().stats();
   const ServerOptions& options = services_.options();
-  Response r;
+  HttpResponse r;
   r.body = Json{{"version", KVASIR_VERSION},
                 {"model_path", services_.model_name()},
                 {"served_model_name", services_.model_name()},

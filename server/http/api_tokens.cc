@@ -7,7 +7,7 @@
 
 namespace kvasir::server::http {
 
-Reply Api::tokens_generate(const Request& request, const Caller& caller) {
+Reply Api::tokens_generate(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "vllm.tokens", parse_tokens(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   if (Status s = carry(request, caller, call->input); !s.ok()) return error_response(s);
@@ -30,20 +30,20 @@ Reply Api::tokens_generate(const Request& request, const Caller& caller) {
   return tokens_reply(std::move(shape), std::move(submitted->stream), std::move(headers));
 }
 
-Reply Api::render_completion(const Request& request, const Caller& caller) {
+Reply Api::render_completion(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.completions", parse_completion(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return render(request, caller, *std::move(call));
 }
 
-Reply Api::render_chat(const Request& request, const Caller& caller) {
+Reply Api::render_chat(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.chat", parse_chat(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
   return render(request, caller, *std::move(call));
 }
 
 // One request for a chat, a list of them for texts. What would be refused of an answer is refused here.
-Reply Api::render(const Request& request, const Caller& caller, OpenAiCall call) {
+Reply Api::render(const HttpRequest& request, const Caller& caller, OpenAiCall call) {
   prepare_tools(services_, call.tools, call.input.request);
   auto body = parse_json(request.body);
   if (!body.ok()) return error_response(body.status());
@@ -60,7 +60,7 @@ Reply Api::render(const Request& request, const Caller& caller, OpenAiCall call)
     if (!ids.ok()) return error_response(ids.status());
     all.push_back(tokens_request(*body, input, *ids, model));
   }
-  Response r;
+  HttpResponse r;
   r.body = (call.shape.chat ? all[0] : all).dump();
   return r;
 }

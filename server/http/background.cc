@@ -37,7 +37,7 @@ class BackgroundResponse::Follower final : public Producer {
     if (next_ >= events.size() && followed_->over_) return Progress::done;
     return out_.empty() ? Progress::waiting : Progress::writable;
   }
-  const Response& head() const override { return head_; }
+  const HttpResponse& head() const override { return head_; }
   bool streams() const override { return true; }
   std::string take() override { return std::exchange(out_, {}); }
   void on_ready(std::function<void()> callback) override {
@@ -54,7 +54,7 @@ class BackgroundResponse::Follower final : public Producer {
  private:
   const std::shared_ptr<BackgroundResponse> followed_;
   size_t next_;
-  Response head_;
+  HttpResponse head_;
   std::string out_;
 };
 

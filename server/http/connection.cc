@@ -26,8 +26,8 @@ const char* reason(int status) {
 constexpr size_t kMostUnread = 16 << 10;  // of a body of which nothing is made: refused by its header, or open to all
 
 // A request that is being answered. The worker has a share of it: the connection may end meanwhile.
-struct Job {
-  Request request;
+struct Exchange {
+  HttpRequest request;
   Admission admission;
   ByteBudget::Share share;
   std::optional<Reply> reply;
@@ -61,7 +61,7 @@ class Connection {
     Parser parser;
     parser.header_limit(static_cast<uint32_t>(limits().max_header_bytes));
     parser.body_limit(limits().max_body_bytes);
-    auto job = std::make_shared<Job>();
+    auto job = std::make_shared<Exchange>();
     bool here = co_await await_request();
     if (!here) co_return false;
     bool read = co_await read_part(parser, Part::header, *job);
@@ -80,7 +80,7 @@ class Connection {
 
     keep_ = parser.keep_alive() && !context_.draining() && !context_.spare;
     job->request.body = std::move(parser.get().body());
-    Reply reply = Response();
+    Reply reply = HttpResponse();
     if (job->admission.refusal) {
       reply = *std::move(job->admission.refusal);
     } else if (job->admission.at_once) {
@@ -95,7 +95,7 @@ class Connection {
     share.drop();
     if (context_.draining()) keep_ = false;
     bool more = false;
-    if (auto* whole = std::get_if<Response>(&reply))
+    if (auto* whole = std::get_if<HttpResponse>(&reply))
       more = co_await write_held(share, *whole, whole->body);
     else
       more = co_await write_produced(*std::get<std::unique_ptr<Producer>>(reply), share);
@@ -104,7 +104,7 @@ class Connection {
 
   // Who asks, and for what, decides whether the body is read at all: nobody unknown has the server hold megabytes.
   // From here on the header is closed: fields that come after the body are none of it.
-  bool admit(const Parser& parser, Job& job) {
+  bool admit(const Parser& parser, Exchange& job) {
     chunks_ = parser.get().version() >= 11;
     job.request = plain(parser.get());
     head_only_ = job.request.method == "HEAD";
@@ -142,7 +142,7 @@ class Connection {
   }
 
   // Feeds the parser until the part is done; false with a refusal, or without one when nobody is left to read it.
-  Task<bool> read_part(Parser& parser, Part part, Job& job) {
+  Task<bool> read_part(Parser& parser, Part part, Exchange& job) {
     auto until = std::chrono::steady_clock::now() + limits().header_time;
     while (!done(parser, part)) {
       error_code error;
@@ -171,7 +171,7 @@ class Connection {
 
   // The parser takes a chunk's size with its extensions, and the trailers, only when it has all of them: what waits for
   // the rest may be as long as a header, and no longer.
-  bool within_bounds(const Parser& parser, Part part, Job& job, bool waits) {
+  bool within_bounds(const Parser& parser, Part part, Exchange& job, bool waits) {
     if (part == Part::header) return true;
     if (waits && input_.size() > limits().max_header_bytes)
       return refuse(431, cat("a chunk's extensions, or the trailers, are larger than the limit of ",
@@ -207,8 +207,8 @@ class Connection {
     return !parser.is_done() && boost::beast::iequals(parser.get()[wire::field::expect], "100-continue");
   }
 
-  Request plain(const wire::request<wire::string_body>& message) const {
-    Request r;
+  HttpRequest plain(const wire::request<wire::string_body>& message) const {
+    HttpRequest r;
     r.method = message.method_string();
     std::string_view target(message.target().data(), message.target().size()), authority;
     // As a proxy is asked: the server's name stands in the target, and what Host says does not count.
@@ -231,7 +231,7 @@ class Connection {
   }
 
   // False: the client left meanwhile, and its request with it.
-  Task<bool> on_worker(std::shared_ptr<Job> job) {
+  Task<bool> on_worker(std::shared_ptr<Exchange> job) {
     auto doorbell = std::make_shared<Doorbell>(executor_);
     auto work = [job, doorbell] {
       if (job->gone.load(std::memory_order_acquire)) return;
@@ -255,7 +255,7 @@ class Connection {
     co_return job->ready.load(std::memory_order_acquire);
   }
 
-  std::string head(const Response& response, std::optional<size_t> length) const {
+  std::string head(const HttpResponse& response, std::optional<size_t> length) const {
     std::string out = cat("HTTP/1.1 ", response.status, ' ', reason(response.status), "\r\n");
     if (!response.content_type.empty()) out += cat("Content-Type: ", response.content_type, "\r\n");
     for (const auto& [name, value] : response.headers) out += cat(name, ": ", value, "\r\n");
@@ -267,7 +267,7 @@ class Connection {
     return out;
   }
 
-  Task<bool> write_whole(const Response& response, const std::string& body) {
+  Task<bool> write_whole(const HttpResponse& response, const std::string& body) {
     std::string bytes = head(response, body.size());
     if (!head_only_) bytes += body;
     bool sent = co_await transport_->write(bytes, limits().write_time);
@@ -275,10 +275,10 @@ class Connection {
   }
 
   // A large answer counts for as long as its reader takes.
-  Task<bool> write_held(ByteBudget::Share& share, const Response& response, const std::string& body) {
+  Task<bool> write_held(ByteBudget::Share& share, const HttpResponse& response, const std::string& body) {
     Status room = share.hold(body.size());
     if (!room.ok()) {
-      Response refused = error_response(room);
+      HttpResponse refused = error_response(room);
       bool more = co_await write_whole(refused, refused.body);
       co_return more;
     }
@@ -354,7 +354,7 @@ class Connection {
   Executor executor_;
   std::string peer_;
   std::string input_;
-  std::optional<Response> refusal_;
+  std::optional<HttpResponse> refusal_;
   char block_[16 << 10];
   bool first_ = true, keep_ = false, chunks_ = true, head_only_ = false;
 };

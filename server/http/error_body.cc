@@ -48,15 +48,15 @@ std::string error_json(const Status& status) {
   return error_text(error_type(http_status(status.code())), status.message(), status.field(), error_code(status));
 }
 
-Response error_response(int status, std::string_view type, std::string_view message, std::string_view param) {
-  Response r;
+HttpResponse error_response(int status, std::string_view type, std::string_view message, std::string_view param) {
+  HttpResponse r;
   r.status = status;
   r.body = error_text(type, message, param, "");
   return r;
 }
 
-Response error_response(const Status& status) {
-  Response r;
+HttpResponse error_response(const Status& status) {
+  HttpResponse r;
   r.status = http_status(status.code());
   r.body = error_json(status);
   if (auto wait = status.retry_after())

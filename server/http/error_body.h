@@ -9,11 +9,11 @@
 
 namespace kvasir::server::http {
 
-Response error_response(int status, std::string_view type, std::string_view message, std::string_view param = "");
+HttpResponse error_response(int status, std::string_view type, std::string_view message, std::string_view param = "");
 // Type, param, code and Retry-After from the status. The code is one of OpenAI's words ("model_not_found",
 // "context_length_exceeded", "invalid_api_key", "rate_limit_exceeded") or null, never a number: strict clients have
 // none.
-Response error_response(const Status& status);
+HttpResponse error_response(const Status& status);
 std::string error_json(const Status& status);  // {"error": {...}} as it stands in a body or an event
 
 }  // namespace kvasir::server::http

@@ -67,7 +67,7 @@ bool Guard::origin_allowed(std::string_view origin, std::string_view host) const
                      [&](const std::string& o) { return o == "*" || lower(o) == lower(origin); });
 }
 
-Status Guard::check(const Request& request) const {
+Status Guard::check(const HttpRequest& request) const {
   std::string_view host = request.header("host");
   if (!host.empty()) {  // HTTP/1.0 needs none, and browsers always send one
     const std::optional<Host> asked = parse_host(host);
@@ -98,7 +98,7 @@ Status Guard::check(const Request& request) const {
   return {};
 }
 
-void Guard::allow(const Request& request, Response& response) const {
+void Guard::allow(const HttpRequest& request, HttpResponse& response) const {
   std::string_view origin = request.header("origin");
   if (origin.empty() || !origin_allowed(origin, request.header("host"))) return;
   response.headers.emplace_back("Access-Control-Allow-Origin", std::string(origin));
@@ -106,8 +106,8 @@ void Guard::allow(const Request& request, Response& response) const {
   response.headers.emplace_back("Vary", "Origin");
 }
 
-Response Guard::preflight(const Request& request) const {
-  Response r;
+HttpResponse Guard::preflight(const HttpRequest& request) const {
+  HttpResponse r;
   r.status = 204;
   r.content_type.clear();
   allow(request, r);

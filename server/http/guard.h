@@ -21,11 +21,11 @@ class Guard {
  public:
   explicit Guard(GuardOptions options) : options_(std::move(options)) {}
 
-  Status check(const Request& request) const;
+  Status check(const HttpRequest& request) const;
   // Adds the headers that let an allowed origin's page read the reply.
-  void allow(const Request& request, Response& response) const;
+  void allow(const HttpRequest& request, HttpResponse& response) const;
   // The answer to a preflight question.
-  Response preflight(const Request& request) const;
+  HttpResponse preflight(const HttpRequest& request) const;
 
  private:
   bool origin_allowed(std::string_view origin, std::string_view host) const;

@@ -13,7 +13,7 @@
 
 namespace kvasir::server::http {
 
-struct Request {
+struct HttpRequest {
   std::string method;  // "POST"
   std::string path;    // without the query
   std::string query;
@@ -28,7 +28,7 @@ struct Request {
   }
 };
 
-struct Response {
+struct HttpResponse {
   int status = 200;
   std::string content_type = "application/json";
   std::vector<std::pair<std::string, std::string>> headers;
@@ -47,22 +47,22 @@ class Producer {
 
   virtual Progress poll() = 0;
   // Valid once poll() has not said `waiting`; `streams` false means take() is a whole body, ready when done.
-  virtual const Response& head() const = 0;
+  virtual const HttpResponse& head() const = 0;
   virtual bool streams() const = 0;
   virtual std::string take() = 0;
   // Called from any thread, possibly at once; must only signal.
   virtual void on_ready(std::function<void()> callback) = 0;
 };
 
-using Reply = std::variant<Response, std::unique_ptr<Producer>>;
+using Reply = std::variant<HttpResponse, std::unique_ptr<Producer>>;
 
 // What is decided by a request's header alone, before any of its body is read.
 struct Admission {
-  std::optional<Response> refusal;              // said at once
-  std::function<Reply(const Request&)> answer;  // else: of the whole request
+  std::optional<HttpResponse> refusal;              // said at once
+  std::function<Reply(const HttpRequest&)> answer;  // else: of the whole request
   bool at_once = false;  // neither works nor waits: answered where the bytes are read, whatever the workers do
   std::string owner;     // who it is done for: owners take turns on the workers, and share the memory
 };
-using Handler = std::function<Admission(const Request& head)>;
+using Handler = std::function<Admission(const HttpRequest& head)>;
 
 }  // namespace kvasir::server::http

@@ -121,7 +121,7 @@ class LlamaReply final : public StreamsProducer {
   }
 
   void fail(const Status& status) override { out_ += cat("data: ", error_json(status), "\n\n"); }
-  Response refuse(const Status& status) const override { return error_response(status); }
+  HttpResponse refuse(const Status& status) const override { return error_response(status); }
 
   size_t index(size_t s, int choice) const { return s * size_t(shape_.choices) + size_t(choice); }
   Answer& answer(size_t s, int choice) { return answers_[index(s, choice)]; }

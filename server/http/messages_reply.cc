@@ -73,7 +73,7 @@ class MessagesReply final : public AnswerProducer {
   }
 
   void fail(const Status& status) override { append_event(out_, "error", error_body(status)); }
-  Response refuse(const Status& status) const override { return messages_error(status); }
+  HttpResponse refuse(const Status& status) const override { return messages_error(status); }
 
  private:
   enum class Kind { none, thinking, text, call };
@@ -156,8 +156,8 @@ class MessagesReply final : public AnswerProducer {
 
 }  // namespace
 
-Response messages_error(const Status& status) {
-  Response r = error_response(status);
+HttpResponse messages_error(const Status& status) {
+  HttpResponse r = error_response(status);
   r.body = error_body(status);
   return r;
 }

@@ -19,6 +19,6 @@ std::unique_ptr<Producer> messages_reply(MessagesShape shape, std::unique_ptr<en
                                          std::vector<std::pair<std::string, std::string>> headers);
 
 // A refusal in Anthropic's form.
-Response messages_error(const Status& status);
+HttpResponse messages_error(const Status& status);
 
 }  // namespace kvasir::server::http

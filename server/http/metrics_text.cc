@@ -199,7 +199,7 @@ std::string metrics_text(const Services& services) {
   t.family("counter", "kvasir_errors_total", "Requests that failed, by cause");
   for (const auto& [cause, count] : s.errors) t.row("kvasir_errors_total", "cause=" + json_string(cause), count);
   t.family("counter", "kvasir_calls_total", "Generation calls, by protocol and outcome");
-  for (const Metrics::Row& r : services.metrics().rows())
+  for (const Metrics::Outcome& r : services.metrics().rows())
     t.row("kvasir_calls_total", cat("protocol=", json_string(r.protocol), ",code=\"", code_name(r.code), '"'),
           r.requests);
   t.family("counter", "vllm:request_success_total", "Choices that ended well, by how");

@@ -66,7 +66,7 @@ class OllamaReply final : public AnswerProducer {
   }
 
   void fail(const Status& status) override { out_ += error_text(status) + '\n'; }
-  Response refuse(const Status& status) const override { return ollama_error(status); }
+  HttpResponse refuse(const Status& status) const override { return ollama_error(status); }
 
   Json line(const std::string& text, const std::string& thoughts, const Json& calls) const {
     Json out = beginning(shape_);
@@ -107,13 +107,13 @@ std::string rfc3339(std::chrono::system_clock::time_point time) {
   return cat(date, fraction);
 }
 
-Response ollama_error(const Status& status) {
-  Response r = error_response(status);
+HttpResponse ollama_error(const Status& status) {
+  HttpResponse r = error_response(status);
   r.body = error_text(status);
   return r;
 }
 
-Response ollama_loaded(const OllamaShape& shape) {
+HttpResponse ollama_loaded(const OllamaShape& shape) {
   Json all = beginning(shape);
   if (shape.chat)
     all["message"] = {{"role", "assistant"}, {"content", ""}};
@@ -121,7 +121,7 @@ Response ollama_loaded(const OllamaShape& shape) {
     all["response"] = "";
   all["done"] = true;
   all["done_reason"] = "load";
-  Response r;
+  HttpResponse r;
   if (shape.stream) r.content_type = kJsonLines;
   r.body = text_of(all) + '\n';
   return r;

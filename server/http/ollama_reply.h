@@ -20,9 +20,9 @@ struct OllamaShape {
 std::unique_ptr<Producer> ollama_reply(OllamaShape shape, std::unique_ptr<engine::Stream> stream,
                                        std::vector<std::pair<std::string, std::string>> headers);
 // To a request without a prompt.
-Response ollama_loaded(const OllamaShape& shape);
+HttpResponse ollama_loaded(const OllamaShape& shape);
 // A refusal in Ollama's form.
-Response ollama_error(const Status& status);
+HttpResponse ollama_error(const Status& status);
 
 std::string rfc3339(std::chrono::system_clock::time_point time);
 

@@ -117,7 +117,7 @@ class OpenAiReply final : public StreamsProducer {
   }
 
   void fail(const Status& status) override { out_ += cat("data: ", error_json(status), "\n\ndata: [DONE]\n\n"); }
-  Response refuse(const Status& status) const override { return error_response(status); }
+  HttpResponse refuse(const Status& status) const override { return error_response(status); }
 
   static bool calls(const Choice& c) { return c.reader && !c.reader->calls().empty(); }
 

@@ -10,7 +10,7 @@ namespace {
 class PooledReply final : public Producer {
  public:
   PooledReply(std::unique_ptr<engine::Stream> stream, std::function<std::string(const engine::Finished&)> write,
-              std::vector<std::pair<std::string, std::string>> headers, Response (*refuse)(const Status&))
+              std::vector<std::pair<std::string, std::string>> headers, HttpResponse (*refuse)(const Status&))
       : stream_(std::move(stream)), write_(std::move(write)), refuse_(refuse) {
     head_.headers = std::move(headers);
   }
@@ -32,7 +32,7 @@ class PooledReply final : public Producer {
     }
     return Progress::done;
   }
-  const Response& head() const override { return head_; }
+  const HttpResponse& head() const override { return head_; }
   bool streams() const override { return false; }
   std::string take() override { return std::exchange(out_, {}); }
   void on_ready(std::function<void()> callback) override { stream_->on_ready(std::move(callback)); }
@@ -40,8 +40,8 @@ class PooledReply final : public Producer {
  private:
   std::unique_ptr<engine::Stream> stream_;
   const std::function<std::string(const engine::Finished&)> write_;
-  Response (*const refuse_)(const Status&);
-  Response head_;
+  HttpResponse (*const refuse_)(const Status&);
+  HttpResponse head_;
   std::string out_;
   bool finished_ = false;
 };
@@ -51,7 +51,7 @@ class PooledReply final : public Producer {
 std::unique_ptr<Producer> pooled_reply(std::unique_ptr<engine::Stream> stream,
                                        std::function<std::string(const engine::Finished&)> write,
                                        std::vector<std::pair<std::string, std::string>> headers,
-                                       Response (*refuse)(const Status&)) {
+                                       HttpResponse (*refuse)(const Status&)) {
   return std::make_unique<PooledReply>(std::move(stream), std::move(write), std::move(headers), refuse);
 }
 

@@ -18,14 +18,14 @@ struct PooledCall {
   GenerateInput input;
   std::vector<PooledPrompt> prompts;
   std::function<std::string(const engine::Finished& all, const std::string& model, const std::string& id)> body;
-  Response (*refuse)(const Status&) = error_response;  // in the protocol's form
+  HttpResponse (*refuse)(const Status&) = error_response;  // in the protocol's form
 };
 
 // `write` makes the body of the results.
 std::unique_ptr<Producer> pooled_reply(std::unique_ptr<engine::Stream> stream,
                                        std::function<std::string(const engine::Finished&)> write,
                                        std::vector<std::pair<std::string, std::string>> headers,
-                                       Response (*refuse)(const Status&));
+                                       HttpResponse (*refuse)(const Status&));
 
 // "[0.1,-0.25]", each number the shortest that reads back as it was; or its float32s, little end first, as base64.
 void append_vector(std::string& out, const std::vector<float>& values);

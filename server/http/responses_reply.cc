@@ -57,7 +57,7 @@ class ResponsesReply final : public AnswerProducer {
     const std::string error = cat("{\"code\":\"server_error\",\"message\":", json_string(status.message()), "}");
     event("response.failed", state("failed", error));
   }
-  Response refuse(const Status& status) const override { return error_response(status); }
+  HttpResponse refuse(const Status& status) const override { return error_response(status); }
 
  private:
   enum class Kind { none, reasoning, message, call };

@@ -19,7 +19,7 @@ Result<std::unique_ptr<HttpServer>> serve_http(Services& services, std::shared_p
   h.write_timeout = o.write_timeout;
   if (tls) h.tls = [tls] { return tls->current()->context; };
   auto api = std::make_shared<Api>(services);
-  return HttpServer::start(h, [api](const Request& head) { return api->admit(head); });
+  return HttpServer::start(h, [api](const HttpRequest& head) { return api->admit(head); });
 }
 
 }  // namespace kvasir::server::http

@@ -90,7 +90,7 @@ class SglangReply final : public StreamsProducer {
   }
 
   void fail(const Status& status) override { out_ += cat("data: ", error_json(status), "\n\ndata: [DONE]\n\n"); }
-  Response refuse(const Status& status) const override { return error_response(status); }
+  HttpResponse refuse(const Status& status) const override { return error_response(status); }
 
   bool lists() const { return shape_.batch || answers_.size() > 1; }
 

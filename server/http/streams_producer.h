@@ -21,7 +21,7 @@ class StreamsProducer : public Producer {
                   std::vector<std::pair<std::string, std::string>> headers, const char* streamed_as = kEventStream);
 
   Progress poll() final;
-  const Response& head() const final { return head_; }
+  const HttpResponse& head() const final { return head_; }
   bool streams() const final { return streaming_; }
   std::string take() final { return std::exchange(out_, {}); }
   void on_ready(std::function<void()> callback) final;
@@ -31,10 +31,10 @@ class StreamsProducer : public Producer {
   // its body, at the end.
   virtual void on(size_t s, engine::Started& e) = 0;
   virtual void on(size_t s, engine::Tokens& e) = 0;
-  virtual void on(size_t s, engine::Finished& e) = 0;       // of a choice that nobody cancelled
-  virtual void close() {}                                   // all have ended well
-  virtual void fail(const Status& status) = 0;              // a stream's last event
-  virtual Response refuse(const Status& status) const = 0;  // nothing is out yet
+  virtual void on(size_t s, engine::Finished& e) = 0;           // of a choice that nobody cancelled
+  virtual void close() {}                                       // all have ended well
+  virtual void fail(const Status& status) = 0;                  // a stream's last event
+  virtual HttpResponse refuse(const Status& status) const = 0;  // nothing is out yet
 
   // What is in out_ before any event may be sent; what fails then fails in the stream.
   void begin_at_once() { streaming_ = stream_; }
@@ -48,7 +48,7 @@ class StreamsProducer : public Producer {
 
   std::vector<std::unique_ptr<engine::Stream>> engines_;
   std::vector<bool> open_;
-  Response head_;
+  HttpResponse head_;
   bool streaming_ = false, finished_ = false;
 };
 

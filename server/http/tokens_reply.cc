@@ -75,7 +75,7 @@ class TokensReply final : public StreamsProducer {
   }
 
   void fail(const Status& status) override { out_ += cat("data: ", error_json(status), "\n\ndata: [DONE]\n\n"); }
-  Response refuse(const Status& status) const override { return error_response(status); }
+  HttpResponse refuse(const Status& status) const override { return error_response(status); }
 
   // The stop text, or the id among those the client named.
   std::string stop_reason(const engine::Finished& e) const {

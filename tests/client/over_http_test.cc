@@ -121,7 +121,7 @@ TEST(OverHttp, ThoughtsAreTokensAndNoPartOfTheAnswer) {
 
 TEST(OverHttp, TheTopTwoAreReadInBothForms) {
   struct Gaps final : Sink {
-    void on_tokens(const Piece& piece) override { gaps.push_back(piece.top_gap); }
+    void on_tokens(const AnswerPiece& piece) override { gaps.push_back(piece.top_gap); }
     void on_done(const Status& status, const Usage&) override { done.set_value(status); }
     std::vector<double> gaps;
     std::promise<Status> done;

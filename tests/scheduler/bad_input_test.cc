@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(BadInput, APromptLongerThanThePool) {
-  Options o = small();
+  Settings o = small();
   o.groups = {{8, 0}};  // 32 tokens, where the context would allow 100
   World w(o);
   for (int64_t max_new : {1, 0}) {
@@ -38,7 +38,7 @@ TEST(BadInput, APromptLongerThanThePool) {
 
 TEST(BadInput, AnIdThatIsThereAlready) {
   for (int depth : {1, 2}) {
-    Options o = small();
+    Settings o = small();
     o.depth = depth;
     World w(o);
     const auto again = [&] { return w.scheduler->submit(w.make(1, prompt_of(5), 3), w.now).status(); };
@@ -50,7 +50,7 @@ TEST(BadInput, AnIdThatIsThereAlready) {
     ASSERT_TRUE(w.scheduler->cancel(1).ok());
     EXPECT_EQ(again().code(), Code::already_exists) << "a plan in flight still names it";
     w.retire();
-    EXPECT_EQ(w.count(Event::Kind::released), 1);
+    EXPECT_EQ(w.count(Notice::Kind::released), 1);
     SeqId second = w.submit(1, prompt_of(5), 3);
     w.run();
     w.expect_output(1, second, 0, 3);
@@ -70,9 +70,9 @@ TEST(BadInput, CancelBeforeSubmitAfterFinishAndTwice) {
   EXPECT_TRUE(w.scheduler->cancel(2).ok());
   EXPECT_EQ(w.scheduler->cancel(2).code(), Code::not_found);
   w.run();
-  EXPECT_EQ(w.count(Event::Kind::cancelled), 1);
-  EXPECT_EQ(w.count(Event::Kind::finished), 1);
-  EXPECT_EQ(w.count(Event::Kind::released), 2);
+  EXPECT_EQ(w.count(Notice::Kind::cancelled), 1);
+  EXPECT_EQ(w.count(Notice::Kind::finished), 1);
+  EXPECT_EQ(w.count(Notice::Kind::released), 2);
   w.expect_all_back();
 }
 
@@ -81,7 +81,7 @@ TEST(BadInput, CancelBeforeSubmitAfterFinishAndTwice) {
 TEST(BadInput, CancelDuringPreemption) {
   for (int depth : {1, 2})
     for (int64_t host : {0, 40}) {
-      Options o = small();
+      Settings o = small();
       o.groups = {{14, 0}};
       o.max_context = 50;
       o.depth = depth;
@@ -95,7 +95,7 @@ TEST(BadInput, CancelDuringPreemption) {
         }
         w.collect();  // before anything retires
         for (; seen < w.events.size() && cancelled < 3; ++seen) {
-          if (w.events[seen].kind != Event::Kind::preempted) continue;
+          if (w.events[seen].kind != Notice::Kind::preempted) continue;
           const RequestId id = w.events[seen].request;
           cancelled += w.scheduler->cancel(id).ok();
           EXPECT_EQ(w.scheduler->cancel(id).code(), Code::not_found);
@@ -105,8 +105,8 @@ TEST(BadInput, CancelDuringPreemption) {
       }
       w.collect();
       EXPECT_EQ(cancelled, 3) << depth << ", " << host;
-      EXPECT_EQ(w.count(Event::Kind::finished), 2);
-      EXPECT_EQ(w.count(Event::Kind::released), 5);
+      EXPECT_EQ(w.count(Notice::Kind::finished), 2);
+      EXPECT_EQ(w.count(Notice::Kind::released), 5);
       w.expect_all_back();
       w.scheduler->flush_prefix_cache();
       EXPECT_EQ(w.scheduler->stats().host_pages_free, host);
@@ -115,7 +115,7 @@ TEST(BadInput, CancelDuringPreemption) {
 }
 
 TEST(BadInput, APauseForEver) {
-  Options o = small();
+  Settings o = small();
   o.groups = {{12, 0}};
   o.max_waiting = 3;
   World w(o);
@@ -148,7 +148,7 @@ TEST(BadInput, APauseForEver) {
   w.now += seconds(1);
   EXPECT_FALSE(w.launch());
   w.collect();
-  EXPECT_EQ(w.count(Event::Kind::expired), 1);  // a deadline ends a pause
+  EXPECT_EQ(w.count(Notice::Kind::expired), 1);  // a deadline ends a pause
   EXPECT_TRUE(w.scheduler->cancel(1).ok());
   EXPECT_TRUE(w.scheduler->cancel(3).ok());
   w.collect();
@@ -157,7 +157,7 @@ TEST(BadInput, APauseForEver) {
 
 TEST(BadInput, ADeadlineInThePast) {
   for (const std::string& policy : policy_names()) {
-    Options o = small();
+    Settings o = small();
     o.policy = policy;
     World w(o);
     w.now += seconds(5);
@@ -176,7 +176,7 @@ TEST(BadInput, ADeadlineInThePast) {
 
 TEST(BadInput, APageSizeThatNoPageHas) {
   for (int size : {-4, 0, 65537, 1 << 30}) {
-    Options o = small();
+    Settings o = small();
     o.page_size = size;
     const Status s = Scheduler::create(o).status();
     EXPECT_EQ(s.code(), Code::invalid_argument) << size;
@@ -184,7 +184,7 @@ TEST(BadInput, APageSizeThatNoPageHas) {
     EXPECT_THAT(s.message(), HasSubstr("it must be from 1 to 65536"));
   }
   for (int size : {1, 2, 3, 12, 24, 64, 255, 256, 257, 1000, 65536}) {
-    Options o = small();
+    Settings o = small();
     o.page_size = size;
     o.max_tokens_per_step = 70'000;
     EXPECT_TRUE(Scheduler::create(o).ok()) << size;
@@ -215,7 +215,7 @@ TEST(BadInput, AWorkloadOfValuesThatNothingCanHold) {
   }
   auto workload = parse_workload(turns);
   ASSERT_TRUE(workload.ok()) << workload.status().to_string();
-  Options o = small();
+  Settings o = small();
   auto report = simulate(o, *workload);
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report->finished + report->expired + report->refused, 120);
@@ -248,19 +248,19 @@ TEST(BadInput, EachFieldIsNamed) {
 
 TEST(BadInput, OptionsAreNamed) {
   auto field = [](auto change) {
-    Options o = small();
+    Settings o = small();
     change(o);
     return Scheduler::create(o).status().field();
   };
-  EXPECT_EQ(field([](Options& o) { o.page_size = 0; }), "page_size");
-  EXPECT_EQ(field([](Options& o) { o.page_size = 65537; }), "page_size");
-  EXPECT_EQ(field([](Options& o) { o.groups[0].pages = 0; }), "kv_memory");
-  EXPECT_EQ(field([](Options& o) { o.max_tokens_per_step = 8; }), "max_tokens_per_step");
+  EXPECT_EQ(field([](Settings& o) { o.page_size = 0; }), "page_size");
+  EXPECT_EQ(field([](Settings& o) { o.page_size = 65537; }), "page_size");
+  EXPECT_EQ(field([](Settings& o) { o.groups[0].pages = 0; }), "kv_memory");
+  EXPECT_EQ(field([](Settings& o) { o.max_tokens_per_step = 8; }), "max_tokens_per_step");
   for (double ms : {-1.0, 0.5, 60001.0, std::nan("")})
-    EXPECT_EQ(field([ms](Options& o) { o.max_step_ms = ms; }), "max_step_ms");
-  EXPECT_EQ(field([](Options& o) { o.policy = "best"; }), "policy");
-  EXPECT_EQ(field([](Options& o) { o.depth = 9; }), "depth");
-  EXPECT_EQ(field([](Options& o) { o.tenant_weights["x"] = 0; }), "tenant_weights");
+    EXPECT_EQ(field([ms](Settings& o) { o.max_step_ms = ms; }), "max_step_ms");
+  EXPECT_EQ(field([](Settings& o) { o.policy = "best"; }), "policy");
+  EXPECT_EQ(field([](Settings& o) { o.depth = 9; }), "depth");
+  EXPECT_EQ(field([](Settings& o) { o.tenant_weights["x"] = 0; }), "tenant_weights");
 }
 
 }  // namespace

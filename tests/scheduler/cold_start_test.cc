@@ -31,8 +31,8 @@ StepCost times(const StepCost& c, double by) {
 }
 
 // What `kvasir serve` bounds by default, with a guess at the cost that is off by so much.
-Options server(const Machine& m, double off, double max_step_ms) {
-  Options o;
+Settings server(const Machine& m, double off, double max_step_ms) {
+  Settings o;
   o.groups = {{1 << 16, 0}};
   o.max_context = 4096;
   o.max_running = m.max_running;
@@ -45,7 +45,7 @@ Options server(const Machine& m, double off, double max_step_ms) {
   return o;
 }
 
-SimReport run(const Options& o, const Workload& w, const Machine& m) {
+SimReport run(const Settings& o, const SimWorkload& w, const Machine& m) {
   auto r = simulate(o, w, &m.cost, nullptr, m.warm_up_s);
   KVASIR_CHECK(r.ok(), r.status().to_string());
   return std::move(r).value();
@@ -53,8 +53,8 @@ SimReport run(const Options& o, const Workload& w, const Machine& m) {
 
 // Each asks again when answered, at once; they come one after the other. `before`: short requests that came first, as
 // those that look whether a server is well.
-Workload closed_loop(const Machine& m, int clients, int before, int rounds = 3) {
-  Workload w;
+SimWorkload closed_loop(const Machine& m, int clients, int before, int rounds = 3) {
+  SimWorkload w;
   for (int i = 0; i < before; ++i) {
     WorkItem item;
     item.prompt_tokens = 3, item.output_tokens = 2;
@@ -72,7 +72,7 @@ Workload closed_loop(const Machine& m, int clients, int before, int rounds = 3) 
 }
 
 // Whether nobody waits for longer than may be where nobody is refused. After many short answers, others are not known.
-bool bound_holds(Options o, const Workload& w, const Machine& m, int before) {
+bool bound_holds(Settings o, const SimWorkload& w, const Machine& m, int before) {
   const double least = std::exchange(o.max_wait_s, 0), answers = std::exchange(o.max_wait_answers, 0);
   const SimReport r = run(o, w, m);
   const double an_answer = before < 8 ? r.latency_s.mean - r.ttft_s.mean : 0;
@@ -86,8 +86,8 @@ TEST(ColdStart, ClientsWhoAskAgainAreNotRefusedWhateverTheCostWasThoughtToBe) {
       for (int clients : {m.max_running / 4, m.max_running, 2 * m.max_running})
         for (int before : {0, 1, 40})
           for (double off : {0.25, 1.0, 2.0, 4.0}) {
-            const Options o = server(m, off, max_step_ms);
-            const Workload w = closed_loop(m, clients, before);
+            const Settings o = server(m, off, max_step_ms);
+            const SimWorkload w = closed_loop(m, clients, before);
             if (!bound_holds(o, w, m, before)) continue;
             ++judged;
             const SimReport r = run(o, w, m);
@@ -103,8 +103,8 @@ enum class Clients { patient, leave, deadlines };
 constexpr const char* kNames[] = {"patient", "leave", "deadlines"};
 
 // An open loop from the first second on. `patience`: in seconds, of deadlines and of clients that leave.
-Workload open_loop(const Machine& m, double rate, Clients clients, double patience) {
-  Workload w;
+SimWorkload open_loop(const Machine& m, double rate, Clients clients, double patience) {
+  SimWorkload w;
   std::mt19937 rng(3);
   std::exponential_distribution<double> gap(rate);
   for (double t = gap(rng); t < 60; t += gap(rng)) {
@@ -128,7 +128,7 @@ void expect_useful(const Machine& m, double patience, int policies) {
     for (int policy = 0; policy < policies; ++policy)
       for (Clients clients : {Clients::patient, Clients::leave, Clients::deadlines})
         for (double load : {2.0, 5.0, 10.0}) {
-          Options o = server(m, off, 40);
+          Settings o = server(m, off, 40);
           o.policy = kPolicies[policy];
           const SimReport r = run(o, open_loop(m, load * rate, clients, patience), m);
           const double part = static_cast<double>(r.on_time_tokens) / r.simulated_s / best.output_tokens_per_s;

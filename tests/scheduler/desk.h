@@ -10,7 +10,7 @@ namespace kvasir::scheduler {
 
 class Desk {
  public:
-  explicit Desk(const Options& o, Duration step = std::chrono::milliseconds(10)) : step_(step) {
+  explicit Desk(const Settings& o, Duration step = std::chrono::milliseconds(10)) : step_(step) {
     auto made = Scheduler::create(o);
     KVASIR_CHECK(made.ok(), made.status().to_string());
     scheduler = std::move(made).value();
@@ -31,7 +31,7 @@ class Desk {
 
   std::unique_ptr<Scheduler> scheduler;
   Time now{};
-  std::vector<Event> events;
+  std::vector<Notice> events;
 
  private:
   static constexpr int32_t kToken = 7;

@@ -15,7 +15,7 @@ namespace kvasir::scheduler {
 
 class FakeDevice {
  public:
-  FakeDevice(const Options& options, int32_t vocabulary) : options_(options), vocabulary_(vocabulary) {
+  FakeDevice(const Settings& options, int32_t vocabulary) : options_(options), vocabulary_(vocabulary) {
     for (const PageGroup& g : options.groups) {
       slots_.emplace_back(g.pages * options.page_size, 0);
       starts_.push_back({kvcache::CacheStarts(options.index_mode, options.page_size), {}});
@@ -153,7 +153,7 @@ class FakeDevice {
     }
   }
 
-  Options options_;
+  Settings options_;
   int32_t vocabulary_;
   std::vector<std::vector<uint64_t>> slots_;
   std::vector<uint64_t> host_;

@@ -19,7 +19,7 @@ TEST(KeptPages, APrefixIsFoundAndItsLastPartCopied) {
   w.events.clear();
   SeqId b = w.submit(2, longer, 3);
   w.run();
-  ASSERT_EQ(w.events[0].kind, Event::Kind::admitted);
+  ASSERT_EQ(w.events[0].kind, Notice::Kind::admitted);
   EXPECT_EQ(w.events[0].cached_tokens, 25);  // 22 and three of the four said: the last was never fed
   w.expect_output(2, b, 0, 3);
   w.events.clear();
@@ -48,7 +48,7 @@ TEST(KeptPages, TenantsAndSaltsShareNothing) {
 
 TEST(KeptPages, WindowLayersGivePagesBack) {
   for (bool mixed : {true, false}) {
-    Options o = small();
+    Settings o = small();
     o.max_context = 400;
     if (mixed) {
       o.groups = {{100, 0}, {12, 10}};
@@ -68,7 +68,7 @@ TEST(KeptPages, WindowLayersGivePagesBack) {
 }
 
 TEST(KeptPages, AHitWithWindowGroupsNeedsTheWindowToo) {
-  Options o = small();
+  Settings o = small();
   o.groups = {{32, 0}, {24, 8}};
   World w(o);
   w.submit(1, prompt_of(40), 2);

@@ -31,7 +31,7 @@ TEST(LateNews, DraftsAreVerifiedAndRejectedOnesRolledBack) {
 // While a plan that verifies a draft is being made, its request can be found to be hopeless for another of its choices,
 // which waits to come back. The plan must not name a draft that is gone.
 TEST(LateNews, ADraftLivesAsLongAsAPlanNamesIt) {
-  Options o = small();
+  Settings o = small();
   o.policy = "deadline";
   o.groups = {{5, 0}};
   o.lookahead_tokens = 0;
@@ -40,7 +40,7 @@ TEST(LateNews, ADraftLivesAsLongAsAPlanNamesIt) {
   s.n = 2;
   s.deadline = w.now + seconds(3600);
   const SeqId first = w.submit(s);
-  for (; w.count(Event::Kind::preempted) == 0; w.collect()) {  // the second choice, when the pages are used up
+  for (; w.count(Notice::Kind::preempted) == 0; w.collect()) {  // the second choice, when the pages are used up
     ASSERT_TRUE(w.launch());
     w.retire();
   }
@@ -51,7 +51,7 @@ TEST(LateNews, ADraftLivesAsLongAsAPlanNamesIt) {
   w.now = *s.deadline - milliseconds(1);
   w.scheduler->next_step(w.now, w.plan);
   w.collect();
-  ASSERT_EQ(w.count(Event::Kind::expired), 1);
+  ASSERT_EQ(w.count(Notice::Kind::expired), 1);
   ASSERT_EQ(w.plan.items.size(), 1u);
   ASSERT_EQ(w.plan.items[0].phase, Phase::verify);
   const auto named = w.plan.items[0].tokens;
@@ -62,7 +62,7 @@ TEST(LateNews, ADraftLivesAsLongAsAPlanNamesIt) {
 }
 
 TEST(LateNews, ARequestWithoutItsMaskSitsOut) {
-  Options o = small();
+  Settings o = small();
   o.depth = 2;
   World w(o);
   Submission s = w.make(1, prompt_of(9), 3);
@@ -81,7 +81,7 @@ TEST(LateNews, ARequestWithoutItsMaskSitsOut) {
 
 TEST(LateNews, AMaskThatIsMissingAtTheDrawMeansTheSamePositionAgain) {
   for (int depth : {1, 2}) {
-    Options o = small();
+    Settings o = small();
     o.depth = depth;
     World w(o);
     Submission s = w.make(1, prompt_of(7), 6);  // its second token opens a page
@@ -110,7 +110,7 @@ TEST(LateNews, AMaskThatIsMissingAtTheDrawMeansTheSamePositionAgain) {
 
 TEST(LateNews, ATextStopComesLate) {
   for (int depth : {1, 2}) {
-    Options o = small();
+    Settings o = small();
     o.depth = depth;
     World w(o);
     SeqId a = w.submit(1, prompt_of(9), 30);
@@ -125,7 +125,7 @@ TEST(LateNews, ATextStopComesLate) {
     w.collect();
     EXPECT_EQ(w.outputs[a].size(), 8u);
     w.expect_all_back();
-    EXPECT_EQ(w.count(Event::Kind::released), 1);
+    EXPECT_EQ(w.count(Notice::Kind::released), 1);
   }
 }
 

@@ -27,7 +27,7 @@ void expect_refused(const Status& s, const std::string& why) {
 }
 
 TEST(Limits, OfRequestsAndOfTokensInAllAndOfEachTenant) {
-  Options o = small();
+  Settings o = small();
   o.max_waiting = 6;
   o.max_waiting_tokens = 100;
   o.tenant_max_waiting = 3;
@@ -46,7 +46,7 @@ TEST(Limits, OfRequestsAndOfTokensInAllAndOfEachTenant) {
   EXPECT_EQ(w.scheduler->stats().refused, 4);
   EXPECT_EQ(w.scheduler->stats().requests, 6);
   w.run();
-  EXPECT_EQ(w.count(Event::Kind::finished), 6);
+  EXPECT_EQ(w.count(Notice::Kind::finished), 6);
   EXPECT_TRUE(ask(w, 3, 30).ok());
   w.run();
   w.expect_all_back();
@@ -54,18 +54,18 @@ TEST(Limits, OfRequestsAndOfTokensInAllAndOfEachTenant) {
 
 // It would be refused for ever: nothing that goes makes room for it.
 TEST(Limits, OneLongPromptMayComeToAnEmptyQueue) {
-  Options o = small();
+  Settings o = small();
   o.max_waiting_tokens = o.tenant_max_waiting_tokens = 20;
   World w(o);
   EXPECT_TRUE(ask(w, 1, 50).ok());
   expect_refused(ask(w, 2, 1), "50 prompt tokens wait");
   w.run();
-  EXPECT_EQ(w.count(Event::Kind::finished), 1);
+  EXPECT_EQ(w.count(Notice::Kind::finished), 1);
   w.expect_all_back();
 }
 
 // One that is refused asks again as soon as it would be let in: that was when it was told to.
-double advised_against_real(Options o, int shortest, int longest) {
+double advised_against_real(Settings o, int shortest, int longest) {
   Desk desk(o);
   std::mt19937 rng(11);
   const auto draw = [&] {
@@ -103,7 +103,7 @@ double advised_against_real(Options o, int shortest, int longest) {
 
 // Choices that are still to part have their places: nobody else is let in there.
 TEST(Limits, NoMoreRunThanMayWhenChoicesPart) {
-  Options o;
+  Settings o;
   o.groups = {{4096, 0}};
   o.max_context = 1024;
   o.max_running = 8;
@@ -129,7 +129,7 @@ TEST(Limits, NoMoreRunThanMayWhenChoicesPart) {
 // Others come and decode without end: a prompt that is computed in one step, and fills it, has its turn all the same.
 // Tokens that are computed again behind it may come in pieces.
 TEST(Limits, APromptThatFillsAStepIsNotPassedForEver) {
-  Options o = small();
+  Settings o = small();
   o.groups = {{256, 0}};
   o.max_running = 6;
   o.max_tokens_per_step = 24;
@@ -154,14 +154,14 @@ TEST(Limits, APromptThatFillsAStepIsNotPassedForEver) {
     desk.step();
     for (const PlanItem& item : desk.plan().items)
       if (item.request == whole && item.begin == 0) EXPECT_EQ(item.count, 24);
-    for (const Event& e : desk.events)
-      if (e.kind == Event::Kind::finished && e.request == whole) answered = step;
+    for (const Notice& e : desk.events)
+      if (e.kind == Notice::Kind::finished && e.request == whole) answered = step;
   }
   EXPECT_GE(answered, 0);
 }
 
 TEST(Limits, ARefusalSaysWhenToComeBackFromTheMeasuredRate) {
-  Options o = small();
+  Settings o = small();
   o.page_size = 16;
   o.groups = {{256, 0}};
   o.max_context = 1024;

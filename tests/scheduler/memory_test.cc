@@ -30,7 +30,7 @@ namespace {
 
 TEST(Memory, AWaitingRequestIsItsPromptAndAtMostAKilobyte) {
   for (const std::string& policy : policy_names()) {
-    Options o;
+    Settings o;
     o.policy = policy;
     o.groups = {{1024, 0}};
     o.max_waiting = 20000;

@@ -18,8 +18,8 @@ using ::testing::HasSubstr;
 constexpr double kPatience = 6;  // seconds, of deadlines and of clients that leave
 
 // What `kvasir serve` bounds by default (engine/engine.h).
-Options machine() {
-  Options o;
+Settings machine() {
+  Settings o;
   o.groups = {{16384, 0}};
   o.max_context = 4096;
   o.max_running = 16;
@@ -37,8 +37,8 @@ struct Kind {
   double spread;  // lengths are drawn from 1 - spread to 1 + spread times these
 };
 
-Workload arrivals(double time, double rate, const Kind& kind, int seed) {
-  Workload w;
+SimWorkload arrivals(double time, double rate, const Kind& kind, int seed) {
+  SimWorkload w;
   std::mt19937 rng(seed);
   std::exponential_distribution<double> gap(rate);
   std::uniform_real_distribution<double> size(1 - kind.spread, 1 + kind.spread);
@@ -52,18 +52,18 @@ Workload arrivals(double time, double rate, const Kind& kind, int seed) {
   return w;
 }
 
-SimReport run(const Options& o, const Workload& w, const StepCost* machine = nullptr) {
+SimReport run(const Settings& o, const SimWorkload& w, const StepCost* machine = nullptr) {
   auto r = simulate(o, w, machine);
   KVASIR_CHECK(r.ok(), r.status().to_string());
   return std::move(r).value();
 }
 
 // What a queue that is never empty gives, in tokens and requests a second.
-double capacity(Options o, const Kind& kind) {
+double capacity(Settings o, const Kind& kind) {
   o.max_wait_s = o.max_wait_answers = 0;
   o.max_waiting = 1 << 20;
   o.max_waiting_tokens = int64_t(1) << 40;
-  Workload full = arrivals(40, 100, kind, 1);
+  SimWorkload full = arrivals(40, 100, kind, 1);
   for (WorkItem& item : full.items) item.arrival_s = 0;
   const SimReport r = run(o, full);
   return static_cast<double>(r.finished) / r.simulated_s;
@@ -73,8 +73,8 @@ enum class Clients { patient, leave, deadlines };
 constexpr const char* kNames[] = {"patient", "leave", "deadlines"};
 
 // On-time answers a second from a cold start, against what the machine can do.
-double useful(const Options& o, const Kind& kind, double rate, double times, Clients clients, double time = 60) {
-  Workload w = arrivals(time, rate * times, kind, 2);
+double useful(const Settings& o, const Kind& kind, double rate, double times, Clients clients, double time = 60) {
+  SimWorkload w = arrivals(time, rate * times, kind, 2);
   for (WorkItem& item : w.items) {
     if (clients == Clients::deadlines) item.deadline_s = kPatience;
     if (clients == Clients::leave) item.cancel_at_s = kPatience;
@@ -97,7 +97,7 @@ TEST(Overload, WhatIsDoneIsOfUseAtAnyLoad) {
         std::printf("%4lld+%-3lld %-9s %-10s %5.1f/s:", (long long)kind.prompt, (long long)kind.output, policy,
                     kNames[static_cast<int>(clients)], rate);
         for (double times : {1.0, 2.0, 5.0, 10.0}) {
-          Options o = machine();
+          Settings o = machine();
           o.policy = policy;
           const double part = useful(o, kind, rate, times, clients);
           std::printf("  %4.0f x %.3f", times, part);
@@ -120,12 +120,12 @@ TEST(Overload, ClientsWhoAskAgainAreNotRefused) {
                                                {&h200, 400, 1000, 300},
                                                {&cores, 8, 300, 100},
                                                {&cores, 32, 300, 100}}) {
-    Options o = machine();
+    Settings o = machine();
     o.cost = {};
     o.groups = {{1 << 16, 0}};
     o.max_running = cost == &h200 ? 256 : 64;
     o.max_tokens_per_step = cost == &h200 ? 4096 : 512;
-    Workload w;
+    SimWorkload w;
     for (int i = 0; i < 4 * clients; ++i) {
       WorkItem item;
       item.prompt_tokens = prompt, item.output_tokens = output;
@@ -142,7 +142,7 @@ TEST(Overload, ClientsWhoAskAgainAreNotRefused) {
 
 // What the bounds are for: with a queue that only its length ends, all that is done is late.
 TEST(Overload, WithoutABoundOnTimeMostOfItIsOfNoUse) {
-  Options o = machine();
+  Settings o = machine();
   const double rate = capacity(o, kKinds[0]);
   o.max_wait_s = o.max_wait_answers = 0;
   EXPECT_LT(useful(o, kKinds[0], rate, 5, Clients::leave), 0.5);
@@ -169,8 +169,8 @@ class OneTenantsFlood : public ::testing::Test {
     }
     flood();
   }
-  static Options four_slots(const std::string& policy) {
-    Options o = machine();
+  static Settings four_slots(const std::string& policy) {
+    Settings o = machine();
     o.policy = policy;
     o.max_running = 4;
     return o;
@@ -228,7 +228,7 @@ TEST_F(OneTenantsFlood, WithoutANameHasTheWholeQueue) {
 
 // Every tenant's wait is its own there: a flood costs the others nothing of the bound.
 TEST(Overload, UnderFairAFloodDoesNotShortenTheQueueOfOthers) {
-  Options o = machine();
+  Settings o = machine();
   o.policy = "fair";
   o.max_running = 4;
   Desk desk(o);
@@ -260,7 +260,7 @@ TEST_F(OneTenantsFlood, ADeadlineThatTheQueueCannotKeepIsRefusedAtOnce) {
 
 // Its own bounds are those of the answers: where one takes long, a longer wait is worth it.
 TEST(Overload, TheBoundGrowsWithTheTimeThatAnAnswerTakes) {
-  Options o = machine();
+  Settings o = machine();
   o.max_running = 4;
   Desk desk(o, std::chrono::milliseconds(100));
   warm_up(desk);
@@ -294,7 +294,7 @@ TEST_F(OneTenantsFlood, AHigherPriorityWaitsForItsOwnOnly) {
 
 // A cost: of a wait that a plan's pages bound, not its slots.
 TEST(Overload, WhereThePagesDoNotGoRoundTheSlotsThatDoAreCounted) {
-  Options o = machine();
+  Settings o = machine();
   o.groups = {{16, 0}};  // of 16 tokens: four answers of 54
   o.max_context = 128;
   Desk desk(o);

@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Options crowded(const std::string& policy) {
-  Options o;
+Settings crowded(const std::string& policy) {
+  Settings o;
   o.policy = policy;
   o.groups = {{256, 0}};
   o.max_context = 512;
@@ -56,8 +56,8 @@ int64_t overtakings(const std::string& policy, Duration bound, bool* all_came_in
       EXPECT_TRUE(desk.scheduler->submit(std::move(s), desk.now).ok());
     }
     desk.step();
-    for (const Event& e : desk.events) {
-      if (e.kind != Event::Kind::admitted) continue;
+    for (const Notice& e : desk.events) {
+      if (e.kind != Notice::Kind::admitted) continue;
       Guest& g = guests[e.request];
       g.admitted = true;
       ++in;
@@ -103,8 +103,8 @@ TEST(Starvation, ADeadlineIsNoWayPastEverybody) {
       (void)desk.scheduler->submit(std::move(s), desk.now);  // many cannot make it and are refused
     }
     desk.step();
-    for (const Event& e : desk.events) {
-      if (e.kind != Event::Kind::admitted || e.request % 10 != 0) continue;
+    for (const Notice& e : desk.events) {
+      if (e.kind != Notice::Kind::admitted || e.request % 10 != 0) continue;
       ++patient;
       last = std::max(last, Time{} + (desk.now - arrival[e.request]));
     }
@@ -117,7 +117,7 @@ TEST(Starvation, ADeadlineIsNoWayPastEverybody) {
 // Both always want more: what is computed for "heavy" against "light", whose weights the options or their requests say.
 double heavy_against_light(const std::map<std::string, double>& by_options,
                            const std::map<std::string, double>& by_requests) {
-  Options o = crowded("fair");
+  Settings o = crowded("fair");
   o.max_running = 8;
   o.tenant_weights = by_options;
   Desk desk(o);
@@ -142,10 +142,10 @@ double heavy_against_light(const std::map<std::string, double>& by_options,
     keep_asking("light", 90, 30);
     keep_asking("heavy", 20, 10);
     desk.step();
-    for (const Event& e : desk.events) {
-      if (e.kind == Event::Kind::finished && step > 1000)
+    for (const Notice& e : desk.events) {
+      if (e.kind == Notice::Kind::finished && step > 1000)
         computed[live[e.request].first] += double(live[e.request].second);
-      if (e.kind == Event::Kind::released) live.erase(e.request);
+      if (e.kind == Notice::Kind::released) live.erase(e.request);
     }
   }
   return computed["heavy"] / computed["light"];
@@ -164,7 +164,7 @@ TEST(FairShare, ARequestSaysTheWeightOfATenantThatTheOptionsDoNotName) {
 }
 
 TEST(Deadlines, ARequestThatCannotMakeItsOwnIsRefusedAtOnce) {
-  Options o = crowded("deadline");
+  Settings o = crowded("deadline");
   Desk desk(o);
   const auto ask = [&](RequestId id, Duration left) {
     Submission s;
@@ -187,14 +187,14 @@ TEST(Deadlines, ARequestThatCannotMakeItsOwnIsRefusedAtOnce) {
   int64_t finished = 0;
   while (!desk.scheduler->idle()) {
     desk.step();
-    for (const Event& e : desk.events) finished += e.kind == Event::Kind::finished;
+    for (const Notice& e : desk.events) finished += e.kind == Notice::Kind::finished;
   }
   EXPECT_GE(10 * finished, 8 * accepted);  // what is let in is an estimate, and nearly all of it is right
 }
 
 TEST(Preemption, TheNewestAndTheLeastInPriorityLoseTheirPagesFirst) {
   for (const char* policy : {"fcfs", "priority"}) {
-    Options o = small();
+    Settings o = small();
     o.policy = policy;
     o.groups = {{14, 0}};
     o.max_context = 50;
@@ -208,8 +208,8 @@ TEST(Preemption, TheNewestAndTheLeastInPriorityLoseTheirPagesFirst) {
     }
     w.run();
     std::vector<RequestId> lost;
-    for (const Event& e : w.events)
-      if (e.kind == Event::Kind::preempted) lost.push_back(e.request);
+    for (const Notice& e : w.events)
+      if (e.kind == Notice::Kind::preempted) lost.push_back(e.request);
     ASSERT_FALSE(lost.empty());
     EXPECT_EQ(lost[0], policy == std::string("fcfs") ? 2u : 1u) << policy;
     EXPECT_THAT(lost, ::testing::Not(::testing::Contains(0u))) << "the first and the highest keeps its own";
@@ -219,7 +219,7 @@ TEST(Preemption, TheNewestAndTheLeastInPriorityLoseTheirPagesFirst) {
 
 TEST(Preemption, PagesAreMovedOrComputedAgainWhicheverIsCheaper) {
   for (bool cheap_moves : {true, false}) {
-    Options o = small();
+    Settings o = small();
     o.groups = {{14, 0}};
     o.max_context = 50;
     o.host_pages = 40;
@@ -238,7 +238,7 @@ TEST(Preemption, PagesAreMovedOrComputedAgainWhicheverIsCheaper) {
 
 TEST(Preemption, WhatIsCheaperIsJudgedByWhatStepsWereSeenToTake) {
   for (bool learns : {true, false}) {
-    Options o = small();
+    Settings o = small();
     o.groups = {{14, 0}};
     o.max_context = 50;
     o.host_pages = 40;

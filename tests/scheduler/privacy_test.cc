@@ -16,7 +16,7 @@ struct Seen {
 
 // `others`: what the other tenant asks, before and between.
 Seen day_of_the_second(const std::vector<int32_t>& others, const std::string& tenant, int depth, int64_t host_pages) {
-  Options o = small();
+  Settings o = small();
   o.depth = depth;
   o.host_pages = host_pages;
   o.policy = "lpm";
@@ -38,8 +38,8 @@ Seen day_of_the_second(const std::vector<int32_t>& others, const std::string& te
     }
     if (who == tenant) {
       seen.ttft_s.push_back(std::chrono::duration<double>(w.now - asked).count());
-      for (const Event& e : w.events)
-        if (e.kind == Event::Kind::admitted) seen.cached_tokens.push_back(e.cached_tokens);
+      for (const Notice& e : w.events)
+        if (e.kind == Notice::Kind::admitted) seen.cached_tokens.push_back(e.cached_tokens);
     }
     w.run();
   };

@@ -73,7 +73,7 @@ class RandomWorld {
   }
 
   uint64_t plans_hash() const { return plans_; }
-  const Options& options() const { return options_; }
+  const Settings& options() const { return options_; }
   int64_t finished() const { return finished_; }
 
  private:
@@ -84,9 +84,9 @@ class RandomWorld {
     std::vector<int32_t> prompt, output;
   };
 
-  Options random_options() {
+  Settings random_options() {
     auto one_of = [&](auto list) { return list[rng_() % list.size()]; };
-    Options o;
+    Settings o;
     o.page_size = one_of(std::vector{1, 2, 3, 4, 7, 8, 12, 16});
     o.max_running = static_cast<int32_t>(1 + rng_() % 8);
     o.max_tokens_per_step = o.max_running + o.page_size + rng_() % 24;
@@ -271,10 +271,10 @@ class RandomWorld {
   }
 
   void collect() {
-    std::vector<Event> events;
+    std::vector<Notice> events;
     scheduler_->take_events(events);
-    for (const Event& e : events) {
-      if (e.kind == Event::Kind::finished) {
+    for (const Notice& e : events) {
+      if (e.kind == Notice::Kind::finished) {
         auto it = live_.find(e.seq);
         KVASIR_CHECK(it != live_.end(), "sequence ", e.seq, " finished twice");
         const Live& l = it->second;
@@ -285,7 +285,7 @@ class RandomWorld {
         ++finished_;
         live_.erase(it);
       }
-      if (e.kind == Event::Kind::released)
+      if (e.kind == Notice::Kind::released)
         std::erase_if(live_, [&](const auto& l) { return l.second.request == e.request; });
     }
   }
@@ -297,7 +297,7 @@ class RandomWorld {
 
   std::mt19937_64 rng_;
   int32_t vocabulary_ = 2;
-  Options options_;
+  Settings options_;
   FakeDevice device_;
   std::unique_ptr<Scheduler> scheduler_;
   Time now_{};

@@ -50,7 +50,7 @@ TEST(Recording, RandomWorldsReplayToTheSamePlans) {
 struct Conversation {
   std::string text;
   explicit Conversation(uint64_t key = 7) {
-    Options o;
+    Settings o;
     o.page_size = 4;
     o.groups = {{64, 0}};
     o.max_tokens_per_step = 80;
@@ -163,7 +163,7 @@ TEST(Recording, WhatIsNoneSaysWhatIsWrong) {
 }
 
 TEST(OptionsJson, SayAllOfThemBothWays) {
-  Options o;
+  Settings o;
   o.page_size = 8;
   o.groups = {{64, 0}, {32, 16}};
   o.index_mode = kvcache::IndexMode::offset;
@@ -173,7 +173,7 @@ TEST(OptionsJson, SayAllOfThemBothWays) {
   o.depth = 2;
   o.max_step_ms = 12.5;
   o.cost.context_us = 1.0 / 3;
-  Options back;
+  Settings back;
   ASSERT_TRUE(apply_json(options_to_json(o), &back, "it").ok());
   EXPECT_EQ(options_to_json(back), options_to_json(o));
   EXPECT_EQ(back.groups[1].window, 16);
@@ -181,7 +181,7 @@ TEST(OptionsJson, SayAllOfThemBothWays) {
   EXPECT_EQ(back.max_step_ms, 12.5);
   EXPECT_EQ(back.cost.context_us, o.cost.context_us);
   auto field = [](const std::string& json) {
-    Options none;
+    Settings none;
     none.groups = {{64, 0}};
     return apply_json(json, &none, "it").field();
   };
@@ -222,7 +222,7 @@ TEST(CostModel, IsFoundAgainFromTheTimesOfItsSteps) {
   EXPECT_NEAR(fit->cost.page_move_us, truth.page_move_us, 0.05 * truth.page_move_us);
   EXPECT_LT(fit->median_error, 0.02);
   EXPECT_TRUE(fit->moves_measured);
-  Options o;
+  Settings o;
   o.groups = {{64, 0}};
   EXPECT_TRUE(apply_json(to_json(*fit, "a test"), &o, "the fit").ok());
   EXPECT_NEAR(o.cost.token_us, truth.token_us, 0.05 * truth.token_us);

@@ -42,7 +42,7 @@ TEST(Scenario, DecodesComeFirst) {
 
 TEST(Scenario, TwoPlansInFlightGiveTheSameTokensAndDiscardOverruns) {
   for (int depth : {1, 2}) {
-    Options o = small();
+    Settings o = small();
     o.depth = depth;
     World w(o);
     SeqId a = w.submit(1, prompt_of(9), 30), b = w.submit(2, prompt_of(6, 70), 12);
@@ -58,7 +58,7 @@ TEST(Scenario, PreemptedRequestsGoOnAsIfNothingHadHappened) {
   for (int depth : {1, 2})
     for (int64_t host : {0, 40})
       for (bool cache : {true, false}) {
-        Options o = small();
+        Settings o = small();
         o.groups = {{14, 0}};
         o.max_context = 50;
         o.depth = depth;
@@ -69,7 +69,7 @@ TEST(Scenario, PreemptedRequestsGoOnAsIfNothingHadHappened) {
         std::vector<SeqId> seqs;
         for (int r = 0; r < 5; ++r) seqs.push_back(w.submit(r, prompt_of(10, 100 * r), 30));
         w.run();
-        EXPECT_GT(w.count(Event::Kind::preempted), 0);
+        EXPECT_GT(w.count(Notice::Kind::preempted), 0);
         EXPECT_EQ(host > 0, w.scheduler->stats().swaps > 0);
         for (int r = 0; r < 5; ++r) w.expect_output(r, seqs[r], 0, 30);
         w.expect_all_back();
@@ -78,7 +78,7 @@ TEST(Scenario, PreemptedRequestsGoOnAsIfNothingHadHappened) {
 
 TEST(Scenario, ChoicesForkFromOnePromptAndCopyOnWrite) {
   for (int depth : {1, 2}) {
-    Options o = small();
+    Settings o = small();
     o.depth = depth;
     World w(o);
     Submission s = w.make(1, prompt_of(10), 9);
@@ -91,7 +91,7 @@ TEST(Scenario, ChoicesForkFromOnePromptAndCopyOnWrite) {
 }
 
 TEST(Scenario, OffsetModeKeepsRuns) {
-  Options o = small();
+  Settings o = small();
   o.index_mode = kvcache::IndexMode::offset;
   o.prefix_cache = false;
   World w(o);
@@ -136,7 +136,7 @@ TEST(Scenario, BeamsForkAndDrop) {
 }
 
 TEST(Scenario, PausedRequestsKeepTheirPagesUntilSomebodyNeedsThem) {
-  Options o = small();
+  Settings o = small();
   o.groups = {{12, 0}};
   World w(o);
   SeqId a = w.submit(1, prompt_of(20), 20);
@@ -147,7 +147,7 @@ TEST(Scenario, PausedRequestsKeepTheirPagesUntilSomebodyNeedsThem) {
   SeqId b = w.submit(2, prompt_of(30, 500), 12);
   w.run();
   w.expect_output(2, b, 0, 12);
-  EXPECT_EQ(w.count(Event::Kind::preempted), 1);
+  EXPECT_EQ(w.count(Notice::Kind::preempted), 1);
   ASSERT_TRUE(w.scheduler->resume(1).ok());
   w.run();
   w.expect_output(1, a, 0, 20);
@@ -161,7 +161,7 @@ TEST(Scenario, DeadlinesEndRequests) {
   w.submit(s);
   EXPECT_EQ(*w.scheduler->wake_at(), *s.deadline);
   w.run();
-  EXPECT_EQ(w.count(Event::Kind::expired), 1);
+  EXPECT_EQ(w.count(Notice::Kind::expired), 1);
   w.expect_all_back();
 }
 
@@ -173,10 +173,10 @@ TEST(Scenario, APromptAloneEndsAllItsChoices) {
   w.submit(s);
   w.run();
   std::vector<int32_t> choices;
-  for (const Event& e : w.events)
-    if (e.kind == Event::Kind::finished) choices.push_back(e.choice);
+  for (const Notice& e : w.events)
+    if (e.kind == Notice::Kind::finished) choices.push_back(e.choice);
   EXPECT_EQ(choices, (std::vector<int32_t>{0, 1, 2}));
-  EXPECT_EQ(w.events.back().kind, Event::Kind::released);
+  EXPECT_EQ(w.events.back().kind, Notice::Kind::released);
   EXPECT_EQ(w.scheduler->stats().finished, 3);
   w.expect_all_back();
 }
@@ -193,7 +193,7 @@ TEST(Scenario, WhatIsOverHasNoDeadlineAnyMore) {
   ASSERT_TRUE(w.scheduler->cancel(2).ok());
   EXPECT_NE(w.scheduler->wake_at(), std::nullopt);
   w.run();
-  EXPECT_EQ(w.count(Event::Kind::finished), 3);
+  EXPECT_EQ(w.count(Notice::Kind::finished), 3);
   EXPECT_EQ(w.scheduler->wake_at(), std::nullopt);
   w.expect_all_back();
 }
@@ -210,7 +210,7 @@ TEST(Scenario, OutputsASecondAreThoseOfTheStepsThatDrewThem) {
 }
 
 TEST(Scenario, ASequenceIsCountedOnce) {
-  Options o = small();
+  Settings o = small();
   o.max_running = 2;
   World w(o);
   for (RequestId id : {1, 2, 3, 4}) w.submit(w.make(id, prompt_of(9), 40));

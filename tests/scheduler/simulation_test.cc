@@ -12,8 +12,8 @@
 namespace kvasir::scheduler {
 namespace {
 
-Options machine() {
-  Options o;
+Settings machine() {
+  Settings o;
   o.groups = {{16384, 0}};
   o.max_context = 32768;
   o.max_running = 64;
@@ -24,7 +24,7 @@ Options machine() {
   return o;
 }
 
-SimReport run(Options o, const std::string& policy, const Workload& w) {
+SimReport run(Settings o, const std::string& policy, const SimWorkload& w) {
   o.policy = policy;
   auto r = simulate(o, w);
   KVASIR_CHECK(r.ok(), r.status().to_string());
@@ -35,7 +35,7 @@ TEST(Simulation, LongestPrefixMatchKeepsConversationsInTheCache) {
   // 64 users, one system prompt of 4,096 tokens, 20 turns each of 100 tokens asked and 100 answered, no
   // pause between turns; a pool half the size of all they say.
   const int users = 64, turns = 20, asked = 100, answered = 100, system = 4096;
-  Workload w;
+  SimWorkload w;
   int64_t repeated = 0;  // what an order with an endless cache would find
   for (int t = 0; t < turns; ++t)
     for (int u = 0; u < users; ++u) {
@@ -49,7 +49,7 @@ TEST(Simulation, LongestPrefixMatchKeepsConversationsInTheCache) {
       if (t == 0 && u > 0) repeated += system;
       w.items.push_back(item);
     }
-  Options o = machine();
+  Settings o = machine();
   o.groups[0].pages = (system + users * turns * (asked + answered)) / 16 / 2;
   for (int running : {16, 64}) {  // with the patience that is usual
     o.max_running = running;
@@ -63,8 +63,8 @@ TEST(Simulation, LongestPrefixMatchKeepsConversationsInTheCache) {
   }
 }
 
-Workload poisson(double seconds, double rate, int64_t prompt, int64_t output, const std::string& tenant, int seed) {
-  Workload w;
+SimWorkload poisson(double seconds, double rate, int64_t prompt, int64_t output, const std::string& tenant, int seed) {
+  SimWorkload w;
   std::mt19937 rng(seed);
   std::exponential_distribution<double> gap(rate);
   std::uniform_real_distribution<double> size(0.5, 1.5);
@@ -79,7 +79,7 @@ Workload poisson(double seconds, double rate, int64_t prompt, int64_t output, co
   return w;
 }
 
-Workload merge(Workload a, const Workload& b) {
+SimWorkload merge(SimWorkload a, const SimWorkload& b) {
   a.items.insert(a.items.end(), b.items.begin(), b.items.end());
   std::stable_sort(a.items.begin(), a.items.end(), [](auto& x, auto& y) { return x.arrival_s < y.arrival_s; });
   return a;
@@ -92,9 +92,9 @@ double p99_of(const SimReport& r, const std::string& tenant) {
 }
 
 TEST(Simulation, AFloodOfOneTenantHardlyTouchesAnother) {
-  Workload quiet = poisson(300, 2, 2000, 100, "quiet", 1);
-  Workload both = merge(quiet, poisson(300, 60, 500, 200, "loud", 2));
-  Options o = machine();
+  SimWorkload quiet = poisson(300, 2, 2000, 100, "quiet", 1);
+  SimWorkload both = merge(quiet, poisson(300, 60, 500, 200, "loud", 2));
+  Settings o = machine();
   SimReport alone = run(o, "fair", quiet), fair = run(o, "fair", both), fcfs = run(o, "fcfs", both);
   std::printf("quiet tenant's TTFT p99: alone %.3f s, in the flood %.3f s under fair, %.3f s under fcfs\n",
               p99_of(alone, "quiet"), p99_of(fair, "quiet"), p99_of(fcfs, "quiet"));
@@ -102,13 +102,13 @@ TEST(Simulation, AFloodOfOneTenantHardlyTouchesAnother) {
 }
 
 TEST(Simulation, DeadlinesAreKeptAboveCapacity) {
-  Options o = machine();
+  Settings o = machine();
   // Capacity: what a queue that is never empty gives.
-  Workload full = poisson(100, 200, 500, 200, "", 3);
+  SimWorkload full = poisson(100, 200, 500, 200, "", 3);
   for (WorkItem& item : full.items) item.arrival_s = 0;
   full.items.resize(4000);
   const double capacity = run(o, "fcfs", full).output_tokens_per_s;
-  Workload w = poisson(300, 1.2 * capacity / 200, 500, 200, "", 4);
+  SimWorkload w = poisson(300, 1.2 * capacity / 200, 500, 200, "", 4);
   std::mt19937 rng(5);
   std::uniform_real_distribution<double> slack(6, 20);
   for (WorkItem& item : w.items) item.deadline_s = slack(rng);
@@ -122,15 +122,15 @@ TEST(Simulation, DeadlinesAreKeptAboveCapacity) {
 TEST(Simulation, NobodyStarves) {
   // A steady stream of what each policy likes better, at nine tenths of capacity, and a few it does not.
   for (const std::string& policy : policy_names()) {
-    Options o = machine();
+    Settings o = machine();
     o.max_running = 16;
     o.patience = std::chrono::seconds(5);
-    Workload w = poisson(200, 20, 400, 100, "many", 6);
+    SimWorkload w = poisson(200, 20, 400, 100, "many", 6);
     for (WorkItem& item : w.items) {
       item.priority = 3;
       item.conversation = 1;
     }
-    Workload few = poisson(200, 0.2, 400, 100, "few", 7);
+    SimWorkload few = poisson(200, 0.2, 400, 100, "few", 7);
     SimReport r = run(o, policy, merge(w, few));
     // The difference of priorities is 3: nobody waits for who came more than 3 * patience later.
     double queue = p99_of(r, "many") + 3 * 5;
@@ -141,7 +141,7 @@ TEST(Simulation, NobodyStarves) {
 }
 
 TEST(Simulation, ADayOfRequestsTakesSeconds) {
-  Workload w = poisson(86400, 100000.0 / 86400, 300, 60, "", 8);
+  SimWorkload w = poisson(86400, 100000.0 / 86400, 300, 60, "", 8);
   SimReport r = run(machine(), "fcfs", w);
   std::printf("%lld requests, %.0f s simulated in %.1f s\n", (long long)r.requests, r.simulated_s, r.wall_s);
   EXPECT_EQ(r.finished, r.requests);

@@ -12,8 +12,8 @@
 namespace kvasir::scheduler {
 namespace {
 
-Options bounded(double ms) {
-  Options o = small();
+Settings bounded(double ms) {
+  Settings o = small();
   o.groups = {{512, 0}};
   o.max_context = 1000;
   o.max_tokens_per_step = 512;
@@ -49,7 +49,7 @@ struct Machine {
 TEST(StepBound, IsKeptOnMachinesThatNobodyKnew) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     Machine machine(seed);
-    Options o = bounded(40);
+    Settings o = bounded(40);
     o.page_size = 16;
     o.max_running = 32;
     o.max_context = 4096;
@@ -125,7 +125,7 @@ TEST(StepBound, APromptGoesOnByAPageHoweverShortTheTime) {
 
 // Where decodes alone take longer than the bound, cutting prompts to pieces would help nobody.
 TEST(StepBound, PromptsMayTakeAsLongAsTheDecodesBesideThem) {
-  Options o = bounded(10);
+  Settings o = bounded(10);
   o.cost = {.fixed_us = 40000, .token_us = 1000, .context_us = 0, .decode_token_us = 1000, .decode_context_us = 0};
   World w(o);
   w.by_work = true;
@@ -175,7 +175,7 @@ TEST(StepBound, APausedReaderIsNobodyWhoWaits) {
 TEST(StepBound, VerificationsTakeOfTheTime) {
   int64_t with[2] = {};
   for (bool drafted : {false, true}) {
-    Options o = bounded(10);
+    Settings o = bounded(10);
     o.cost = {.fixed_us = 1000, .token_us = 200, .context_us = 0, .decode_token_us = 200, .decode_context_us = 0};
     World w(o);
     w.by_work = true;
@@ -199,7 +199,7 @@ TEST(StepBound, VerificationsTakeOfTheTime) {
 }
 
 TEST(StepBound, IsSeenInASimulation) {
-  Workload w;
+  SimWorkload w;
   for (int i = 0; i < 60; ++i) {
     WorkItem item;
     item.arrival_s = 0.4 * i;
@@ -207,7 +207,7 @@ TEST(StepBound, IsSeenInASimulation) {
     item.output_tokens = 100;
     w.items.push_back(item);
   }
-  Options o;
+  Settings o;
   o.groups = {{16384, 0}};
   o.cost = {.fixed_us = 2000, .token_us = 200, .context_us = 0.001, .decode_token_us = 300, .decode_context_us = 0.1};
   auto without = simulate(o, w);

@@ -14,8 +14,8 @@ namespace kvasir::scheduler {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-inline Options small() {
-  Options o;
+inline Settings small() {
+  Settings o;
   o.page_size = 4;
   o.groups = {{32, 0}};
   o.max_tokens_per_step = 24;
@@ -33,7 +33,7 @@ inline std::vector<int32_t> prompt_of(int n, int first = 1) {
 
 class World {
  public:
-  explicit World(const Options& o, int32_t vocabulary = 50) : options(o), device(o, vocabulary) {
+  explicit World(const Settings& o, int32_t vocabulary = 50) : options(o), device(o, vocabulary) {
     auto made = Scheduler::create(o);
     KVASIR_CHECK(made.ok(), made.status().to_string());
     scheduler = std::move(made).value();
@@ -82,7 +82,7 @@ class World {
     collect();
   }
   void collect() {
-    std::vector<Event> more;
+    std::vector<Notice> more;
     scheduler->take_events(more);
     events.insert(events.end(), more.begin(), more.end());
   }
@@ -106,13 +106,13 @@ class World {
   void expect_output(RequestId id, SeqId seq, int choice, int64_t n) {
     EXPECT_EQ(outputs[seq], device.continuation(prompts[id], choice, n)) << "request " << id;
   }
-  int count(Event::Kind kind) const {
+  int count(Notice::Kind kind) const {
     int n = 0;
-    for (const Event& e : events) n += e.kind == kind;
+    for (const Notice& e : events) n += e.kind == kind;
     return n;
   }
 
-  Options options;
+  Settings options;
   FakeDevice device;
   std::unique_ptr<Scheduler> scheduler;
   Time now{};
@@ -123,7 +123,7 @@ class World {
   std::map<RequestId, std::vector<int32_t>> prompts;
   std::map<SeqId, std::vector<int32_t>> outputs;
   std::map<SeqId, int> stop_after;
-  std::vector<Event> events;
+  std::vector<Notice> events;
 };
 
 }  // namespace kvasir::scheduler

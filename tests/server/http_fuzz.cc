@@ -56,7 +56,7 @@ struct World {
     services = *Services::create(options, engine);
     api = std::make_unique<http::Api>(*services);
     context.limits.max_body_bytes = 64 << 10;
-    context.handler = [this](const http::Request& head) { return api->admit(head); };
+    context.handler = [this](const http::HttpRequest& head) { return api->admit(head); };
     context.budget = &services->budget();
     context.workers = &workers;
     context.draining = [] { return false; };

@@ -86,7 +86,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace kvasir::server;
   static World* world = new World;
   if (size == 0) return 0;
-  http::Request request;
+  http::HttpRequest request;
   request.method = "POST";
   request.path = kPaths[data[0] % 48 % std::size(kPaths)];
   request.headers = {{"host", "localhost"}, {"content-type", "application/json"}};
@@ -94,7 +94,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   {
     http::Admission admission = world->api->admit(request);
     http::Reply reply = admission.refusal ? *std::move(admission.refusal) : admission.answer(request);
-    if (auto* whole = std::get_if<http::Response>(&reply)) {
+    if (auto* whole = std::get_if<http::HttpResponse>(&reply)) {
       must_be_json(whole->body);
       if (whole->status == 500) abort();
     } else {
