@@ -9,6 +9,7 @@
 #include "server/numbered_calls.h"
 #include "server/parameters.h"
 #include "server/prompt.h"
+#include "server/written_calls.h"
 
 namespace kvasir::server {
 namespace {
@@ -153,7 +154,8 @@ Result<std::string> prompt_text(const ChatInput& chat, const engine::Engine& eng
   auto chat_template = engine.chat_template();
   if (!chat_template)
     return failed_precondition("this model has no chat template; send a prompt to the completions method instead");
-  return render_chat(with_numbered_calls(with_tools_described(chat, *chat_template), *chat_template), *chat_template);
+  const ChatInput told = with_calls_written(with_tools_described(chat, *chat_template), *chat_template);
+  return render_chat(with_numbered_calls(told, *chat_template), *chat_template);
 }
 
 Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engine::Engine& engine, size_t max_bytes) {

@@ -17,10 +17,19 @@ std::string* text_of(Json& object, const char* key) {
   return it == object.end() ? nullptr : it->get_ptr<std::string*>();
 }
 
+std::string short_id(int number) {
+  const std::string digits = cat(number);
+  return cat("call", std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0'), digits);
+}
+
 }  // namespace
 
 ChatInput with_numbered_calls(ChatInput chat, const text::ChatTemplate& chat_template) {
-  if (text::tool_format_of(chat_template.source()) != text::ToolFormat::kimi) return chat;
+  const std::string& source = chat_template.source();
+  if (source.find("tool_call_id") == std::string::npos && source.find(".id") == std::string::npos &&
+      source.find("['id']") == std::string::npos)
+    return chat;
+  const bool named = text::tool_format_of(source) == text::ToolFormat::kimi;
   Json messages = Json::parse(chat.messages_json, nullptr, false);
   if (!messages.is_array()) return chat;  // the template says what is wrong
   std::map<std::string, std::string> numbered;
@@ -32,7 +41,8 @@ ChatInput with_numbered_calls(ChatInput chat, const text::ChatTemplate& chat_tem
         const std::string* name =
             call.is_object() && call.contains("function") ? text_of(call["function"], "name") : nullptr;
         if (!name) continue;
-        const std::string id = cat("functions.", *name, ':', calls++);
+        const std::string id = named ? cat("functions.", *name, ':', calls) : short_id(calls);
+        ++calls;
         if (const std::string* own = text_of(call, "id")) numbered[*own] = id;
         call["id"] = id;
       }

@@ -1,5 +1,6 @@
-// The calls of a conversation for a template that writes each one's id, where the model expects its name and number
-// (Kimi K2: functions.NAME:0, counted through the whole conversation).
+// The calls of a conversation for a template that writes each one's id: by their number in the conversation, so that a
+// prompt is the same whatever ids a protocol made up. Kimi K2 expects the name, too (functions.NAME:0), and Mistral's
+// templates ids of nine letters and digits.
 #pragma once
 
 #include "model/text/text.h"

@@ -352,7 +352,9 @@ bool BlockParser::step_outside(Out& out, bool last) {
   const bool may = !form_.only_first || !begun_;
   const size_t open = may ? pending_.find(form_.open) : std::string::npos;
   if (open != std::string::npos && (!form_.only_first || open == text)) {
-    (nobodys && open == text ? blanks_ : out.content).append(pending_, 0, open);
+    const size_t said = std::string_view(pending_).substr(0, open).find_last_not_of(kBlanks) + 1;
+    out.content.append(pending_, 0, said);
+    blanks_.append(pending_, said, open - said);  // those before a call are nobody's
     pending_.erase(0, open + form_.open.size());
     inside_ = begun_ = true;
     return true;
@@ -361,7 +363,8 @@ bool BlockParser::step_outside(Out& out, bool last) {
   if (may && !last)
     for (size_t n = std::min(pending_.size(), form_.open.size() - 1); n > 0 && keep == 0; --n)
       if (std::string_view(pending_).ends_with(form_.open.substr(0, n))) keep = n;
-  if (nobodys && !last && pending_.size() - keep == text) return false;  // blanks, and what may open a block
+  if (may && !last)  // blanks, and what may open a block
+    keep = pending_.size() - std::string_view(pending_).substr(0, pending_.size() - keep).find_last_not_of(kBlanks) - 1;
   if (pending_.size() > keep) begun_ = true, called_ = false;
   out.content.append(pending_, 0, pending_.size() - keep);
   pending_.erase(0, pending_.size() - keep);

@@ -26,6 +26,11 @@ size_t tail_of(std::string_view text, std::string_view tag) {
   return 0;
 }
 
+// How much of the first `size` bytes is left without the blanks at their end.
+size_t without_blanks(std::string_view text, size_t size) {
+  return text.substr(0, size).find_last_not_of(" \n\r\t") + 1;
+}
+
 constexpr std::pair<std::string_view, ToolFormat> kNames[] = {
     {"hermes", ToolFormat::hermes},     {"llama3", ToolFormat::llama3},   {"xml", ToolFormat::xml},
     {"glm", ToolFormat::glm},           {"mistral", ToolFormat::mistral}, {"deepseek", ToolFormat::deepseek},
@@ -213,14 +218,17 @@ struct ToolParser::Impl {
         if (format == ToolFormat::hermes) {
           const size_t found = pending.find(kOpen);
           if (found != std::string::npos) {
-            out.content.append(pending, 0, found);
-            before = kOpen;
+            const size_t text = without_blanks(pending, found);  // those before a call are nobody's
+            out.content.append(pending, 0, text);
+            before.assign(pending, text, found - text) += kOpen;
             pending.erase(0, found + kOpen.size());
             begin_call();
             return true;
           }
         }
-        const size_t keep = last || format == ToolFormat::llama3 ? 0 : tail_of(pending, kOpen);
+        const bool waits = !last && format == ToolFormat::hermes;
+        const size_t keep =
+            waits ? pending.size() - without_blanks(pending, pending.size() - tail_of(pending, kOpen)) : 0;
         out.content.append(pending, 0, pending.size() - keep);
         pending.erase(0, pending.size() - keep);
         return false;

@@ -2,16 +2,14 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/http/changing_line.h"
 #include "server/http/fields.h"
 
 namespace kvasir::server::http {
 namespace {
 
-// Agents put a line here that changes with each call; in the prompt it would spoil every prefix behind it.
-bool changes_each_call(std::string_view text) { return text.starts_with("x-anthropic-billing-header"); }
-
-// A string, or blocks of type text as lines of one text.
-Status read_text(const Json& content, const std::string& where, std::string* out) {
+// A string, or blocks of type text as lines of one text, or pieces of it.
+Status read_text(const Json& content, const std::string& where, std::string* out, const char* between = "\n") {
   if (content.is_null()) return {};
   if (content.is_string()) return *out = content.get<std::string>(), Status();
   if (!content.is_array()) return wrong(where, "must be a string or a list of blocks");
@@ -19,18 +17,16 @@ Status read_text(const Json& content, const std::string& where, std::string* out
     const std::string type = block.is_object() ? text_of(block, "type") : "";
     if (type != "text" || !block.contains("text") || !block["text"].is_string())
       return wrong(where, cat("has a block of type '", type.substr(0, 40), "'; this model reads text only"));
-    if (!out->empty()) *out += '\n';
+    if (!out->empty()) *out += between;
     *out += text_of(block, "text");
   }
   return {};
 }
 
 Status read_system(const Json& system, std::string* out) {
-  if (!system.is_array()) return read_text(system, "system", out);
-  Json kept = Json::array();
-  for (const Json& block : system)
-    if (!(block.is_object() && changes_each_call(text_of(block, "text")))) kept.push_back(block);
-  return read_text(kept, "system", out);
+  KVASIR_TRY(read_text(system, "system", out));
+  *out = without_changing_line(std::move(*out));
+  return {};
 }
 
 // A user's blocks: results of tools are messages of their own, before what is said beside them.
@@ -90,7 +86,7 @@ Status read_assistant(const Json& content, const std::string& where, Json& messa
       said.push_back(block);
     }
   }
-  KVASIR_TRY(read_text(said, where, &text));
+  KVASIR_TRY(read_text(said, where, &text, ""));  // as it was written: calls stood between them, or nothing
   message["content"] = text;
   if (!thoughts.empty()) message["reasoning_content"] = thoughts;
   if (!calls.empty()) message["tool_calls"] = calls;
@@ -229,7 +225,8 @@ Result<MessagesCall> parse_messages(std::string_view body, const ServerOptions& 
   f.unserved("inference_geo", "there is one place", "\"global\"");
   for (const char* name : {"context_management", "cache_control", "betas"}) f.note(name);  // prefixes are cached anyway
   KVASIR_TRY(f.finish());
-  if (call.tools.choice != ToolChoice::none) chat.tools_json = call.tools.tools.dump();
+  // Also where none may be called now: the prompt begins as it did before.
+  if (call.tools.tools.is_array()) chat.tools_json = call.tools.tools.dump();
   // An answer that the client has begun goes on.
   const Json& last = messages.back();
   chat.continue_final_message = last["role"] == "assistant" && !last.contains("tool_calls");

@@ -258,6 +258,7 @@ std::string stats_json(const Services& services) {
              ",\"paused\":", s.paused, ",\"pages_total\":", s.pages_total, ",\"pages_free\":", s.pages_free,
              ",\"pages_cached\":", s.pages_cached, ",\"prompt_tokens\":", s.prompt_tokens,
              ",\"cached_tokens\":", s.cached_tokens, ",\"output_tokens\":", s.output_tokens,
+             ",\"draft_tokens\":", s.all_drafts().drafted, ",\"draft_tokens_accepted\":", s.all_drafts().accepted,
              ",\"tokens_per_second\":", s.tokens_per_second, ",\"steps\":", s.steps, ",\"finished\":", s.finished,
              ",\"failed\":", s.failed, ",\"cancelled\":", s.cancelled, ",\"batch_size\":", times(s.batch_size),
              ",\"step_tokens\":", times(s.step_tokens), ",\"step_seconds\":", times(s.step_time),

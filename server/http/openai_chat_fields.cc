@@ -4,6 +4,7 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/http/changing_line.h"
 #include "server/parameters.h"
 
 namespace kvasir::server::http {
@@ -73,6 +74,8 @@ Result<Json> read_messages(const Json& messages, std::string_view of = "messages
     one["role"] = role;
     Json content;
     if (const Json* c = f.raw("content")) KVASIR_TRY(flatten_content(*c, where + ".content", &content));
+    if (content.is_string() && (role == "system" || role == "developer"))
+      content = without_changing_line(content.get<std::string>());
     one["content"] = content.is_null() ? Json("") : content;
     if (f.string("name", &name)) one["name"] = name;
     if (const Json* calls = f.raw("tool_calls")) {
@@ -109,6 +112,7 @@ bool read_allowed_tools(Fields& f, const Json& choice, ToolUse& use) {
     if (it == use.tools.end())
       return f.fail("tool_choice", cat("allows ", shown(name), ", which is not in tools")), false;
     some.push_back(*it);
+    some.back()["held"] = true;  // the prompt tells of more, which this one is held apart from
   }
   use.tools = std::move(some);
   use.choice = mode == "auto" ? ToolChoice::automatic : ToolChoice::required;
@@ -319,9 +323,10 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   read_tool_choice(f, call.tools);
   bool parallel = true;
   if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.tools.one = true;
-  if (f.ok() && tools && call.tools.choice != ToolChoice::none) {
-    chat.tools_json = call.tools.tools.dump();
-    if (call.tools.choice != ToolChoice::automatic && call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
+  if (f.ok() && tools) {
+    chat.tools_json = tools->dump();  // also those that may not be called now: the prompt begins as it did before
+    if (call.tools.choice != ToolChoice::none && call.tools.choice != ToolChoice::automatic &&
+        call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
       return f.fail("tool_choice", "that forces a call and response_format cannot both be given");
   }
   read_template_input(f, chat);

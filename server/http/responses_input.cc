@@ -1,13 +1,14 @@
 // Items of /v1/responses as messages: calls belong to the assistant's message before them, thoughts to the one behind.
 #include "core/cat.h"
 #include "core/log.h"
+#include "server/http/changing_line.h"
 #include "server/http/responses_request.h"
 
 namespace kvasir::server::http {
 namespace {
 
-// A string, or parts of text as lines of one text.
-Status read_parts(const Json& content, const std::string& where, std::string* out) {
+// A string, or parts of text as lines of one text, or pieces of it.
+Status read_parts(const Json& content, const std::string& where, std::string* out, const char* between = "\n") {
   if (content.is_string()) return *out = content.get<std::string>(), Status();
   if (!content.is_array()) return wrong(where, "must be a string or a list of parts");
   for (const Json& part : content) {
@@ -16,7 +17,7 @@ Status read_parts(const Json& content, const std::string& where, std::string* ou
     if (!text && type != "refusal")
       return wrong(where, cat("has a part of type '", type.substr(0, 40), "'; this model reads text only"));
     const std::string said = text_of(part, text ? "text" : "refusal");
-    if (!out->empty() && !said.empty()) *out += '\n';
+    if (!out->empty() && !said.empty()) *out += between;
     *out += said;
   }
   return {};
@@ -45,11 +46,14 @@ class Reader {
       return wrong(where + ".role",
                    cat("is '", role.substr(0, 40), "'; it must be one of user, assistant, system, developer"));
     std::string text;
-    KVASIR_TRY(read_parts(item.value("content", Json()), where + ".content", &text));
-    if (role == "assistant")
-      assistant()["content"] = text;
-    else
+    KVASIR_TRY(read_parts(item.value("content", Json()), where + ".content", &text, role == "assistant" ? "" : "\n"));
+    if (role == "system" || role == "developer") text = without_changing_line(std::move(text));
+    if (role != "assistant")
       messages_.push_back({{"role", role}, {"content", text}});
+    else if (open_ && messages_.back().contains("tool_calls"))  // text behind calls is of the same answer
+      messages_.back()["content"] = messages_.back()["content"].get<std::string>() + text;
+    else
+      assistant()["content"] = text;
     open_ = role == "assistant";
     return {};
   }

@@ -1,6 +1,7 @@
 #include "server/http/responses_request.h"
 
 #include "core/cat.h"
+#include "server/http/changing_line.h"
 #include "server/http/llama_fields.h"
 
 namespace kvasir::server::http {
@@ -145,7 +146,7 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   f.boolean("store", &call.store);
   f.string("previous_response_id", &call.previous);
   std::string instructions;
-  if (f.string("instructions", &instructions)) call.instructions = instructions;
+  if (f.string("instructions", &instructions)) call.instructions = without_changing_line(std::move(instructions));
   read_items(f, call);
   if (const Json* tools = f.raw("tools"))
     if (Status s = read_tools(*tools, limits, call.tools); !s.ok()) f.fail("tools", "is wrong: " + s.message());
@@ -181,7 +182,8 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
       f.fail("background", "needs store: true, for what is made without you is asked for later");
   }
   KVASIR_TRY(f.finish());
-  if (call.tools.choice != ToolChoice::none) call.chat.tools_json = call.tools.tools.dump();
+  // Also where none may be called now: the prompt begins as it did before.
+  if (call.tools.tools.is_array()) call.chat.tools_json = call.tools.tools.dump();
   auto shown = [&](const char* name, Json usual) {
     call.echoed[name] = json.value(name, Json()).is_null() ? std::move(usual) : json[name];
   };

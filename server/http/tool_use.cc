@@ -39,8 +39,8 @@ void close(Json& schema, bool joined) {
 
 constexpr const char* kAnyObject = R"({"type":"object"})";
 
-// What each tool's arguments are held to. Where the model may choose, one strict tool is enough to hold every call to a
-// tool's name, and the arguments of those that are not strict to an object.
+// What each tool's arguments are held to. Where the model may choose, one strict tool, or one that may not be called
+// now, is enough to hold every call to a tool's name, and the arguments of those that are not strict to an object.
 std::vector<text::CallableTool> held_tools(const ToolUse& use) {
   std::vector<text::CallableTool> held;
   const bool free = use.choice == ToolChoice::automatic;
@@ -48,7 +48,7 @@ std::vector<text::CallableTool> held_tools(const ToolUse& use) {
   for (const Json& tool : use.tools) {
     const Json& function = tool["function"];
     const bool strict = function.value("strict", Json()) == Json(true);
-    any_strict |= strict;
+    any_strict |= strict || tool.contains("held");
     if (use.choice == ToolChoice::named && function["name"] != use.name) continue;
     // A tool that names no parameters has none: `{}` is all that can be said to it.
     Json schema = function.value("parameters", Json());

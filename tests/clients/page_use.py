@@ -104,12 +104,12 @@ def by_keyboard(b):
     assert "Say hello" in b.run("document.querySelector('.turn.user').textContent")
     # Settings are reached by Tab, from the message on, each with a name to read aloud.
     seen = []
-    for _ in range(20):
+    for _ in range(28):
         b.press("Tab", 9)
         seen.append(b.run("document.activeElement.id"))
-    for wanted in ("send", "clear", "temperature", "top_p", "max_tokens", "seed", "system", "key"):
+    for wanted in ("send", "clear", "temperature", "top_p", "max_tokens", "seed", "beams", "choice", "tools", "prediction", "system", "key"):
         assert wanted in seen, f"Tab does not reach {wanted}: {seen}"
-    nameless = b.run("[...document.querySelectorAll('input,textarea,button')].filter(e => "
+    nameless = b.run("[...document.querySelectorAll('input,textarea,button,select')].filter(e => "
                      "!e.labels?.length && !e.getAttribute('aria-label') && !e.textContent.trim()).map(e => e.id)")
     assert not nameless, f"without a name: {nameless}"
     # A long answer, stopped by Escape: what came stays, and the next one can be asked.
@@ -124,6 +124,85 @@ def by_keyboard(b):
     assert b.run("document.querySelectorAll('.turn.error').length") == 0
     b.until("its request is gone", "document.getElementById('running').textContent === '0'", 20)
     b.until("the steps are drawn", "document.getElementById('decodes').getAttribute('d')?.split('M').length > 5", 20)
+
+
+def set_to(b, **values):
+    b.run(";".join(f"document.getElementById('{name}').value = {json.dumps(value)}" for name, value in values.items()))
+
+
+def ask(b, text):
+    b.run("document.getElementById('text').focus()")
+    b.call("Input.insertText", text=text)
+    b.press("Enter", 13, "\r")
+    b.until("the answer begins", "document.getElementById('send').textContent === 'Stop'", 30)
+    b.until("the answer ends", "document.getElementById('send').textContent === 'Send'", 120)
+    assert b.run("document.querySelectorAll('.turn.error').length") == 0, b.run("document.querySelector('.turn.error').textContent")
+
+
+# A search shows every beam with its score, the best first.
+def beams_are_shown(b):
+    b.run("document.getElementById('clear').click()")
+    set_to(b, beams="3", max_tokens="8")
+    ask(b, "Name a colour")
+    scores = b.run("[...document.querySelectorAll('.turn.assistant .beam .score')].map(e => +e.textContent.slice(6))")
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True), scores
+    set_to(b, beams="1")
+
+
+# A call is shown as it was written; the next message is what its tool answers, and goes there.
+def calls_are_shown(b):
+    b.run("document.getElementById('clear').click()")
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {
+        "type": "object", "properties": {"where": {"type": "string", "enum": ["up", "down"]}}, "required": ["where"]}}}]
+    set_to(b, tools=json.dumps(tools), choice="required", temperature="0", max_tokens="60")
+    b.run("window.sent = []; const real = window.fetch; window.fetch = (to, how) => "
+          "{ if (how?.body) window.sent.push(JSON.parse(how.body)); return real(to, how); }; 0")
+    ask(b, "Look up")
+    name, given = b.run("document.querySelector('.turn.assistant .call').textContent").split(" ", 1)
+    assert name == "look" and json.loads(given)["where"] in ("up", "down"), given
+    calls = b.run("document.querySelectorAll('.turn.assistant .call').length")
+    assert "look" in b.run("document.getElementById('text').placeholder")
+    set_to(b, choice="none", max_tokens="8")
+    for i in range(calls - 1):  # others wait for theirs
+        b.call("Input.insertText", text=f"Sky {i}")
+        b.press("Enter", 13, "\r")
+    ask(b, "Blue sky")
+    last = b.run("window.sent.at(-1).messages")
+    assert [m["role"] for m in last] == ["user", "assistant"] + ["tool"] * calls, last
+    assert last[1]["tool_calls"][0]["function"]["arguments"] == given and last[-1]["content"] == "Blue sky", last
+    assert last[2]["tool_call_id"] == last[1]["tool_calls"][0]["id"], last
+    set_to(b, tools="", choice="auto")
+
+
+# What was predicted and comes so is told, of the answer and of the server.
+def drafts_are_told(b):
+    b.run("document.getElementById('clear').click()")
+    set_to(b, temperature="0", max_tokens="24")
+    ask(b, "Name three rivers")
+    said = b.run("document.querySelector('.turn.assistant .text').textContent")
+    b.run("document.getElementById('clear').click()")
+    set_to(b, prediction=said)
+    ask(b, "Name three rivers")
+    note = b.run("document.querySelector('.turn.assistant > small').textContent")
+    right, of = (int(word) for word in note.split("; ")[1].split(" draft")[0].split(" of "))
+    assert 0 < right <= of, note
+    b.until("the server's drafts are told", "/^[1-9][0-9]* of [1-9]/.test(document.getElementById('drafts').textContent)", 20)
+    set_to(b, prediction="")
+
+
+# As an answer of a model that thinks comes: folded, and opened by a click.
+def thoughts_are_folded(b):
+    b.run("document.getElementById('clear').click(); const one = choiceIn(show('assistant', ''));"
+          "one.add({reasoning_content: 'Hm, '}); one.add({reasoning_content: 'why.'}); one.add({content: 'So.'}); 0")
+    hidden = "document.querySelector('.turn details > div').checkVisibility()"
+    assert b.run("document.querySelector('.turn details > div').textContent") == "Hm, why."
+    assert b.run("document.querySelector('.turn .text').textContent") == "So." and not b.run(hidden)
+    b.run("document.querySelector('.turn summary').click()")
+    assert b.run(hidden), "opened by a click"
+
+
+def load_is_drawn(b):
+    b.until("requests are drawn at each instant", "document.getElementById('runs').getAttribute('points')?.split(' ').length > 3", 30)
 
 
 # Whatever a model writes is text.
@@ -161,6 +240,11 @@ def main():
         try:
             b.open(url)
             by_keyboard(b)
+            beams_are_shown(b)
+            calls_are_shown(b)
+            drafts_are_told(b)
+            thoughts_are_folded(b)
+            load_is_drawn(b)
             markup_is_text(b)
             on_a_phone(b, url)
             in_the_dark(b, url)
@@ -168,7 +252,7 @@ def main():
         finally:
             b.process.kill()
             b.process.wait()
-    print("page: used by keyboard, on a phone and in the dark; model output stays text")
+    print("page: used by keyboard, on a phone and in the dark; beams, calls, drafts and thoughts are shown; model output stays text")
 
 
 main()

@@ -66,7 +66,7 @@ TEST_F(Messages, ACallIsABlock) {
   Json one = whole("/v1/messages", body(Json(said).dump(), kTools));
   EXPECT_EQ(one["stop_reason"], "tool_use");
   ASSERT_EQ(one["content"].size(), 2u);
-  EXPECT_EQ(one["content"][0]["text"], "so ");
+  EXPECT_EQ(one["content"][0]["text"], "so");
   EXPECT_EQ(one["content"][1]["type"], "tool_use");
   EXPECT_EQ(one["content"][1]["name"], "f");
   EXPECT_EQ(one["content"][1]["input"], Json::parse(R"({"a":[1,2]})"));

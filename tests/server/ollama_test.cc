@@ -109,7 +109,7 @@ TEST_F(Ollama, CallsAreObjectsAndGoBackAsTheyCame) {
   const std::string said = Json(R"(so <tool_call>{"name":"f","arguments":{"a": [1]}}</tool_call>)").dump();
   const Json calls = Json::parse(R"([{"function":{"index":0,"name":"f","arguments":{"a":[1]}}}])");
   Json one = whole("/api/chat", chat(said, cat(kTools, ",\"stream\":false")));
-  EXPECT_EQ(one["message"]["content"], "so ");
+  EXPECT_EQ(one["message"]["content"], "so");
   EXPECT_EQ(one["message"]["tool_calls"], calls);
   const auto all = lines("/api/chat", chat(said, kTools));
   EXPECT_EQ(all[all.size() - 2]["message"]["tool_calls"], calls);

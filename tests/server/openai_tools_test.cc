@@ -251,7 +251,7 @@ TEST_F(Operators, NameTheSyntaxOfCallsAndThoughts) {
   };
   Json message = whole("/v1/chat/completions", body(""))["choices"][0]["message"];
   EXPECT_EQ(message["reasoning_content"], "hm");
-  EXPECT_EQ(message["content"], "Now. ");
+  EXPECT_EQ(message["content"], "Now.");
   EXPECT_EQ(message["tool_calls"][0]["function"]["name"], "f");
   EXPECT_EQ(message["tool_calls"][0]["function"]["arguments"], R"({"z":"1"})");
   std::string finish;

@@ -88,7 +88,7 @@ TEST_F(Responses, CallsAndThoughtsAreItems) {
   ASSERT_EQ(one["output"].size(), 3u) << one;
   EXPECT_EQ(one["output"][0]["type"], "reasoning");
   EXPECT_EQ(one["output"][0]["content"][0]["text"], "why");
-  EXPECT_EQ(one["output"][1]["content"][0]["text"], "so ");
+  EXPECT_EQ(one["output"][1]["content"][0]["text"], "so");
   EXPECT_EQ(one["output"][2]["type"], "function_call");
   EXPECT_EQ(one["output"][2]["name"], "f");
   EXPECT_EQ(Json::parse(one["output"][2]["arguments"].get<std::string>()), Json::parse(R"({"a":1})"));

@@ -48,7 +48,7 @@ TEST(ToolFamilies, Xml) {
   expect(f,
          "Sure.\n<tool_call>\n<function=weather>\n<parameter=city>\nNew York\n</parameter>\n<parameter=days>\n3\n"
          "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
-         {"Sure.\n", {{"weather", R"({"city":"New York","days":3})"}, {"now", "{}"}}});
+         {"Sure.", {{"weather", R"({"city":"New York","days":3})"}, {"now", "{}"}}});
   expect(f, "<tool_call><function=f><parameter=a>{\"b\": [1]}</parameter></function></tool_call>",
          {"", {{"f", R"({"a":{"b":[1]}})"}}});
   expect(f,
@@ -66,7 +66,7 @@ TEST(ToolFamilies, Xml) {
 TEST(ToolFamilies, Seed) {
   expect(ToolFormat::seed,
          "So: <seed:tool_call>\n<function=f>\n<parameter=a>True</parameter>\n</function>\n</seed:tool_call>",
-         {"So: ", {{"f", R"({"a":true})"}}});
+         {"So:", {{"f", R"({"a":true})"}}});
   expect_text(ToolFormat::seed, "<tool_call><function=f></function></tool_call>");
 }
 
@@ -89,7 +89,7 @@ TEST(ToolFamilies, Glm) {
          {"", {{"weather", R"({"city":"Oslo","days":2})"}}});
   expect(f, "<tool_call>find<arg_key>zip</arg_key><arg_value>123</arg_value></tool_call>",
          {"", {{"find", R"({"zip":"123"})"}}});
-  expect(f, "ok <tool_call>now\n</tool_call>", {"ok ", {{"now", "{}"}}});
+  expect(f, "ok <tool_call>now\n</tool_call>", {"ok", {{"now", "{}"}}});
   expect_text(f, "<tool_call>{\"name\": \"f\"}</tool_call>");
   expect_text(f, "<tool_call>f<arg_key>a</arg_key></tool_call>");
 }
@@ -145,7 +145,7 @@ TEST(ToolFamilies, Minimax) {
              "<invoke name=\"find\">\n<parameter name=\"zip\">0123</parameter>\n<parameter name=\"n\">3</parameter>\n"
              "</invoke>\n<invoke name=\"now\">\n</invoke>\n" +
              close,
-         {"Sure.\n\n", {{"find", R"({"zip":"0123","n":3})"}, {"now", "{}"}}});
+         {"Sure.", {{"find", R"({"zip":"0123","n":3})"}, {"now", "{}"}}});
   // A text is all that stands between its tags: a file's last line break is part of it.
   expect(f, open + "<invoke name=\"find\"><parameter name=\"zip\">a\nb < c\n</parameter></invoke>" + close,
          {"", {{"find", R"({"zip":"a\nb < c\n"})"}}});

@@ -50,7 +50,7 @@ TEST(Hermes, CallsAndText) {
   expect(ToolFormat::hermes,
          "Let me see. <tool_call>{\"arguments\": {\"x\": 1}, \"name\": \"late\"}</tool_call>\n<tool_call>\n"
          "{\"name\": \"g\", \"arguments\": {}}\n</tool_call>\n",
-         "Let me see. ", {{"late", R"({"x": 1})"}, {"g", "{}"}});
+         "Let me see.", {{"late", R"({"x": 1})"}, {"g", "{}"}});
   expect(ToolFormat::hermes, "<tool_call>{\"name\": \"now\"}</tool_call>", "", {{"now", "{}"}});
   expect(ToolFormat::hermes, R"(<tool_call>{"name": "s", "arguments": "{\"a\": \"\\u00e9\"}"}</tool_call>)", "",
          {{"s", R"({"a": "\u00e9"})"}});
