@@ -264,6 +264,8 @@ TEST(Kernels, BytesWithScales) {
   ThreadPool pool(1);
   const auto bytes = random_tensor(WeightType::f8_e4m3, kRows * kCols, random);
   HostTensor by_row{"w", WeightType::f8_e4m3, kRows, kCols, bytes.data(), int64_t(bytes.size())}, by_span = by_row;
+  by_row.row_scales.reserve(size_t{kRows});
+  by_span.row_scales.reserve(size_t{kRows * kWide});
   for (int64_t r = 0; r < kRows; ++r) {
     by_row.row_scales.push_back(0.01f * float(1 + r));
     for (int64_t i = 0; i < kWide; ++i) by_span.row_scales.push_back(0.01f * float(1 + r + 50 * i));
