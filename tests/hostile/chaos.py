@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Everything at once beside well-behaved clients of five protocols: chaos.py KVASIR
+"""Everything at once beside well-behaved clients of five protocols: chaos.py KVASIR [SERVE-OPTION...]
 
-KVASIR_CHAOS_SECONDS says how long (60; an hour in ./test long). None of the behaving clients' requests may fail, and none of
+KVASIR_CHAOS_SECONDS says how long (60; an hour in ./test long); KVASIR_CHAOS_MODEL what is served. On GPUs, for example:
+chaos.py KVASIR --device cuda --ranks 2 --batch-invariant (else answers in other company may differ in near ties). None of the behaving clients' requests may fail, and none of
 their answers differ by a byte from what the server said alone. Rounds beside the hostile take turns with calm ones of the same
 five clients at once, so that what else the machine does is in both: the median of their p99s is at most twice that of the calm
 ones (KVASIR_QUIET) or, on a machine that others use, twice the slowest calm one. Afterwards all pages are back, memory is, and
@@ -23,7 +24,7 @@ import urllib.request
 
 KVASIR = os.path.abspath(sys.argv[1])
 SECONDS = int(os.environ.get("KVASIR_CHAOS_SECONDS", "60"))
-MODEL = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=5"
+MODEL = os.environ.get("KVASIR_CHAOS_MODEL") or "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=5"
 PROTOCOLS = ("kvasir", "ppl", "vllm", "openai", "openai-chat")
 REQUESTS = 40  # of a round
 PHASES = 6  # hostile ones, each followed by a calm round
@@ -39,7 +40,7 @@ class Server:
     def __init__(self, folder):
         self.process = subprocess.Popen(
             [KVASIR, "serve", "--model", MODEL, "--kv-memory", "64MiB", "--threads", "1", "--max-running", "32", "--policy", "fair",
-             "--keys", f"{folder}/keys.json", "--http-port", "0", "--grpc-port", "0", "--log-format", "json", "--no-access-log"],
+             "--keys", f"{folder}/keys.json", "--http-port", "0", "--grpc-port", "0", "--log-format", "json", "--no-access-log", *sys.argv[2:]],
             stderr=open(f"{folder}/log", "w"))
         self.ports = self.find_ports(f"{folder}/log")
 
