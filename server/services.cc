@@ -45,6 +45,8 @@ class Services::CountedStream final : public engine::Stream {
     if (started_ != Time{})
       services_.metrics_.count_inference(std::chrono::duration<double>(services_.clock_.now() - started_).count());
     if (services_.spans_) export_span(id);
+    const LogRequest of(id);
+    log_prompt("answer", answer_);
     if (!services_.options_.access_log) return;
     auto ms = [&](Time t) { return std::chrono::duration<double, std::milli>(t - began_).count(); };
     log_info("request", {{"id", id},
@@ -76,6 +78,7 @@ class Services::CountedStream final : public engine::Stream {
     if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
       if (output_ == 0) first_ = services_.clock_.now();
       count(int64_t(tokens->tokens.size()));
+      if (log_enabled(LogLevel::debug)) answer_ += tokens->text;
     } else if (auto* started = std::get_if<engine::Started>(&*event)) {
       cached_ = started->cached_tokens;
       started_ = services_.clock_.now();
@@ -133,7 +136,7 @@ class Services::CountedStream final : public engine::Stream {
   bool over_ = false;
   Code code_ = Code::ok;
   const char* reason_ = "";
-  std::string error_;
+  std::string error_, answer_;  // all choices' text, as it came, for the log
 };
 
 Services::Services(const ServerOptions& options, engine::Engine& engine) : options_(options), engine_(engine) {}
@@ -318,6 +321,15 @@ Result<std::vector<int32_t>> Services::judged_prompt(const Caller& caller, const
   return ids;
 }
 
+// Token ids as text where the model has a tokenizer, else their numbers.
+std::string Services::shown(const std::vector<int32_t>& ids) const {
+  if (const text::TokenizerPtr tokenizer = engine_.tokenizer())
+    if (auto text = tokenizer->decode(ids, false); text.ok()) return std::move(*text);
+  std::string out;
+  for (int32_t id : ids) out += cat(out.empty() ? "" : " ", id);
+  return out;
+}
+
 Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   Submitted out;
   KVASIR_ASSIGN(out.prompt, judged_prompt(caller, in));
@@ -351,6 +363,10 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
     return stream.status();
   }
   metrics_.count_request(choices, max_tokens);
+  if (log_enabled(LogLevel::debug)) {
+    const LogRequest of((*stream)->id());
+    log_prompt("prompt", shown(out.prompt));
+  }
   out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
                                                std::move(*stream), out.prompt.size());
   return out;

@@ -110,6 +110,7 @@ class Services {
   Result<std::string> chosen_adapter(const Caller& caller, const GenerateInput& input) const;
   bool names_base(const std::string& model) const;
   Status check_priority(const Caller& caller, const engine::Request& request) const;
+  std::string shown(const std::vector<int32_t>& ids) const;
   void refused(const Caller& caller, const GenerateInput& input, const Status& why, Time began);
   size_t max_prompt_bytes();
 
