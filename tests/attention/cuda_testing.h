@@ -60,8 +60,9 @@ class Moved {
   std::vector<Copy> copies_;
 };
 
-using Create = Result<std::unique_ptr<Attention>> (*)(const Attributes&, const Limits&, const Context&);
-inline Result<std::unique_ptr<Attention>> create_on_device(const Attributes& a, const Limits& l, const Context& c) {
+using Create = Result<std::unique_ptr<Attention>> (*)(const Attributes&, const Limits&, const DeviceContext&);
+inline Result<std::unique_ptr<Attention>> create_on_device(const Attributes& a, const Limits& l,
+                                                           const DeviceContext& c) {
   return cuda_backend().create(a, l, c);
 }
 
