@@ -133,7 +133,8 @@ void measure(const Case& c, int64_t count, ThreadPool& pool, cudaStream_t stream
   batch.tokens = {0};
   batch.logit_rows.assign(size_t(count), 0);
   Draws draws(kVocab, pool.threads());
-  OK(logits.upload(values.data(), values.size() * 4));
+  OK(logits.upload(values.data(), values.size() * 4));  // into other memory
+  from = logits.as<float>();
   const double host = median_us([&] {
     CUDA(cudaMemcpyAsync(copied.get(), from, values.size() * 4, cudaMemcpyDeviceToHost, stream));
     CUDA(cudaStreamSynchronize(stream));

@@ -21,6 +21,8 @@ constexpr int kWays = 4, kTimes = 3;
 // Smaller weights and shorter rows gain nothing, and timing them would be felt when a size is new.
 constexpr int64_t kTimedWeights = int64_t(4) << 20, kTimedElements = 1024;
 constexpr size_t kFlush = size_t(96) << 20;
+// Parts of k summed up by themselves and then added, in float32 and one order.
+constexpr uint32_t kApart = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 std::vector<std::string> candidates() {
   std::vector<std::string> out;
@@ -154,11 +156,13 @@ Status Cublas::set_scales(Plan& p, Scales scales) {
 }
 
 // Of what the library knows for `p`, as many ways as `to` has room for.
-Status Cublas::ask(const Plan& p, Plan& to) {
+Status Cublas::ask(const Plan& p, Plan& to, uint32_t schemes) {
   cublasLtMatmulPreference_t preference = nullptr;
   KVASIR_TRY(check(f_->preference_create(&preference), "preference"));
   size_t most = kWorkspace;
   cublasStatus_t s = f_->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
+  if (s == CUBLAS_STATUS_SUCCESS)
+    s = f_->preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
   int count = 0;
   if (s == CUBLAS_STATUS_SUCCESS)
     s = f_->heuristic(static_cast<cublasLtHandle_t>(handle_), p.desc, p.weight, p.in, p.out, p.out, preference,
@@ -204,7 +208,7 @@ Result<Cublas::Plan*> Cublas::plan(const Shape& shape, Scales scales) {
   p->timed = !worth || chosen;
   p->best = chosen.value_or(0);
   p->ways.resize(worth ? kWays : 1);
-  KVASIR_TRY(ask(*p, *p));
+  KVASIR_TRY(ask(*p, *p, CUBLASLT_REDUCTION_SCHEME_MASK));
   if (p->ways.empty())
     return internal_error(cat("cuBLASLt knows no way to multiply ", rows, " x ", k, " by ", k, " x ", n));
   slot = std::move(p);
@@ -213,7 +217,8 @@ Result<Cublas::Plan*> Cublas::plan(const Shape& shape, Scales scales) {
 
 namespace {
 
-bool divides_k(const Cublas::Functions& f, const cublasLtMatmulAlgo_t& way) {
+// Sums each result in an order that only the way itself decides: k in one piece, or in so many that are added up after.
+bool has_one_order(const Cublas::Functions& f, const cublasLtMatmulAlgo_t& way) {
   int32_t parts = 0;
   uint32_t scheme = 0;
   size_t written = 0;
@@ -221,12 +226,12 @@ bool divides_k(const Cublas::Functions& f, const cublasLtMatmulAlgo_t& way) {
       f.algorithm_get(&way, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written) == CUBLAS_STATUS_SUCCESS &&
       f.algorithm_get(&way, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &written) ==
           CUBLAS_STATUS_SUCCESS;
-  return !known || parts > 1 || scheme != CUBLASLT_REDUCTION_SCHEME_NONE;
+  return known && scheme == (parts > 1 ? kApart : CUBLASLT_REDUCTION_SCHEME_NONE);
 }
 
 }  // namespace
 
-// The first of the ways for some rows that takes any number of them and does not divide k among blocks.
+// The first of the ways for some rows that takes any number of them and sums in one order.
 Result<Cublas::Plan*> Cublas::one_order(const Shape& shape) {
   constexpr int64_t kSome = 64;
   constexpr int kAsked = 24;
@@ -237,9 +242,9 @@ Result<Cublas::Plan*> Cublas::one_order(const Shape& shape) {
   KVASIR_ASSIGN(Plan * p, plan(some, {}));
   auto found = std::make_unique<Plan>(*f_);
   found->ways.resize(kAsked);
-  KVASIR_TRY(ask(*p, *found));
+  KVASIR_TRY(ask(*p, *found, CUBLASLT_REDUCTION_SCHEME_NONE | kApart));
   for (const cublasLtMatmulHeuristicResult_t& way : found->ways) {
-    bool takes_all = !divides_k(*f_, way.algo);
+    bool takes_all = has_one_order(*f_, way.algo);
     for (int64_t rows : {1, 3, 16, 33, 129, 1000, 4096}) {
       if (!takes_all) break;
       some.rows = rows;

@@ -53,7 +53,7 @@ class Cublas {
   struct Plan;
   Cublas();
   Result<Plan*> plan(const Shape& shape, Scales scales);
-  Status ask(const Plan& plan, Plan& to);
+  Status ask(const Plan& plan, Plan& to, uint32_t schemes);
   Result<Plan*> one_order(const Shape& shape);
   Status set_scales(Plan& plan, Scales scales);
   Status choose(Plan& plan, const void* in, const void* weight, int64_t out_bytes);

@@ -106,6 +106,44 @@ void check_products(std::initializer_list<std::array<int64_t, 3>> shapes, Launch
     }
 }
 
+// By one way of the library's: the bits of a row are the same alone, among others, and wherever it stands.
+TEST_F(CudaProducts, InOneOrderARowHasTheBitsThatItHasAlone) {
+  auto library = cuda::Cublas::open(nullptr);
+  ASSERT_TRUE(library.ok()) << library.status().to_string();
+  constexpr int64_t kRows = 300;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (auto [n, k] :
+       {std::pair<int64_t, int64_t>{4096, 14336}, {6144, 4096}, {28672, 512}, {576, 1536}, {49152, 576}, {50, 24}})
+    for (cuda::Form form : {cuda::Form::f32, cuda::Form::added_f32, cuda::Form::bf16}) {
+      SCOPED_TRACE(cat(n, " x ", k, ", form ", int(form)));
+      std::vector<uint16_t> in(size_t(kRows * k)), weight(size_t(n * k));
+      for (size_t i = 0; i < in.size(); ++i) in[i] = i < 4096 ? half(normal(random)) : in[(i * 7 + i / 4096) % 4096];
+      for (size_t i = 0; i < weight.size(); ++i)
+        weight[i] = i < 65536 ? half(normal(random)) : weight[(i * 5 + i / 65536) % 65536];
+      attention::cuda::DeviceMemory d_in, d_weight, d_out;
+      ASSERT_TRUE(d_in.upload(in.data(), in.size() * 2).ok());
+      ASSERT_TRUE(d_weight.upload(weight.data(), weight.size() * 2).ok());
+      ASSERT_TRUE(d_out.allocate(size_t(kRows * n) * 4).ok());
+      const int64_t size = form == cuda::Form::bf16 ? 2 : 4;
+      auto product = [&](int64_t first, int64_t rows) {
+        std::vector<uint8_t> out(size_t(rows * n * size));
+        EXPECT_EQ(cudaMemset(d_out.get(), 0, out.size()), cudaSuccess);
+        const Status s = (*library)->product_in_one_order(d_in.bytes() + first * k * 2, d_weight.get(), d_out.get(),
+                                                          rows, n, k, form);
+        EXPECT_TRUE(s.ok()) << s.to_string();
+        EXPECT_EQ(cudaMemcpy(out.data(), d_out.get(), out.size(), cudaMemcpyDefault), cudaSuccess);
+        return out;
+      };
+      const auto all = product(0, kRows);
+      for (auto [first, rows] :
+           {std::pair<int64_t, int64_t>{0, 1}, {7, 64}, {100, 65}, {3, 128}, {44, 256}, {299, 1}}) {
+        const auto some = product(first, rows);
+        EXPECT_EQ(std::memcmp(some.data(), all.data() + first * n * size, some.size()), 0) << first << ", " << rows;
+      }
+    }
+}
+
 TEST_F(CudaProducts, ProductsOfFewRows) {
   check_products({{1, 16, 32},
                   {1, 960, 576},
