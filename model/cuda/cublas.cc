@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/check.h"
 #include "core/log.h"
 
 namespace kvasir::model::cuda {
@@ -259,9 +260,13 @@ Result<Cublas::Plan*> Cublas::one_order(const Shape& shape) {
     slot = std::move(found);
     return slot.get();
   }
-  return unimplemented(cat("cuBLASLt knows no way to multiply by ", shape.k, " x ", shape.n,
-                           " that sums in one order for any number of rows"))
-      .with_field("batch_invariant");
+  slot = std::make_unique<Plan>(*f_);  // without a way
+  return slot.get();
+}
+
+Result<bool> Cublas::has_one_order(int64_t n, int64_t k, Form form) {
+  KVASIR_ASSIGN(const Plan* way, one_order({0, n, k, n, form, Elements::bf16}));
+  return !way->ways.empty();
 }
 
 Status Cublas::product_in_one_order(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k,
@@ -269,6 +274,7 @@ Status Cublas::product_in_one_order(const void* in, const void* weight, void* ou
   KVASIR_ASSIGN(Plan * p, plan({rows, n, k, n, form, Elements::bf16}, {}));
   if (!p->in_one_order) {
     KVASIR_ASSIGN(const Plan* same, one_order(p->shape));
+    KVASIR_CHECK(!same->ways.empty(), "products in one order by ", k, " x ", n);
     p->ways = same->ways, p->best = 0, p->timed = p->in_one_order = true;
   }
   return multiply(*p, p->best, in, weight, out);

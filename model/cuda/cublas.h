@@ -37,7 +37,8 @@ class Cublas {
                  Elements elements = Elements::bf16, Scales scales = {}, int64_t stride = 0);
 
   // By one way for any number of rows of such weights, that sums all of k in one order: a row's bits do not depend on
-  // how many stand beside it.
+  // how many stand beside it. Where the library knows such a way.
+  Result<bool> has_one_order(int64_t n, int64_t k, Form form);
   Status product_in_one_order(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k,
                               Form form);
 

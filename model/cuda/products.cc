@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/cat.h"
 #include "core/check.h"
 #include "model/cuda/few_rows.h"
 #include "model/cuda/packed.h"
@@ -93,7 +94,10 @@ Status Products::by_library(Bytes bytes, const Weight& w, void* out, int64_t row
 
 Status Products::one_order(const void* half, const Weight& w, void* out, int64_t rows, Form form) {
   const int64_t n = features(w, form), k = w.cols;
-  if (w.packing == Packing::bf16) return cublas_->product_in_one_order(half, w.data.get(), out, rows, n, k, form);
+  if (w.packing == Packing::bf16) {
+    KVASIR_ASSIGN(const bool known, cublas_->has_one_order(n, k, form));
+    if (known) return cublas_->product_in_one_order(half, w.data.get(), out, rows, n, k, form);
+  }
   const int64_t row_bytes = form == Form::apart ? 8 * n : form == Form::f32 || form == Form::added_f32 ? 4 * n : 2 * n;
   const int64_t most = w.packing == Packing::fp8 ? 16 : 32;
   for (int64_t row = 0; row < rows; row += most) {
@@ -102,8 +106,15 @@ Status Products::one_order(const void* half, const Weight& w, void* out, int64_t
     void* to = static_cast<std::byte*>(out) + row * row_bytes;
     if (w.packing == Packing::fp8)
       launch_streamed_bytes(in, w.data.get(), w.scales.as<float>(), to, count, n, k, form, stream_);
-    else
+    else if (is_blocks(w.packing))
       launch_packed(w.packing, in, w.data.get(), w.unit, to, count, n, k, form, stream_);
+    else if (streamed_takes(1, n, k, form))
+      launch_streamed(in, w.data.get(), to, count, n, k, form, stream_);
+    else if (few_rows_takes(1, n, k, form))
+      launch_few_rows(in, w.data.get(), to, count, n, k, form, stream_);
+    else
+      return unimplemented(cat("there is no way to multiply by ", k, " x ", n, " that sums in one order"))
+          .with_field("batch_invariant");
   }
   return check(cudaGetLastError(), "product");
 }
