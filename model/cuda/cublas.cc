@@ -219,7 +219,7 @@ Result<Cublas::Plan*> Cublas::plan(const Shape& shape, Scales scales) {
 namespace {
 
 // Sums each result in an order that only the way itself decides: k in one piece, or in so many that are added up after.
-bool has_one_order(const Cublas::Functions& f, const cublasLtMatmulAlgo_t& way) {
+bool keeps_one_order(const Cublas::Functions& f, const cublasLtMatmulAlgo_t& way) {
   int32_t parts = 0;
   uint32_t scheme = 0;
   size_t written = 0;
@@ -245,7 +245,7 @@ Result<Cublas::Plan*> Cublas::one_order(const Shape& shape) {
   found->ways.resize(kAsked);
   KVASIR_TRY(ask(*p, *found, CUBLASLT_REDUCTION_SCHEME_NONE | kApart));
   for (const cublasLtMatmulHeuristicResult_t& way : found->ways) {
-    bool takes_all = has_one_order(*f_, way.algo);
+    bool takes_all = keeps_one_order(*f_, way.algo);
     for (int64_t rows : {1, 3, 16, 33, 129, 1000, 4096}) {
       if (!takes_all) break;
       some.rows = rows;
