@@ -39,11 +39,11 @@ std::string logged(const LogConfig& config) {
 
 TEST(PromptLog, ShowsTextsOnlyWhereItIsToldTo) {
   const std::string shown = logged({.level = "debug", .format = "text", .prompts = true});
-  EXPECT_THAT(shown, HasSubstr("prompt  id=one  bytes=9  text=whispered"));
-  EXPECT_THAT(shown, HasSubstr("answer  id=one  bytes=9  text=whispered"));
+  EXPECT_THAT(shown, HasSubstr("prompt  request=one  bytes=9  text=whispered"));
+  EXPECT_THAT(shown, HasSubstr("answer  request=one  bytes=9  text=whispered"));
   const std::string lengths = logged({.level = "debug", .format = "text"});
-  EXPECT_THAT(lengths, HasSubstr("prompt  id=one  bytes=9\n"));
-  EXPECT_THAT(lengths, HasSubstr("answer  id=one  bytes=9\n"));
+  EXPECT_THAT(lengths, HasSubstr("prompt  request=one  bytes=9\n"));
+  EXPECT_THAT(lengths, HasSubstr("answer  request=one  bytes=9\n"));
   EXPECT_THAT(lengths, Not(HasSubstr("whispered")));
   EXPECT_THAT(logged({.level = "info", .format = "text", .prompts = true}), Not(HasSubstr("whispered")));
 }
