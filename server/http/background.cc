@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/cat.h"
 #include "server/http/streams_producer.h"
 
 namespace kvasir::server::http {
@@ -119,6 +120,13 @@ void BackgroundResponse::cancel() {
     over_ = true;
     cancelled = cancelled_;
     Json state = Json::parse(response_, nullptr, false);
+    // Before its first event was made: who follows learns what there was.
+    if (has_events_ && events_.empty()) {
+      const Json created = {{"type", "response.created"}, {"sequence_number", 0}, {"response", state}};
+      events_.push_back(
+          cat("event: response.created\ndata: ", created.dump(-1, ' ', false, Json::error_handler_t::replace), "\n\n"));
+      event_bytes_ += events_.back().size() + sizeof(std::string);
+    }
     if (state.is_object() && (state["status"] == "queued" || state["status"] == "in_progress")) {
       state["status"] = "cancelled";
       response_ = state.dump(-1, ' ', false, Json::error_handler_t::replace);
