@@ -9,7 +9,7 @@
 
 namespace kvasir::model {
 
-// What it gives points into `file`.
+// What it gives points into `file`, but for what was copied: rows in another order, a rank's columns.
 Result<std::vector<LowRank>> place_adapter(const AdapterFile& file, const ModelConfig& config, const Network& network);
 
 }  // namespace kvasir::model
