@@ -100,7 +100,16 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
   a.batch_invariant = options_.batch_invariant;
   kinds_.push_back(std::move(a));
   windowed_.push_back(attributes.window > 0);
+  side_of_.emplace_back();
   return int32_t(kinds_.size() - 1);
+}
+
+// A target begins anywhere in a page.
+Result<int32_t> CudaOps::add_attention_of(Side side, const attention::Attributes& attributes) {
+  KVASIR_ASSIGN(const int32_t kind, add_attention(attributes));
+  kinds_.back().index_mode = kvcache::IndexMode::token_table;
+  side_of_.back() = side;
+  return kind;
 }
 
 Result<int32_t> CudaOps::add_experts(Experts experts) {
@@ -164,36 +173,50 @@ Status CudaOps::set_caches(std::vector<kvcache::CacheView> caches, bool apart, s
 }
 
 Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
-  tokens_ = int64_t(tokens.size());
-  attention::Step step;
-  step.batch = batch.size();
-  step.seqstarts = batch.seqstarts.data();
-  step.kvstarts = batch.kvstarts.data();
-  step.start_pos = batch.start_pos.data();
-  step.max_pages = batch.max_pages;
-  step.decoding_batches = batch.decoding_batches;
-  step.max_seqlen = batch.max_seqlen;
-  step.max_kvlen = batch.max_kvlen;
+  if (sided() && std::ssize(batch.sources) != batch.size())
+    return internal_error(cat("a step of ", batch.size(), " sequences says the sources of ", batch.sources.size()));
+  if (sided()) sides_.take(batch, tokens, options_.index_mode, options_.page_size);
   // The tables of other modes are of tokens, and those of windowed layers stale at their beginning.
-  const bool tables = options_.index_mode == kvcache::IndexMode::page_table && !options_.batch_invariant;
+  const bool tables = options_.index_mode == kvcache::IndexMode::page_table && !options_.batch_invariant && !sided();
   if (tables) shared_.find(batch, options_.page_size);
   for (size_t kind = 0; kind < attentions_.size(); ++kind) {
+    const Batch& of = sided() ? sides_.of(*side_of_[kind]) : batch;
+    attention::Step step;
+    step.batch = of.size();
+    step.seqstarts = of.seqstarts.data();
+    step.kvstarts = of.kvstarts.data();
+    step.start_pos = of.start_pos.data();
+    step.max_pages = of.max_pages;
+    step.decoding_batches = of.decoding_batches;
+    step.max_seqlen = of.max_seqlen;
+    step.max_kvlen = of.max_kvlen;
     const size_t group = apart_ ? cache_of(kind) : 0;
     const bool shares = tables && shared_.any() && group == 0;
     step.shared_group = shares ? shared_.groups().data() : nullptr;
     step.shared_len = shares ? shared_.lengths().data() : nullptr;
-    step.cachestarts = group == 0 ? batch.cachestarts.data() : batch.more_cachestarts[group - 1].data();
+    step.cachestarts = group == 0 ? of.cachestarts.data() : of.more_cachestarts[group - 1].data();
     KVASIR_TRY(attentions_[kind]->plan(step));
   }
-  int64_t logit_rows = int64_t(batch.logit_rows.size());
-  decodes_ =
-      tokens_ == batch.size() && tokens_ == logit_rows && batch.pools.empty() && tokens_ <= options_.max_logit_rows;
-  if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   slot_ ^= 1;
   turn_ = 0, sum_is_last_ = false;
   KVASIR_TRY(adapters_.begin(batch, options_.part.rank, slot_, stream_));
-  int32_t* ids = host_ids_[slot_].as<int32_t>();
-  step_logit_rows_ = logit_rows;
+  sources_ = sided() ? std::ssize(sides_.of(Side::source).tokens) : 0;
+  if (sources_ > 0) {
+    const std::vector<int32_t>& of = sides_.of(Side::source).tokens;
+    std::copy(of.begin(), of.end(), host_ids_[slot_].as<int32_t>());
+  }
+  return sided() ? upload(sides_.of(Side::target), sides_.of(Side::target).tokens) : upload(batch, tokens);
+}
+
+// The sources' token ids are there already.
+Status CudaOps::upload(const Batch& batch, const std::vector<int32_t>& tokens) {
+  tokens_ = std::ssize(tokens);
+  int64_t logit_rows = std::ssize(batch.logit_rows);
+  decodes_ = sources_ == 0 && tokens_ == batch.size() && tokens_ == logit_rows && batch.pools.empty() &&
+             tokens_ <= options_.max_logit_rows;
+  if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
+  step_logit_rows_ = logit_rows, first_id_ = sources_, targets_ = tokens_;
+  int32_t* ids = host_ids_[slot_].as<int32_t>() + sources_;
   const int64_t count = (states_ ? 5 : 3) * tokens_ + logit_rows;
   std::fill_n(ids, count, 0);
   std::copy(tokens.begin(), tokens.end(), ids);
@@ -207,13 +230,19 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
     std::copy(batch.kept_at.begin(), batch.kept_at.end(), at);
     std::copy(batch.given_at.begin(), batch.given_at.end(), at + tokens_);
   }
-  return check(
-      cudaMemcpyAsync(ids_[slot_].get(), ids, size_t(count) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
-      "token ids");
+  return check(cudaMemcpyAsync(ids_[slot_].get(), host_ids_[slot_].get(), size_t(sources_ + count) * sizeof(int32_t),
+                               cudaMemcpyHostToDevice, stream_),
+               "token ids");
+}
+
+Result<int64_t> CudaOps::turn_to(Side side) {
+  tokens_ = side == Side::source ? sources_ : targets_;
+  first_id_ = side == Side::source ? 0 : sources_;
+  return tokens_;
 }
 
 uint64_t CudaOps::key() const {
-  uint64_t key = (uint64_t(tokens_) * 2 + uint64_t(slot_)) ^ adapters_.key() ^ uint64_t(given_cols_) << 32;
+  uint64_t key = (uint64_t(tokens_) * 2 + uint64_t(slot_)) ^ adapters_.key() ^ (uint64_t(given_cols_) << 32);
   for (const auto& a : attentions_) {
     const uint64_t launches = dynamic_cast<const attention::cuda::GraphKeyed&>(*a).launch_key();
     if (launches == 0) return 0;  // its first run() prepares what later ones need
@@ -225,7 +254,7 @@ uint64_t CudaOps::key() const {
 Status CudaOps::embed(Matrix table, float scale, Buffer out) {
   const Loaded& w = *matrices_[size_t(table.id)];
   if (options_.link && w.shard == Shard::rows) return embed_own(w, scale, out);
-  return embed_rows(w, ids_[slot_].as<int32_t>(), drawn_[slot_ ^ 1].as<int32_t>(), scale, out);
+  return embed_rows(w, ids(), drawn_[slot_ ^ 1].as<int32_t>(), scale, out);
 }
 
 Status CudaOps::embed_rows(const Loaded& w, const int32_t* ids, const int32_t* before, float scale, Buffer out) {
@@ -476,19 +505,31 @@ Status CudaOps::attend(const Attend& how, const Values* bias, Buffer qkv, Buffer
   if (bias) t.qkv_bias = bias->half_data.get();
   t.sink_logits = vector(how.sinks);
   t.output = write_half(out);
-  t.cache = caches_[cache_of(size_t(how.kind))];
+  t.cache = cache_for(how);
   t.layer = places_[size_t(how.layer)];
-  if (!scales_.empty()) {
-    const kvcache::TensorScales& scales = scales_[size_t(how.layer)];
-    t.cache.k_scale = scales.k, t.cache.v_scale = scales.v, t.q_scale = scales.q;
-  }
+  if (!scales_.empty()) t.q_scale = scales_[size_t(how.layer)].q;
   return attentions_[size_t(how.kind)]->run(t);
+}
+
+kvcache::CacheView CudaOps::cache_for(const Attend& how) const {
+  kvcache::CacheView c = caches_[cache_of(size_t(how.kind))];
+  if (!scales_.empty()) c.k_scale = scales_[size_t(how.layer)].k, c.v_scale = scales_[size_t(how.layer)].v;
+  return c;
+}
+
+Status CudaOps::store(const Attend& how, Buffer keys, Buffer values) {
+  attention::KvcTensors t;
+  KVASIR_ASSIGN(t.key, read_half(keys));
+  KVASIR_ASSIGN(t.value, read_half(values));
+  t.cache = cache_for(how);
+  t.layer = places_[size_t(how.layer)];
+  return attentions_[size_t(how.kind)]->store_and_gather(t);
 }
 
 Status CudaOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {
   KVASIR_CHECK(count <= options_.max_logit_rows, count, " logit rows, room for ", options_.max_logit_rows);
   logit_rows_ = count;
-  launch_take_rows(read(in), ids_[slot_].as<int32_t>() + tokens_ + first, write(out), count, in.cols, stream_);
+  launch_take_rows(read(in), ids() + tokens_ + first, write(out), count, in.cols, stream_);
   return launched("take_logit_rows");
 }
 

@@ -17,6 +17,7 @@
 #include "model/ops.h"
 #include "model/runner.h"
 #include "model/shared_prefix.h"
+#include "model/sides.h"
 
 namespace kvasir::model::cuda {
 
@@ -74,6 +75,7 @@ class CudaOps final : public Ops {
   void set_bias(Matrix weight, Vector bias) override { matrices_[size_t(weight.id)]->bias = vectors_[size_t(bias.id)]; }
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
+  Result<int32_t> add_attention_of(Side side, const attention::Attributes& attributes) override;
   Result<int32_t> add_experts(Experts experts) override;
   Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) override {
     return adapters_.load(changes, matrices_.size(), room, options_.max_tokens,
@@ -111,6 +113,8 @@ class CudaOps final : public Ops {
     KVASIR_TRY(product(in, weight, Form::bf16, between, false));
     return attend(how, matrices_[size_t(weight.id)]->bias.get(), between, out);
   }
+  Result<int64_t> turn_to(Side side) override;
+  Status store(const Attend& how, Buffer keys, Buffer values) override;
   Status keep(Buffer in, int64_t first, float factor) override;
   int64_t given_cols() const override { return given_cols_; }
   Status take_given(Buffer out) override;
@@ -139,6 +143,7 @@ class CudaOps final : public Ops {
     std::shared_ptr<Values> bias;
     Shard shard = Shard::whole;
   };
+  Status upload(const Batch& batch, const std::vector<int32_t>& tokens);
   Status product(Buffer in, Matrix weight, Form form, Buffer out, bool biased = true);
   // Whether products by it are parts of sums over all ranks.
   bool crosses(Matrix weight) const { return options_.link && matrices_[size_t(weight.id)]->shard == Shard::cols; }
@@ -152,9 +157,10 @@ class CudaOps final : public Ops {
   Status attend(const Attend& how, const Values* bias, Buffer qkv, Buffer out);
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)]->data.as<float>(); }
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
-  const int32_t* ids(int64_t nth) const {  // of a step's, behind the logit rows
-    return ids_[slot_].as<const int32_t>() + nth * tokens_ + step_logit_rows_;
-  }
+  const int32_t* ids() const { return ids_[slot_].as<const int32_t>() + first_id_; }
+  const int32_t* ids(int64_t nth) const { return ids() + nth * tokens_ + step_logit_rows_; }  // behind the logit rows
+  kvcache::CacheView cache_for(const Attend& how) const;
+  bool sided() const { return !side_of_.empty() && side_of_[0]; }  // all kinds of an encoder-decoder are
   Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
   int64_t product_rows(Buffer b);
@@ -187,10 +193,13 @@ class CudaOps final : public Ops {
   int turn_ = 0;
   bool sum_is_last_ = false;  // of what has crossed ranks in this step
   std::vector<attention::Attributes> kinds_;
-  std::vector<bool> windowed_;  // kinds that have a window of the model's own
+  std::vector<bool> windowed_;                // kinds that have a window of the model's own
+  std::vector<std::optional<Side>> side_of_;  // of each kind, in an encoder-decoder
+  Sides sides_;                               // of the step
   bool apart_ = false;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
-  // Token ids, then logit rows, positions and types; where there are hidden states, where they are kept and given.
+  // Token ids, then logit rows, positions and types; where there are hidden states, where they are kept and given. Of
+  // an encoder-decoder the sources' token ids, then these of its targets.
   DeviceMemory ids_[2], drawn_[2];
   PinnedMemory host_ids_[2];
   int slot_ = 0;
@@ -203,6 +212,7 @@ class CudaOps final : public Ops {
   SharedPrefixes shared_;
   AdapterRows adapters_;
   bool decodes_ = false;
+  int64_t sources_ = 0, targets_ = 0, first_id_ = 0;
   int64_t tokens_ = 0, logit_rows_ = 0, step_logit_rows_ = 0, weight_bytes_ = 0;
 };
 

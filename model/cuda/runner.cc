@@ -181,7 +181,7 @@ Status CudaRunner::run(Batch batch) {
 // before anybody waits, not in the steps that the first users' requests need. Ranks do not wait for one another yet
 // (Link::joined): on several, decodes and the largest prompt come, too, so that what is made when it is first used is.
 Status CudaRunner::warm_up(int64_t cache_tokens) {
-  if (config_.encoder) return {};  // its prompts have rows of any number
+  if (config_.encoder || config_.encoder_layers > 0) return {};  // their prompts have rows of any number
   const size_t groups = apart_ ? 2 : 1;
   const int64_t fit = std::min(options_.max_kvlen, cache_tokens);
   const int64_t most = std::min({Cublas::kTimedRows, ranks_.first().ops().max_logit_rows(), fit});
