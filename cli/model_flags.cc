@@ -142,12 +142,11 @@ void ModelFlags::define(Options& o) {
         "tokens are drafted from there at most and verified in one step. The answers are the same; how many tokens pay "
         "is learned. A grammar drafts what it leaves no choice about. With max_step_ms; 0: none")
       .range(0, 64);
-  o.add(
-       "draft_model", &engine.draft_model,
-       "A smaller model of the same vocabulary that drafts where nothing else does: a .gguf file, a folder, "
-       "hf:ORG/REPO[:FILE] or dummy:... Or an EAGLE-3 head that was made for the model (a folder of safetensors; not "
-       "with ranks). It runs on the same device; its cache, of 16 bits, is a part of kv_memory. How many tokens pay, "
-       "with its own time, is learned")
+  o.add("draft_model", &engine.draft_model,
+        "A smaller model of the same vocabulary that drafts where nothing else does: a .gguf file, a folder, "
+        "hf:ORG/REPO[:FILE] or dummy:... Or an EAGLE-3 head that was made for the model (a folder of safetensors; not "
+        "with ranks). It runs on the same device; its cache, of 16 bits, is a part of kv_memory. How many tokens pay, "
+        "with its own time, is learned")
       .value_name("MODEL");
   o.add("mtp", &engine.mtp,
         "Where no draft_model is named: draft with the model's own layer of multi-token prediction, if its files carry "
