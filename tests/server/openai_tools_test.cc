@@ -176,6 +176,29 @@ TEST_F(OpenAi, ThoughtsAreToldFromTheAnswer) {
   EXPECT_EQ(content, "so");
 }
 
+// vLLM's field: thoughts that are not wanted are not sent, and counted all the same.
+TEST_F(OpenAi, ThoughtsThatAreNotWanted) {
+  engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}");
+  const std::string body = R"({"messages":[{"role":"user","content":"<think>why</think>so"}],"include_reasoning":)";
+  const Json shown = whole("/v1/chat/completions", body + "true}"),
+             hidden = whole("/v1/chat/completions", body + "false}");
+  EXPECT_EQ(shown["choices"][0]["message"]["reasoning_content"], "why");
+  EXPECT_FALSE(hidden["choices"][0]["message"].contains("reasoning_content"));
+  EXPECT_EQ(hidden["choices"][0]["message"]["content"], "so");
+  EXPECT_GT(hidden["usage"]["completion_tokens_details"]["reasoning_tokens"].get<int>(), 0);
+  EXPECT_EQ(shown["usage"], hidden["usage"]);
+  std::string content;
+  for (const Json& e : streamed("/v1/chat/completions", body + R"(false,"stream":true})")) {
+    const Json& delta = e["choices"][0]["delta"];
+    EXPECT_FALSE(delta.contains("reasoning_content"));
+    content += delta.value("content", "");
+  }
+  EXPECT_EQ(content, "so");
+  expect_error(
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"thinking_token_budget":5})"), 400,
+      "thinking_token_budget", "max_tokens");
+}
+
 TEST_F(OpenAi, AForcedCallOfAToolWithoutParametersHasNone) {
   for (const char* none : {"", R"(,"parameters":null)"}) {
     whole("/v1/chat/completions",
