@@ -44,7 +44,7 @@ void ServerOptions::define(Options& o) {
   o.add("keys", &keys_file, "File of API keys (see kvasir keys); empty serves without keys, on loopback only")
       .value_name("FILE");
   o.add("allow_no_keys", &allow_no_keys, "Serve addresses other than loopback without keys, to anyone");
-  o.add("cors", &cors, "Origin whose pages may call the HTTP server; * is any");
+  o.add("cors", &cors, "Origin whose pages may call the HTTP server; * is any, localhost any of this machine");
   o.add("hosts", &hosts, "Another name this server is reached by, allowed in the Host header without keys");
   o.add("tls_cert", &tls_cert, "Certificate chain (PEM); with --tls-key, both ports speak TLS").value_name("FILE");
   o.add("tls_key", &tls_key, "Private key of the certificate (PEM)").value_name("FILE");
