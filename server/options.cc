@@ -29,7 +29,7 @@ void ServerOptions::define(Options& o) {
   o.add("any_model_name", &any_model_name, "Serve requests whatever they call the model; else other names are refused");
   o.add("tool_parser", &tool_parser, "How the model writes tool calls; auto is found from its chat template")
       .one_of({"auto", "none", "hermes", "llama3", "xml", "seed", "glm", "mistral", "list", "deepseek", "pythonic",
-               "gemma", "kimi", "minimax"});
+               "gemma", "kimi", "minimax", "olmo"});
   o.add("reasoning_parser", &reasoning_parser,
         "How the model writes what it thinks before an answer; auto is found from its chat template")
       .one_of({"auto", "none", "think", "seed", "mistral", "gemma", "harmony", "kimi"});
