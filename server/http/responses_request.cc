@@ -177,9 +177,6 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   bool parallel = true;
   if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.tools.one = true;
   read_text_format(f, in.request.grammar);
-  if (in.request.grammar.kind != text::GrammarSpec::Kind::none && call.tools.choice != ToolChoice::none &&
-      call.tools.choice != ToolChoice::automatic)
-    f.fail("tool_choice", "that forces a call and text.format cannot both be given");
   read_reasoning(f, call.chat);
   read_said(f, in.said);
   std::string tier, truncation;

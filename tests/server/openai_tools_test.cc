@@ -176,6 +176,20 @@ TEST_F(OpenAi, ThoughtsAreToldFromTheAnswer) {
   EXPECT_EQ(content, "so");
 }
 
+// A format is of the text, and where calls are forced there is none.
+TEST_F(OpenAi, AForcedCallBesideAFormat) {
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")";
+  const std::string body = cat(R"({"messages":[{"role":"user","content":"x"}],)", tools, ',');
+  for (const char* format : {R"({"type":"json_object"})", R"({"type":"json_schema","json_schema":{"schema":{}}})"}) {
+    whole("/v1/chat/completions", cat(body, R"("response_format":)", format, '}'));
+    EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::tool_calls);
+  }
+  expect_error(post("/v1/chat/completions", body + R"("regex":"a+"})"), 400, "tool_choice", "another constraint");
+  whole("/v1/responses", R"({"input":"x","tools":[{"type":"function","name":"f"}],"tool_choice":"required",
+      "text":{"format":{"type":"json_object"}}})");
+  EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::tool_calls);
+}
+
 // vLLM's field: thoughts that are not wanted are not sent, and counted all the same.
 TEST_F(OpenAi, ThoughtsThatAreNotWanted) {
   engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}");
