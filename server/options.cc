@@ -29,7 +29,7 @@ void ServerOptions::define(Options& o) {
   o.add("any_model_name", &any_model_name, "Serve requests whatever they call the model; else other names are refused");
   o.add("tool_parser", &tool_parser, "How the model writes tool calls; auto is found from its chat template")
       .one_of({"auto", "none", "hermes", "llama3", "xml", "seed", "glm", "mistral", "list", "deepseek", "pythonic",
-               "gemma", "kimi", "minimax"});
+               "gemma", "kimi", "minimax", "olmo"});
   o.add("reasoning_parser", &reasoning_parser,
         "How the model writes what it thinks before an answer; auto is found from its chat template")
       .one_of({"auto", "none", "think", "seed", "mistral", "gemma", "harmony", "kimi"});
@@ -44,7 +44,7 @@ void ServerOptions::define(Options& o) {
   o.add("keys", &keys_file, "File of API keys (see kvasir keys); empty serves without keys, on loopback only")
       .value_name("FILE");
   o.add("allow_no_keys", &allow_no_keys, "Serve addresses other than loopback without keys, to anyone");
-  o.add("cors", &cors, "Origin whose pages may call the HTTP server; * is any");
+  o.add("cors", &cors, "Origin whose pages may call the HTTP server; * is any, localhost any of this machine");
   o.add("hosts", &hosts, "Another name this server is reached by, allowed in the Host header without keys");
   o.add("tls_cert", &tls_cert, "Certificate chain (PEM); with --tls-key, both ports speak TLS").value_name("FILE");
   o.add("tls_key", &tls_key, "Private key of the certificate (PEM)").value_name("FILE");

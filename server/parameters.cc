@@ -148,6 +148,7 @@ constexpr Alias kAliases[] = {
     {Wire::ppl, "ignore_eos_token", "ignore_eos"},
     {Wire::messages, "stop_sequences", "stop"},
     {Wire::responses, "max_output_tokens", "max_tokens"},
+    {Wire::responses, "top_logprobs", "logprobs"},
     {Wire::chat, "top_logprobs", "logprobs"},
     {Wire::chat, "n_predict", "max_tokens", true},
     {Wire::completions, "n_predict", "max_tokens", true},

@@ -19,7 +19,8 @@ bool has_field(std::initializer_list<const char*> messages, const char* name) {
 std::string cell(Wire wire, const Parameter& p) {
   const char* name = name_on(wire, p);
   if (!name) return "-";
-  bool has = wire == Wire::embeddings ? p.of_embeddings : p.of_answers && (p.of_text || !of_text_alone(wire));
+  const bool named = name != p.name;  // it has this one by a name of its own
+  bool has = wire == Wire::embeddings ? p.of_embeddings : p.of_answers && (p.of_text || named || !of_text_alone(wire));
   if (!has) return "-";
   switch (wire) {
     case Wire::v1: has = has_field({"kvasir.v1.Sampling", "kvasir.v1.GenerateRequest"}, name); break;

@@ -4,6 +4,9 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "core/cat.h"
+#include "core/utf8.h"
+
 namespace kvasir::text {
 namespace {
 
@@ -76,30 +79,47 @@ class Python {
  public:
   explicit Python(std::string_view text) : text_(text) {}
 
+  // Behind the bracket of a list.
   WrittenCalls calls() {
     std::vector<WrittenCall> out;
     do {
       if (skip() == ']' && !out.empty()) break;  // a comma before the end
-      const std::string name = word();
-      Json arguments = Json::object();
-      if (!is_name(name) || !take('(')) return std::nullopt;
-      while (skip() != ')') {
-        const std::string key = word();
-        if (key.empty() || !take('=')) return std::nullopt;
-        auto v = value(0);
-        if (!v) return std::nullopt;
-        arguments[key] = *std::move(v);
-        if (!take(',')) break;
-      }
-      if (!take(')')) return std::nullopt;
-      out.push_back({name, dumped(arguments)});
+      auto one = call();
+      if (!one) return std::nullopt;
+      out.push_back(*std::move(one));
     } while (take(','));
     if (!take(']') || skip() != '\0') return std::nullopt;
+    return out;
+  }
+  // One behind the other.
+  WrittenCalls lines() {
+    std::vector<WrittenCall> out;
+    do {
+      auto one = call();
+      if (!one) return std::nullopt;
+      out.push_back(*std::move(one));
+    } while (skip() != '\0');
     return out;
   }
 
  private:
   static constexpr int kMostDepth = 32;
+
+  std::optional<WrittenCall> call() {
+    const std::string name = word();
+    Json arguments = Json::object();
+    if (!is_name(name) || !take('(')) return std::nullopt;
+    while (skip() != ')') {
+      const std::string key = word();
+      if (key.empty() || !take('=')) return std::nullopt;
+      auto v = value(0);
+      if (!v) return std::nullopt;
+      arguments[key] = *std::move(v);
+      if (!take(',')) break;
+    }
+    if (!take(')')) return std::nullopt;
+    return WrittenCall{name, dumped(arguments)};
+  }
 
   char skip() {
     while (at_ < text_.size() && kBlanks.find(text_[at_]) != std::string_view::npos) ++at_;
@@ -140,13 +160,28 @@ class Python {
     for (++at_; at_ < text_.size() && text_[at_] != quote; ++at_) {
       char c = text_[at_];
       if (c == '\\' && at_ + 1 < text_.size()) {
-        const size_t which = std::string_view("ntr\\'\"").find(text_[at_ + 1]);
-        if (which != std::string_view::npos) c = "\n\t\r\\'\""[which], ++at_;  // others stay as they are, as in Python
+        if (text_[at_ + 1] == 'u' && unicode(out)) continue;
+        const size_t which = std::string_view("ntrbf\\/'\"").find(text_[at_ + 1]);
+        if (which != std::string_view::npos)
+          c = "\n\t\r\b\f\\/'\""[which], ++at_;  // others stay as they are, as in Python
       }
       out += c;
     }
     if (!take(quote)) return std::nullopt;
     return Json(std::move(out));
+  }
+  // \uXXXX, two of them where they are one character; at_ is then at its last.
+  bool unicode(std::string& out) {
+    for (size_t n : {size_t(12), size_t(6)}) {
+      const std::string_view escape = text_.substr(at_, n);
+      if (escape.size() < n || (n == 12 && escape.substr(6, 2) != "\\u")) continue;
+      const Json one = Json::parse(cat('"', escape, '"'), nullptr, false);  // JSON has the same
+      if (!one.is_string() || (n == 12 && utf8_characters(one.get_ref<const std::string&>()) != 1)) continue;
+      out += one.get_ref<const std::string&>();
+      at_ += n - 1;
+      return true;
+    }
+    return false;
   }
   std::optional<Json> list(char close, int depth) {
     Json out = Json::array();
@@ -299,6 +334,8 @@ WrittenCalls read_deepseek_calls(std::string_view block, const TextParameters&) 
 }
 
 WrittenCalls read_pythonic_calls(std::string_view block, const TextParameters&) { return Python(block).calls(); }
+
+WrittenCalls read_olmo_calls(std::string_view block, const TextParameters&) { return Python(block).lines(); }
 
 BlockParser::Out BlockParser::push(std::string_view text) {
   Out out;

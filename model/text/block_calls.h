@@ -32,6 +32,8 @@ WrittenCalls read_list_calls(std::string_view block, const TextParameters&);
 WrittenCalls read_deepseek_calls(std::string_view block, const TextParameters&);
 // NAME(KEY=VALUE, ...), ...] with Python's literals
 WrittenCalls read_pythonic_calls(std::string_view block, const TextParameters&);
+// NAME(KEY=VALUE, ...) on a line each
+WrittenCalls read_olmo_calls(std::string_view block, const TextParameters&);
 // <invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>
 WrittenCalls read_minimax_calls(std::string_view block, const TextParameters& texts);
 // <|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>{...}<|tool_call_end|>

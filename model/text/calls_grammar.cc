@@ -1,5 +1,6 @@
 // The grammar that holds calls to their tools: what it is told (rust/src/calls.rs), and which tools it can hold.
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "model/text/tool_parser.h"
@@ -29,6 +30,67 @@ bool is_plain(std::string_view name) {
 bool quotes_nothing(ToolFormat format) {
   return format == ToolFormat::xml || format == ToolFormat::seed || format == ToolFormat::glm ||
          format == ToolFormat::minimax;
+}
+
+// Names in a syntax of Python's kind.
+bool is_word(std::string_view name) {
+  auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-'; };
+  return !name.empty() && name.size() <= 256 && std::all_of(name.begin(), name.end(), in_word);
+}
+
+// What rust/src/call_values.rs writes in Gemma's syntax.
+bool is_plain_value(const Json& schema, const Json& defs, int depth = 0) {
+  if (schema == Json(true)) return true;
+  if (!schema.is_object() || depth > 32) return false;
+  Json said = Json::object();
+  for (const auto& [key, of] : schema.items())
+    if (!among(key, kNotes) && key != "$defs" && key != "definitions") said[key] = of;
+  if (said.empty()) return true;
+  auto plain = [&](const Json& one) { return is_plain_value(one, defs, depth + 1); };
+  if (said.size() == 1 && said.contains("$ref")) {
+    const std::string name = said["$ref"].is_string() ? said["$ref"].get<std::string>() : "";
+    const Json* found = name.starts_with("#/$defs/") && defs.is_object() && defs.contains(name.substr(8))
+                            ? &defs[name.substr(8)]
+                            : nullptr;
+    return found && plain(*found);
+  }
+  if (said.size() == 1 && said.contains("anyOf"))
+    return said["anyOf"].is_array() && !said["anyOf"].empty() &&
+           std::all_of(said["anyOf"].begin(), said["anyOf"].end(), plain);
+  auto scalar = [](const Json& one) { return !one.is_structured(); };
+  if (said.contains("const") || said.contains("enum")) {
+    said.erase("type");
+    if (said.size() != 1) return false;
+    const Json list = said.contains("const") ? Json::array({said["const"]}) : said["enum"];
+    return list.is_array() && !list.empty() && std::all_of(list.begin(), list.end(), scalar);
+  }
+  constexpr std::string_view kKnown[] = {"type",
+                                         "minLength",
+                                         "maxLength",
+                                         "items",
+                                         "minItems",
+                                         "maxItems",
+                                         "properties",
+                                         "required",
+                                         "additionalProperties",
+                                         "minimum",
+                                         "maximum",
+                                         "exclusiveMinimum",
+                                         "exclusiveMaximum",
+                                         "multipleOf"};
+  const Json type = said.value("type", Json());
+  if (type.is_null() || (type.is_structured() && (!type.is_array() || type.empty()))) return false;
+  for (const auto& [key, of] : said.items())
+    if (!among(key, kKnown)) return false;
+  if (said.contains("items") && !plain(said["items"])) return false;
+  const Json properties = said.value("properties", Json::object()),
+             more = said.value("additionalProperties", Json(false));
+  if (more != Json(false) || !properties.is_object()) return false;
+  for (const auto& [key, of] : properties.items())
+    if (!is_word(key) || !plain(of)) return false;
+  for (const Json& name : said.value("required", Json::array()))
+    if (!name.is_string() || !properties.contains(name.get_ref<const std::string&>())) return false;
+  return true;
 }
 
 bool is_bare_text(const Json& schema) {
@@ -70,13 +132,26 @@ bool lists_parameters(const Json& schema) {
   return true;
 }
 
+// A plain list of parameters, which have words for names.
+bool lists_words(ToolFormat format, const CallableTool& tool) {
+  const Json schema = Json::parse(tool.parameters_json, nullptr, false);
+  if (!is_word(tool.name) || !lists_parameters(schema)) return false;
+  const Json properties = schema.value("properties", Json::object());
+  for (const auto& [key, of] : properties.items())
+    if (!is_word(key) || (format == ToolFormat::gemma && !is_plain_value(of, schema.value("$defs", Json()))))
+      return false;
+  return true;
+}
+
 }  // namespace
 
 bool can_hold(ToolFormat format, std::span<const CallableTool> tools) {
   switch (format) {
-    case ToolFormat::none:
+    case ToolFormat::none: return false;
     case ToolFormat::pythonic:
-    case ToolFormat::gemma: return false;
+    case ToolFormat::gemma:
+    case ToolFormat::olmo:
+      return std::all_of(tools.begin(), tools.end(), [&](const CallableTool& one) { return lists_words(format, one); });
     case ToolFormat::hermes:
     case ToolFormat::llama3: return true;
     default: break;

@@ -16,7 +16,8 @@ constexpr std::string_view kMistral = "[TOOL_CALLS]", kDeepseekOpen = "<ï½œtoolâ
                            kSeedClose = "</seed:tool_call>", kList = "<|tool_call|>", kGemmaOpen = "<|tool_call>",
                            kGemmaClose = "<tool_call|>", kKimiOpen = "<|tool_calls_section_begin|>",
                            kKimiClose = "<|tool_calls_section_end|>", kMinimaxOpen = "<minimax:tool_call>",
-                           kMinimaxClose = "</minimax:tool_call>";
+                           kMinimaxClose = "</minimax:tool_call>", kOlmoOpen = "<function_calls>",
+                           kOlmoClose = "</function_calls>";
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
@@ -35,7 +36,8 @@ constexpr std::pair<std::string_view, ToolFormat> kNames[] = {
     {"hermes", ToolFormat::hermes},     {"llama3", ToolFormat::llama3},   {"xml", ToolFormat::xml},
     {"glm", ToolFormat::glm},           {"mistral", ToolFormat::mistral}, {"deepseek", ToolFormat::deepseek},
     {"pythonic", ToolFormat::pythonic}, {"seed", ToolFormat::seed},       {"list", ToolFormat::list},
-    {"gemma", ToolFormat::gemma},       {"kimi", ToolFormat::kimi},       {"minimax", ToolFormat::minimax}};
+    {"gemma", ToolFormat::gemma},       {"kimi", ToolFormat::kimi},       {"minimax", ToolFormat::minimax},
+    {"olmo", ToolFormat::olmo}};
 
 // Of those that are blocks.
 std::optional<BlockForm> block_form(ToolFormat format) {
@@ -49,6 +51,7 @@ std::optional<BlockForm> block_form(ToolFormat format) {
     case ToolFormat::gemma: return BlockForm{kGemmaOpen, kGemmaClose, false, read_gemma_calls};
     case ToolFormat::kimi: return BlockForm{kKimiOpen, kKimiClose, false, read_kimi_calls};
     case ToolFormat::minimax: return BlockForm{kMinimaxOpen, kMinimaxClose, false, read_minimax_calls};
+    case ToolFormat::olmo: return BlockForm{kOlmoOpen, kOlmoClose, false, read_olmo_calls};
     case ToolFormat::pythonic: return BlockForm{"[", "", true, read_pythonic_calls};
     default: return std::nullopt;
   }
@@ -86,6 +89,7 @@ ToolFormat tool_format_of(std::string_view chat_template) {
   if (has(kMinimaxOpen)) return ToolFormat::minimax;
   if (has(kGemmaOpen)) return ToolFormat::gemma;
   if (has(kSeedOpen)) return ToolFormat::seed;
+  if (has(kOlmoOpen)) return ToolFormat::olmo;
   if (has("<arg_key>")) return ToolFormat::glm;
   if (has(kDeepseekOpen)) return ToolFormat::deepseek;
   if (has(kMistral)) return ToolFormat::mistral;

@@ -9,9 +9,9 @@
 //   deepseek  calls between its tags, with JSON in a fence or bare
 //   gemma     <|tool_call>call:NAME{KEY:VALUE}<tool_call|>, strings between <|"|> (Gemma 4)
 //   kimi      <|tool_calls_section_begin|> and calls with their numbers and JSON between tags of their own (Kimi K2)
-//   minimax   <minimax:tool_call><invoke name="NAME"><parameter
-//   name="KEY">VALUE</parameter></invoke></minimax:tool_call> pythonic  the whole answer is [NAME(KEY=VALUE), ...]
-//   (Llama 3.2 and 4)
+//   minimax   <minimax:tool_call><invoke name="NAME"> with <parameter name="KEY">VALUE</parameter> (MiniMax M2)
+//   pythonic  the whole answer is [NAME(KEY=VALUE), ...] (Llama 3.2 and 4)
+//   olmo      <function_calls> and such calls, each on a line of its own (Olmo 3)
 // Arguments of the first two are sent on as they come; the others' come with the end of their block (block_calls.h).
 // What only looks like a call (no name, no end, other JSON) comes out as content, unchanged.
 #pragma once
@@ -28,7 +28,22 @@
 
 namespace kvasir::text {
 
-enum class ToolFormat { none, hermes, llama3, xml, seed, glm, mistral, list, deepseek, pythonic, gemma, kimi, minimax };
+enum class ToolFormat {
+  none,
+  hermes,
+  llama3,
+  xml,
+  seed,
+  glm,
+  mistral,
+  list,
+  deepseek,
+  pythonic,
+  gemma,
+  kimi,
+  minimax,
+  olmo
+};
 
 // By the names above; nothing: there is none such.
 std::optional<ToolFormat> tool_format_named(std::string_view name);
@@ -43,8 +58,8 @@ struct CallableTool {
   std::string name, parameters_json;  // a JSON schema
 };
 
-// Calls of these can be held to their schemas by a grammar: not those in a syntax that has none, nor, where nothing is
-// quoted, arguments that are no plain list of parameters.
+// Calls of these can be held to their schemas by a grammar: not, where the syntax is not JSON, arguments that are no
+// plain list of parameters, nor in Gemma's what JSON alone could hold.
 bool can_hold(ToolFormat format, std::span<const CallableTool> tools);
 // Parameters that such a grammar has written as bare text where the syntax quotes nothing; others are JSON there.
 TextParameters bare_texts(std::span<const CallableTool> tools);

@@ -18,6 +18,7 @@ AnswerProducer::AnswerProducer(const AnswerShape& shape, bool stream, std::uniqu
     : StreamsProducer(stream, alone(std::move(engine)), std::move(headers), streamed_as), reader_(shape) {}
 
 void AnswerProducer::on(size_t, engine::Tokens& e) {
+  drawn(e.tokens);
   if (AnswerReader::Out out = reader_.push(e.text); !out.empty()) piece(std::move(out));
 }
 

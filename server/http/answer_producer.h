@@ -18,8 +18,10 @@ class AnswerProducer : public StreamsProducer {
                  std::vector<std::pair<std::string, std::string>> headers, const char* streamed_as = kEventStream);
 
  protected:
-  // In this order: begin, pieces, end; or fail in place of what is left.
+  // In this order: begin, pieces, end; or fail in place of what is left. Of a piece the tokens come first; what they
+  // say may wait for the next.
   virtual void begin(const engine::Started& started) = 0;
+  virtual void drawn(const std::vector<engine::TokenOut>&) {}
   virtual void piece(AnswerReader::Out out) = 0;
   virtual void end(const engine::Finished& finished) = 0;
 

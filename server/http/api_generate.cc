@@ -136,7 +136,6 @@ Reply Api::generate(const HttpRequest& request, const Caller& caller, OpenAiCall
   ReplyShape& shape = call.shape;
   shape.answer = prepare_tools(services_, call.tools, call.input.request);
   if (shape.chat) show_reasoning(services_, call.input.request);
-  shape.prompt_logprobs = (shape.chat || !call.echo) && call.input.request.prompt_logprobs >= 0;
   shape.stop_tokens = call.input.request.stop_tokens;
   auto sent = send(request, caller, for_each_prompt(call.input, std::move(call.prompts)));
   if (!sent.ok()) return error_response(sent.status());

@@ -15,6 +15,8 @@ namespace kvasir::server::http {
 
 namespace {
 
+const int64_t kStarted = unix_seconds();  // of the process
+
 // "a%2Fb" is "a/b". What is no such code stands for itself.
 std::string percent_decoded(std::string_view text) {
   std::string out;
@@ -178,6 +180,7 @@ Reply Api::tokenizer_info(const HttpRequest&, const Caller&) {
 Reply Api::metrics(const HttpRequest&, const Caller&) {
   HttpResponse r;
   r.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  r.headers.emplace_back("Process-Start-Time-Unix", cat(kStarted));  // llama-server's
   r.body = metrics_text(services_);
   return r;
 }

@@ -15,8 +15,9 @@ namespace {
 std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 Status none_kept(const std::string& id) {
-  return not_found(cat("there is no response '", id.substr(0, 100),
-                       "'; it was never kept (store), was deleted, or made room for others (--response-store)"))
+  return not_found(
+             cat("Response with id '", id.substr(0, 100),
+                 "' not found. It was never kept (store), was deleted, or made room for others (--response-store)"))
       .with_field("response_id");
 }
 
@@ -73,11 +74,14 @@ Reply Api::responses(const HttpRequest& request, const Caller& caller) {
   ResponsesShape shape;
   shape.answer = prepare_tools(services_, call->tools, call->input.request);
   show_reasoning(services_, call->input.request);
+  if (call->input.request.sampling.logprobs >= 0) shape.logprobs = services_.engine().tokenizer();
   const text::GrammarSpec grammar = call->input.request.grammar;
   auto submitted = services_.generate(caller, std::move(call->input));
   if (!submitted.ok()) return error_response(submitted.status());
   prepare_reasoning(services_, submitted->prompt, grammar, shape.answer);
   shape.stream = call->stream || call->background;
+  shape.timings = call->timings, shape.progress = call->progress;
+  shape.prompt_tokens = static_cast<int64_t>(submitted->prompt.size());
   shape.id = cat("resp_", submitted->stream->id());
   shape.model = submitted->model;
   shape.created = unix_seconds();
@@ -149,7 +153,7 @@ Reply Api::kept_response(const HttpRequest& request, const Caller& caller) {
   } else if (request.method == "POST" && what == "cancel") {
     if (!kept->background)
       return error_response(
-          invalid_argument("only a response with background: true can be cancelled; close the "
+          invalid_argument("Cannot cancel a synchronous response. Only one with background: true can be; close the "
                            "connection to end another that is being made"));
     kept->background->cancel();
     r.body = kept->background->response();

@@ -50,6 +50,15 @@ std::optional<Host> parse_host(std::string_view text) {
   return host;
 }
 
+// Of a page that this machine itself serves, on whatever port.
+bool is_local(std::string_view origin) {
+  const size_t scheme = origin.find("://");
+  if (scheme == std::string_view::npos || (origin.substr(0, scheme) != "http" && origin.substr(0, scheme) != "https"))
+    return false;
+  const std::optional<Host> host = parse_host(origin.substr(scheme + 3));
+  return host && (host->name == "localhost" || host->name == "127.0.0.1" || host->name == "[::1]");
+}
+
 // "x-stainless-os, authorization": names of headers and nothing else.
 bool is_header_list(std::string_view text) {
   return !text.empty() && text.size() <= 2048 && std::all_of(text.begin(), text.end(), [](char c) {
@@ -63,8 +72,9 @@ bool is_header_list(std::string_view text) {
 bool Guard::origin_allowed(std::string_view origin, std::string_view host) const {
   size_t scheme = origin.find("://");
   if (scheme != std::string_view::npos && lower(origin.substr(scheme + 3)) == lower(host)) return true;  // its own page
-  return std::any_of(options_.cors.begin(), options_.cors.end(),
-                     [&](const std::string& o) { return o == "*" || lower(o) == lower(origin); });
+  return std::any_of(options_.cors.begin(), options_.cors.end(), [&](const std::string& o) {
+    return o == "*" || lower(o) == lower(origin) || (o == "localhost" && is_local(origin));
+  });
 }
 
 Status Guard::check(const HttpRequest& request) const {
@@ -108,7 +118,6 @@ void Guard::allow(const HttpRequest& request, HttpResponse& response) const {
 
 HttpResponse Guard::preflight(const HttpRequest& request) const {
   HttpResponse r;
-  r.status = 204;
   r.content_type.clear();
   allow(request, r);
   if (!r.headers.empty()) {

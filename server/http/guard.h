@@ -14,7 +14,7 @@ namespace kvasir::server::http {
 struct GuardOptions {
   bool keyless = true;             // with keys, the key is what proves a caller
   std::vector<std::string> hosts;  // names it answers to, besides loopback's own
-  std::vector<std::string> cors;   // origins whose pages may call; "*" is any
+  std::vector<std::string> cors;   // origins whose pages may call; "*" is any, "localhost" any of this machine's
 };
 
 class Guard {

@@ -143,6 +143,7 @@ class LlamaReply final : public StreamsProducer {
                                 {"cache", cached_[s]},
                                 {"processed", processed},
                                 {"time_ms", timings_[s].all_ns() / 1'000'000}};
+    if (shape_.timings) event["timings"] = timings_[s].json(processed, cached_[s], 0);
     return event;
   }
 

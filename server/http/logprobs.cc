@@ -50,9 +50,8 @@ std::string token_shown(const text::Tokenizer& tokenizer, int32_t id) {
   return bytes.empty() ? tokenizer.token_text(id) : bytes;
 }
 
-void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
-                          const std::vector<engine::TokenOut>& tokens, TokenNames names) {
-  out += "{\"content\":";
+void append_token_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                           const std::vector<engine::TokenOut>& tokens, TokenNames names) {
   append_list(out, tokens, [&](size_t, const engine::TokenOut& t) {
     append_entry(out, tokenizer, t.id, t.logprob, names);
     out += ",\"top_logprobs\":[";
@@ -63,6 +62,12 @@ void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
     }
     out += "]}";
   });
+}
+
+void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                          const std::vector<engine::TokenOut>& tokens, TokenNames names) {
+  out += "{\"content\":";
+  append_token_logprobs(out, tokenizer, tokens, names);
   out += ",\"refusal\":null}";
 }
 

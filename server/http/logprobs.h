@@ -18,6 +18,10 @@ std::string token_shown(const text::Tokenizer& tokenizer, int32_t id);
 // What a token is called: by its text, or as vLLM's return_tokens_as_token_ids has it, "token_id:N".
 enum class TokenNames : uint8_t { texts, ids };
 
+// [{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]},..]
+void append_token_logprobs(std::string& out, const text::Tokenizer& tokenizer,
+                           const std::vector<engine::TokenOut>& tokens, TokenNames names);
+
 // {"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]},..],"refusal":null}
 void append_chat_logprobs(std::string& out, const text::Tokenizer& tokenizer,
                           const std::vector<engine::TokenOut>& tokens, TokenNames names);

@@ -118,6 +118,38 @@ void add_drafts(Text& t, const engine::Stats& s) {
           s.draft_model.seconds);
 }
 
+int64_t refused_for_load(const Services& services) {
+  int64_t all = 0;
+  for (const Metrics::Outcome& r : services.metrics().rows())
+    if (r.code == Code::resource_exhausted) all += r.requests;
+  return all;
+}
+
+// The same figures by llama-server's names, of which a dashboard made for it may ask; times are sums over requests.
+void add_llama(Text& t, const engine::Stats& s) {
+  auto value = [&](const char* kind, const char* name, const char* help, double v) {
+    t.value(kind, name, nullptr, help, v);
+  };
+  auto over = [](double a, double b) { return b > 0 ? a / b : 0; };
+  const double computed = double(s.prompt_tokens - s.cached_tokens), made = double(s.output_tokens);
+  value("counter", "llamacpp:prompt_tokens_total", "Prompt tokens computed", computed);
+  value("counter", "llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache", double(s.cached_tokens));
+  value("counter", "llamacpp:prompt_seconds_total", "Time that prompts took", s.prefill.sum);
+  value("counter", "llamacpp:tokens_predicted_total", "Tokens generated", made);
+  value("counter", "llamacpp:tokens_predicted_seconds_total", "Time that answers took", s.decode.sum);
+  value("counter", "llamacpp:n_decode_total", "Steps of the engine", double(s.steps));
+  value("counter", "llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens that were verified",
+        double(s.all_drafts().drafted));
+  value("counter", "llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens that were right",
+        double(s.all_drafts().accepted));
+  value("gauge", "llamacpp:prompt_tokens_seconds", "Prompt tokens a second", over(computed, s.prefill.sum));
+  value("gauge", "llamacpp:predicted_tokens_seconds", "Generated tokens a second", over(made, s.decode.sum));
+  value("gauge", "llamacpp:requests_processing", "Requests in the batch", double(s.running));
+  value("gauge", "llamacpp:requests_deferred", "Requests that wait to be run", double(s.waiting));
+  value("gauge", "llamacpp:n_busy_slots_per_decode", "Sequences in a step",
+        over(s.batch_size.sum, double(s.batch_size.count)));
+}
+
 // Of a model that is split; what each rank has of it.
 void add_ranks(Text& t, const Services& services) {
   const std::vector<model::RankInfo> ranks = services.engine().stats().ranks;
@@ -153,9 +185,13 @@ std::string metrics_text(const Services& services) {
   t.gauge("kvasir_cache_used_ratio", "vllm:kv_cache_usage_perc", "Share of the pages that running requests hold",
           used_share(s));
   t.alias("gauge", "vllm:gpu_cache_usage_perc", "The same, by its older name", used_share(s));
-  t.family("gauge", "vllm:cache_config_info", "Size of the cache, as labels");
+  const int64_t cache_tokens = s.pages_total * services.options().page_size;
+  t.family("gauge", "vllm:cache_config_info",
+           "Size of the cache, as labels; the concurrency is how many requests of the whole context it holds");
   t.row("vllm:cache_config_info",
         cat("block_size=\"", services.options().page_size, "\",num_gpu_blocks=\"", s.pages_total,
+            "\",kv_cache_size_tokens=\"", cache_tokens, "\",kv_cache_max_concurrency=\"",
+            double(cache_tokens) / double(services.engine().info().context_length),
             "\",cache_dtype=", json_string(s.kv_type)),
         1);
   t.family("gauge", "kvasir_attention_info", "What attention's scores are made of, as a label");
@@ -207,6 +243,12 @@ std::string metrics_text(const Services& services) {
     t.row("vllm:request_success_total",
           cat("model_name=", json_string(services.model_name()), ",finished_reason=\"", Metrics::kEndings[i], '"'),
           services.metrics().ended(i));
+  t.alias("counter", "vllm:admission_rejections_total", "Generation calls refused because of load or a limit",
+          static_cast<double>(refused_for_load(services)));
+  t.family("gauge", "vllm:num_requests_waiting_by_reason", "Requests that wait to be run, by why");
+  t.row("vllm:num_requests_waiting_by_reason",
+        cat("model_name=", json_string(services.model_name()), ",reason=\"capacity\""), s.waiting);
+  add_llama(t, s);
   add_adapters(t, services);
   add_ranks(t, services);
   if (const SpanExporter* spans = services.spans()) {

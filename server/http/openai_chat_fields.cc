@@ -325,9 +325,12 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.tools.one = true;
   if (f.ok() && tools) {
     chat.tools_json = tools->dump();  // also those that may not be called now: the prompt begins as it did before
-    if (call.tools.choice != ToolChoice::none && call.tools.choice != ToolChoice::automatic &&
-        call.input.request.grammar.kind != text::GrammarSpec::Kind::none)
-      return f.fail("tool_choice", "that forces a call and response_format cannot both be given");
+    using Kind = text::GrammarSpec::Kind;
+    const Kind kind =
+        call.input.request.grammar.kind;  // a JSON format is of the text, which forced calls leave none of
+    if (call.tools.choice != ToolChoice::none && call.tools.choice != ToolChoice::automatic && kind != Kind::none &&
+        kind != Kind::json_object && kind != Kind::json_schema)
+      return f.fail("tool_choice", "that forces a call and another constraint cannot both be given");
   }
   read_template_input(f, chat);
   read_effort(f, chat);

@@ -1,6 +1,7 @@
 #include "server/http/openai_reply.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <optional>
 
@@ -17,12 +18,13 @@ const char* reason_name(engine::FinishReason reason) {
   return reason == engine::FinishReason::length ? "length" : "stop";
 }
 
-std::string usage_json(const engine::Usage& u) {
+std::string usage_json(const engine::Usage& u, int64_t reasoning_tokens) {
   return cat("{\"prompt_tokens\":", u.prompt_tokens, ",\"completion_tokens\":", u.completion_tokens,
              ",\"total_tokens\":", u.prompt_tokens + u.completion_tokens,
              ",\"prompt_tokens_details\":{\"cached_tokens\":", u.cached_tokens,
-             "},\"completion_tokens_details\":{\"accepted_prediction_tokens\":", u.accepted,
-             ",\"rejected_prediction_tokens\":", u.drafted - u.accepted, "}}");
+             "},\"completion_tokens_details\":{\"reasoning_tokens\":", reasoning_tokens,
+             ",\"accepted_prediction_tokens\":", u.accepted, ",\"rejected_prediction_tokens\":", u.drafted - u.accepted,
+             "}}");
 }
 
 constexpr const char* kFingerprint = ",\"system_fingerprint\":\"kvasir-" KVASIR_VERSION "\"";
@@ -41,6 +43,13 @@ struct Choice {
   std::vector<int32_t> ids;  // kept only when they are wanted
   std::string reasoning;
   std::optional<AnswerReader> reader;
+  size_t thought_bytes = 0, said_bytes = 0;
+
+  // How many were thoughts is known by their share of the text alone.
+  int64_t reasoning_tokens() const {
+    if (thought_bytes == 0) return 0;
+    return std::llround(double(count) * double(thought_bytes) / double(thought_bytes + said_bytes));
+  }
 };
 
 template <class Ids>
@@ -152,7 +161,8 @@ class OpenAiReply final : public StreamsProducer {
     std::string end = cat(timings(s, c.count), "}\n\n");
     if (!shape_.include_usage) return end;
     if (!shape_.usage_so_far) return cat(",\"usage\":null", end);
-    return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}), end);
+    return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}, c.reasoning_tokens()),
+               end);
   }
 
   std::string timings(size_t s, int64_t made) const {
@@ -186,6 +196,10 @@ class OpenAiReply final : public StreamsProducer {
 
   // What is ready: kept for the whole answer, or sent as a chunk.
   void emit(Choice& c, AnswerReader::Out out, std::vector<engine::TokenOut> tokens, bool echo) {
+    c.thought_bytes += out.reasoning.size();
+    if (!echo) c.said_bytes += out.content.size();
+    for (const AnswerReader::CallPiece& call : out.calls) c.said_bytes += call.arguments.size();
+    if (shape_.hide_reasoning) out.reasoning.clear();
     if (shape_.token_ids && !echo && !shape_.stream)
       for (const auto& t : tokens) c.ids.push_back(t.id);
     if (!shape_.stream) {
@@ -256,6 +270,11 @@ class OpenAiReply final : public StreamsProducer {
                                  shape_.special_shown ? tokens.size() : echoed, names);
   }
 
+  int64_t reasoning_tokens() const {
+    return std::accumulate(choices_.begin(), choices_.end(), int64_t(0),
+                           [](int64_t sum, const Choice& c) { return sum + c.reasoning_tokens(); });
+  }
+
   engine::Usage total() const {
     engine::Usage sum;
     for (const auto& u : usage_) {
@@ -270,7 +289,7 @@ class OpenAiReply final : public StreamsProducer {
 
   void close() override {
     if (shape_.stream) {
-      if (shape_.include_usage) out_ += cat(prefix_, "],\"usage\":", usage_json(total()), "}\n\n");
+      if (shape_.include_usage) out_ += cat(prefix_, "],\"usage\":", usage_json(total(), reasoning_tokens()), "}\n\n");
       out_ += "data: [DONE]\n\n";
       return;
     }
@@ -283,7 +302,7 @@ class OpenAiReply final : public StreamsProducer {
         if (index > 0) out_ += ',';
         write_choice(*c, index++, seeds_[s]);
       }
-    out_ += cat("],\"usage\":", usage_json(total()),
+    out_ += cat("],\"usage\":", usage_json(total(), reasoning_tokens()),
                 shape_.chat && !shape_.conversations ? of_prompt(choices_[0]) : std::string(),
                 timings(0, usage_[0].completion_tokens), "}");
   }

@@ -31,6 +31,7 @@ struct ReplyShape {
   bool ids_as_tokens = false;     // return_tokens_as_token_ids
   bool conversations = false;     // several chats in one call: what is said of a prompt is said with its choice
   bool prompt_logprobs = false;
+  bool hide_reasoning = false;
   std::vector<int32_t> stop_tokens;              // the client's own
   std::vector<std::vector<int32_t>> prompt_ids;  // with token_ids
   AnswerShape answer;

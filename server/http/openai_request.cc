@@ -70,8 +70,9 @@ constexpr struct {
     {"return_hidden_states", "hidden states are not sent; logprobs are"},
     {"return_token_strs", "use logprobs, whose entries have each token's text"},
     {"logprob_token_ids", "use logprobs and top_logprobs"},
-    {"stop_regex", "use stop, or a constraint such as regex"},
     {"bad_words", "use logit_bias of -100"},
+    {"thinking_token_budget", "use max_tokens, or reasoning_effort: \"none\" for no thoughts", "-1"},
+    {"stop_regex", "use stop, or a constraint such as regex"},
     {"kv_transfer_params", "this server does not move caches between machines"},
 };
 
@@ -225,6 +226,8 @@ Result<OpenAiCall> parse_conversations(std::string_view body, const ServerOption
   if (logprobs && !f.has("top_logprobs")) in.request.sampling.logprobs = 0;
   std::string format;  // llama-server's: where thoughts go
   f.enumeration("reasoning_format", &format, {"auto", "deepseek"});
+  bool thoughts = true;
+  if (f.boolean("include_reasoning", &thoughts)) call.shape.hide_reasoning = !thoughts;
   f.boolean("echo", &call.echo);
   if (several) {
     call.shape.conversations = true;
@@ -238,6 +241,7 @@ Result<OpenAiCall> parse_conversations(std::string_view body, const ServerOption
     read_chat(f, limits, call);
   }
   KVASIR_TRY(f.finish());
+  call.shape.prompt_logprobs = in.request.prompt_logprobs >= 0;
   call.shape.logprobs = in.request.sampling.logprobs;
   call.shape.choices = call.shape.best_of = in.request.n;
   in.choices_of_call = int64_t(in.request.n) * static_cast<int64_t>(call.prompts.size());
@@ -266,6 +270,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
   read_common(f, limits, call);
   in.default_max_tokens = 16;  // OpenAI's
   f.boolean("echo", &call.echo);
+  call.shape.prompt_logprobs = r.prompt_logprobs >= 0;
   if (call.echo) r.prompt_logprobs = std::max(r.prompt_logprobs, r.sampling.logprobs);
   call.shape.choices = call.shape.best_of = r.n;
   int64_t best_of = r.n;

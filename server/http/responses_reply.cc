@@ -1,7 +1,11 @@
 #include "server/http/responses_reply.h"
 
+#include <utility>
+
 #include "core/cat.h"
 #include "server/http/error_body.h"
+#include "server/http/logprobs.h"
+#include "server/http/timings.h"
 #include "server/json_text.h"
 
 namespace kvasir::server::http {
@@ -20,10 +24,23 @@ class ResponsesReply final : public AnswerProducer {
   }
 
  protected:
-  void begin(const engine::Started&) override {
+  void begin(const engine::Started& e) override {
+    cached_ = e.cached_tokens;
     const std::string made = state("in_progress");
     if (!shape_.now) event("response.created", made);
-    event("response.in_progress", made);
+    event("response.in_progress", made + progress(cached_));
+  }
+
+  void drawn(const std::vector<engine::TokenOut>& tokens) override {
+    if (drawn_ == 0 && shape_.progress)
+      event("response.in_progress", state("in_progress") + progress(shape_.prompt_tokens));
+    timings_.tokens(tokens.size());
+    drawn_ += static_cast<int64_t>(tokens.size());
+    if (!shape_.logprobs) return;
+    std::string list;
+    append_token_logprobs(list, *shape_.logprobs, tokens, TokenNames::texts);
+    newest_logprobs_ = list.substr(1, list.size() - 2);
+    add_entries(newest_logprobs_, unsaid_logprobs_);
   }
 
   void piece(AnswerReader::Out out) override {
@@ -48,9 +65,9 @@ class ResponsesReply final : public AnswerProducer {
     if (shape_.now) shape_.now(made);
     if (shape_.keep) shape_.keep(made, cat('[', items_, ']'));
     if (stream_)
-      event(whole ? "response.completed" : "response.incomplete", "\"response\":" + made);
+      event(whole ? "response.completed" : "response.incomplete", cat("\"response\":", made, timings()));
     else
-      out_ = made;
+      out_ = cat(made.substr(0, made.size() - 1), timings(), '}');
   }
 
   void fail(const Status& status) override {
@@ -61,6 +78,20 @@ class ResponsesReply final : public AnswerProducer {
 
  private:
   enum class Kind { none, reasoning, message, call };
+
+  std::string timings() const {
+    if (!shape_.timings) return "";
+    return cat(",\"timings\":", timings_.json(shape_.prompt_tokens, cached_, drawn_).dump());
+  }
+  std::string progress(int64_t processed) const {
+    if (!shape_.progress) return "";
+    return cat(",\"prompt_progress\":{\"total\":", shape_.prompt_tokens, ",\"cache\":", cached_,
+               ",\"processed\":", processed, ",\"time_ms\":", timings_.all_ns() / 1'000'000, "}");
+  }
+
+  static void add_entries(std::string_view entries, std::string& to) {
+    if (!entries.empty()) (to += to.empty() ? "" : ",") += entries;
+  }
 
   // How many were thoughts is known by their share of the text alone.
   int64_t reasoning_tokens(const engine::Finished& e) const {
@@ -118,7 +149,8 @@ class ResponsesReply final : public AnswerProducer {
   }
   std::string part(const std::string& text) const {
     if (at_ == Kind::reasoning) return cat("{\"type\":\"reasoning_text\",\"text\":", json_string(text), "}");
-    return cat("{\"type\":\"output_text\",\"text\":", json_string(text), ",\"annotations\":[],\"logprobs\":[]}");
+    return cat("{\"type\":\"output_text\",\"text\":", json_string(text), ",\"annotations\":[],\"logprobs\":[",
+               logprobs_, "]}");
   }
 
   void open(Kind kind, int call = -1, const std::string& name = "") {
@@ -131,14 +163,17 @@ class ResponsesReply final : public AnswerProducer {
   }
 
   void say(Kind kind, const std::string& text) {
+    if (at_ == Kind::reasoning && kind == Kind::message) unsaid_logprobs_ = newest_logprobs_;  // without the tag
     if (at_ != kind) open(kind);
     text_ += text;
+    const std::string logprobs = std::exchange(unsaid_logprobs_, {});  // of thoughts and calls they are not told
+    if (kind == Kind::message) add_entries(logprobs, logprobs_);
     (kind == Kind::reasoning ? thought_bytes_ : said_bytes_) += text.size();
     if (text.empty()) return;
-    const std::string delta = cat(",\"delta\":", json_string(text));
+    const std::string delta = cat(",\"delta\":", json_string(text), timings());
     switch (kind) {
       case Kind::reasoning: return item_event("response.reasoning_text.delta", delta);
-      case Kind::message: return item_event("response.output_text.delta", delta + ",\"logprobs\":[]");
+      case Kind::message: return item_event("response.output_text.delta", cat(delta, ",\"logprobs\":[", logprobs, ']'));
       default: return item_event("response.function_call_arguments.delta", delta);
     }
   }
@@ -147,7 +182,10 @@ class ResponsesReply final : public AnswerProducer {
     if (at_ == Kind::none) return;
     const std::string text = json_string(text_);
     if (at_ == Kind::reasoning) item_event("response.reasoning_text.done", cat(",\"text\":", text));
-    if (at_ == Kind::message) item_event("response.output_text.done", cat(",\"text\":", text, ",\"logprobs\":[]"));
+    if (at_ == Kind::message) {
+      add_entries(std::exchange(unsaid_logprobs_, {}), logprobs_);
+      item_event("response.output_text.done", cat(",\"text\":", text, ",\"logprobs\":[", logprobs_, ']'));
+    }
     if (at_ == Kind::call)
       item_event("response.function_call_arguments.done",
                  cat(",\"name\":", json_string(name_), ",\"arguments\":", text));
@@ -158,6 +196,7 @@ class ResponsesReply final : public AnswerProducer {
     items_ += cat(items_.empty() ? "" : ",", whole);
     ++index_;
     text_.clear();
+    logprobs_.clear();
     at_ = Kind::none;
   }
 
@@ -165,7 +204,9 @@ class ResponsesReply final : public AnswerProducer {
   Kind at_ = Kind::none;
   int call_ = -1, index_ = 0, sequence_ = 0;
   size_t thought_bytes_ = 0, said_bytes_ = 0;
-  std::string name_, text_;
+  int64_t cached_ = 0, drawn_ = 0;
+  Timings timings_;
+  std::string name_, text_, logprobs_, unsaid_logprobs_, newest_logprobs_;
   std::string items_;  // those that are whole, separated by commas
   std::string usage_ = "null";
 };

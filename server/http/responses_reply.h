@@ -16,6 +16,8 @@ struct ResponsesShape {
   int64_t prompt_tokens = 0;
   std::string echoed;  // fields of the request, as ,"name":value
   AnswerShape answer;
+  bool timings = false, progress = false;  // llama-server's, in the events; timings also of a whole answer
+  text::TokenizerPtr logprobs;             // names tokens; null: no log-probabilities are wanted
   // Told the whole response and its output items when it ended well.
   std::function<void(const std::string& response, const std::string& output)> keep;
   // Of one that is made without its client: told the response whenever its status changes, before `keep`.

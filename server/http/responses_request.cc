@@ -1,11 +1,15 @@
 #include "server/http/responses_request.h"
 
+#include <algorithm>
+
 #include "core/cat.h"
 #include "server/http/changing_line.h"
 #include "server/http/llama_fields.h"
 
 namespace kvasir::server::http {
 namespace {
+
+constexpr const char* kIncludeLogprobs = "message.output_text.logprobs";
 
 // As chat's functions, which templates know.
 Status read_tools(const Json& tools, const ServerOptions& limits, ToolUse& use) {
@@ -75,16 +79,21 @@ void read_text_format(Fields& f, text::GrammarSpec& grammar) {
   if (Status s = inner.finish(); !s.ok()) f.fail("text", "is wrong: " + s.message());
 }
 
+// The template's variables: how much is to be thought, unless they say it themselves (vLLM's chat_template_kwargs).
 void read_reasoning(Fields& f, ChatInput& chat) {
-  const Json* reasoning = f.raw("reasoning");
-  if (!reasoning) return;
-  Fields inner(*reasoning, "reasoning");
+  Json variables = Json::object();
+  if (const Json* extra = f.raw("chat_template_kwargs")) {
+    if (!extra->is_object()) return f.fail("chat_template_kwargs", "must be an object");
+    variables = *extra;
+  }
+  const Json reasoning = f.has("reasoning") ? *f.raw("reasoning") : Json::object();
+  Fields inner(reasoning, "reasoning");
   std::string effort;
   if (inner.enumeration("effort", &effort, {"none", "minimal", "low", "medium", "high", "xhigh"})) {
-    Json variables{{"reasoning_effort", effort}};
-    if (effort == "none") variables["enable_thinking"] = false;
-    chat.variables_json = variables.dump();
+    variables.emplace("reasoning_effort", effort);
+    if (effort == "none") variables.emplace("enable_thinking", false);
   }
+  if (!variables.empty()) chat.variables_json = variables.dump();
   for (const char* name : {"summary", "generate_summary"}) inner.note(name);  // the thoughts themselves are shown
   if (Status s = inner.finish(); !s.ok()) f.fail("reasoning", "is wrong: " + s.message());
 }
@@ -119,14 +128,28 @@ void read_said(Fields& f, GenerateInput::Said& said) {
   for (std::string* text : {&said.user, &said.cache_key}) *text = text->substr(0, 512);
 }
 
+// More of an item than its text: of what may be named there only log-probabilities are there to be shown.
+void read_include(Fields& f, GenerateInput& in) {
+  std::vector<std::string> names;
+  f.strings("include", &names, 64);
+  int32_t& logprobs = in.request.sampling.logprobs;
+  if (std::find(names.begin(), names.end(), kIncludeLogprobs) != names.end())
+    logprobs = std::max(logprobs, 0);
+  else if (logprobs > 0)
+    f.fail("top_logprobs", cat("is shown where include has \"", kIncludeLogprobs, '"'));
+  else
+    logprobs = -1;
+}
+
 constexpr struct {
   const char *name, *why, *usual = "false";
 } kUnserved[] = {
     {"conversation", "use previous_response_id, or send the items again"},
     {"prompt", "there are no stored prompts; send instructions"},
     {"max_tool_calls", "this server calls no tools itself"},
-    {"top_logprobs", "use /v1/chat/completions", "0"},
     {"moderation", "this server judges no content"},
+    {"enable_response_messages", "use /v1/chat/completions with return_token_ids"},
+    {"thinking_token_budget", "use max_output_tokens, or reasoning.effort: \"none\" for no thoughts", "-1"},
 };
 
 }  // namespace
@@ -154,15 +177,14 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   bool parallel = true;
   if (f.boolean("parallel_tool_calls", &parallel) && !parallel) call.tools.one = true;
   read_text_format(f, in.request.grammar);
-  if (in.request.grammar.kind != text::GrammarSpec::Kind::none && call.tools.choice != ToolChoice::none &&
-      call.tools.choice != ToolChoice::automatic)
-    f.fail("tool_choice", "that forces a call and text.format cannot both be given");
   read_reasoning(f, call.chat);
   read_said(f, in.said);
   std::string tier, truncation;
   f.enumeration("service_tier", &tier, {"auto", "default"});
   f.enumeration("truncation", &truncation, {"disabled"});
-  f.note("include");  // more of an item than there is
+  read_include(f, in);
+  f.boolean("timings_per_token", &call.timings);
+  f.boolean("return_progress", &call.progress);
   if (const Json* options = f.raw("stream_options")) {
     Fields inner(*options, "stream_options");
     inner.unserved("include_obfuscation", "nothing is added to events");
@@ -179,7 +201,7 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
     f.boolean("background", &call.background);
     if (!f.has("store")) call.store = true;  // OpenAI's default, where it can be
     if (call.background && !call.store)
-      f.fail("background", "needs store: true, for what is made without you is asked for later");
+      f.fail("background", "can only be used when `store` is true, for what is made without you is asked for later");
   }
   KVASIR_TRY(f.finish());
   // Also where none may be called now: the prompt begins as it did before.
@@ -196,6 +218,7 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   shown("text", {{"format", {{"type", "text"}}}});
   shown("tool_choice", "auto");
   shown("tools", Json::array());
+  shown("top_logprobs", 0);
   shown("truncation", "disabled");
   shown("user", nullptr);
   call.echoed["store"] = call.store;

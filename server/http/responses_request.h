@@ -14,11 +14,12 @@ struct ResponsesCall {
   GenerateInput input;  // without its prompt, which begins with what is kept under `previous`
   ToolUse tools;
   bool stream = false, store = false, background = false;
-  std::string previous;  // previous_response_id
-  Json instructions;     // null: none
-  Json items;            // of `input`, as items
-  ChatInput chat;        // all but its messages
-  Json echoed;           // fields of the request that an answer shows again
+  bool timings = false, progress = false;  // llama-server's
+  std::string previous;                    // previous_response_id
+  Json instructions;                       // null: none
+  Json items;                              // of `input`, as items
+  ChatInput chat;                          // all but its messages
+  Json echoed;                             // fields of the request that an answer shows again
 };
 
 Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions& limits);

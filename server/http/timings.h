@@ -26,6 +26,7 @@ class Timings {
     const int64_t read = std::max<int64_t>(0, prompt_tokens - cached);
     const double prompt_ms = double(prompt_ns()) / 1e6, answer_ms = double(answer_ns()) / 1e6;
     auto over = [](double a, double b) { return b > 0 ? a / b : 0; };
+    const double steps = double(std::max<int64_t>(0, made - 1));  // the first came with the prompt
     return {{"cache_n", cached},
             {"prompt_n", read},
             {"prompt_ms", prompt_ms},
@@ -33,8 +34,8 @@ class Timings {
             {"prompt_per_second", over(1e3 * double(read), prompt_ms)},
             {"predicted_n", made},
             {"predicted_ms", answer_ms},
-            {"predicted_per_token_ms", over(answer_ms, double(made))},
-            {"predicted_per_second", over(1e3 * double(made), answer_ms)}};
+            {"predicted_per_token_ms", over(answer_ms, steps)},
+            {"predicted_per_second", over(1e3 * steps, answer_ms)}};
   }
 
  private:

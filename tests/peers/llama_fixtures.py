@@ -1,17 +1,24 @@
 """A pytest plugin: llama.cpp's fixtures, with kvasir and its default model in place of theirs."""
+import os
 import time
 
 import pytest
 import requests
+
+import served
 
 GENERATES = ("/completion", "/completions", "/v1/completions", "/infill", "/chat/completions", "/v1/chat/completions")
 LENGTHS = ("n_predict", "max_tokens", "max_completion_tokens")
 
 
 def with_usual(server, path, data):
-    if path not in GENERATES or not isinstance(data, dict):
+    if not isinstance(data, dict):
         return data
     out = dict(data)
+    if path == "/apply-template" and server.reasoning:  # a flag of that server, which here each request says
+        out.setdefault("chat_template_kwargs", {"enable_thinking": server.reasoning != "off"})
+    if path not in GENERATES:
+        return out
     length = "max_tokens" if path == "/v1/completions" else "n_predict"
     most = server.n_predict or 64
     said = [name for name in LENGTHS if name in out]
@@ -49,3 +56,7 @@ def pytest_configure(config):
             raise
 
     server.make_request, server.make_stream_request, server.start = make_request, make_stream_request, started
+
+
+def pytest_collection_modifyitems(items):
+    served.mark_reasons(items, os.path.join(os.path.dirname(os.path.abspath(__file__)), "llama_reasons.txt"))

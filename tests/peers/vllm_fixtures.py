@@ -19,7 +19,7 @@ import small_tokenizer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ABSENT = ("vllm", "torch", "transformers", "PIL", "schemathesis", "openai_harmony", "starlette", "fastapi", "uvicorn",
-          "tests.models")
+          "tests.models", "tests.conftest", "pybase64", "orjson", "rapidfuzz")
 USUAL_LENGTH = 128
 running = False
 
@@ -40,7 +40,7 @@ class Absent:
             pytest.skip("in process: uses vLLM's own classes")
         return Absent()
 
-    __add__ = __radd__ = __sub__ = __call__
+    __add__ = __radd__ = __sub__ = __truediv__ = __call__
 
     def __mro_entries__(self, _):
         return (object,)
@@ -116,11 +116,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 VALUED = {"--max-model-len": "--max-total-tokens-per-request", "--max-num-seqs": "--max-running", "--root-path": None,
           "--chat-template": None, "--tool-call-parser": None, "--served-model-name": "--served-model-name"}
-REFUSED = ("--root-path", "--enable-prompt-embeds", "--speculative-config", "--load-format", "--uds")
+REFUSED = ("--root-path", "--enable-prompt-embeds", "--speculative-config", "--load-format", "--uds", "--watermark-config")
 
 
 class RemoteOpenAIServer(served.Server):
     """vLLM's flags for `vllm serve`, said as kvasir's."""
+
+    show_hidden_metrics = False
 
     def __init__(self, model, vllm_serve_args=(), *, env_dict=None, **_):
         flags, named = [], model
@@ -140,7 +142,7 @@ class RemoteOpenAIServer(served.Server):
 
     def client(self, kind, **named):
         named = {"api_key": "none", "max_retries": 0, "timeout": 600, **named}
-        return with_usual_length(kind(base_url=self.url_for("v1"), **named))
+        return with_usual(kind(base_url=self.url_for("v1"), **named))
 
     def get_client(self, **named):
         return self.client(openai.OpenAI, **named)
@@ -155,13 +157,17 @@ class RemoteOpenAIServer(served.Server):
         return anthropic.AsyncAnthropic(base_url=self.url_root, api_key="none", max_retries=0, timeout=600, **named)
 
 
-def with_usual_length(client):
-    """A request that leaves its length to the server gets one: a small model may go on to the end of its context."""
-    for made_by, names in ((client.chat.completions, ("max_completion_tokens", "max_tokens")),
-                           (client.responses, ("max_output_tokens",))):
-        def create(*more, make=made_by.create, names=names, **said):
-            if not any(name in said or name in (said.get("extra_body") or {}) for name in names):
-                said[names[0]] = USUAL_LENGTH
+def with_usual(client):
+    """A request that leaves its length to the server gets one: a small model may go on to the end of its context. A
+    response that leaves its temperature gets 0: at 1 such a model seldom comes to an end."""
+    for made_by, usual in ((client.chat.completions, {"max_completion_tokens": USUAL_LENGTH, "max_tokens": None}),
+                           (client.responses, {"max_output_tokens": USUAL_LENGTH, "temperature": 0})):
+        def create(*more, make=made_by.create, usual=usual, **said):
+            lengths = [name for name in usual if name != "temperature"]
+            for name, value in usual.items():
+                alike = lengths if name in lengths else [name]
+                if value is not None and not any(n in said or n in (said.get("extra_body") or {}) for n in alike):
+                    said[name] = value
             return make(*more, **said)
 
         made_by.create = create
@@ -172,8 +178,14 @@ def with_usual_length(client):
 sys.meta_path.append(Finder())
 utils = types.ModuleType("tests.utils")
 utils.RemoteOpenAIServer = utils.RemoteLaunchRenderServer = utils.RemoteVLLMServer = RemoteOpenAIServer
+utils.ROCM_EXTRA_ARGS = []
 utils.__getattr__ = lambda name: Absent()
 sys.modules["tests.utils"] = utils
+
+
+@pytest.fixture(scope="session")
+def local_asset_server():
+    """Pictures: only tests of another model ask it for one."""
 
 
 def in_process(item):

@@ -247,7 +247,7 @@ class Cors : public HttpFixture {
 TEST_F(Cors, PagesThatAreNamedMayAskAndReadTheAnswers) {
   RawClient::Answer before = ask(cat("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n",
                                      from("https://app.example"), "Access-Control-Request-Method: POST\r\n\r\n"));
-  EXPECT_EQ(before.status, 204);
+  EXPECT_EQ(before.status, 200);
   for (const char* line : {kAllowed, "Access-Control-Allow-Methods: GET, POST, DELETE, OPTIONS\r\n",
                            "Access-Control-Allow-Headers: authorization, content-type"})
     EXPECT_NE(before.head.find(line), std::string::npos) << before.head;
@@ -272,6 +272,23 @@ TEST_F(Cors, APageMaySendWhatItsClientAdds) {
               testing::HasSubstr("Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n"));
 }
 
+class LocalCors : public HttpFixture {
+ protected:
+  void configure(ServerOptions& o) override { o.cors = {"localhost"}; }
+};
+
+TEST_F(LocalCors, PagesOfThisMachineMayAskFromAnyPort) {
+  auto allowed = [&](const char* origin) {
+    return post("/v1/completions", R"({"prompt":"ab"})", cat("Origin: ", origin, "\r\n")).status;
+  };
+  for (const char* origin : {"http://localhost", "http://localhost:3000", "https://localhost:3000",
+                             "http://127.0.0.1:81", "http://[::1]", "http://[::1]:3000"})
+    EXPECT_EQ(allowed(origin), 200) << origin;
+  for (const char* origin : {"http://evil.example", "http://localhost.evil.example", "http://notlocalhost",
+                             "ftp://127.0.0.1:9", "http://127.0.0.1.evil.example", "http://localhost:80x", "null"})
+    EXPECT_EQ(allowed(origin), 403) << origin;
+}
+
 TEST_F(Cors, OthersMayNot) {
   RawClient::Answer before =
       ask(cat("OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\n", from("https://evil.example"), "\r\n"));
@@ -290,19 +307,31 @@ TEST_F(Http, MetricsAreWhatPrometheusReads) {
   EXPECT_EQ(post("/v1/completions", R"({"prompt":"ab"})").status, 200);
   RawClient::Answer m = ask(RawClient::get("/metrics"));
   EXPECT_EQ(m.status, 200);
+  EXPECT_NE(m.head.find("Process-Start-Time-Unix: 1"), std::string::npos) << m.head;
   for (const char* line :
-       {"# TYPE kvasir_requests_running gauge\n", "\nkvasir_cache_pages_total 100\n",
+       {"# TYPE kvasir_requests_running gauge\n",
+        "\nkvasir_cache_pages_total 100\n",
         "vllm:num_requests_running{model_name=\"fake\"} ",
         "vllm:request_success_total{model_name=\"fake\",finished_reason=\"stop\"} 1\n",
-        "\nkvasir_cache_bytes_per_token 128\n", "\nkvasir_attention_info{dtype=\"float32\"} 1\n",
+        "\nkvasir_cache_bytes_per_token 128\n",
+        "\nkvasir_attention_info{dtype=\"float32\"} 1\n",
         "vllm:prefix_cache_queries_total{",
-        "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\",cache_dtype=\"float16\"} 1\n",
-        "vllm:gpu_cache_usage_perc{", "vllm:request_prefill_time_seconds_bucket{",
+        "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\",kv_cache_size_tokens=\"1600\","
+        "kv_cache_max_concurrency=\"12.5\",cache_dtype=\"float16\"} 1\n",
+        "vllm:num_requests_waiting_by_reason{model_name=\"fake\",reason=\"capacity\"} ",
+        "vllm:admission_rejections_total{model_name=\"fake\"} 0\n",
+        "# TYPE llamacpp:prompt_tokens_total counter\n",
+        "\nllamacpp:requests_processing ",
+        "\nllamacpp:predicted_tokens_seconds ",
+        "vllm:gpu_cache_usage_perc{",
+        "vllm:request_prefill_time_seconds_bucket{",
         "vllm:request_inference_time_seconds_count{model_name=\"fake\"} 1\n",
         "vllm:request_num_preemptions_bucket{model_name=\"fake\",le=\"0\"} 3\n",
         "vllm:request_num_preemptions_sum{model_name=\"fake\"} 4\n",
-        "vllm:request_params_n_sum{model_name=\"fake\"} 1\n", "vllm:request_params_max_tokens_bucket{",
-        "vllm:request_decode_time_seconds_count{", "kvasir_time_to_first_token_seconds_bucket{le=\"+Inf\"} "})
+        "vllm:request_params_n_sum{model_name=\"fake\"} 1\n",
+        "vllm:request_params_max_tokens_bucket{",
+        "vllm:request_decode_time_seconds_count{",
+        "kvasir_time_to_first_token_seconds_bucket{le=\"+Inf\"} "})
     EXPECT_NE(m.body.find(line), std::string::npos) << line << m.body;
 }
 

@@ -42,6 +42,12 @@ TEST_F(Llama, ACompletionIsWholeOrStreamedAlike) {
     EXPECT_EQ(one["timings"]["predicted_n"], 3);
     EXPECT_EQ(one["timings"].contains("prompt_per_second"), true);
   }
+  // A rate is of the steps after the prompt, of which one token needs none.
+  const Json short_one =
+      Json::parse(post("/completion", R"({"prompt":"hello","n_predict":1,"ignore_eos":true})").body)["timings"];
+  EXPECT_EQ(short_one["predicted_n"], 1);
+  EXPECT_EQ(short_one["predicted_per_second"], 0);
+  EXPECT_EQ(short_one["predicted_per_token_ms"], 0);
   const auto all = events(R"({"prompt":"hello","n_predict":3,"stream":true,"timings_per_token":true})");
   std::string text;
   for (size_t i = 0; i + 1 < all.size(); ++i) {
@@ -106,10 +112,12 @@ TEST_F(Llama, ProbabilitiesAreOfTheModel) {
 
 TEST_F(Llama, ProgressIsToldAtBothEndsOfThePrompt) {
   std::vector<int> processed;
-  for (const Json& e : events(R"({"prompt":"hello","stream":true,"return_progress":true})"))
+  for (const Json& e : events(R"({"prompt":"hello","stream":true,"return_progress":true,"timings_per_token":true})"))
     if (e.contains("prompt_progress")) {
       EXPECT_EQ(e["prompt_progress"]["total"], 5);
       EXPECT_EQ(e["prompt_progress"]["cache"], 2);
+      EXPECT_EQ(e["timings"]["prompt_n"].get<int>(), e["prompt_progress"]["processed"].get<int>() - 2);
+      EXPECT_EQ(e["timings"]["predicted_n"], 0);
       processed.push_back(e["prompt_progress"]["processed"]);
     }
   EXPECT_EQ(processed, (std::vector<int>{2, 5}));

@@ -176,6 +176,43 @@ TEST_F(OpenAi, ThoughtsAreToldFromTheAnswer) {
   EXPECT_EQ(content, "so");
 }
 
+// A format is of the text, and where calls are forced there is none.
+TEST_F(OpenAi, AForcedCallBesideAFormat) {
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")";
+  const std::string body = cat(R"({"messages":[{"role":"user","content":"x"}],)", tools, ',');
+  for (const char* format : {R"({"type":"json_object"})", R"({"type":"json_schema","json_schema":{"schema":{}}})"}) {
+    whole("/v1/chat/completions", cat(body, R"("response_format":)", format, '}'));
+    EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::tool_calls);
+  }
+  expect_error(post("/v1/chat/completions", body + R"("regex":"a+"})"), 400, "tool_choice", "another constraint");
+  whole("/v1/responses", R"({"input":"x","tools":[{"type":"function","name":"f"}],"tool_choice":"required",
+      "text":{"format":{"type":"json_object"}}})");
+  EXPECT_EQ(engine_.last().grammar.kind, text::GrammarSpec::Kind::tool_calls);
+}
+
+// vLLM's field: thoughts that are not wanted are not sent, and counted all the same.
+TEST_F(OpenAi, ThoughtsThatAreNotWanted) {
+  engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}");
+  const std::string body = R"({"messages":[{"role":"user","content":"<think>why</think>so"}],"include_reasoning":)";
+  const Json shown = whole("/v1/chat/completions", body + "true}"),
+             hidden = whole("/v1/chat/completions", body + "false}");
+  EXPECT_EQ(shown["choices"][0]["message"]["reasoning_content"], "why");
+  EXPECT_FALSE(hidden["choices"][0]["message"].contains("reasoning_content"));
+  EXPECT_EQ(hidden["choices"][0]["message"]["content"], "so");
+  EXPECT_GT(hidden["usage"]["completion_tokens_details"]["reasoning_tokens"].get<int>(), 0);
+  EXPECT_EQ(shown["usage"], hidden["usage"]);
+  std::string content;
+  for (const Json& e : streamed("/v1/chat/completions", body + R"(false,"stream":true})")) {
+    const Json& delta = e["choices"][0]["delta"];
+    EXPECT_FALSE(delta.contains("reasoning_content"));
+    content += delta.value("content", "");
+  }
+  EXPECT_EQ(content, "so");
+  expect_error(
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"thinking_token_budget":5})"), 400,
+      "thinking_token_budget", "max_tokens");
+}
+
 TEST_F(OpenAi, AForcedCallOfAToolWithoutParametersHasNone) {
   for (const char* none : {"", R"(,"parameters":null)"}) {
     whole("/v1/chat/completions",

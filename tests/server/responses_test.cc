@@ -56,6 +56,68 @@ TEST_F(Responses, AnAnswerWholeAndAsEvents) {
   EXPECT_TRUE(counted("kvasir_calls_total{protocol=\"openai.responses\",code=\"OK\"} 2\n"));
 }
 
+TEST_F(Responses, LogprobsOfWhatIsSaid) {
+  engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}");
+  const std::string body =
+      R"({"input":"<think>why</think>hey","include":["message.output_text.logprobs"],"top_logprobs":2)";
+  const Json one = whole("/v1/responses", body + "}");
+  EXPECT_EQ(engine_.last().sampling.logprobs, 2);
+  EXPECT_EQ(one["top_logprobs"], 2);
+  EXPECT_FALSE(one["output"][0]["content"][0].contains("logprobs"));
+  const Json& all = one["output"][1]["content"][0]["logprobs"];
+  std::string text;
+  for (const Json& token : all) {
+    text += token["token"];
+    EXPECT_EQ(token["top_logprobs"].size(), 2u);
+  }
+  EXPECT_EQ(text, "hey");
+  Json streamed = Json::array(), done;
+  for (const Json& e : events("/v1/responses", body + R"(,"stream":true})")) {
+    if (e["type"] == "response.output_text.delta")
+      streamed.insert(streamed.end(), e["logprobs"].begin(), e["logprobs"].end());
+    if (e["type"] == "response.output_text.done") done = e["logprobs"];
+  }
+  EXPECT_EQ(streamed, done);
+  EXPECT_EQ(done, all);
+  whole("/v1/responses", R"({"input":"x","include":["message.output_text.logprobs"]})");
+  EXPECT_EQ(engine_.last().sampling.logprobs, 0);
+  EXPECT_TRUE(whole("/v1/responses", R"({"input":"x"})")["output"][0]["content"][0]["logprobs"].empty());
+  EXPECT_EQ(engine_.last().sampling.logprobs, -1);
+  expect_error(post("/v1/responses", R"({"input":"x","top_logprobs":2})"), 400, "top_logprobs", "include");
+  expect_error(post("/v1/responses", R"({"input":"x","include":["message.output_text.logprobs"],"top_logprobs":21})"),
+               400, "top_logprobs", "20");
+}
+
+// llama-server's fields: how far the prompt is, and how long all of it took.
+TEST_F(Responses, TimesAndProgressWhereTheyAreAskedFor) {
+  const auto all =
+      events("/v1/responses", R"({"input":"hey","stream":true,"timings_per_token":true,"return_progress":true})");
+  Json progress = Json::array();
+  for (const Json& e : all) {
+    if (e.contains("prompt_progress")) {
+      EXPECT_EQ(e["type"], "response.in_progress");
+      progress.push_back(e["prompt_progress"]["processed"]);
+    }
+    const bool told = e["type"] == "response.output_text.delta" || e["type"] == "response.completed";
+    EXPECT_EQ(e.contains("timings"), told) << e;
+  }
+  EXPECT_EQ(progress, Json({2, 3}));  // two were in the cache
+  EXPECT_EQ(all.back()["timings"]["prompt_n"], 1);
+  EXPECT_EQ(whole("/v1/responses", R"({"input":"hey","timings_per_token":true})")["timings"]["cache_n"], 2);
+  EXPECT_FALSE(whole("/v1/responses", R"({"input":"hey"})").contains("timings"));
+}
+
+TEST_F(Responses, VariablesOfTheTemplate) {
+  engine_.use_template("{{ enable_thinking }},{{ reasoning_effort }},{{ mood }}");
+  whole("/v1/responses", R"({"input":"x","reasoning":{"effort":"none"},"chat_template_kwargs":{"mood":"good"}})");
+  EXPECT_EQ(prompt(), "False,none,good");
+  whole("/v1/responses",
+        R"({"input":"x","reasoning":{"effort":"none"},"chat_template_kwargs":{"enable_thinking":true}})");
+  EXPECT_EQ(prompt(), "True,none,");
+  expect_error(post("/v1/responses", R"({"input":"x","chat_template_kwargs":[]})"), 400, "chat_template_kwargs",
+               "object");
+}
+
 // llama-server's path, and its word for the length.
 TEST_F(Responses, AsLlamaServersClientsSendIt) {
   for (const char* path : {"/responses", "/v1/responses"}) {

@@ -94,6 +94,18 @@ std::vector<Family> families() {
            "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}" + kKimiEnd,
        {kKimi + "nobody", kKimi + "weather<", kKimi + "now:3<|tool_call_argument_begin|>{\"",
         "<|tool_calls_section_begin|>functions"}},
+      {ToolFormat::gemma,
+       "<|tool_call>call:weather{city:<|\"|>Rome<|\"|>,days:2}<tool_call|>",
+       "<|tool_call>call:weather{city:<|\"|>Rome<|\"|>,days:2}<tool_call|>\n<|tool_call>call:now{}<tool_call|>",
+       {"<|tool_call>call:nobody", "<|tool_call>call:weather{days", "<|tool_call>call:weather{city:<|\"|>Romes",
+        "<|tool_call>call:weather{city:\"", "<|tool_call>call:weather{city:<|\"|>Rome<|\"|>}",
+        "<|tool_call>call:weather{city:<|\"|>Rome<|\"|>,days:3", "<|tool_call>call:now{a", "<|tool_call>{"}},
+      {ToolFormat::olmo,
+       "<function_calls>weather(city=\"Rome\", days=2)</function_calls>",
+       "<function_calls>\nweather(city='Rome',days=2)\nnow()\n</function_calls>",
+       {"<function_calls>nobody", "<function_calls>weather(days", "<function_calls>weather(city=\"Romes",
+        "<function_calls>weather(city='Romes", "<function_calls>weather(city=\"Rome\")", "<function_calls>now(a",
+        "<function_calls></function", "<function_calls>[", "<function_calls>weather(city=\"Rome\", days=3"}},
   };
 }
 
@@ -106,6 +118,9 @@ const std::vector<std::string> kTags = {"[TOOL_CALLS]",
                                         "<|tool_call_begin|>",
                                         "<|tool_call_argument_begin|>",
                                         "<|tool_call_end|>",
+                                        "<|tool_call>",
+                                        "<tool_call|>",
+                                        "<|\"|>",
                                         "<minimax:tool_call>",
                                         "</minimax:tool_call>"};
 
@@ -219,8 +234,21 @@ TEST_P(HeldCalls, WhatCannotBeHeldIsSaid) {
     return can_hold(format, tools);
   };
   constexpr const char* kPlain = R"({"type":"object","properties":{"a":{"type":"string"}}})";
-  for (const ToolFormat none : {ToolFormat::none, ToolFormat::pythonic, ToolFormat::gemma})
-    EXPECT_FALSE(held(none, kPlain));
+  EXPECT_FALSE(held(ToolFormat::none, kPlain));
+  for (const ToolFormat own : {ToolFormat::pythonic, ToolFormat::gemma, ToolFormat::olmo}) {
+    EXPECT_TRUE(held(own, kPlain, "a.b-c_d"));
+    EXPECT_FALSE(held(own, kPlain, "a:b"));
+    EXPECT_FALSE(held(own, R"({"type":"object","properties":{"a:b":{}}})"));
+    EXPECT_FALSE(held(own, R"({"oneOf":[{"type":"object"}]})"));
+    EXPECT_TRUE(held(own, R"({"type":"object","properties":{"a":{"type":"array","items":{"type":["string","null"]}},
+        "b":{"type":"object","properties":{"c":{"enum":[1,"x",null]}},"additionalProperties":false},"d":{}}})"));
+    // What is none of Gemma's values is JSON in Python's calls.
+    for (const char* value : {R"({"type":"string","pattern":"^x"})", R"({"allOf":[{"type":"string"}]})",
+                              R"({"type":"object","additionalProperties":{"type":"string"}})", R"({"enum":[[1]]})"})
+      EXPECT_EQ(held(own, (std::string(R"({"type":"object","properties":{"a":)") + value + "}}").c_str()),
+                own != ToolFormat::gemma)
+          << value;
+  }
   for (const ToolFormat json : {ToolFormat::hermes, ToolFormat::mistral, ToolFormat::kimi})
     EXPECT_TRUE(held(json, R"({"oneOf":[{"type":"object"}]})"));
   EXPECT_FALSE(held(ToolFormat::kimi, kPlain, "a b"));
@@ -235,6 +263,77 @@ TEST_P(HeldCalls, WhatCannotBeHeldIsSaid) {
       "b":{"type":"string","pattern":"^x"},"c":{"type":["string","null"]},"d":{"type":"string","enum":["x"]},
       "e":{"type":"string","enum":[""]}}})"}};
   EXPECT_EQ(bare_texts(tools), (TextParameters{{"f", "a"}, {"f", "d"}}));
+}
+
+// The whole answer is a list of calls, or none of it is one.
+TEST_P(HeldCalls, ListsOfPythonsCalls) {
+  const auto f = ToolFormat::pythonic;
+  const Json rome = Json::parse(kRome);
+  const std::string one = "[weather(city=\"Rome\", days=2)]", two = "[weather(city='Rome', days=2), now()]";
+  EXPECT_EQ(read(f, one), (Read{{"weather", rome}}));
+  EXPECT_EQ(read(f, two), (Read{{"weather", rome}, {"now", Json::object()}}));
+  for (const HowMany how_many : {HowMany::one, HowMany::some}) {
+    EXPECT_TRUE(whole(matcher(f, how_many), one));
+    EXPECT_EQ(whole(matcher(f, how_many), two), how_many == HowMany::some);
+    for (const std::string& none : {std::string(), std::string("I"), one + ".", "x" + one, std::string("[]")})
+      EXPECT_FALSE(whole(matcher(f, how_many), none)) << none;
+  }
+  for (const std::string& text : {std::string(), std::string("Free [text](x) \xC3\xA9"), "So: " + one, one, two,
+                                  " \n" + two, std::string("[1, 2]"), std::string("[weather"), std::string("[a] (b)")})
+    EXPECT_TRUE(whole(matcher(f), text)) << text;
+  EXPECT_TRUE(whole(matcher(f, HowMany::any, R"({"type":"array"})"), two));
+  EXPECT_TRUE(whole(matcher(f, HowMany::any, R"({"type":"array"})"), "[1]"));
+  for (const char* bad : {"[nobody(", "[ weather (days", "[weather(city=\"Romes", "[weather(city=\"Rome\", days=3",
+                          "[weather(city=\"Rome\")", "[now(a", "[weather(city=\"Rome\", days=2)] so"})
+    EXPECT_FALSE(takes(*matcher(f), bad)) << bad;
+  // A token without a text changes nothing of what is read.
+  auto m = matcher(f);
+  EXPECT_TRUE(m->consume(t->token_id("<|other|>")).ok());
+  EXPECT_TRUE(takes(*m, one));
+  m = matcher(f);
+  EXPECT_TRUE(takes(*m, "Text"));
+  EXPECT_TRUE(m->consume(t->token_id("<|other|>")).ok());
+  EXPECT_TRUE(takes(*m, " [nobody()]"));
+  m = matcher(f);
+  EXPECT_TRUE(takes(*m, "["));
+  EXPECT_FALSE(m->consume(t->token_id("<|other|>")).ok());
+}
+
+// Values in Python's words and in Gemma's, and what is read of them.
+TEST_P(HeldCalls, ValuesInASyntaxOfTheirOwn) {
+  const std::vector<CallableTool> tools = {{"f", R"({"type":"object","properties":{"s":{"type":"string"},
+      "b":{"type":"boolean"},"n":{"type":["integer","null"],"maximum":9},"l":{"type":"array","items":{"type":"string"},
+      "minItems":1,"maxItems":2},"o":{"type":"object","properties":{"k":{"type":"boolean"},"t":{"$ref":"#/$defs/t"}},
+      "required":["k"],"additionalProperties":false},"e":{"enum":["x","y z",3,true]},"any":{}},
+      "$defs":{"t":{"type":"array","items":{"$ref":"#/$defs/t"}}},"additionalProperties":false})"}};
+  auto reads = [&](ToolFormat format, const std::string& text) -> Json {
+    auto m = compiler->compile(calls_grammar(format, tools, "", HowMany::one));
+    if (!m.ok()) return m.status().to_string();
+    if (!whole(std::move(*m), text)) return nullptr;
+    const Read calls = read(format, text);
+    return calls.size() == 1 ? calls[0].second : Json("no call");
+  };
+  auto python = [&](const std::string& arguments) { return reads(ToolFormat::pythonic, "[f(" + arguments + ")]"); };
+  auto gemma = [&](std::string arguments) {
+    for (size_t at; (at = arguments.find('\'')) != std::string::npos;) arguments.replace(at, 1, "<|\"|>");
+    return reads(ToolFormat::gemma, "<|tool_call>call:f{" + arguments + "}<tool_call|>");
+  };
+  EXPECT_EQ(python(""), Json::object());
+  EXPECT_EQ(python("s=\"a\\n\\\"\xC3\xA9\", b=True, n=None"), Json::parse(R"({"s":"a\n\"\u00e9","b":true,"n":null})"));
+  EXPECT_EQ(python(R"(s='it\'s "x"', n=9)"), Json::parse(R"({"s":"it's \"x\"","n":9})"));
+  EXPECT_EQ(python(R"(l=["a", 'b'], o={"k": true, "t": [[]]}, e='y z', any=[1, {"q": null}])"),
+            Json::parse(R"({"l":["a","b"],"o":{"k":true,"t":[[]]},"e":"y z","any":[1,{"q":null}]})"));
+  EXPECT_EQ(python("e=True"), Json::parse(R"({"e":true})"));
+  for (const char* bad : {"b=1", "n=10", "l=[]", "l=['a', 'b', 'c']", "e='z'", "o={}", "b=True, s='x'", "q=1", "s=x"})
+    EXPECT_EQ(python(bad), nullptr) << bad;
+
+  EXPECT_EQ(gemma(""), Json::object());
+  EXPECT_EQ(gemma("s:'{a}, \"b\" \n',b:true,n:null"), Json::parse(R"({"s":"{a}, \"b\" \n","b":true,"n":null})"));
+  EXPECT_EQ(gemma("s:'',l:['a','b'],o:{k:false,t:[[],[]]},e:'y z',any:{q:[1.5,'r',{}]}"),
+            Json::parse(R"({"s":"","l":["a","b"],"o":{"k":false,"t":[[],[]]},"e":"y z","any":{"q":[1.5,"r",{}]}})"));
+  EXPECT_EQ(gemma("e:3"), Json::parse(R"({"e":3})"));
+  for (const char* bad : {"b:1", "n:10", "l:[]", "l:['a','b','c']", "e:'z'", "o:{}", "b:true,s:'x'", "q:1", "s:x"})
+    EXPECT_EQ(gemma(bad), nullptr) << bad;
 }
 
 // Whatever is drawn: a call that the parser finds is one of the tools' and obeys its schema.

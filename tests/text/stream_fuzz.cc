@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const TokenizerPtr tokenizer = *Tokenizer::from_gguf(small_byte_level_vocab());
   if (size < 2) return 0;
   const std::string stop(reinterpret_cast<const char*>(data + 2), std::min<size_t>(data[0] % 4, size - 2));
-  const ToolFormat format = static_cast<ToolFormat>(data[1] % (int(ToolFormat::minimax) + 1));
+  const ToolFormat format = static_cast<ToolFormat>(data[1] % (int(ToolFormat::olmo) + 1));
 
   std::vector<int32_t> ids;
   std::string bytes;

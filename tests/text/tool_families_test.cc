@@ -112,6 +112,21 @@ TEST(ToolFamilies, Gemma) {
   expect_once(f, deep, {deep, {}});
 }
 
+TEST(ToolFamilies, Olmo) {
+  const auto f = ToolFormat::olmo;
+  expect(f, "Sure.\n<function_calls>weather(city=\"New York\", days=3)\nnow()</function_calls>",
+         {"Sure.", {{"weather", R"({"city":"New York","days":3})"}, {"now", "{}"}}});
+  expect(f,
+         "<function_calls>\nf(a={\"b\": [true, null]}, c='it\\'s', d=\"\\u00e9\\ud83c\\udf89\\u0\")\n</function_calls>",
+         {"", {{"f", "{\"a\":{\"b\":[true,null]},\"c\":\"it's\",\"d\":\"\xC3\xA9\xF0\x9F\x8E\x89\\\\u0\"}"}}});
+  for (const char* text : {"<function_calls></function_calls>", "<function_calls>f(a=1",
+                           "<function_calls>f(1)</function_calls>", "<function_calls>f(a=1), g()</function_calls>",
+                           "<function_calls>[f()]</function_calls>", "a <function_cal and <functions>"})
+    expect_text(f, text);
+  EXPECT_EQ(tool_format_of("{{ '<function_calls>' + c + '</function_calls>' }}"), f);
+  EXPECT_EQ(tool_format_named("olmo"), f);
+}
+
 TEST(ToolFamilies, Kimi) {
   const auto f = ToolFormat::kimi;
   const std::string open = "<|tool_calls_section_begin|>", close = "<|tool_calls_section_end|>";
@@ -250,7 +265,7 @@ TEST(ToolFamilies, WhateverComes) {
   for (int i = 0; i < 20000; ++i) {
     std::string text;
     for (size_t n = random() % 12; n > 0; --n) text += kPieces[random() % std::size(kPieces)];
-    const auto format = ToolFormat(random() % (int(ToolFormat::minimax) + 1));
+    const auto format = ToolFormat(random() % (int(ToolFormat::olmo) + 1));
     const Read all = read(format, {text});
     if (all.calls.empty()) ASSERT_EQ(all.content, text) << int(format);
     const size_t cut = random() % (text.size() + 1), again = cut + random() % (text.size() - cut + 1);

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::border::{invalid, Result};
+use crate::call_values::{Syntax, Values};
 use crate::calls::{escaped, literal, Calls, Only, Tool};
 use crate::schema;
 
@@ -14,6 +15,8 @@ pub enum Form {
     Hermes,
     /// The whole answer is an object, or several with ';' between.
     Llama3,
+    /// The whole answer is a list of Python's calls.
+    Pythonic,
     Xml,
     Seed,
     Glm,
@@ -22,6 +25,8 @@ pub enum Form {
     Deepseek,
     Kimi,
     Minimax,
+    Gemma,
+    Olmo,
 }
 
 pub struct Opening {
@@ -47,13 +52,15 @@ impl Form {
     pub fn opening(self) -> Opening {
         let of = |text, closes, repeats| Opening { text, closes, repeats };
         match self {
-            Form::Hermes | Form::Llama3 | Form::Xml | Form::Glm => of("<tool_call>", true, true),
+            Form::Hermes | Form::Llama3 | Form::Pythonic | Form::Xml | Form::Glm => of("<tool_call>", true, true),
             Form::Seed => of("<seed:tool_call>", true, true),
             Form::Mistral => of("[TOOL_CALLS]", false, true),
             Form::List => of("<|tool_call|>", false, false),
             Form::Deepseek => of("<｜tool▁calls▁begin｜>", true, false),
             Form::Kimi => of("<|tool_calls_section_begin|>", true, false),
             Form::Minimax => of("<minimax:tool_call>", true, false),
+            Form::Gemma => of("<|tool_call>", true, true),
+            Form::Olmo => of("<function_calls>", true, false),
         }
     }
 
@@ -88,7 +95,7 @@ pub fn body(calls: &Calls, specials: &[(u32, &str)]) -> Result<String> {
     let list = format!("WS? \"[\" WS? {} WS? \"]\"", several("object", "WS? \",\" WS?"));
     let object = "object: \"{\" WS? named \"}\"\n".to_string() + &named(calls, "arguments");
     Ok(match calls.form {
-        Form::Hermes | Form::Llama3 => {
+        Form::Hermes | Form::Llama3 | Form::Pythonic => {
             let (inside, rules) = match calls.only {
                 Some(_) => ("named", String::new()),
                 None => ("any_order", any_order(calls)),
@@ -128,6 +135,15 @@ pub fn body(calls: &Calls, specials: &[(u32, &str)]) -> Result<String> {
             let body = format!("body: \"\\n\" {} {}\n", several("one", ""), tag("</minimax:tool_call>"));
             format!("{body}one: {one}\n") + &parameters(calls)?
         }
+        Form::Gemma => {
+            let (one, rules) = own_values(calls, Syntax::Gemma, ["{", "}"], specials)?;
+            format!("body: \"call:\" one {}\none: {one}\n{rules}", tag("<tool_call|>"))
+        }
+        Form::Olmo => {
+            let (one, rules) = own_values(calls, Syntax::Python, ["(", ")"], specials)?;
+            let all = several("one", "\"\\n\"");
+            format!("body: \"\\n\"? {all} \"\\n\"? {}\none: {one}\n{rules}", tag("</function_calls>"))
+        }
         Form::Glm => {
             let one = each(&|i, tool| format!("{} \"\\n\"? params_{i}", literal(&tool.name)));
             format!("body: one \"</tool_call>\"\none: {one}\n") + &parameters(calls)?
@@ -140,6 +156,17 @@ pub fn body(calls: &Calls, specials: &[(u32, &str)]) -> Result<String> {
             format!("body: one {}\none: {one}\n", tag(close)) + &parameters(calls)?
         }
     })
+}
+
+/// A call of any tool with its arguments between two brackets, in a syntax of the family's own, and the rules it needs.
+fn own_values(calls: &Calls, syntax: Syntax, [open, close]: [&str; 2], specials: &[(u32, &str)]) -> Result<(String, String)> {
+    let mut values = Values::new(syntax, specials);
+    let mut all = Vec::new();
+    for tool in &calls.tools {
+        let arguments = values.arguments(tool)?;
+        all.push(format!("{} {arguments} {}", literal(&format!("{}{open}", tool.name)), literal(close)));
+    }
+    Ok((all.join("\n  | "), values.rules()))
 }
 
 /// `args_N`, the JSON of each tool's arguments.

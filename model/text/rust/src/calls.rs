@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::border::{invalid, Result};
 use crate::call_forms::{self, Form};
+use crate::call_values::{Syntax, Values};
 use crate::schema;
 
 const MAX_TOOLS: usize = 1024;
@@ -50,6 +51,7 @@ pub fn lark(text: &str, specials: &[(u32, &str)]) -> Result<String> {
     }
     let mut out = match calls.form {
         Form::Llama3 => llama3(&calls, specials)?,
+        Form::Pythonic => pythonic(&calls, specials)?,
         _ => blocks(&calls, specials)?,
     };
     out += &format!("WS: /{}/\n", schema::WHITE_SPACE);
@@ -138,6 +140,45 @@ fn free_llama3(specials: &[(u32, &str)]) -> String {
     );
     out += "DECIDED: /[ \\n\\r\\t]*[^ \\n\\r\\t{<](.|\\n)*/\n";
     out
+}
+
+/// A list of calls as Python writes them, which is the whole answer. Its reader takes an answer for one that begins with
+/// a bracket, a name and a parenthesis: a terminal up to there is lazy, and no free text begins so.
+fn pythonic(calls: &Calls, specials: &[(u32, &str)]) -> Result<String> {
+    const BLANKS: &str = r"[ \n\r\t]*";
+    let mut values = Values::new(Syntax::Python, specials);
+    let (mut one, mut first, mut rules) = (Vec::new(), Vec::new(), String::new());
+    for (i, tool) in calls.tools.iter().enumerate() {
+        rules += &format!("args_{i}: {}\n", values.arguments(tool)?);
+        one.push(format!("{} args_{i} \")\"", literal(&format!("{}(", tool.name))));
+        first.push(format!("open_{i} args_{i} \")\""));
+    }
+    let more = "(\",\" WS? one)* \"]\"";
+    let start = match (&calls.only, &calls.answer) {
+        (Some(Only::One), _) => "start: \"[\" one \"]\"\n".to_string(),
+        (Some(Only::Some), _) => format!("start: \"[\" one {more}\n"),
+        (None, Some(answer)) => or_answer(&format!("\"[\" one {more}"), answer)?,
+        (None, None) => {
+            for (i, tool) in calls.tools.iter().enumerate() {
+                let name = escaped(&tool.name);
+                rules += &format!("open_{i}[lazy]: /{BLANKS}\\[{BLANKS}{name}{BLANKS}\\(/\n");
+            }
+            let some: Vec<u32> = specials.iter().map(|(id, _)| *id).collect();
+            let (before, free) = if some.is_empty() {
+                (String::new(), "FREE".to_string())
+            } else {
+                let any = tokens(&some);
+                rules += "ANY: /(.|\\n)+/\n";
+                rules += &format!(
+                    "DECIDED: /{BLANKS}([^ \\n\\r\\t\\[]|\\[{BLANKS}[^ \\n\\r\\tA-Za-z0-9_.\\-])(.|\\n)*/\n"
+                );
+                (format!("({any})* "), format!("FREE | DECIDED {any} ({any} | ANY)*"))
+            };
+            rules += &format!("FREE: /(.|\\n)+/ & ~/{BLANKS}\\[{BLANKS}[A-Za-z0-9_.\\-]+{BLANKS}\\((.|\\n)*/\n");
+            format!("start: {before}(first {more} | {free})?\nfirst: {}\n", first.join("\n  | "))
+        }
+    };
+    Ok(format!("{start}one: {}\n{rules}{}", one.join("\n  | "), values.rules()))
 }
 
 pub fn tokens(ids: &[u32]) -> String {

@@ -5,6 +5,7 @@ static ALLOCATOR: meter::Counting = meter::Counting;
 
 mod border;
 mod call_forms;
+mod call_values;
 mod calls;
 mod cuts;
 mod date;
