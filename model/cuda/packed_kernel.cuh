@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
 #if __CUDA_ARCH__ >= 900
   using S = Shape<kPacking, kWide, kTall, kHeld>;
   using namespace attention::cuda;
+  using Plain = TileEnd<kWarps, kWide, kTall, false>;
   constexpr bool kTotals = kHeld && has_offset(kPacking);
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t arrived[S::kSets * kWarps][S::kMostStages], ready;
@@ -186,8 +187,11 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
     for (int i = 0; i < begun; ++i) prefetch_rows(i, part + i % mine * kWarps);
 
   const int stride = kHeld ? S::row_bytes(k) : S::kRow, row = lane / 4;
+  const int thread = threadIdx.x % (kWarps * 32);
+  auto scale = [&](int64_t) { return unit; };
   int use = 0, turn = 0, phase = 0;
   for (int tile = first; tile < tiles; tile += every, turn = S::kTurns - 1 - turn) {
+    const Plain plain(thread, out, rows, n, tile, form, scale);
     float sum[kTall][kWide][4] = {};
     for (int at = part; at < steps; at += kWarps) {
       __syncwarp();
@@ -207,12 +211,12 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
     float* here = sums + turn * S::kSums;
     put_sums<kWide, kTall>(here, part, sum);
     named_sync(1 + set, kWarps * 32);  // with two turns, the other sums are free once everybody is here again
-    const int thread = threadIdx.x % (kWarps * 32);
-    auto scale = [&](int64_t) { return unit; };
     if (gated)
-      end_tile<kWarps, kWide, kTall, true>(thread, here, out, rows, n, tile, form, scale);
+      TileEnd<kWarps, kWide, kTall, true>(thread, out, rows, n, tile, form, scale).end(here);
+    else if (kHeld)  // two sets of warps hide each other's waits: not worth the registers
+      Plain(thread, out, rows, n, tile, form, scale).end(here);
     else
-      end_tile<kWarps, kWide, kTall, false>(thread, here, out, rows, n, tile, form, scale);
+      plain.end(here);
     if (S::kTurns == 1) named_sync(1 + set, kWarps * 32);
   }
 #endif

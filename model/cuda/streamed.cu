@@ -115,6 +115,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
 
   int fill = kStages - 1, use = 0, turn = 0;
   for (int t0 = blockIdx.x; t0 < tiles; t0 += gridDim.x, turn = R::kTurns - 1 - turn) {
+    const TileEnd<kWarps, kWide, kTall, kGated> end(int(threadIdx.x), out, rows, n, t0, form, [&](int64_t f) {
+      return sizeof(Element) == 2 ? 1.0f : __ldg(scales + f);
+    });
     float sum[kTall][kWide][4] = {};
     for (int i = 0; i < mine; ++i) {
       copies_wait<kStages - 2>();
@@ -170,8 +173,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     float* here = sums + turn * R::kSums;
     put_sums<kWide, kTall>(here, warp, sum);
     __syncthreads();  // with two turns, the other sums are free once everybody is here again
-    end_tile<kWarps, kWide, kTall, kGated>(int(threadIdx.x), here, out, rows, n, t0, form,
-                                           [&](int64_t f) { return sizeof(Element) == 2 ? 1.0f : scales[f]; });
+    end.end(here);
     if (R::kTurns == 1) __syncthreads();
   }
 }
