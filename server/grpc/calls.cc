@@ -16,8 +16,6 @@ constexpr size_t kMostRemembered = 8192;      // connections
 
 Calls::Calls(CallLimits limits) : limits_(std::move(limits)), thread_([this] { look(); }) {}
 
-std::shared_ptr<Incoming> Calls::oldest(List& list) { return list.empty() ? nullptr : list.front().lock(); }
-
 void Calls::refused(const std::string& peer) {
   {
     std::lock_guard lock(mutex_);
@@ -45,8 +43,8 @@ bool Calls::enter(Incoming& call, bool guest) {
     if (stopped_) return false;
     if (guest) {
       if (guests_.size() >= limits_.guests) goes = guests_.most()->items.front().call.lock();
-    } else if (known_ >= limits_.known) {
-      goes = oldest(silent_[1]);
+    } else if (known_ >= limits_.known || quiet_.size() >= limits_.silent) {
+      if (Crowd::Connection* most = quiet_.most()) goes = most->items.front().call.lock();
       if (!goes) return false;
     }
     if (goes) {
@@ -77,6 +75,7 @@ void Calls::waits(Incoming& call) {
     List& list = silent_[seat.state == Seat::State::known];
     seat.silent = true;
     seat.silent_at = list.insert(list.end(), call.weak_from_this());
+    if (seat.state == Seat::State::known) seat.at = quiet_.add(call.weak_from_this(), call.call_->peer());
     seat.until = std::chrono::steady_clock::now() + limits_.silence;
     if (list.size() > 1) return;  // somebody is waited for already
   }
@@ -91,17 +90,18 @@ void Calls::heard(Incoming& call) {
 void Calls::speaks(Incoming& call) {
   Seat& seat = call.seat_;
   if (!seat.silent) return;
-  silent_[seat.state == Seat::State::known].erase(seat.silent_at);
+  const bool known = seat.state == Seat::State::known;
+  silent_[known].erase(seat.silent_at);
+  if (known) quiet_.remove(seat.at);
   seat.silent = false;
 }
 
 void Calls::out(Incoming& call) {
   Seat& seat = call.seat_;
-  if (seat.silent) silent_[seat.state == Seat::State::known].erase(seat.silent_at);
+  speaks(call);
   if (seat.state == Seat::State::guest) guests_.remove(seat.at);
   if (seat.state == Seat::State::known) --known_;
   if (seat.state == Seat::State::leaving) leaving_.remove(seat.at);
-  seat.silent = false;
   seat.state = Seat::State::outside;
 }
 
