@@ -4,11 +4,12 @@
 Clients with deadlines (gRPC), clients that leave (HTTP) and patient ones; fcfs, fair and deadline; at least 95 % of the best.
 The best is what 24 clients get who ask again when answered: by the same protocol, of the same server, in a turn right before
 and one right after, of which the mean counts. Everybody asks the same, so that a draft is as often right in every turn. A turn
-counts from its third second to its last, when as many run as can.
+counts from its third second to its last, when as many run as can: of each whole answer that part of its time that lies there.
 Beside each figure what tells the server's share from the machine's: the cores that the server took and its clients took, how
 much of the machine was busy in all, and how long a step took against the 20 ms that the model takes.
 """
 import argparse
+import csv
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import urllib.request
 import results
 
 MODEL = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=20"
-OUTPUT, PATIENCE, WARM = 34, "6s", 3
+OUTPUT, PATIENCE, WARM = "28-40", "6s", 3
 TICKS = os.sysconf("SC_CLK_TCK")
 CLIENTS = (("patient", "openai", "60s"), ("leave", "openai", PATIENCE), ("deadlines", "kvasir", PATIENCE))
 
@@ -63,12 +64,13 @@ class Server:
                 "machine_busy": round(busy, 2), "ms_a_step": round(1e3 * took / max(own[1] - mine[1], 1), 1)}
 
     def useful(self, protocol, *load, timeout):
-        report = f"{self.folder}/report.json"
+        rows = f"{self.folder}/rows.csv"
         subprocess.run([self.kvasir, "bench", f"127.0.0.1:{self.ports[protocol]}", "--protocol", protocol, *load, "--duration", f"{self.time}s",
-                        "--prompts", f"{self.folder}/prompts.jsonl", "--output-len", str(OUTPUT), "--ignore-eos", "--timeout", timeout, "--json", report],
+                        "--prompts", f"{self.folder}/prompts.jsonl", "--output-len", OUTPUT, "--ignore-eos", "--timeout", timeout, "--csv", rows],
                        stdout=subprocess.DEVNULL, check=False)
-        seconds = json.load(open(report))["figures"]["timeline"][WARM:self.time]
-        return sum(second["finished"] for second in seconds) / max(len(seconds), 1)
+        times = [(float(row["first_s"]), float(row["end_s"])) for row in csv.DictReader(open(rows)) if row["status"] == "OK"]
+        within = sum(max(0, min(end, self.time) - max(first, WARM)) / (end - first) for first, end in times if end > first >= 0)
+        return within / (self.time - WARM)
 
     def best(self, protocol):
         return self.turn(protocol, "--concurrency", "24")
