@@ -12,6 +12,8 @@ namespace {
 constexpr std::chrono::seconds kToBeRead{2};  // what a client that reads at all needs for a call's last words
 constexpr double kForgivenASecond = 64;       // refusals of one connection
 constexpr size_t kMostRemembered = 8192;      // connections
+constexpr size_t kFewLeft = 16;               // calls
+constexpr std::chrono::seconds kUntilFreed{2};
 }  // namespace
 
 Calls::Calls(CallLimits limits) : limits_(std::move(limits)), thread_([this] { look(); }) {}
@@ -127,14 +129,17 @@ void Calls::leaves(Incoming& call) {
 }
 
 void Calls::left(Incoming& call) {
-  bool fell = false;
+  bool fell = false, few = false;
   {
     std::lock_guard lock(mutex_);
     const size_t open = known_ + guests_.size() + leaving_.size();
     peak_.grew(open);
     out(call);
     fell = peak_.fell(open - 1);
+    few = open - 1 <= kFewLeft && tidies_ == std::chrono::steady_clock::time_point::max();
+    if (few) tidies_ = std::chrono::steady_clock::now() + kUntilFreed;
   }
+  if (few) wake_.notify_one();
   if (fell) give_memory_back();
 }
 
@@ -145,7 +150,9 @@ void Calls::look() {
   std::unique_lock lock(mutex_);
   while (!stopped_) {
     const auto now = std::chrono::steady_clock::now();
-    auto next = std::chrono::steady_clock::time_point::max();
+    const bool tidies = tidies_ <= now;
+    if (tidies) tidies_ = std::chrono::steady_clock::time_point::max();
+    auto next = tidies_;
     std::vector<std::shared_ptr<Incoming>> over;
     for (List& list : silent_)
       while (!list.empty()) {
@@ -161,10 +168,11 @@ void Calls::look() {
         speaks(*first);
         over.push_back(std::move(first));
       }
-    if (!over.empty()) {
+    if (!over.empty() || tidies) {
       lock.unlock();
       for (auto& call : over) call->end(late);
       over.clear();
+      if (tidies) give_memory_back();
       lock.lock();
     } else if (next == std::chrono::steady_clock::time_point::max()) {
       wake_.wait(lock);

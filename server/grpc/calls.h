@@ -4,7 +4,8 @@
 // A call that has said nothing yet has a time to do so, and is the first to go when there are too many. These, and
 // calls that need no key (health, reflection), are few: when another comes, the connection that has the most loses its
 // oldest, so nobody is locked out. A connection that lost many, or had many refused for their key, ends. Calls that are
-// over and whose last words nobody reads end with their connection.
+// over and whose last words nobody reads end with their connection. When few are left, what they held goes back to the
+// system: a moment later, since gRPC frees messages that were half sent after the calls.
 #pragma once
 
 #include <chrono>
@@ -78,8 +79,9 @@ class Calls {
   size_t known_ = 0;
   std::unordered_map<std::string, Refusals> refusals_;  // by connection
   PeakWatch peak_;
+  std::chrono::steady_clock::time_point tidies_ = std::chrono::steady_clock::time_point::max();  // never
   bool stopped_ = false;
-  std::thread thread_;  // sleeps while nobody is silent
+  std::thread thread_;  // sleeps while nobody is silent, and there is nothing to give back
 };
 
 }  // namespace kvasir::server::rpc

@@ -65,7 +65,7 @@ class FrameScanner {
   void sends() { sent_.store(true, std::memory_order_relaxed); }
 
  private:
-  static constexpr size_t kPreface = 24, kHead = 9, kManyOpened = 8, kCrowdedPart = 2 << 10, kKnownPart = 8 << 10,
+  static constexpr size_t kPreface = 24, kHead = 9, kManyOpened = 8, kCrowdedPart = 2 << 10, kKnownPart = 6 << 10,
                           kStrangersPart = 256, kForeignPart = 16 << 10;
   enum : unsigned char { kHeaders = 1, kReset = 3, kSettings = 4, kContinuation = 9, kEndHeaders = 4, kAck = 1 };
 

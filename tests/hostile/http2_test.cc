@@ -491,6 +491,7 @@ TEST_F(MessagesInTotal, AreBounded) {
     std::this_thread::sleep_for(50ms);
   }
   expect_served();
+  EXPECT_TRUE(shrinks_to(before + 128 * kMiB, false));
   EXPECT_TRUE(shrinks_to(before + 64 * kMiB));
 }
 
