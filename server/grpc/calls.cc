@@ -12,11 +12,11 @@ namespace {
 constexpr std::chrono::seconds kToBeRead{2};  // what a client that reads at all needs for a call's last words
 constexpr double kForgivenASecond = 64;       // refusals of one connection
 constexpr size_t kMostRemembered = 8192;      // connections
+constexpr size_t kFewLeft = 16;               // calls
+constexpr std::chrono::seconds kUntilFreed{2};
 }  // namespace
 
 Calls::Calls(CallLimits limits) : limits_(std::move(limits)), thread_([this] { look(); }) {}
-
-std::shared_ptr<Incoming> Calls::oldest(List& list) { return list.empty() ? nullptr : list.front().lock(); }
 
 void Calls::refused(const std::string& peer) {
   {
@@ -45,8 +45,8 @@ bool Calls::enter(Incoming& call, bool guest) {
     if (stopped_) return false;
     if (guest) {
       if (guests_.size() >= limits_.guests) goes = guests_.most()->items.front().call.lock();
-    } else if (known_ >= limits_.known) {
-      goes = oldest(silent_[1]);
+    } else if (known_ >= limits_.known || quiet_.size() >= limits_.silent) {
+      if (Crowd::Connection* most = quiet_.most()) goes = most->items.front().call.lock();
       if (!goes) return false;
     }
     if (goes) {
@@ -77,6 +77,7 @@ void Calls::waits(Incoming& call) {
     List& list = silent_[seat.state == Seat::State::known];
     seat.silent = true;
     seat.silent_at = list.insert(list.end(), call.weak_from_this());
+    if (seat.state == Seat::State::known) seat.at = quiet_.add(call.weak_from_this(), call.call_->peer());
     seat.until = std::chrono::steady_clock::now() + limits_.silence;
     if (list.size() > 1) return;  // somebody is waited for already
   }
@@ -91,17 +92,18 @@ void Calls::heard(Incoming& call) {
 void Calls::speaks(Incoming& call) {
   Seat& seat = call.seat_;
   if (!seat.silent) return;
-  silent_[seat.state == Seat::State::known].erase(seat.silent_at);
+  const bool known = seat.state == Seat::State::known;
+  silent_[known].erase(seat.silent_at);
+  if (known) quiet_.remove(seat.at);
   seat.silent = false;
 }
 
 void Calls::out(Incoming& call) {
   Seat& seat = call.seat_;
-  if (seat.silent) silent_[seat.state == Seat::State::known].erase(seat.silent_at);
+  speaks(call);
   if (seat.state == Seat::State::guest) guests_.remove(seat.at);
   if (seat.state == Seat::State::known) --known_;
   if (seat.state == Seat::State::leaving) leaving_.remove(seat.at);
-  seat.silent = false;
   seat.state = Seat::State::outside;
 }
 
@@ -127,14 +129,17 @@ void Calls::leaves(Incoming& call) {
 }
 
 void Calls::left(Incoming& call) {
-  bool fell = false;
+  bool fell = false, few = false;
   {
     std::lock_guard lock(mutex_);
     const size_t open = known_ + guests_.size() + leaving_.size();
     peak_.grew(open);
     out(call);
     fell = peak_.fell(open - 1);
+    few = open - 1 <= kFewLeft && tidies_ == std::chrono::steady_clock::time_point::max();
+    if (few) tidies_ = std::chrono::steady_clock::now() + kUntilFreed;
   }
+  if (few) wake_.notify_one();
   if (fell) give_memory_back();
 }
 
@@ -145,7 +150,9 @@ void Calls::look() {
   std::unique_lock lock(mutex_);
   while (!stopped_) {
     const auto now = std::chrono::steady_clock::now();
-    auto next = std::chrono::steady_clock::time_point::max();
+    const bool tidies = tidies_ <= now;
+    if (tidies) tidies_ = std::chrono::steady_clock::time_point::max();
+    auto next = tidies_;
     std::vector<std::shared_ptr<Incoming>> over;
     for (List& list : silent_)
       while (!list.empty()) {
@@ -161,10 +168,11 @@ void Calls::look() {
         speaks(*first);
         over.push_back(std::move(first));
       }
-    if (!over.empty()) {
+    if (!over.empty() || tidies) {
       lock.unlock();
       for (auto& call : over) call->end(late);
       over.clear();
+      if (tidies) give_memory_back();
       lock.lock();
     } else if (next == std::chrono::steady_clock::time_point::max()) {
       wake_.wait(lock);

@@ -1,5 +1,6 @@
-// Connections that are read on later: those that have shown no key and open streams faster than they may, each of them
-// or all together. It has no thread: whoever polls fd() asks for due() when there is something to read from it.
+// Connections that are read on later: those that open streams faster than they may, each of them or all together, and
+// those that have shown no key long before the others. It has no thread: whoever polls fd() asks for due() when there
+// is something to read from it.
 #pragma once
 
 #include <sys/timerfd.h>
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace kvasir::server::rpc {
@@ -32,16 +34,23 @@ class Pacer {
 
   // How long a connection waits that has opened so many streams: each has a time of its own, one after another, so that
   // who asks for health meanwhile waits behind those of one connection and not of all.
-  Clock::duration turn(size_t streams) {
+  Clock::duration turn(size_t streams, bool stranger) {
     using Seconds = std::chrono::duration<double>;
     std::lock_guard lock(mutex_);
     const auto now = Clock::now();
-    const auto time = [](double n) {
-      return std::chrono::duration_cast<Clock::duration>(Seconds(n / kStreamsASecond));
+    const double a_second = stranger ? kStrangersASecond : known_a_second();
+    const auto time = [a_second](double n) {
+      return std::chrono::duration_cast<Clock::duration>(Seconds(n / a_second));
     };
-    turn_ = std::max(turn_, now - time(kStreamsAtOnce)) + time(double(streams));
-    return std::max(Clock::duration(0), turn_ - now);
+    Clock::time_point& turn = turn_[stranger];
+    turn = std::max(turn, now - time(stranger ? kStrangersAtOnce : kKnownAtOnce)) + time(double(streams));
+    return std::max(Clock::duration(0), turn - now);
   }
+  // Those with a key take no more than a part of gRPC's threads, which are half as many as processors.
+  static double known_a_second() {
+    return kKnownASecond * double(std::clamp(std::thread::hardware_concurrency() / 2, 2u, 16u));
+  }
+  static constexpr double kKnownAtOnce = 256, kKnownASecond = 1024;  // for a thread of gRPC
 
   // False: nobody would wake it.
   bool rests(Connection connection, Clock::time_point until) {
@@ -77,12 +86,12 @@ class Pacer {
     ::timerfd_settime(timer_, 0, &when, nullptr);
   }
 
-  static constexpr double kStreamsAtOnce = 32,
-                          kStreamsASecond = 256;  // of all who have shown no key, beyond a few each
+  static constexpr double kStrangersAtOnce = 32,
+                          kStrangersASecond = 256;  // of all who have shown no key, beyond a few each
 
   const int timer_;
   std::mutex mutex_;
-  Clock::time_point turn_{};  // everybody's
+  Clock::time_point turn_[2];  // of all who have shown a key, of all who have not
   std::multimap<Clock::time_point, Connection> resting_;
   bool stopped_ = false;
 };

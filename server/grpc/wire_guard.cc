@@ -42,8 +42,9 @@ using kvasir::server::rpc::Pacer;
 
 struct Guard;
 
-// What a TLS session deciphers. Of a stranger's it is handed to gRPC in small parts, and what is left waits here while
-// the connection rests: a record brings up to 16 KiB at once, and that is a thousand streams.
+// What a TLS session deciphers. Of a stranger's, and of one that opens many streams, it is handed to gRPC in small
+// parts, and what is left waits here while the connection rests: a record brings up to 16 KiB at once, and that is a
+// thousand streams.
 struct Session {
   FrameScanner scanner;
   Guard* guard = nullptr;  // of its connection, which outlives every read
@@ -65,7 +66,7 @@ struct Guard {
   int epoll = -1;                  // gRPC's, and what it waits for there
   epoll_event event{};
 
-  // Strangers who open streams too fast are read on later, unless they have left meanwhile.
+  // Those who open streams too fast are read on later, unless they have left meanwhile.
   void rest(int fd, const FrameScanner& read);
   void read_on(int fd);
 
@@ -210,14 +211,15 @@ void shut_connection(int fd, uint64_t inode) {
 extern "C" int __real_epoll_ctl(int epoll, int operation, int fd, epoll_event* event);
 
 void Guard::rest(int fd, const FrameScanner& read) {
+  const bool stranger = scanner.stranger();
   Pacer::Clock::duration time = read.rest();
-  if (const size_t streams = read.many_opened(); streams > 0) time = std::max(time, pacer->turn(streams));
+  if (const size_t streams = read.many_opened(); streams > 0) time = std::max(time, pacer->turn(streams, stranger));
   owes = time.count() > 0;
   if (!owes || epoll < 0) return;
   rests = true;
   const uint64_t inode = kvasir::server::rpc::inode_of(fd);
   if (!pacer->rests({fd, inode}, Pacer::Clock::now() + time)) rests = false;
-  if (!scanner.stranger()) read_on(fd);  // since a moment ago
+  if (stranger && !scanner.stranger()) read_on(fd);  // since a moment ago
 }
 
 void Guard::read_on(int fd) {
@@ -286,7 +288,7 @@ ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
     errno = EAGAIN;
     return -1;
   }
-  if (guard->owes && guard->scanner.stranger() && has_left(fd)) return 0;  // what a stranger left behind
+  if (guard->owes && has_left(fd)) return 0;  // what was left behind is for nobody
   if (Session* session = guard->session; session && session->withholds) {
     if (std::exchange(session->feigned, true)) {
       errno = EAGAIN;
@@ -372,7 +374,7 @@ int __wrap_SSL_read(SSL* ssl, void* to, int size) {
   if (!session) return __real_SSL_read(ssl, to, size);
   if (std::exchange(session->feigned, false)) t_swallows = true;
   int n = 0;
-  if (!session->withholds && !(session->guard && session->scanner.stranger())) {
+  if (!session->withholds && !(session->guard && session->scanner.in_parts())) {
     n = __real_SSL_read(ssl, to, size);
   } else {
     // All that can be deciphered is: then the session itself says that it waits for more.

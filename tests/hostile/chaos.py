@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything at once beside well-behaved clients of five protocols: chaos.py KVASIR [SERVE-OPTION...]
+"""Everything at once beside well-behaved clients of five protocols: chaos.py KVASIR [--json FILE] [SERVE-OPTION...]
 
 KVASIR_CHAOS_SECONDS says how long (60; an hour in ./test long); KVASIR_CHAOS_MODEL what is served. On GPUs, for example:
 chaos.py KVASIR --device cuda --ranks 2 --batch-invariant (else answers in other company may differ in near ties). None of the behaving clients' requests may fail, and none of
@@ -8,6 +8,7 @@ five clients at once, so that what else the machine does is in both: the median 
 ones (KVASIR_QUIET) or, on a machine that others use, twice the slowest calm one. Afterwards all pages are back, memory is, and
 SIGTERM ends it with 0.
 """
+import argparse
 import json
 import os
 import random
@@ -22,7 +23,13 @@ import time
 import urllib.error
 import urllib.request
 
-KVASIR = os.path.abspath(sys.argv[1])
+import results
+
+ASK = argparse.ArgumentParser()
+ASK.add_argument("kvasir")
+ASK.add_argument("--json", metavar="FILE")
+SAID, MORE = ASK.parse_known_args()
+KVASIR = os.path.abspath(SAID.kvasir)
 SECONDS = int(os.environ.get("KVASIR_CHAOS_SECONDS", "60"))
 MODEL = os.environ.get("KVASIR_CHAOS_MODEL") or "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512,step_ms=5"
 PROTOCOLS = ("kvasir", "ppl", "vllm", "openai", "openai-chat")
@@ -40,7 +47,7 @@ class Server:
     def __init__(self, folder):
         self.process = subprocess.Popen(
             [KVASIR, "serve", "--model", MODEL, "--kv-memory", "64MiB", "--threads", "1", "--max-running", "32", "--policy", "fair",
-             "--keys", f"{folder}/keys.json", "--http-port", "0", "--grpc-port", "0", "--log-format", "json", "--no-access-log", *sys.argv[2:]],
+             "--keys", f"{folder}/keys.json", "--http-port", "0", "--grpc-port", "0", "--log-format", "json", "--no-access-log", *MORE],
             stderr=open(f"{folder}/log", "w"))
         self.ports = self.find_ports(f"{folder}/log")
 
@@ -209,18 +216,23 @@ def main():
 
         all_protocols(None, 0)
         end, acts, calm, beside = time.monotonic() + SECONDS, 0, {p: [usual[p]] for p in PROTOCOLS}, {}
+        begin = time.monotonic()
         while not failures and time.monotonic() < end:
+            print(f"{time.monotonic() - begin:6.0f} s: {sum(map(len, beside.values()))} rounds beside {acts} hostile acts, {server.memory():.0f} MiB", flush=True)
             hostile = Hostile(server, bad)
             all_protocols(beside, min(end, time.monotonic() + max(10, SECONDS / PHASES)))
             hostile.stop()
             acts += hostile.count
             quiet_down(server, looks)
             all_protocols(calm, 0)
+        table = []
         for p in PROTOCOLS if beside else ():
             p99, usually = statistics.median(beside[p]), statistics.median(calm[p])
             bound = 2 * (usually if os.environ.get("KVASIR_QUIET") else max(calm[p]))
             print(f"{p:12} {len(beside[p]):4} rounds; p99 {usually:7.1f} ms calm ({len(calm[p])} rounds, at most {max(calm[p]):.1f}), "
                   f"{p99:7.1f} ms beside {acts} hostile acts")
+            table.append({"protocol": p, "rounds": len(beside[p]), "p99_ms": round(p99, 1), "calm_rounds": len(calm[p]), "calm_p99_ms": round(usually, 1),
+                          "calm_most_ms": round(max(calm[p]), 1)})
             if p99 > bound:
                 failures.append(f"{p}: its p99 is {usually:.1f} ms (at most {max(calm[p]):.1f}) and became {p99:.1f} ms")
         memory = server.memory()
@@ -235,6 +247,9 @@ def main():
             code = "nothing"
         if code != 0:
             failures.append(f"SIGTERM ended it with {code}: {open(f'{folder}/log').read()[-500:]}")
+    if SAID.json:
+        results.save(SAID.json, "clients of five protocols beside everything hostile at once", seconds=SECONDS, options=MORE, hostile_acts=acts,
+                     requests_of_a_round=REQUESTS, protocols=table, memory_mib=[round(resting), round(memory)], failures=failures)
     print("\n".join(failures) or "nobody who behaved noticed")
     return bool(failures)
 

@@ -32,10 +32,11 @@ inline int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// Until the process holds no more than this; false when it does not come to that.
-inline bool shrinks_to(int64_t bytes) {
+// Until the process holds no more than this; false when it does not come to that. `helped`: what was freed goes back to
+// the system at once, whatever the server does.
+inline bool shrinks_to(int64_t bytes, bool helped = true) {
   for (int i = 0; i < 200; ++i) {
-    malloc_trim(0);
+    if (helped) malloc_trim(0);
     if (resident_bytes() <= bytes) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }

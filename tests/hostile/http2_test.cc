@@ -11,6 +11,8 @@
 
 #include "health.grpc.pb.h"
 #include "kvasir.grpc.pb.h"
+#include "server/grpc/frame_scanner.h"
+#include "server/grpc/pacer.h"
 #include "tests/hostile/hostile.h"
 #include "tests/hostile/tls_client.h"
 #include "tests/server/grpc_fixture.h"
@@ -258,6 +260,54 @@ TEST_F(StrangeStreams, AreRefusedByTheirHeader) {
   health.expect_prompt();
 }
 
+// Somebody with a key opens thousands of calls, over and over, and says nothing in them.
+TEST_F(StrangeStreams, OfSomebodyWithAKeyTakeTurnsToo) {
+  RpcHealthWatch health(server_->grpc_port());
+  const std::string key = Http2Client::header("authorization", "Bearer " + keys_.key);
+  for (bool reads : {true, false})
+    EXPECT_LT(held_by(
+                  20, [&](uint32_t s) { return opened(s, kGenerate, key); }, reads),
+              120 * kMiB)
+        << reads;
+  health.expect_prompt();
+}
+
+TEST(FrameScannerTest, ReadsManyStreamsInPartsAndLargeMessagesWhole) {
+  rpc::FrameScanner s;
+  s.sends();
+  s.know();
+  auto take = [&](const std::string& bytes) {
+    EXPECT_TRUE(s.take(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
+  };
+  take(Http2Client::preface() + Http2Client::frame(Http2Client::kSettings, Http2Client::kAck, 0));
+  EXPECT_EQ(s.many_opened(), 0u);
+  EXPECT_LE(s.most_at_once(), 8u << 10);
+  const std::string call = Http2Client::call(1, kGenerate, "");
+  take(call + Http2Client::frame(Http2Client::kData, 0, 1, std::string(16'000, 'x')).substr(0, 100));
+  EXPECT_GT(s.most_at_once(), 15'000u);
+  take(std::string(16'000 - 91, 'x'));
+  std::string many;
+  for (int i = 0; i < 60; ++i) many += call;
+  take(many);
+  EXPECT_EQ(s.many_opened(), 0u);  // as many as users ask at once
+  EXPECT_FALSE(s.in_parts());
+  take(many);
+  EXPECT_EQ(s.many_opened(), 60u);
+  EXPECT_TRUE(s.in_parts());
+  EXPECT_LE(s.most_at_once(), 2u << 10);
+}
+
+// Who has shown a key waits long after those who have not, and for nobody but those who have.
+TEST(PacerTest, EachKindHasItsTurns) {
+  rpc::Pacer pacer;
+  EXPECT_EQ(pacer.turn(32, true).count(), 0);
+  EXPECT_GE(pacer.turn(256, true), 900ms);
+  EXPECT_EQ(pacer.turn(size_t(rpc::Pacer::kKnownAtOnce), false).count(), 0);
+  const auto second = size_t(rpc::Pacer::known_a_second());
+  EXPECT_GE(pacer.turn(4 * second, false), 3500ms);
+  EXPECT_LE(pacer.turn(1, false), 4100ms);
+}
+
 TEST_F(StrangeStreams, AKeyOverItsLimitIsToldBeforeItsMessageIsRead) {
   const std::string key = keys_.add({.requests_per_minute = 1}, "bob");
   std::this_thread::sleep_for(1100ms);  // longer than the keys go unlooked at
@@ -441,6 +491,7 @@ TEST_F(MessagesInTotal, AreBounded) {
     std::this_thread::sleep_for(50ms);
   }
   expect_served();
+  EXPECT_TRUE(shrinks_to(before + 128 * kMiB, false));
   EXPECT_TRUE(shrinks_to(before + 64 * kMiB));
 }
 

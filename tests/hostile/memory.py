@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Every hostile way one after another against one server at its default limits: memory.py KVASIR [--tls] [--seconds N] [WAY]...
+"""Every hostile way one after another against one server at its default limits:
+memory.py KVASIR [--tls] [--seconds N] [--json FILE] [WAY]...
 
 The server's memory stays within 1 GiB of what it was at rest, and comes back. Meanwhile another process asks both ports for
 health, and an idle server beside it: p99 is within 50 ms or, where the machine is so crowded that the idle one takes long,
 within three times the longest that the idle one took. A way during which it was not is tried twice more, to the same bound.
-Not held to it: thousands of silent calls of somebody with a key.
 """
 import argparse
 import gzip
@@ -22,6 +22,8 @@ import sys
 import tempfile
 import threading
 import time
+
+import results
 
 MODEL = "dummy:llama,layers=1,hidden=64,heads=1,kv_heads=1,head_dim=64,ffn=64,vocab=512"
 GIB = 1 << 30
@@ -341,8 +343,6 @@ class Hostile:
                         return
         self.crowd(6, one)
 
-    # Somebody with a key opens as many calls as max_calls allows, as fast as he likes: health waits behind them in gRPC's threads.
-    HEALTH_WAITS = (streams_that_say_nothing,)
     WAYS = (fields_and_chunks_without_end, bodies_of_strangers, bodies_that_are_held, large_json, texts_to_be_tokenized, schemas_and_grammars, more_than_it_can_do,
             answers_that_nobody_reads, leaving, idle_connections, garbage, streams_that_need_no_key, streams_without_a_key, streams_that_say_nothing,
             messages_half_sent, messages_that_unfold, frames_without_end)
@@ -373,7 +373,8 @@ def beside(server, idle, way):
         times, wrong = ours.recv() if ours.poll(120) else ({"http": [9e9], "grpc": [9e9], "idle": [0]}, ["health was not answered"])
         asker.join(10)
     bound = max(50, 3 * max(times["idle"]))
-    said = f"/health {p99(times['http']):.0f} ms, grpc.health {p99(times['grpc']):.0f} ms, idle at most {max(times['idle']):.0f} ms ({len(times['http'])} times)"
+    said = {"health_p99_ms": round(p99(times["http"])), "grpc_health_p99_ms": round(p99(times["grpc"])), "idle_most_ms": round(max(times["idle"])),
+            "asked": len(times["http"])}
     return most[0], said, wrong, max(p99(times["http"]), p99(times["grpc"])) <= bound
 
 
@@ -382,9 +383,10 @@ def main():
     ask.add_argument("kvasir")
     ask.add_argument("--tls", action="store_true")
     ask.add_argument("--seconds", type=float, default=4)
+    ask.add_argument("--json", metavar="FILE")
     ask.add_argument("ways", nargs="*", metavar="WAY")
     said = ask.parse_intermixed_args()
-    kvasir, failures = os.path.abspath(said.kvasir), []
+    kvasir, failures, table = os.path.abspath(said.kvasir), [], []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     with tempfile.TemporaryDirectory() as folder:
@@ -399,19 +401,22 @@ def main():
         hostile.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
         time.sleep(1)
         rest = server.memory()
-        print(f"at rest: {rest >> 20} MiB")
+        print(f"at rest: {rest >> 20} MiB\n\n{'p99 in ms':32} {'memory, MiB':>11} {'/health':>8} {'grpc.health':>12} {'idle at most':>13} {'asked':>6}", flush=True)
         for way in Hostile.WAYS:
             name = way.__name__.replace("_", " ")
             if said.ways and way.__name__ not in said.ways:
                 continue
             for _ in range(3):
                 most, health, wrong, prompt = beside(server, idle, lambda: way(hostile))
-                print(f"{name}: +{(most - rest) >> 20} MiB; {health}", flush=True)
-                if wrong or prompt or most - rest > GIB or way in Hostile.HEALTH_WAITS:
+                figures = {"way": name, "memory_mib": (most - rest) >> 20, **health}
+                table.append(figures)
+                print(f"{name:32} {'+' + str(figures['memory_mib']):>11} {health['health_p99_ms']:>8} {health['grpc_health_p99_ms']:>12} "
+                      f"{health['idle_most_ms']:>13} {health['asked']:>6}", flush=True)
+                if wrong or prompt or most - rest > GIB:
                     break
             if most - rest > GIB:
                 failures.append(f"{name}: memory grew by {(most - rest) >> 20} MiB")
-            if not prompt and way not in Hostile.HEALTH_WAITS:
+            if not prompt:
                 failures.append(f"{name}: health was slow three times: {health}")
             if wrong:
                 failures.append(f"{name}: {len(wrong)} times health failed: {wrong[0]}")
@@ -421,7 +426,7 @@ def main():
         while left > rest + KEPT and time.monotonic() < end:
             time.sleep(0.2)
             left = server.memory()
-        print(f"afterwards: +{(left - rest) >> 20} MiB")
+        print(f"{'afterwards':32} {'+' + str((left - rest) >> 20):>11}\n")
         if left > rest + KEPT:
             failures.append(f"memory did not come back: {left >> 20} MiB, {rest >> 20} at rest")
         for one in (server, idle):
@@ -433,6 +438,9 @@ def main():
                 code = "nothing"
             if code != 0:
                 failures.append(f"SIGTERM ended it with {code}: {open(one.log).read()[-500:]}")
+    if said.json:
+        results.save(said.json, "memory over rest and health beside every hostile way", rest_mib=rest >> 20, afterwards_mib=(left - rest) >> 20, ways=table,
+                     failures=failures)
     print("\n".join(failures) or "memory stayed within 1 GiB of rest and came back; health was prompt")
     return bool(failures)
 

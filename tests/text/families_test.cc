@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "core/cat.h"
 #include "model/text/bounded.h"
 
 namespace kvasir::text {
@@ -124,24 +126,27 @@ TEST_P(Families, SameIdsOnTenThousandStrings) {
   EXPECT_EQ(different, 0);
 }
 
-// The direct way makes the ids of the library: of texts one behind the other, and of characters of all of Unicode.
-TEST_P(Families, SameIdsAsTheLibrary) {
-  const Family f = family(GetParam());
-  ASSERT_TRUE(f.tokenizer);
-  const auto* bounded = dynamic_cast<const BoundedTokenizer*>(f.tokenizer.get());
-  ASSERT_TRUE(bounded);
+// Texts one behind the other, and characters of all of Unicode.
+std::string random_text(std::mt19937& random) {
   const std::vector<std::string>& texts = strings();
+  std::string text(random() % 8 == 0 ? random() % 3 : 0, ' ');
+  for (auto parts = 1 + random() % 4; parts > 0; --parts) text += texts[random() % texts.size()];
+  for (auto letters = random() % 12; letters > 0; --letters) {
+    const uint32_t of_planes = random() % 4 ? 0x3000 : 0x20000;
+    append_utf8(text, random() % of_planes);
+    if (random() % 4 == 0) text += " \n\t\r'"[random() % 5];
+  }
+  return text += std::string(random() % 8 == 0 ? 100 : 0, "abcdefgh \n"[random() % 10]);
+}
+
+// The direct way makes the ids of the library, of so many texts.
+void expect_as_the_library(const Tokenizer& tokenizer, size_t texts) {
+  const auto* bounded = dynamic_cast<const BoundedTokenizer*>(&tokenizer);
+  ASSERT_TRUE(bounded);
   std::mt19937 random(3);
   int different = 0;
-  for (size_t i = 0; i < 3000; ++i) {
-    std::string text;
-    for (auto parts = 1 + random() % 4; parts > 0; --parts) text += texts[random() % texts.size()];
-    for (auto letters = random() % 12; letters > 0; --letters) {
-      const uint32_t of_planes = random() % 4 ? 0x3000 : 0x20000;
-      append_utf8(text, random() % of_planes);
-      if (random() % 4 == 0) text += " \n\t\r'"[random() % 5];
-    }
-    text += std::string(random() % 8 == 0 ? 100 : 0, char('a' + random() % 26));
+  for (size_t i = 0; i < texts; ++i) {
+    const std::string text = random_text(random);
     for (const bool special : {false, true}) {
       const auto ids = bounded->encode_within({}, text, true, special);
       const auto want = bounded->encode_within({.by_library = true}, text, true, special);
@@ -151,6 +156,12 @@ TEST_P(Families, SameIdsAsTheLibrary) {
     }
   }
   EXPECT_EQ(different, 0);
+}
+
+TEST_P(Families, SameIdsAsTheLibrary) {
+  const Family f = family(GetParam());
+  ASSERT_TRUE(f.tokenizer);
+  expect_as_the_library(*f.tokenizer, 3000);
 }
 
 // Cut wherever it may be, a text has the tokens that it has as a whole.
@@ -215,6 +226,7 @@ TEST(Unigrams, SameIdsAsSentencePiece) {
   Result<TokenizerPtr> t = Tokenizer::from_gguf(unigrams(f));
   ASSERT_TRUE(t.ok()) << t.status().to_string();
   EXPECT_EQ((*t)->end_of_generation(), std::vector<int32_t>{1});
+  expect_as_the_library(**t, 1000);
   for (const Json& one : f["texts"]) {
     const auto want = one[1].get<std::vector<int32_t>>();
     EXPECT_EQ(*(*t)->encode(one[0].get<std::string>(), false, false), want) << one[0];
@@ -230,6 +242,58 @@ TEST(Unigrams, SameIdsAsSentencePiece) {
   for (const Json& one : f["texts"])
     EXPECT_EQ((*again)->encode(one[0].get<std::string>(), true, false).value(),
               (*t)->encode(one[0].get<std::string>(), true, false).value());
+}
+
+// What a tokenizer.json may have around SentencePiece's vocabularies. That they take the direct way shows in what they
+// cost.
+void expect_direct(const Json& file, const Json& normalizer, const Json& pre_tokenizer, bool normalized_tokens) {
+  Json f = file;
+  f["normalizer"] = normalizer;
+  f["pre_tokenizer"] = pre_tokenizer;
+  for (Json& token : f["added_tokens"]) token["normalized"] = normalized_tokens;
+  SCOPED_TRACE(cat(normalizer.dump(), " ", pre_tokenizer.dump()));
+  const auto t = Tokenizer::from_json(f.dump());
+  ASSERT_TRUE(t.ok()) << t.status().to_string();
+  expect_as_the_library(**t, 300);
+  std::string large;
+  while (large.size() < 300'000) large += "The quick brown fox, and 12 more. ";
+  const auto* bounded = dynamic_cast<const BoundedTokenizer*>(t->get());
+  auto cost = [&](bool by_library) {
+    const std::clock_t from = std::clock();
+    EXPECT_TRUE(bounded->encode_within({.by_library = by_library}, large, false, false).ok());
+    return std::clock() - from;
+  };
+  EXPECT_LT(2 * cost(false), cost(true));
+}
+
+TEST(SentencePieceFiles, HaveTheLibrarysIds) {
+  const Json spaces = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  const Json one_space = {{"type", "Replace"}, {"pattern", {{"Regex", " {2,}"}}}, {"content", " "}};
+  const Json prefix = {{"type", "Prepend"}, {"prepend", "\u2581"}};
+  const Json strip = {{"type", "Strip"}, {"strip_left", false}, {"strip_right", true}};
+  auto all = [](const char* key, const Json& steps) { return Json{{"type", "Sequence"}, {key, steps}}; };
+  auto marks = [](const char* scheme, bool split) {
+    return Json{{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", scheme}, {"split", split}};
+  };
+  const Json behind = {
+      {"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "MergedWithPrevious"}, {"invert", false}};
+  const Json words = all("pretokenizers", Json::array({{{"type", "WhitespaceSplit"}}, marks("always", true)}));
+  const Json table = Json::parse(*(*Tokenizer::from_gguf(unigrams(data("unigrams"))))->to_json())["normalizer"];
+  const std::pair<Json, Json> ways[] = {
+      {nullptr, marks("first", false)},
+      {nullptr, marks("always", true)},
+      {nullptr, marks("never", true)},
+      {spaces, behind},
+      {all("normalizers", Json::array({prefix, spaces})), nullptr},
+      {all("normalizers", Json::array({table, strip, one_space})), words},
+      {all("normalizers", Json::array({table, one_space})), marks("always", true)},
+  };
+  const Json pairs = Json::parse(*family("spm").tokenizer->to_json());
+  const Json likeliest = Json::parse(*(*Tokenizer::from_gguf(unigrams(data("unigrams"))))->to_json());
+  for (const Json& file : {pairs, likeliest})
+    for (const auto& [normalizer, pre_tokenizer] : ways)
+      for (const bool normalized_tokens : {false, true})
+        expect_direct(file, normalizer, pre_tokenizer, normalized_tokens);
 }
 
 TEST(Unigrams, WhatIsMissingOrBrokenIsNamed) {

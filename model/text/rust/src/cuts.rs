@@ -322,6 +322,12 @@ impl Walk {
                 let steps = p["pretokenizers"].as_array().ok_or(Unknown)?;
                 steps.iter().try_for_each(|step| self.pre_tokenizer(step))?;
             }
+            // Spaces that are none by now, or stand on neither side.
+            Some("Split") if p["behavior"] == "MergedWithPrevious" && p["pattern"]["String"] == " " => {
+                if [&self.pair.left, &self.pair.right].iter().any(|side| holds(side, ' ')) {
+                    return Err(Unknown);
+                }
+            }
             Some("Split") if kept => {
                 let pattern = match (p["pattern"]["Regex"].as_str(), p["pattern"]["String"].as_str()) {
                     (Some(regex), _) => regex.to_string(),
@@ -371,7 +377,23 @@ fn no_token_joins(joining: Joining, pair: &Pair) -> bool {
         let mut chars = token.chars();
         alone |= chars.next().is_some_and(|c| holds(&pair.right, c)) && chars.next().is_none();
     }
-    alone && pair.right.ranges().len() == 1 && pair.right.ranges()[0].len() == 1
+    alone && is_single(&pair.right)
+}
+
+fn is_single(class: &ClassUnicode) -> bool {
+    class.ranges().len() == 1 && class.ranges()[0].len() == 1
+}
+
+/// What stands before one of `right` in some token, a space as a block too; the ends of added tokens.
+fn joined_to(joining: Joining, added: &[AddedToken], right: &ClassUnicode) -> ClassUnicode {
+    let behind = |c: char| holds(right, c) || c == BLOCK && holds(right, ' ');
+    let ends = |token: &AddedToken| [token.content.chars().next(), token.content.chars().next_back()];
+    let mut left: Vec<char> = added.iter().flat_map(ends).flatten().collect();
+    for token in joining.vocabulary {
+        let pairs = token.chars().zip(token.chars().skip(1));
+        left.extend(pairs.filter(|&(_, b)| behind(b)).map(|(a, _)| a));
+    }
+    ClassUnicode::new(left.into_iter().map(|c| ClassUnicodeRange::new(c, c)))
 }
 
 fn added_token_joins(token: &AddedToken, pair: &Pair, drops_space: bool) -> bool {
@@ -388,12 +410,12 @@ pub fn find<'a>(
     normalizer: &Value,
     pre_tokenizer: &Value,
     added: &[AddedToken],
-    mut joining: impl FnMut() -> Joining<'a>,
+    joining: impl Fn() -> Joining<'a>,
 ) -> Cuts {
     let mut cuts = Cuts::default();
     for (left, right) in PAIRS {
         let mut pair = Pair { left: class(left), right: class(right) };
-        let mut safe = |pair: &Pair| -> Option<bool> {
+        let safe = |pair: &Pair| -> Option<bool> {
             let mut walk = Walk { pair: pair.clone(), ends: false, drops_space: false };
             walk.normalizer(normalizer).ok()?;
             walk.pre_tokenizer(pre_tokenizer).ok()?;
@@ -413,6 +435,14 @@ pub fn find<'a>(
             Some(walk.drops_space)
         };
         let mut found = safe(&pair);
+        if found.is_none() && is_single(&pair.right) {
+            // Without those characters that some token joins to what is behind them, or an added one begins or ends with.
+            let joining = joining();
+            if joining.by_pairs {
+                pair.left.difference(&joined_to(joining, added, &pair.right));
+                found = if pair.left.ranges().is_empty() { None } else { safe(&pair) };
+            }
+        }
         for alphabet in [STABLE, r"[\x00-\x7F]"] {
             if found.is_none() {
                 pair.left.intersect(&class(alphabet));

@@ -91,7 +91,8 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
         }
         // Gemma 4's: merges as byte-level BPE has them, of characters; what is left over falls to bytes.
         "gemma4" => {
-            pipeline = Pipeline::new(merged_model(&tokens, &read_merges(v, &tokens)?, false, v.unk)?);
+            merges = read_merges(v, &tokens)?;
+            pipeline = Pipeline::new(merged_model(&tokens, &merges, false, v.unk)?);
             let _ = pipeline.with_normalizer(Some(pretok::sentence_piece(false)?));
         }
         "llama" => {

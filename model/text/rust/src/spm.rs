@@ -6,15 +6,20 @@ use std::collections::{BinaryHeap, HashMap};
 
 use tokenizers::Token;
 
-const NONE: u32 = u32::MAX;
+pub const NONE: u32 = u32::MAX;
 
 pub struct Spm {
     texts: Vec<String>,
     ids: HashMap<String, u32>,
     scores: Vec<f32>,
     mergeable: Vec<bool>,
-    bytes: [u32; 256], // <0x00> ... <0xFF>
-    unknown: u32,
+    pub bytes: [u32; 256], // <0x00> ... <0xFF>
+    pub unknown: u32,
+}
+
+/// The tokens of single bytes; NONE where there is none.
+pub fn byte_tokens(id_of: impl Fn(&str) -> Option<u32>) -> [u32; 256] {
+    std::array::from_fn(|byte| id_of(&format!("<0x{byte:02X}>")).unwrap_or(NONE))
 }
 
 struct Candidate {
@@ -55,12 +60,7 @@ impl Spm {
         for (id, text) in texts.iter().enumerate() {
             ids.entry(text.clone()).or_insert(id as u32);
         }
-        let mut bytes = [NONE; 256];
-        for (value, slot) in bytes.iter_mut().enumerate() {
-            if let Some(&id) = ids.get(&format!("<0x{value:02X}>")) {
-                *slot = id;
-            }
-        }
+        let bytes = byte_tokens(|token| ids.get(token).copied());
         Spm { texts, ids, scores, mergeable, bytes, unknown: if unknown < 0 { NONE } else { unknown as u32 } }
     }
 
@@ -108,8 +108,26 @@ impl Spm {
         self.ids.clone()
     }
 
-    fn merged(&self, text: &str) -> Option<u32> {
+    pub fn merged(&self, text: &str) -> Option<u32> {
         self.ids.get(text).copied().filter(|&id| self.mergeable[id as usize])
+    }
+
+    /// The tokens that a merge may make.
+    pub fn mergeable(&self) -> impl Iterator<Item = (&str, u32)> {
+        let all = self.texts.iter().enumerate().map(|(id, text)| (text.as_str(), id as u32));
+        all.filter(|&(text, id)| self.merged(text) == Some(id))
+    }
+
+    /// Of the same tokens, how many scores are higher than theirs.
+    pub fn ranks(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut scores: Vec<f32> = self.mergeable().map(|(_, id)| self.scores[id as usize]).collect();
+        scores.sort_unstable_by(|a, b| b.total_cmp(a));
+        scores.dedup_by(|a, b| a.total_cmp(b) == Ordering::Equal);
+        let rank = move |id: u32| {
+            let score = self.scores[id as usize];
+            scores.partition_point(|higher| higher.total_cmp(&score) == Ordering::Greater) as u32
+        };
+        self.mergeable().map(move |(_, id)| rank(id))
     }
 
     pub fn tokenize(&self, text: &str) -> Vec<Token> {

@@ -143,8 +143,8 @@ pub struct Limits<'a> {
 const MOST_UNCUT: usize = 1 << 20;
 
 impl Tokenizer {
-    /// `merges`: the pairs of a byte-level vocabulary, in the order in which they were learned.
-    pub fn new<'a>(mut pipeline: Pipeline, merges: impl Iterator<Item = (&'a str, &'a str)>) -> Tokenizer {
+    /// `merges`: the pairs of a vocabulary that has them, in the order in which they were learned.
+    pub fn new<'a>(mut pipeline: Pipeline, merges: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Tokenizer {
         let direct = Direct::of(&pipeline, merges);
         let special = pipeline.clone();
         pipeline.set_encode_special_tokens(true);

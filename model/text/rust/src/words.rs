@@ -1,6 +1,6 @@
 //! How a pre-tokenizer cuts a text into the pieces that are merged, without the library's record of where each came
-//! from: steps of the kinds that byte-level vocabularies have, to the same pieces. What is not among them is left to
-//! the library (`Words::of` is none).
+//! from: steps of the kinds that byte-level vocabularies and SentencePiece's have, to the same pieces. What is not among
+//! them is left to the library (`Words` are none).
 
 use regex_automata::meta::Regex;
 use regex_automata::Input;
@@ -17,21 +17,45 @@ enum Step {
     Pattern { regex: Regex, spaces: bool },
     /// Each digit by itself, or runs of them.
     Digits { alone: bool },
+    /// Between white space.
+    White,
+    /// Behind each of these.
+    Behind(String),
+    /// A mark for each space, and where wanted one in front; a piece begins with each.
+    Marks { mark: String, front: Front, split: bool },
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Front {
+    Never,
+    OfText,
+    OfPiece,
 }
 
 pub struct Words {
     steps: Vec<Step>,
 }
 
+fn parts(pre_tokenizer: &Value) -> Option<&[Value]> {
+    match pre_tokenizer["type"].as_str() {
+        None => Some(&[]),
+        Some("Sequence") => pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice),
+        Some(_) => Some(std::slice::from_ref(pre_tokenizer)),
+    }
+}
+
 impl Words {
+    /// Of a pre-tokenizer that leaves characters as they are, but for spaces. `moved`: a text's beginning may be none.
+    pub fn of_chars(pre_tokenizer: &Value, moved: bool) -> Option<Words> {
+        let steps = parts(pre_tokenizer)?.iter().map(step).collect::<Option<Vec<Step>>>()?;
+        let of_text = |step: &Step| matches!(step, Step::Marks { front: Front::OfText, .. });
+        let unclear = (moved || steps.len() > 1) && steps.iter().any(of_text);
+        (!unclear).then_some(Words { steps })
+    }
+
     /// Of a pre-tokenizer that ends by writing bytes as characters.
-    pub fn of(pre_tokenizer: &Value) -> Option<Words> {
-        let single = std::slice::from_ref(pre_tokenizer);
-        let parts = match pre_tokenizer["type"].as_str()? {
-            "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.as_slice(),
-            _ => single,
-        };
-        let (last, before) = parts.split_last()?;
+    pub fn of_bytes(pre_tokenizer: &Value) -> Option<Words> {
+        let (last, before) = parts(pre_tokenizer)?.split_last()?;
         let mut steps = before.iter().map(step).collect::<Option<Vec<Step>>>()?;
         if last["type"] != "ByteLevel" || last["add_prefix_space"] != Value::Bool(false) {
             return None;
@@ -42,9 +66,9 @@ impl Words {
         Some(Words { steps })
     }
 
-    /// Each piece in turn, none of them empty.
-    pub fn each(&self, text: &str, found: &mut dyn FnMut(&str)) {
-        cut(&self.steps, text, found)
+    /// Each piece in turn, none of them empty. `first`: the text begins here.
+    pub fn each(&self, text: &str, first: bool, found: &mut dyn FnMut(&str)) {
+        cut(&self.steps, text, first, found)
     }
 }
 
@@ -53,6 +77,22 @@ fn step(part: &Value) -> Option<Step> {
         "Digits" => Some(Step::Digits { alone: part["individual_digits"].as_bool()? }),
         "Split" if part["behavior"] == "Isolated" && part["invert"] != Value::Bool(true) => {
             pattern(part["pattern"]["Regex"].as_str()?)
+        }
+        "Split" if part["behavior"] == "MergedWithPrevious" && part["invert"] != Value::Bool(true) => {
+            Some(Step::Behind(part["pattern"]["String"].as_str().filter(|text| !text.is_empty())?.to_string()))
+        }
+        "WhitespaceSplit" => Some(Step::White),
+        "Metaspace" => {
+            let front = match part["prepend_scheme"].as_str()? {
+                "always" => Front::OfPiece,
+                "first" => Front::OfText,
+                _ => Front::Never,
+            };
+            Some(Step::Marks {
+                mark: part["replacement"].as_str()?.to_string(),
+                front,
+                split: part["split"].as_bool()?,
+            })
         }
         _ => None,
     }
@@ -86,17 +126,43 @@ fn looks_around(hir: &Hir) -> bool {
     }
 }
 
-fn cut(steps: &[Step], text: &str, found: &mut dyn FnMut(&str)) {
+fn cut(steps: &[Step], text: &str, first: bool, found: &mut dyn FnMut(&str)) {
     if text.is_empty() {
         return;
     }
-    let Some((first, rest)) = steps.split_first() else {
+    let Some((step, rest)) = steps.split_first() else {
         return found(text);
     };
-    match first {
-        Step::Digits { alone } => cut_digits(*alone, text, &mut |piece| cut(rest, piece, found)),
-        Step::Pattern { regex, spaces } => cut_matches(regex, *spaces, text, &mut |piece| cut(rest, piece, found)),
+    let mut next = |piece: &str| cut(rest, piece, first, found);
+    match step {
+        Step::Digits { alone } => cut_digits(*alone, text, &mut next),
+        Step::Pattern { regex, spaces } => cut_matches(regex, *spaces, text, &mut next),
+        Step::White => text.split(char::is_whitespace).for_each(next),
+        Step::Behind(what) => text.split_inclusive(what.as_str()).for_each(next),
+        Step::Marks { mark, front, split } => {
+            let wanted = *front == Front::OfPiece || *front == Front::OfText && first;
+            cut_marks(mark, wanted && !text.starts_with([' ']) && !text.starts_with(mark), *split, text, &mut next)
+        }
     }
+}
+
+fn cut_marks(mark: &str, in_front: bool, split: bool, text: &str, found: &mut dyn FnMut(&str)) {
+    let mut marked = String::with_capacity(mark.len() + text.len());
+    if in_front {
+        marked.push_str(mark);
+    }
+    for (i, part) in text.split(' ').enumerate() {
+        if i > 0 {
+            marked.push_str(mark);
+        }
+        marked.push_str(part);
+    }
+    let mut begin = 0;
+    for (at, _) in marked.match_indices(mark).filter(|&(at, _)| split && at > 0) {
+        found(&marked[begin..at]);
+        begin = at;
+    }
+    found(&marked[begin..]);
 }
 
 fn cut_digits(alone: bool, text: &str, found: &mut dyn FnMut(&str)) {
