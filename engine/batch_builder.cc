@@ -9,7 +9,8 @@ namespace kvasir::engine {
 namespace {
 
 bool needs_history(const model::SamplingParams& p) {
-  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
+  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f ||
+         !p.bad_sequences.empty();
 }
 
 void clear(PackedStep& s) {

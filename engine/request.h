@@ -53,7 +53,8 @@ struct Request {
   std::vector<int32_t> stop_tokens;
   std::vector<int32_t> allowed_tokens;  // only these are drawn, those that stop too; empty: all
   std::vector<std::string> stop_strings;
-  bool include_stop = false;  // show the stop token or string; usage counts it either way
+  std::vector<std::string> bad_words;  // as they were said; what holds is sampling.bad_sequences
+  bool include_stop = false;           // show the stop token or string; usage counts it either way
   bool ignore_eos = false;
   bool skip_special = true;
   bool detokenize = true;        // false: token ids only

@@ -40,6 +40,14 @@ Status SamplingParams::validate(int32_t vocab_size) const {
   if (logprobs < -1 || logprobs > vocab_size)
     return invalid_argument(cat("logprobs is ", logprobs, "; it must be from 0 to ", vocab_size))
         .with_field("logprobs");
+  auto known = [&](int32_t token) { return token >= 0 && token < vocab_size; };
+  if (!std::all_of(logprob_token_ids.begin(), logprob_token_ids.end(), known))
+    return invalid_argument(cat("logprob_token_ids names a token beyond the vocabulary of ", vocab_size))
+        .with_field("logprob_token_ids");
+  for (const auto& sequence : bad_sequences)
+    if (sequence.empty() || !std::all_of(sequence.begin(), sequence.end(), known))
+      return invalid_argument(cat("bad_words has tokens beyond the vocabulary of ", vocab_size))
+          .with_field("bad_words");
   for (auto& [token, bias] : logit_bias) {
     if (token < 0 || token >= vocab_size)
       return invalid_argument(cat("logit_bias names token ", token, "; the vocabulary has ", vocab_size))
@@ -71,6 +79,18 @@ float logprob_of(int32_t token, std::span<const float> logits, float normalizer,
   return logits[size_t(token)] - normalizer;
 }
 
+void add_named(int32_t token, float logprob, std::vector<TokenLogprob>& all) {
+  if (std::none_of(all.begin(), all.end(), [&](const TokenLogprob& t) { return t.token == token; }))
+    all.push_back({token, logprob});
+}
+
+void tell_drawn(std::span<const float> logits, const SamplingParams& p, float normalizer,
+                const std::vector<std::pair<int32_t, float>>& changed, Sampled& out) {
+  if (out.token < 0) return;
+  out.logprob = logprob_of(out.token, logits, normalizer, changed);
+  if (!p.logprob_token_ids.empty()) add_named(out.token, out.logprob, out.top);
+}
+
 }  // namespace
 
 bool Sampler::sample(std::span<float> logits, const SampleRow& row, Sampled& out, Refused& refused) {
@@ -83,7 +103,8 @@ bool Sampler::sample(std::span<float> logits, const SampleRow& row, Sampled& out
   }
   const double sum = sum_exponentials(logits, max, 1);
   const float normalizer = max + float(std::log(sum));
-  if (p.logprobs > 0) {
+  for (int32_t t : p.logprob_token_ids) add_named(t, logits[size_t(t)] - normalizer, out.top);
+  if (p.logprob_token_ids.empty() && p.logprobs > 0) {
     select(logits, max, size_t(p.logprobs));
     for (int32_t t : found_) out.top.push_back({t, logits[size_t(t)] - normalizer});
   }
@@ -94,6 +115,7 @@ bool Sampler::sample(std::span<float> logits, const SampleRow& row, Sampled& out
   }
   changed_.clear();
   if (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0) penalize(logits, row);
+  if (!p.bad_sequences.empty()) forbid(logits, row);
   if (row.mask) apply(row.mask, logits);
   const bool same = changed_.empty() && !row.mask;
   if (!same) max = kernels_.greatest(logits.data(), vocab_);
@@ -107,13 +129,13 @@ bool Sampler::sample(std::span<float> logits, const SampleRow& row, Sampled& out
     refused.changed = changed_;
     return false;
   }
-  if (out.token >= 0) out.logprob = logprob_of(out.token, logits, normalizer, changed_);
+  tell_drawn(logits, p, normalizer, changed_, out);
   return true;
 }
 
 void Sampler::sample_again(std::span<float> logits, const SampleRow& row, const Refused& refused, Sampled& out) {
   if (draw_allowed(logits, row, out)) {
-    if (out.token >= 0) out.logprob = logprob_of(out.token, logits, refused.normalizer, refused.changed);
+    tell_drawn(logits, *row.params, refused.normalizer, refused.changed, out);
   } else {
     out.token = -1;
     out.late = true;
@@ -156,6 +178,24 @@ void Sampler::penalize(std::span<float> logits, const SampleRow& row) {
     if (p.repetition_penalty != 1) l = l > 0 ? l / p.repetition_penalty : l * p.repetition_penalty;
     if (i < in_output) l -= p.presence_penalty + p.frequency_penalty * float(n);
     n = 0;
+  }
+}
+
+// The last token of each sequence whose others the output ends with.
+void Sampler::forbid(std::span<float> logits, const SampleRow& row) {
+  auto from_end = [&](size_t n) {
+    if (row.last && n == 0) return *row.last;
+    return row.output[row.output.size() - 1 - (row.last ? n - 1 : n)];
+  };
+  const size_t drawn = row.output.size() + (row.last ? 1 : 0);
+  for (const std::vector<int32_t>& sequence : row.params->bad_sequences) {
+    const size_t before = sequence.size() - 1;
+    bool there = before <= drawn;
+    for (size_t n = 0; there && n < before; ++n) there = from_end(n) == sequence[before - 1 - n];
+    if (!there) continue;
+    float& l = logits[size_t(sequence.back())];
+    changed_.push_back({sequence.back(), l});
+    l = kNever;
   }
 }
 

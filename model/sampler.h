@@ -36,6 +36,7 @@ class Sampler {  // one a thread: it keeps scratch memory
   bool draw_allowed(std::span<float> logits, const SampleRow& row, Sampled& out);
   int32_t choose(std::span<const float> logits, const SampleRow& row, float max, double sum, uint32_t nth);
   void penalize(std::span<float> logits, const SampleRow& row);
+  void forbid(std::span<float> logits, const SampleRow& row);
   void apply(const uint32_t* mask, std::span<float> logits) const;
   double sum_exponentials(std::span<const float> logits, float max, float scale);  // by block in sums_
   void find_within(std::span<const float> logits, float max, float reach);

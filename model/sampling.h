@@ -25,7 +25,10 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;   // over output
   uint64_t seed = 0;                // the server draws one when the client gave none
   std::vector<std::pair<int32_t, float>> logit_bias;
-  int32_t logprobs = -1;  // -1: none; k >= 0: the chosen token's and the top k's
+  int32_t logprobs = -1;                   // -1: none; k >= 0: the chosen token's and the top k's
+  std::vector<int32_t> logprob_token_ids;  // instead of the top k's, those of these and the drawn one
+  // Of each sequence the last token is not drawn where the output ends with those before it.
+  std::vector<std::vector<int32_t>> bad_sequences;
 
   Status validate(int32_t vocab_size) const;
 };
@@ -105,7 +108,7 @@ struct SampleRow {
 struct Sampled {
   int32_t token = -1;
   float logprob = 0;              // of the raw distribution (after bias and mask-free softmax)
-  std::vector<TokenLogprob> top;  // params->logprobs of them, best first
+  std::vector<TokenLogprob> top;  // params->logprobs of them, best first; or those that params names
   bool bad_logits = false;        // NaN or Inf in the row: this request fails, its batch-mates do not
   bool nothing_allowed = false;   // no token: mask and constraint leave none
   bool late = false;              // no token: the constraint's mask did not come in time

@@ -1,5 +1,7 @@
 #include "server/generate.h"
 
+#include <algorithm>
+
 #include "core/cat.h"
 #include "core/utf8.h"
 #include "model/text/bounded.h"
@@ -65,6 +67,8 @@ Status check_no_draws(const GenerateInput& in) {
     if (s.*n.to != model::SamplingParams{.temperature = 0}.*n.to) said = n.name;
   if (s.top_k != 0) said = "top_k";
   if (!s.logit_bias.empty()) said = "logit_bias";
+  if (!s.logprob_token_ids.empty()) said = "logprob_token_ids";
+  if (!in.request.bad_words.empty()) said = "bad_words";
   if (!said) return {};
   const char* name = name_of(in, parameter(said));
   return invalid_argument(cat(name, " is of draws, and beam search draws nothing: leave it out")).with_field(name);
@@ -190,6 +194,22 @@ Result<std::vector<int32_t>> encode_prompt_within(size_t max_tokens, const Promp
   KVASIR_ASSIGN(chat.text, prompt_text(std::get<ChatInput>(prompt), engine));
   KVASIR_TRY(fits(chat.text));
   return encode_text(chat, engine, limits);
+}
+
+Result<std::vector<std::vector<int32_t>>> encode_bad_words(const std::vector<std::string>& words,
+                                                           const engine::Engine& engine) {
+  std::vector<std::vector<int32_t>> out;
+  if (words.empty()) return out;
+  const text::TokenizerPtr tokenizer = engine.tokenizer();
+  if (!tokenizer)
+    return failed_precondition("this model came without a tokenizer; use logit_bias instead of bad_words")
+        .with_field("bad_words");
+  for (const std::string& word : words)
+    for (const char* before : {"", " "}) {
+      KVASIR_ASSIGN(auto ids, tokenizer->encode(before + word, false, false));
+      if (!ids.empty() && std::find(out.begin(), out.end(), ids) == out.end()) out.push_back(std::move(ids));
+    }
+  return out;
 }
 
 Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::ModelInfo& info) {

@@ -84,6 +84,10 @@ Result<std::string> prompt_text(const ChatInput& chat, const engine::Engine& eng
 // context whatever its tokens are, and is refused unread.
 Result<std::vector<int32_t>> encode_prompt(const PromptInput& prompt, const engine::Engine& engine, size_t max_bytes);
 
+// The tokens of each, as a text begins with it and as one goes on with it behind a blank. May take long, too.
+Result<std::vector<std::vector<int32_t>>> encode_bad_words(const std::vector<std::string>& words,
+                                                           const engine::Engine& engine);
+
 // Whether prompt and max_tokens fit the context.
 Status check_length(const GenerateInput& input, size_t prompt_tokens, const model::ModelInfo& info);
 

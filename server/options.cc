@@ -77,7 +77,7 @@ void ServerOptions::define(Options& o) {
   o.add("max_logprobs", &max_logprobs, "Alternatives for each token: logprobs, top_logprobs").range(0, 100);
   o.add("max_stop", &max_stop, "Stop strings, and stop token ids, of a request").range(0, 1024);
   o.add("max_stop_bytes", &max_stop_bytes, "Length of one stop string").range(1, 65536);
-  o.add("max_logit_bias", &max_logit_bias, "Entries of logit_bias").range(0, 1000000);
+  o.add("max_logit_bias", &max_logit_bias, "Entries of logit_bias, and of bad_words").range(0, 1000000);
   o.add("max_tools", &max_tools, "Tools of a chat request").range(0, 4096);
   o.add("response_store", &response_store,
         "Memory for answers of /v1/responses that clients ask to keep (store, previous_response_id), each for its own"

@@ -60,6 +60,17 @@ std::vector<Parameter> make_table() {
              .to = request(&Request::allowed_tokens),
              .what = "only these ids are drawn",
              .limit = "a token id"},
+            {.name = "logprob_token_ids",
+             .to = sampling(&Sampling::logprob_token_ids),
+             .what = "the log-probabilities of these ids, and of the drawn one, instead of the likeliest",
+             .limit = "a token id",
+             .most_option = &ServerOptions::max_logprobs,
+             .of_text = false},
+            {.name = "bad_words",
+             .to = request(&Request::bad_words),
+             .what = "texts whose tokens are not drawn one behind the other",
+             .limit = "a string or a list of strings",
+             .most_option = &ServerOptions::max_logit_bias},
             {.name = "stop",
              .to = request(&Request::stop_strings),
              .what = "texts that end the answer",
@@ -168,6 +179,7 @@ constexpr Alias kAliases[] = {
     {Wire::sglang, "no_stop_trim", "include_stop_str_in_output"},
     {Wire::sglang, "top_logprobs_num", "logprobs"},
     {Wire::sglang, nullptr, "prompt_logprobs"},
+    {Wire::sglang, nullptr, "logprob_token_ids"},
     {Wire::sglang, "extra_key", "cache_salt"},
     {Wire::chat, "no_stop_trim", "include_stop_str_in_output", true},
     {Wire::completions, "no_stop_trim", "include_stop_str_in_output", true},
@@ -487,6 +499,10 @@ Status check_parameters(const GenerateInput& in, const ServerOptions& limits, co
   for (const char* name : {"repetition_penalty", "presence_penalty", "frequency_penalty"})
     if (const Parameter& p = parameter(name); !limits.penalties && p.number->set(r.sampling))
       return refuse(in, p, ": penalties are turned off on this server (enable_penalty); leave it out");
+  if (!r.sampling.logprob_token_ids.empty() && r.sampling.logprobs < 0)
+    return refuse(in, parameter("logprob_token_ids"),
+                  cat(" is set, but no log-probabilities are asked for; set ",
+                      in.wire == Wire::chat ? "logprobs: true" : name_of(in, parameter("logprobs")), " too"));
   if (r.max_tokens && r.min_tokens > *r.max_tokens)
     return refuse(
         in, parameter("min_tokens"),

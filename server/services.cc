@@ -342,6 +342,7 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
     if (!predicted.ok()) return Status(predicted.status()).with_field("prediction");
     r.prediction = std::move(*predicted);
   }
+  KVASIR_ASSIGN(r.sampling.bad_sequences, encode_bad_words(r.bad_words, engine_));
   r.tenant = caller.tenant;
   r.weight = caller.weight;
   r.prompt = out.prompt;

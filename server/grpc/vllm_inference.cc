@@ -18,18 +18,18 @@ uint32_t rank_of(const engine::TokenOut& t) {
   return 0;
 }
 
-// Of SequenceOutput and PromptInfo alike.
+// Of SequenceOutput and PromptInfo alike. `ranked`: those beside it are the likeliest.
 template <class Message>
-void add_logprob(const engine::TokenOut& t, Message& to) {
+void add_logprob(const engine::TokenOut& t, bool ranked, Message& to) {
   to.add_logprobs(t.logprob);
-  to.add_ranks(rank_of(t));
+  to.add_ranks(ranked ? rank_of(t) : 0);
   pb::CandidateTokenInfo& others = *to.add_candidate_tokens();
   for (size_t i = 0; i < t.top.size(); ++i) {
     if (t.top[i].token == t.id) continue;
     pb::CandidateTokenInfo::TokenInfo& other = *others.add_tokens();
     other.set_id(uint32_t(t.top[i].token));
     other.set_logprob(t.top[i].logprob);
-    other.set_rank(uint32_t(i + 1));
+    other.set_rank(ranked ? uint32_t(i + 1) : 0);
   }
 }
 
@@ -82,7 +82,7 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
     to.set_num_prompt_tokens(uint32_t(prompt_.size()));
     if (request_->response().prompt_token_ids()) to.mutable_token_ids()->Add(prompt_.begin(), prompt_.end());
     for (size_t i = 0; i < e.prompt_logprobs.size(); ++i)  // nothing stands before the first
-      add_logprob(i > 0 ? e.prompt_logprobs[i] : engine::TokenOut(), to);
+      add_logprob(i > 0 ? e.prompt_logprobs[i] : engine::TokenOut(), true, to);
   }
 
   void add(engine::Tokens& e, pb::SequenceOutput& to) {
@@ -92,7 +92,7 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
     to.set_num_tokens(to.num_tokens() + uint32_t(e.tokens.size()));
     for (const engine::TokenOut& t : e.tokens) {
       if (shape.output_token_ids()) to.add_token_ids(uint32_t(t.id));
-      if (shape.output_logprobs()) add_logprob(t, to);
+      if (shape.output_logprobs()) add_logprob(t, !shape.output_candidates().has_token_ids(), to);
     }
     drawn_[size_t(e.choice)] += uint32_t(e.tokens.size());
   }

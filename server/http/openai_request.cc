@@ -69,8 +69,6 @@ constexpr struct {
     {"spaces_between_special_tokens", "text is what the tokens say", "true"},
     {"return_hidden_states", "hidden states are not sent; logprobs are"},
     {"return_token_strs", "use logprobs, whose entries have each token's text"},
-    {"logprob_token_ids", "use logprobs and top_logprobs"},
-    {"bad_words", "use logit_bias of -100"},
     {"thinking_token_budget", "use max_tokens, or reasoning_effort: \"none\" for no thoughts", "-1"},
     {"stop_regex", "use stop, or a constraint such as regex"},
     {"kv_transfer_params", "this server does not move caches between machines"},

@@ -18,9 +18,7 @@ constexpr struct {
   const char *name, *why;
 } kUnserved[] = {
     {"extra_args", "this server does not move caches between machines"},
-    {"bad_words", "use logit_bias of -100"},
     {"logits_processors", "use logit_bias, or structured_outputs"},
-    {"logprob_token_ids", "use logprobs"},
     {"truncate_prompt_tokens", "shorten token_ids"},
 };
 

@@ -129,7 +129,7 @@ Request repeating(int32_t seed) {
 
 TEST(Speculation, TheSameAnswersForEveryWayOfSampling) {
   std::vector<Request> requests;
-  for (int32_t i = 0; i < 14; ++i) requests.push_back(repeating(i));
+  for (int32_t i = 0; i < 16; ++i) requests.push_back(repeating(i));
   requests[1].sampling.temperature = 0.8f;
   requests[2].sampling.temperature = 0.3f, requests[2].sampling.top_p = 0.9f;
   requests[3].sampling.temperature = 1.5f, requests[3].sampling.top_k = 3;
@@ -143,7 +143,15 @@ TEST(Speculation, TheSameAnswersForEveryWayOfSampling) {
   requests[11].sampling.logit_bias = {{4, 2.0f}, {5, -100.0f}};
   requests[12].max_tokens = 7;
   requests[13].prediction = run_of(3, 30);
+  requests[14].sampling.logprobs = 0, requests[14].sampling.logprob_token_ids = {3, 9};
+  const Said free = said(0, {requests[15]});  // what comes of the last without them, every second pair forbidden
+  for (size_t i = 1; i < free.answers[0].tokens.at(0).size(); i += 2)
+    requests[15].sampling.bad_sequences.push_back({free.answers[0].tokens[0][i - 1], free.answers[0].tokens[0][i]});
   const Said plain = said(0, requests), ahead = said(8, requests);
+  const std::vector<int32_t>& bound = plain.answers[15].tokens.at(0);
+  for (size_t i = 1; i < bound.size(); ++i)
+    for (const std::vector<int32_t>& pair : requests[15].sampling.bad_sequences)
+      EXPECT_FALSE(bound[i - 1] == pair[0] && bound[i] == pair[1]) << i;
   EXPECT_EQ(plain.stats.all_drafts().drafted, 0);
   EXPECT_GT(ahead.stats.all_drafts().accepted, 0);
   EXPECT_GE(ahead.stats.all_drafts().drafted, ahead.stats.all_drafts().accepted);

@@ -216,6 +216,52 @@ TEST(Sampler, LogprobsAreOfTheBiasedRowBeforeEverythingElse) {
   EXPECT_GE(s.top[1].logprob, s.top[2].logprob);
 }
 
+// Instead of the likeliest, however unlikely they are; what was drawn is told beside them, once.
+TEST(Sampler, NamedTokensHaveTheirLogprobs) {
+  SamplingParams p;
+  p.temperature = 0, p.logprobs = 5, p.logprob_token_ids = {7, 3, 7};
+  const auto soft = softmax(row(), 1);
+  Sampled s = once(p, row());
+  ASSERT_EQ(s.top.size(), 3u);
+  EXPECT_EQ(s.top[0].token, 7);
+  EXPECT_EQ(s.top[1].token, 3);
+  EXPECT_EQ(s.top[2].token, s.token);
+  for (const TokenLogprob& t : s.top) EXPECT_NEAR(t.logprob, std::log(soft[size_t(t.token)]), 1e-4);
+  p.logprob_token_ids = {s.token};
+  EXPECT_EQ(once(p, row()).top.size(), 1u);
+  p.logprob_token_ids = {7};
+  std::vector<uint32_t> mask((kVocab + 31) / 32, 0);
+  mask[0] = 1u << 5;  // what is drawn is another one, and the figures are those before the mask
+  s = once(p, row(), 0, {.mask = mask.data()});
+  ASSERT_EQ(s.top.size(), 2u);
+  EXPECT_EQ(s.top[1].token, 5);
+  EXPECT_NEAR(s.top[1].logprob, std::log(soft[5]), 1e-4);
+  EXPECT_FALSE(draws_on_device({.params = &p}, true));
+}
+
+TEST(Sampler, BadSequencesDoNotGoOn) {
+  SamplingParams p;
+  p.temperature = 0;
+  const std::vector<float> l{1, 3, 2, -1};
+  p.bad_sequences = {{1}};
+  Sampled s = once(p, l);
+  EXPECT_EQ(s.token, 2);
+  EXPECT_NEAR(s.logprob, std::log(softmax(l, 1)[2]), 1e-4);  // of the row as the model has it
+  p.bad_sequences = {{3, 0, 1}};
+  const std::vector<int32_t> other{0, 3, 0, 0}, begun{2, 3, 0}, half{2, 3};
+  EXPECT_EQ(once(p, l, 0, {.output = other}).token, 1);
+  EXPECT_EQ(once(p, l, 0, {.output = half}).token, 1);
+  EXPECT_EQ(once(p, l, 0, {.output = begun}).token, 2);
+  EXPECT_EQ(once(p, l, 0, {.prompt = begun}).token, 1);  // the answer's alone
+  EXPECT_EQ(once(p, l, 0, {.output = half, .last = 0}).token, 2);
+  EXPECT_EQ(once(p, l, 0, {.output = half, .last = 3}).token, 1);
+  p.bad_sequences.push_back({0, 2});
+  EXPECT_EQ(once(p, l, 0, {.output = begun}).token, 0);
+  p.bad_sequences = {{0}, {1}, {2}, {3}};
+  EXPECT_TRUE(once(p, l).nothing_allowed);
+  EXPECT_FALSE(draws_on_device({.params = &p}, true));
+}
+
 TEST(Sampler, Penalties) {
   SamplingParams p;
   p.temperature = 0;
@@ -415,6 +461,9 @@ TEST(SamplingParams, EachFieldIsRefusedByName) {
   EXPECT_EQ(field([](auto& p) { p.frequency_penalty = -3; }), "frequency_penalty");
   EXPECT_EQ(field([](auto& p) { p.logprobs = kVocab + 1; }), "logprobs");
   EXPECT_EQ(field([](auto& p) { p.logit_bias = {{kVocab, 1.0f}}; }), "logit_bias");
+  EXPECT_EQ(field([](auto& p) { p.logprob_token_ids = {kVocab}; }), "logprob_token_ids");
+  EXPECT_EQ(field([](auto& p) { p.bad_sequences = {{0, -1}}; }), "bad_words");
+  EXPECT_EQ(field([](auto& p) { p.bad_sequences = {{}}; }), "bad_words");
   EXPECT_EQ(field([](auto&) {}), "");
 }
 

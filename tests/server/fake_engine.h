@@ -294,7 +294,10 @@ class FakeEngine final : public engine::Engine {
         bool stop = (id == 256 && !r.ignore_eos) ||
                     std::find(r.stop_tokens.begin(), r.stop_tokens.end(), id) != r.stop_tokens.end();
         engine::TokenOut token{id, -0.25f, {}};
-        for (int32_t k = 0; k < r.sampling.logprobs; ++k) token.top.push_back({k, -1.0f - float(k)});
+        std::vector<int32_t> named = r.sampling.logprob_token_ids;
+        if (!named.empty() && std::find(named.begin(), named.end(), id) == named.end()) named.push_back(id);
+        for (int32_t t : named) token.top.push_back({t, -1.0f});
+        for (int32_t k = 0; named.empty() && k < r.sampling.logprobs; ++k) token.top.push_back({k, -1.0f - float(k)});
         if (!stop || r.include_stop)
           out.push_back(engine::Tokens{choice, {token}, stop || id == 256 ? "" : std::string(1, char(id))});
         ++usage.completion_tokens;

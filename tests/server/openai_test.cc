@@ -191,6 +191,10 @@ TEST_F(OpenAi, BestOfReturnsTheBestN) {
 }
 
 TEST_F(OpenAi, EchoPutsThePromptInFront) {
+  EXPECT_EQ(whole("/v1/completions",
+                  R"({"prompt":"hey","echo":true,"logprobs":1,"prompt_logprobs":0})")["choices"][0]["prompt_logprobs"]
+                .size(),
+            3u);
   Json one = whole("/v1/completions", R"({"prompt":"hey","echo":true,"max_tokens":0,"logprobs":1})");
   EXPECT_EQ(one["choices"][0]["text"], "hey");
   Json l = one["choices"][0]["logprobs"];
@@ -404,6 +408,45 @@ TEST_F(OpenAi, OnlyAllowedIdsReachTheEngine) {
   EXPECT_EQ(engine_.last().allowed_tokens, (std::vector<int32_t>{3, 5}));
   whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}],"allowed_token_ids":null})");
   EXPECT_TRUE(engine_.last().allowed_tokens.empty());
+}
+
+TEST_F(OpenAi, LogprobsOfIdsThatTheClientNames) {
+  Json one = whole("/v1/chat/completions",
+                   R"({"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":2,"max_tokens":1,
+      "logprob_token_ids":[100,9],"return_tokens_as_token_ids":true})");
+  EXPECT_EQ(engine_.last().sampling.logprob_token_ids, (std::vector<int32_t>{100, 9}));
+  const Json& top = one["choices"][0]["logprobs"]["content"][0]["top_logprobs"];
+  ASSERT_EQ(top.size(), 3u);
+  EXPECT_EQ(top[0]["token"], "token_id:100");
+  EXPECT_EQ(top[2]["token"], one["choices"][0]["logprobs"]["content"][0]["token"]);
+  one = whole("/v1/completions", R"({"prompt":"ab","logprobs":0,"max_tokens":1,"logprob_token_ids":[99]})");
+  EXPECT_EQ(one["choices"][0]["logprobs"]["top_logprobs"][0].size(), 2u);
+  auto refused = [&](const char* field, const char* why) {
+    expect_error(post("/v1/completions", cat(R"({"prompt":"a",)", field, '}')), 400, "logprob_token_ids", why);
+  };
+  refused(R"("logprob_token_ids":[1])", "set logprobs");
+  refused(R"("logprobs":1,"logprob_token_ids":[257])", "257");
+  refused(R"("logprobs":1,"logprob_token_ids":3)", "list");
+  refused(R"("logprobs":1,"logprob_token_ids":[1],"use_beam_search":true)", "of draws");
+  refused(R"("logprobs":1,"logprob_token_ids":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21])", "at most 20");
+  expect_error(post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"logprob_token_ids":[1]})"),
+               400, "logprob_token_ids", "logprobs: true");
+}
+
+TEST_F(OpenAi, BadWordsAreTheirTokensWithABlankBeforeAndWithout) {
+  using Sequences = std::vector<std::vector<int32_t>>;
+  whole("/v1/completions", R"({"prompt":"a","bad_words":["ab","c"]})");
+  EXPECT_EQ(engine_.last().sampling.bad_sequences, (Sequences{{97, 98}, {32, 97, 98}, {99}, {32, 99}}));
+  whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}],"bad_words":"b"})");
+  EXPECT_EQ(engine_.last().sampling.bad_sequences, (Sequences{{98}, {32, 98}}));
+  whole("/v1/completions", R"({"prompt":"a","bad_words":[]})");
+  EXPECT_TRUE(engine_.last().sampling.bad_sequences.empty());
+  auto refused = [&](const char* field, const char* why) {
+    expect_error(post("/v1/completions", cat(R"({"prompt":"a",)", field, '}')), 400, "bad_words", why);
+  };
+  refused(R"("bad_words":[""])", "empty");
+  refused(R"("bad_words":[1])", "a list of strings");
+  refused(R"("bad_words":["a"],"use_beam_search":true)", "of draws");
 }
 
 TEST_F(OpenAi, TheLastMessageGoesOn) {

@@ -107,6 +107,21 @@ TEST_F(VllmInference, AStopTokenIsToldFromTheModelsEnd) {
   EXPECT_EQ(out.outputs().finish_info().num_output_tokens(), 2u);
 }
 
+TEST_F(VllmInference, CandidatesMayBeNamedByTheirIds) {
+  pb::GenerateRequest r = text("AB");
+  r.mutable_stopping()->set_max_new_tokens(1);
+  r.mutable_response()->set_output_logprobs(true);
+  r.mutable_response()->mutable_output_candidates()->mutable_token_ids()->add_ids(9);
+  auto [one, status] = generate(r);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(engine_.last().sampling.logprob_token_ids, ElementsAre(9));
+  ASSERT_EQ(one.outputs().candidate_tokens_size(), 1);
+  ASSERT_EQ(one.outputs().candidate_tokens(0).tokens_size(), 1);
+  EXPECT_EQ(one.outputs().candidate_tokens(0).tokens(0).id(), 9u);
+  EXPECT_EQ(one.outputs().candidate_tokens(0).tokens(0).rank(), 0u);  // how many are likelier is not counted
+  EXPECT_THAT(one.outputs().ranks(), ElementsAre(0));
+}
+
 TEST_F(VllmInference, ZerosAreDefaultsAndEachFieldReachesTheEngine) {
   generate(text("A"));
   engine::Request r = engine_.last();
@@ -227,9 +242,13 @@ TEST_F(VllmInference, WhatIsNotServedIsRefusedByName) {
   refused("kv_transfer_params", "unset", [](auto& r) { r.mutable_kv()->mutable_kv_transfer_params(); });
   refused("ec_transfer_params", "unset", [](auto& r) { r.mutable_kv()->mutable_ec_transfer_params(); });
   refused("prompt", "token_ids", [](auto& r) { r.clear_text(); });
-  refused("output_candidates", "token ids", [](auto& r) {
+  refused("prompt_candidates", "token ids", [](auto& r) {
+    r.mutable_response()->set_prompt_logprobs(true);
+    r.mutable_response()->mutable_prompt_candidates()->mutable_token_ids()->add_ids(1);
+  });
+  refused("logprob_token_ids", "257", [](auto& r) {
     r.mutable_response()->set_output_logprobs(true);
-    r.mutable_response()->mutable_output_candidates()->mutable_token_ids()->add_ids(1);
+    r.mutable_response()->mutable_output_candidates()->mutable_token_ids()->add_ids(257);
   });
   refused("prompt_candidates", "-1", [](auto& r) {
     r.mutable_response()->set_prompt_logprobs(true);
