@@ -1,5 +1,6 @@
 // One step: plan, launch, wait, advance, publish.
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
@@ -113,6 +114,7 @@ void StepLoop::finish_oldest() {
   step_time_.add(seconds(last_step_));
   batch_size_.add(double(step->batch.size()));
   step_tokens_.add(double(sample.tokens));
+  handled_tokens_.add(double(sample.tokens + stats.cached_tokens - std::exchange(cached_before_, stats.cached_tokens)));
   {
     std::lock_guard lock(shared_.mutex);
     shared_.recent.push_back(sample);
@@ -309,6 +311,7 @@ void StepLoop::publish_stats() {
   out.queued = queued_;
   out.batch_size = batch_size_;
   out.step_tokens = step_tokens_;
+  out.handled_tokens = handled_tokens_;
 }
 
 }  // namespace kvasir::engine

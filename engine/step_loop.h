@@ -127,7 +127,8 @@ class StepLoop {
   Duration last_step_{};
   Time last_ran_{};
   Histogram step_time_ = time_histogram(), queued_ = time_histogram();
-  Histogram batch_size_ = size_histogram(), step_tokens_ = size_histogram();
+  Histogram batch_size_ = size_histogram(), step_tokens_ = size_histogram(), handled_tokens_ = size_histogram();
+  int64_t cached_before_ = 0;  // cached tokens of prompts that are in handled_tokens_
 };
 
 }  // namespace kvasir::engine

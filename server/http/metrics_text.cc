@@ -267,7 +267,9 @@ std::string metrics_text(const Services& services) {
   t.histogram("kvasir_queue_seconds", "vllm:request_queue_time_seconds", "From submission to the first step", s.queued);
   t.histogram("kvasir_step_seconds", nullptr, "One step", s.step_time);
   t.histogram("kvasir_step_sequences", nullptr, "Sequences in a step", s.batch_size);
-  t.histogram("kvasir_step_tokens", "vllm:iteration_tokens_total", "Tokens in a step", s.step_tokens);
+  t.histogram("kvasir_step_tokens", nullptr, "Tokens in a step", s.step_tokens);
+  t.histogram("kvasir_handled_tokens", "vllm:iteration_tokens_total",
+              "Tokens in a step, with those of new prompts that were in the cache", s.handled_tokens);
   t.histogram("kvasir_prompt_length_tokens", "vllm:request_prompt_tokens", "Prompt tokens of a request",
               s.prompt_length);
   t.histogram("kvasir_output_length_tokens", "vllm:request_generation_tokens", "Output tokens of a request",

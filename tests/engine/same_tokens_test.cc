@@ -58,6 +58,9 @@ TEST_P(SameTokens, WithAPrefixHit) {
   EXPECT_GE(next.started->cached_tokens, 52);
   EXPECT_EQ(next.tokens[0], expected(longer));
   expect_all_pages_back(e);
+  const Stats stats = e.stats();
+  EXPECT_EQ(stats.handled_tokens.sum - stats.step_tokens.sum, double(stats.cached_tokens));
+  EXPECT_GT(stats.cached_tokens, 0);
 }
 
 TEST_P(SameTokens, AnotherTenantHasNoPrefixHit) {
