@@ -5,6 +5,7 @@
     bench/speculation.py KVASIR MODEL.gguf --device cuda
     bench/speculation.py KVASIR MODEL.gguf --draft-model SMALLER.gguf
     bench/speculation.py KVASIR dummy:llama-3.1-8b,type=bf16 --device cuda --traces 1.0,.8,.5,0
+    bench/speculation.py KVASIR dummy:llama-3.1-8b,type=bf16 --device cuda --random-head
 
 Workloads, made of texts of this repository: "summary" asks to say again what a page says, "edit" to write a function
 again with a name changed, "random" draws at temperature 1.5, where nothing repeats. Answers must be the same bytes; on a
@@ -15,8 +16,13 @@ draft model's own share.
 
 --traces is for weights that say nothing: each prompt is answered once, and its answer, with some tokens exchanged, is the
 prediction of the next rounds; each of its tokens stays what it was with the probability given.
+
+--random-head is what an EAGLE-3 head costs that is never right: one of random weights of the shape of Llama-3.1-8B's (a
+vocabulary of 32,000), beside the same dummy without it. Shown are what a draft's token takes alone, as the server has
+measured it, and how soon the head is asked no more.
 """
 import argparse
+import array
 import http.client
 import json
 import os
@@ -24,6 +30,7 @@ import pathlib
 import random
 import re
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -151,6 +158,67 @@ def by_trace(a, figures):
             process.wait()
 
 
+# Of Llama-3.1-8B.
+HIDDEN, FFN, QUERIES, KEYS, VOCAB, DRAWN = 4096, 14336, 32, 8, 128256, 32000
+
+
+def write_head(folder):
+    """An EAGLE-3 folder of random weights."""
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": HIDDEN,
+              "intermediate_size": FFN, "num_hidden_layers": 1, "num_attention_heads": QUERIES, "num_key_value_heads": KEYS,
+              "head_dim": 128, "vocab_size": VOCAB, "draft_vocab_size": DRAWN, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+              "max_position_embeddings": 16384, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    at = "midlayer."
+    shapes = {"fc": (HIDDEN, 3 * HIDDEN), "norm": (HIDDEN,), "lm_head": (DRAWN, HIDDEN), at + "hidden_norm": (HIDDEN,),
+              at + "input_layernorm": (HIDDEN,), at + "post_attention_layernorm": (HIDDEN,),
+              at + "self_attn.q_proj": (QUERIES * 128, 2 * HIDDEN), at + "self_attn.k_proj": (KEYS * 128, 2 * HIDDEN),
+              at + "self_attn.v_proj": (KEYS * 128, 2 * HIDDEN), at + "self_attn.o_proj": (HIDDEN, QUERIES * 128),
+              at + "mlp.gate_proj": (FFN, HIDDEN), at + "mlp.up_proj": (FFN, HIDDEN), at + "mlp.down_proj": (HIDDEN, FFN)}
+    rng = random.Random(1)
+    some = array.array("f", (rng.gauss(0, .02) for _ in range(HIDDEN * 32 + 1)))  # again and again
+    noise = b"".join(some.tobytes()[4 * i + 2:4 * i + 4] for i in range(len(some)))
+    header, end = {"d2t": {"dtype": "I64", "shape": [DRAWN], "data_offsets": [0, 8 * DRAWN]}}, 8 * DRAWN
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name + ".weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + 2 * count]}
+        end += 2 * count
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + struct.pack(f"<{DRAWN}q", *(i * 3 for i in range(DRAWN))))
+        for name, shape in shapes.items():
+            left = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+            while left > 0:
+                left -= f.write(noise[:left])
+
+
+def by_random_head(a, figures):
+    """`kvasir generate` of what repeats nothing, round by round: the first ones ask the head."""
+    print("batch | tokens/s without, by round | with | the last ones' ratio | a draft's token alone, us | accepted, by round")
+    with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
+        write_head(pathlib.Path(folder))
+        for batch in map(int, a.batches.split(",")):
+            f.seek(0), f.truncate()
+            for text in prompts("random", batch):
+                f.write(json.dumps({"prompt": text}) + "\n")
+            f.flush()
+            rates, drafts = [], []
+            for head in ([], ["--draft-model", folder]):
+                out = subprocess.run([a.kvasir, "generate", "--model", a.model, "--device", a.device, "--file", f.name, "--json",
+                                      "--max-tokens", str(a.tokens), "--ignore-eos", "--temperature", "1.5",
+                                      "--max-running", str(batch), "--rounds", str(a.rounds), "--no-prefix-cache",
+                                      "--log-level", "info", "--log-format", "json", *a.serve.split(), *head],
+                                     capture_output=True, text=True, check=True).stderr
+                rates.append([float(r) for r in re.findall(r"([\d.]+) output tokens a second", out)])
+                drafts.append(re.findall(r"(\d+ of \d+) draft tokens", out))
+            token_us = float(re.search(r'"token_us":([\d.e+]+)', out).group(1))
+            ratio = rates[1][-1] / rates[0][-1]
+            figures[batch] = {"without": rates[0], "with": rates[1], "last_ratio": round(ratio, 3), "token_us": round(token_us, 1),
+                              "accepted": drafts[1], "accepted_without": drafts[0]}
+            print(f"{batch} | {rates[0]} | {rates[1]} | {ratio:.3f} | {token_us:.1f} | {', '.join(drafts[1])}", flush=True)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("kvasir")
@@ -162,14 +230,15 @@ def main():
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--traces", default="")
     p.add_argument("--draft-model", default="", help="with it beside without it, instead of drafts beside none")
-    p.add_argument("--serve", default="", help="more options of the servers of --traces")
+    p.add_argument("--random-head", action="store_true", help="an EAGLE-3 head of random weights beside none")
+    p.add_argument("--serve", default="", help="more options of kvasir, for --traces and --random-head")
     p.add_argument("--commit", default="", help="what was built, for the record")
     p.add_argument("--out", default="")
     a = p.parse_args()
     if a.traces and a.draft_model:
         p.error("--traces are predictions; --draft-model is measured on the workloads")
     figures = {}
-    (by_trace if a.traces else by_workload)(a, figures)
+    (by_random_head if a.random_head else by_trace if a.traces else by_workload)(a, figures)
     if a.out:
         record = {"commit": a.commit, "command": command("bench/speculation.py"), "threads": a.threads, "figures": figures}
         if a.device == "cuda":

@@ -291,8 +291,8 @@ int inspect(int argc, char** argv) {
   std::printf("layers        %d, hidden %d, ffn %d, heads %d of %d, kv heads %d\n", c.layers, c.hidden, c.ffn, c.heads,
               c.head_dim, c.kv_heads);
   if (c.encoder_layers > 0)
-    std::printf("kind          encoder-decoder, of %d and %d layers that take turns in the cache; on a CPU\n",
-                c.encoder_layers, c.decoder_layers);
+    std::printf("kind          encoder-decoder, of %d and %d layers that take turns in the cache\n", c.encoder_layers,
+                c.decoder_layers);
   if (c.experts.routing.experts > 0)
     std::printf("experts       %d of %d, %d of them and %.1f M parameters a token\n", c.experts.routing.experts,
                 c.experts.ffn, c.experts.routing.used, double(active) / 1e6);

@@ -145,13 +145,13 @@ void ModelFlags::define(Options& o) {
   o.add(
        "draft_model", &engine.draft_model,
        "A smaller model of the same vocabulary that drafts where nothing else does: a .gguf file, a folder, "
-       "hf:ORG/REPO[:FILE] or dummy:... Or an EAGLE-3 head that was made for the model (a folder of safetensors; on a "
-       "CPU). It runs on the same device; its cache, of 16 bits, is a part of kv_memory. How many tokens pay, with its "
-       "own time, is learned")
+       "hf:ORG/REPO[:FILE] or dummy:... Or an EAGLE-3 head that was made for the model (a folder of safetensors; not "
+       "with ranks). It runs on the same device; its cache, of 16 bits, is a part of kv_memory. How many tokens pay, "
+       "with its own time, is learned")
       .value_name("MODEL");
   o.add("mtp", &engine.mtp,
         "Where no draft_model is named: draft with the model's own layer of multi-token prediction, if its files carry "
-        "one (GLM 4.5 and later; on a CPU)");
+        "one (GLM 4.5 and later; not with ranks)");
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
                              .range(1, 65536);

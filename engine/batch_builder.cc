@@ -32,7 +32,7 @@ void clear(PackedStep& s) {
   s.row_of.clear();
   s.jobs.clear();
   s.computed.clear();
-  s.batch.kept = nullptr;
+  s.batch.kept_at.clear();
   s.failed = s.constrained = false;
   s.decodes = s.prefills = 0;
 }
@@ -83,7 +83,7 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     const JobPtr& job = job_of(item.request);
     if (shape_.encodes) b.sources.push_back(int64_t(job->request.prompt.size()) - 1);
     out.jobs.push_back(job);
-    if (shape_.kept > 0) out.computed.push_back({item.seq, item.begin, item.count});
+    out.computed.push_back({item.seq, item.begin, item.count});
     add_rows(item, job, before, out);
     add_types(item, *job, b);
     add_adapter(*job, b);
@@ -91,9 +91,6 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
                  " tokens for a count of ", item.count);
   }
   b.logit_rows.insert(b.logit_rows.end(), out.pooled_rows.begin(), out.pooled_rows.end());
-  if (shape_.kept == 0) return;
-  out.kept.resize(b.tokens.size() * size_t(shape_.kept));
-  b.kept = out.kept.data();
 }
 
 void BatchBuilder::add_tables(const scheduler::StepPlan& plan, PackedStep& out) const {

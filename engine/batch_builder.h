@@ -38,8 +38,7 @@ struct PackedStep {
     scheduler::SeqId seq = 0;
     int64_t begin = 0, count = 0;  // its rows
   };
-  std::vector<Computed> computed;  // of each sequence, where a head reads the rows
-  std::vector<float> kept;         // the batch's
+  std::vector<Computed> computed;  // of each sequence
   int32_t decodes = 0, prefills = 0;
   bool constrained = false;                  // some row has a grammar
   std::vector<kvcache::CacheStarts> starts;  // of the batch's tables, by layer group
@@ -59,7 +58,6 @@ class BatchBuilder {
     model::Pooling pooling = model::Pooling::last;
     bool encodes = false;    // all of a prompt but its last token is what an encoder reads (ModelInfo::decoder_start)
     bool streaming = false;  // operators are told nothing of what lies between sinks and window
-    int64_t kept = 0;        // columns of hidden states that a head reads of every row; 0: there is none
   };
   BatchBuilder(const scheduler::Scheduler& scheduler, const Shape& shape) : scheduler_(scheduler), shape_(shape) {}
 

@@ -1,70 +1,29 @@
 #include "engine/draft_head.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 
 namespace kvasir::engine {
-namespace {
-
-using scheduler::Phase;
-
-// Rows that wait for a draft to be wanted; with twice as many they are taken up, or let go where drafts do not pay.
-constexpr int64_t kWaiting = 16;
-constexpr scheduler::SeqId kMeasured = ~scheduler::SeqId(0);  // no sequence's
-
-}  // namespace
 
 Result<std::unique_ptr<DraftHead>> DraftHead::create(std::unique_ptr<model::Runner> runner, const Limits& limits) {
   KVASIR_CHECK(runner->info().given > 0, "a runner that is no head");
-  KVASIR_TRY(runner->allocate_cache(limits.pages));
-  std::unique_ptr<DraftHead> made(new DraftHead(std::move(runner), limits));
-  KVASIR_TRY(made->measure());
-  return made;
+  return make<DraftHead>(std::move(runner), limits);
 }
 
 DraftHead::DraftHead(std::unique_ptr<model::Runner> runner, const Limits& limits)
-    : runner_(std::move(runner)),
-      limits_(limits),
-      learned_(scheduler::StepCost()),
-      free_(size_t(limits.pages)),
-      starts_(kvcache::IndexMode::page_table, limits.page_size) {
-  std::iota(free_.rbegin(), free_.rend(), 0);
-  greedy_.temperature = 0;
+    : CachedDrafter(std::move(runner), limits), places_(size_t(info().places)) {
+  std::iota(places_.rbegin(), places_.rend(), 0);
 }
 
-// What a step takes is not known of this head, and whether it pays is known only then.
-Status DraftHead::measure() {
-  for (int64_t length : {2, 3, 16, 2, 16}) {
-    length = std::min(length, most_rows() - 4);
-    if (length < 2) break;
-    const std::vector<int32_t> tokens(size_t(length), 0);
-    const std::vector<float> states(size_t((length - 1) * info().given), 0);
-    see({kMeasured, tokens, 0, length - 1, states.data()});
-    Want want{kMeasured, tokens, 4, {}};
-    KVASIR_TRY(draft({&want, 1}, 1));
-    forget(kMeasured);
-    forget_ended();
-  }
-  seconds_ = 0;
-  return {};
-}
-
-int64_t DraftHead::most_rows() const {
-  return std::min<int64_t>(info().context_length, limits_.pages * limits_.page_size);
-}
-
-double DraftHead::token_us(int64_t context, double sequences) const {
-  const scheduler::StepCost& c = learned_.cost();
-  return c.fixed_us / sequences + c.decode_token_us + c.decode_context_us * double(context);
-}
-
-double DraftHead::prefill_us(int64_t begin, int64_t count) const {
-  scheduler::StepTime work;
-  if (count > 0) scheduler::add_work(work, Phase::prefill, begin, count);
-  return 1e6 * scheduler::step_seconds(work, learned_.cost()) - learned_.cost().fixed_us;
+Status DraftHead::try_out(std::span<const int32_t> tokens) {
+  std::vector<int32_t> places;
+  lend_places(std::ssize(tokens) - 1, places);
+  see({kMeasured, tokens, 0, places});
+  Want want{kMeasured, tokens, 4, {}};
+  return draft({&want, 1}, 1);
 }
 
 int64_t DraftHead::free_pages() const {
@@ -81,22 +40,38 @@ bool DraftHead::takes(scheduler::SeqId seq, std::span<const int32_t> tokens) con
   return !held.off && !held.waiting.empty() && held.next + 1 == int64_t(tokens.size());
 }
 
+void DraftHead::lend_places(int64_t rows, std::vector<int32_t>& out) {
+  out.assign(size_t(rows), -1);
+  for (int32_t& place : out) {
+    if (places_.empty()) return;
+    place = places_.back();
+    places_.pop_back();
+  }
+}
+
+void DraftHead::give_back_places(std::span<const int32_t> places) {
+  std::copy_if(places.begin(), places.end(), std::back_inserter(places_), [](int32_t p) { return p >= 0; });
+}
+
+void DraftHead::let_go(std::vector<int32_t>& waiting, size_t count) {
+  give_back_places({waiting.data(), count});
+  waiting.erase(waiting.begin(), waiting.begin() + int64_t(count));
+}
+
 // What it has in the cache may be of use to another that begins alike.
 void DraftHead::forget(scheduler::SeqId seq) {
   auto it = held_.find(seq);
   if (it == held_.end()) return;
   Held& held = it->second;
+  let_go(held.waiting, held.waiting.size());
   if (held.pages.empty()) return void(held_.erase(it));
   held.ended = true;
-  held.waiting = {};
 }
 
 void DraftHead::forget_ended() {
-  std::erase_if(held_, [this](const auto& one) {
-    if (!one.second.ended) return false;
-    free_.insert(free_.end(), one.second.pages.begin(), one.second.pages.end());
-    return true;
-  });
+  for (auto& [seq, held] : held_)
+    if (held.ended) give_back_pages(held);
+  std::erase_if(held_, [](const auto& one) { return one.second.ended; });
 }
 
 // A row counts once its own token is no draft any more. One that was computed again (a preemption) is known.
@@ -105,14 +80,18 @@ void DraftHead::see(const Seen& rows) {
   Held& held = held_[rows.seq];
   if (rows.tokens.size() > held.tokens.size())
     held.tokens.insert(held.tokens.end(), rows.tokens.begin() + int64_t(held.tokens.size()), rows.tokens.end());
-  const int64_t end = std::min(rows.begin + rows.count, int64_t(rows.tokens.size()) - 1);
+  const int64_t end = std::min(rows.begin + std::ssize(rows.places), int64_t(rows.tokens.size()) - 1);
   const int64_t from = std::max(rows.begin, held.next);
   if (held.off || from >= end) return;
-  if (rows.begin > held.next) held.waiting.clear();  // nobody has computed what lies between
-  const int64_t width = info().given;
-  held.waiting.insert(held.waiting.end(), rows.kept + (from - rows.begin) * width,
-                      rows.kept + (end - rows.begin) * width);
+  if (rows.begin > held.next) let_go(held.waiting, held.waiting.size());  // nobody has computed what lies between
   held.next = end;
+  for (int64_t i = from; i < end; ++i) {
+    const int32_t place = std::exchange(rows.places[size_t(i - rows.begin)], -1);
+    if (place >= 0)
+      held.waiting.push_back(place);
+    else
+      let_go(held.waiting, held.waiting.size());
+  }
 }
 
 // Rows of a prompt, and of sequences that were not drafted for lately.
@@ -120,13 +99,12 @@ Status DraftHead::catch_up(bool pays) {
   ++call_;
   std::vector<Row> rows;
   for (auto& [seq, held] : held_) {
-    const int64_t count = waiting(held);
+    const int64_t count = std::ssize(held.waiting);
     if (count < 2 * kWaiting) continue;
-    if (pays && prepare(held, count)) {
-      rows.push_back({&held, nullptr, held.next - count + 1, count, held.waiting.data(), info().given});
-      continue;
-    }
-    held.waiting.erase(held.waiting.begin(), held.waiting.end() - kWaiting * info().given);
+    if (pays && prepare(held, count))
+      rows.push_back({&held, nullptr, held.first() + 1, count, held.waiting.data()});
+    else
+      let_go(held.waiting, size_t(count - kWaiting));
   }
   KVASIR_TRY(failed_);
   return take_up(std::move(rows));
@@ -134,7 +112,6 @@ Status DraftHead::catch_up(bool pays) {
 
 Status DraftHead::draft(std::span<Want> wants, double /*seconds*/) {
   ++call_;
-  state_.clear();
   std::vector<Row> rows;
   rows.reserve(wants.size());
   for (Want& w : wants) {
@@ -143,17 +120,20 @@ Status DraftHead::draft(std::span<Want> wants, double /*seconds*/) {
     if (it == held_.end() || !takes(w.seq, w.tokens)) w.count = 0;
     if (w.count <= 0) continue;
     Held& held = it->second;
-    const int64_t count = waiting(held);
+    const int64_t count = std::ssize(held.waiting);
     w.count = int(std::min<int64_t>(w.count, most_rows() - count));
     if (w.count <= 0 || !prepare(held, count + w.count - 1)) {
       w.count = 0;
       continue;
     }
-    rows.push_back({&held, &w, held.next - count + 1, count, held.waiting.data(), info().given});
+    rows.push_back({&held, &w, held.first() + 1, count, held.waiting.data()});
   }
   KVASIR_TRY(failed_);
   KVASIR_TRY(take_up(std::move(rows)));
-  return follow(wants);
+  KVASIR_TRY(follow(wants));
+  for (const auto& [want, place] : state_) places_.push_back(place);
+  state_.clear();
+  return {};
 }
 
 // Room for so many more rows, of which the first may be what others have. Where its context ends it begins anew.
@@ -164,29 +144,17 @@ bool DraftHead::prepare(Held& held, int64_t rows) {
   return rows <= most_rows() && reserve(held, int64_t(held.at.size()) + rows);
 }
 
-bool DraftHead::reserve(Held& held, int64_t rows) {
-  while (int64_t(held.pages.size()) * limits_.page_size < rows) {
-    if (free_.empty() && !take_from_another(&held)) return false;
-    held.pages.push_back(free_.back());
-    free_.pop_back();
-  }
-  return true;
-}
-
-// The pages of whoever was not asked for longest.
-bool DraftHead::take_from_another(const Held* keep) {
+bool DraftHead::take_from_another() {
   auto oldest = held_.end();
   for (auto it = held_.begin(); it != held_.end(); ++it) {
     const Held& h = it->second;
-    if (&h == keep || h.pages.empty() || (h.used >= call_ && !h.ended)) continue;
+    if (h.pages.empty() || (h.used >= call_ && !h.ended)) continue;
     if (oldest == held_.end() || h.used < oldest->second.used) oldest = it;
   }
   if (oldest == held_.end()) return false;
-  Held& held = oldest->second;
-  free_.insert(free_.end(), held.pages.begin(), held.pages.end());
-  held.pages.clear();
-  held.at.clear();
-  if (held.ended) held_.erase(oldest);
+  give_back_pages(oldest->second);
+  oldest->second.at.clear();
+  if (oldest->second.ended) held_.erase(oldest);
   return true;
 }
 
@@ -194,7 +162,7 @@ bool DraftHead::take_from_another(const Held* keep) {
 // compute.
 void DraftHead::begin_like_another(Held& held) {
   held.begun = true;
-  const int64_t first = held.next - waiting(held);  // that the model computed
+  const int64_t first = held.first();  // that the model computed
   if (first == 0 || !held.at.empty()) return;
   const Held* best = nullptr;
   int64_t most = 0;
@@ -217,18 +185,16 @@ void DraftHead::begin_like_another(Held& held) {
 }
 
 Status DraftHead::copy_rows(const Held& from, int64_t rows, Held& to) {
-  clear(0, 0);
-  batch_.copies.clear();
+  begin_step(0, 0);
   for (int64_t done = 0; done < rows; done += limits_.page_size) {
     const auto page = size_t(done / limits_.page_size);
     batch_.copies.push_back(
         {from.pages[page], to.pages[page], int32_t(std::min<int64_t>(limits_.page_size, rows - done)), 0});
   }
   to.at.assign(from.at.begin(), from.at.begin() + rows);
-  const Status launched = runner_->launch(batch_, samples_);
+  const Status copied = run_step();
   batch_.copies.clear();
-  KVASIR_TRY(launched);
-  return runner_->wait().status();
+  return copied;
 }
 
 // In as many steps as it takes; the last row of each sequence draws.
@@ -247,7 +213,7 @@ Status DraftHead::take_up(std::vector<Row> rows) {
       if (part.count < r.count) {
         part.want = nullptr;
         Row rest = r;
-        rest.first += part.count, rest.count -= part.count, rest.given += part.count * r.given_cols;
+        rest.first += part.count, rest.count -= part.count, rest.places += part.count;
         later.push_back(rest);
       }
       now.push_back(part);
@@ -258,7 +224,12 @@ Status DraftHead::take_up(std::vector<Row> rows) {
     for (const Row& r : now) {
       const bool last = std::none_of(later.begin(), later.end(), [&](const Row& l) { return l.held == r.held; });
       for (int64_t i = 0; i < r.count; ++i) r.held->at.push_back(int32_t(r.first + i - 1));
-      if (last) r.held->waiting.clear();
+      if (!last) continue;
+      if (r.want) {  // its last place has the state that the draft goes on with
+        state_[r.want] = r.held->waiting.back();
+        r.held->waiting.pop_back();
+      }
+      let_go(r.held->waiting, r.held->waiting.size());
     }
     rows = std::move(later);
   }
@@ -272,85 +243,34 @@ Status DraftHead::follow(std::span<Want> wants) {
     rows.clear();
     for (Want& w : wants)
       if (!w.draft.empty() && int(w.draft.size()) < w.count && std::ssize(rows) < limits_.max_sequences)
-        rows.push_back({&held_.at(w.seq), &w, -1, 1, state_.at(&w).data(), info().kept});
+        rows.push_back({&held_.at(w.seq), &w, -1, 1, &state_.at(&w)});
     if (rows.empty()) return {};
     KVASIR_TRY(step(rows));
   }
 }
 
-void DraftHead::clear(size_t sequences, size_t longest) {
-  model::Batch& b = batch_;
-  ++b.step;
-  b.tokens.clear();
-  b.positions.clear();
-  b.start_pos.clear();
-  b.logit_rows.clear();
-  b.seqstarts.assign(1, 0);
-  b.kvstarts.assign(1, 0);
-  b.max_seqlen = b.max_kvlen = b.decoding_batches = 0;
-  samples_.clear();
-  given_.clear();
-  work_ = {};
-  starts_.begin(int64_t(sequences), int64_t(longest), (most_rows() + limits_.page_size - 1) / limits_.page_size,
-                b.cachestarts);
-}
-
 // A draft's rows stand behind those of the cache and are written over by the next ones.
 void DraftHead::add(const Row& row) {
   model::Batch& b = batch_;
-  const Held& held = *row.held;
+  Held& held = *row.held;
   const bool drafted = row.first < 0;
-  const int64_t begin = int64_t(held.at.size()) + (drafted ? int64_t(row.want->draft.size()) - 1 : 0);
-  const int64_t end = begin + row.count;
-  for (int64_t i = 0; i < row.count; ++i) {
+  const int64_t begin = std::ssize(held.at) + (drafted ? std::ssize(row.want->draft) - 1 : 0);
+  for (int64_t i = 0; i < row.count; ++i)
     b.tokens.push_back(drafted ? row.want->draft.back() : held.tokens[size_t(row.first + i)]);
-    b.positions.push_back(int32_t(begin + i));
-  }
-  given_.insert(given_.end(), row.given, row.given + row.count * row.given_cols);
-  b.given_cols = row.given_cols;
-  b.start_pos.push_back(begin);
-  b.seqstarts.push_back(b.seqstarts.back() + row.count);
-  b.kvstarts.push_back(b.kvstarts.back() + end);
-  b.max_seqlen = std::max(b.max_seqlen, row.count);
-  b.max_kvlen = std::max(b.max_kvlen, end);
-  b.decoding_batches += row.count == 1;
-  scheduler::add_work(work_, row.count == 1 ? Phase::decode : Phase::prefill, begin, row.count);
-  starts_.add(0, held.pages, end, b.cachestarts);
-  if (!row.want) return;
-  b.logit_rows.push_back(int32_t(b.tokens.size()) - 1);
-  model::SampleRow& sample = samples_.emplace_back();
-  sample.params = &greedy_;
-  sample.position = end;
+  b.given_at.insert(b.given_at.end(), row.places, row.places + row.count);
+  b.kept_at.resize(b.given_at.size(), -1);
+  if (row.want) b.kept_at.back() = b.given_at.back();
+  b.given_cols = drafted ? info().kept : info().given;
+  add_rows(held, begin, row.count, row.want);
 }
 
-Status DraftHead::step(std::vector<Row>& rows) {
+Status DraftHead::step(const std::vector<Row>& rows) {
   size_t longest = 0;
   for (const Row& r : rows) longest = std::max(longest, r.held->pages.size());
-  clear(rows.size(), longest);
+  begin_step(rows.size(), longest);
+  batch_.given_at.clear(), batch_.kept_at.clear();
   for (const Row& r : rows) add(r);
-  model::Batch& b = batch_;
-  b.max_pages = starts_.row_length();
-  kept_.resize(b.tokens.size() * size_t(info().kept));
-  b.given = given_.data(), b.kept = kept_.data();
-  const auto began = std::chrono::steady_clock::now();
-  KVASIR_TRY(runner_->launch(b, samples_));
-  KVASIR_ASSIGN(const std::vector<model::Sampled> drawn, runner_->wait());
-  work_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  learned_.learn(work_);
-  seconds_ += work_.seconds;
-  size_t next = 0;
-  for (const Row& r : rows) {
-    if (!r.want) continue;
-    const float* state = kept_.data() + b.logit_rows[next] * info().kept;
-    state_[r.want].assign(state, state + info().kept);
-    const model::Sampled& s = drawn.at(next++);
-    if (s.bad_logits) r.held->off = true;
-    if (s.bad_logits || s.token < 0)
-      r.want->count = 0;
-    else
-      r.want->draft.push_back(s.token);
-  }
-  return {};
+  return run_step();
 }
 
 }  // namespace kvasir::engine

@@ -1,8 +1,6 @@
 #include "engine/draft_model.h"
 
 #include <algorithm>
-#include <chrono>
-#include <numeric>
 
 #include "core/cat.h"
 #include "core/check.h"
@@ -10,46 +8,17 @@
 namespace kvasir::engine {
 namespace {
 
-using scheduler::Phase;
-
-constexpr int64_t kFew = 16;                                  // tokens that are prefilled whatever time there is
-constexpr scheduler::SeqId kMeasured = ~scheduler::SeqId(0);  // no sequence's
+constexpr int64_t kFew = 16;  // tokens that are prefilled whatever time there is
 
 }  // namespace
 
-Result<std::unique_ptr<DraftModel>> DraftModel::create(std::unique_ptr<model::Runner> runner, const Limits& limits) {
-  KVASIR_TRY(runner->allocate_cache(limits.pages));
-  std::unique_ptr<DraftModel> made(new DraftModel(std::move(runner), limits));
-  KVASIR_TRY(made->measure());
-  return made;
-}
-
-DraftModel::DraftModel(std::unique_ptr<model::Runner> runner, const Limits& limits)
-    : runner_(std::move(runner)),
-      limits_(limits),
-      learned_(scheduler::StepCost()),
-      free_(size_t(limits.pages)),
-      starts_(kvcache::IndexMode::page_table, limits.page_size) {
-  std::iota(free_.rbegin(), free_.rend(), 0);
-  greedy_.temperature = 0;
-}
-
-// What a step takes is not known of this model, and whether it pays is known only then.
-Status DraftModel::measure() {
-  const int64_t room = std::min<int64_t>(limits_.pages * limits_.page_size, info().context_length) - 5;
-  for (int64_t length : {1, 2, 16, 1, 16}) {
-    const std::vector<int32_t> tokens(size_t(std::min(length, std::max<int64_t>(1, room))), 0);
-    Want want{kMeasured, tokens, 4, {}};
-    KVASIR_TRY(draft({&want, 1}, 1));
-    forget(kMeasured);
-  }
-  seconds_ = 0;
-  return {};
+Status DraftModel::try_out(std::span<const int32_t> tokens) {
+  Want want{kMeasured, tokens, 4, {}};
+  return draft({&want, 1}, 1);
 }
 
 bool DraftModel::takes(scheduler::SeqId seq, std::span<const int32_t> tokens) const {
-  if (int64_t(tokens.size()) + 1 > std::min<int64_t>(info().context_length, limits_.pages * limits_.page_size))
-    return false;
+  if (int64_t(tokens.size()) + 1 > most_rows()) return false;
   auto it = held_.find(seq);
   return it == held_.end() || !it->second.off;
 }
@@ -60,21 +29,10 @@ int64_t DraftModel::lacks(scheduler::SeqId seq, std::span<const int32_t> tokens)
   return int64_t(tokens.size() - 1 - there);
 }
 
-double DraftModel::token_us(int64_t context, double sequences) const {
-  const scheduler::StepCost& c = learned_.cost();
-  return c.fixed_us / sequences + c.decode_token_us + c.decode_context_us * double(context);
-}
-
-double DraftModel::prefill_us(int64_t begin, int64_t count) const {
-  scheduler::StepTime work;
-  if (count > 0) scheduler::add_work(work, Phase::prefill, begin, count);
-  return 1e6 * scheduler::step_seconds(work, learned_.cost()) - learned_.cost().fixed_us;
-}
-
 void DraftModel::forget(scheduler::SeqId seq) {
   auto it = held_.find(seq);
   if (it == held_.end()) return;
-  free_.insert(free_.end(), it->second.pages.begin(), it->second.pages.end());
+  give_back_pages(it->second);
   held_.erase(it);
 }
 
@@ -90,8 +48,7 @@ Status DraftModel::draft(std::span<Want> wants, double seconds) {
 
 // What the cache has of a sequence, as far as it still is so, with room for its draft. Null: no draft.
 DraftModel::Held* DraftModel::prepare(Want& want) {
-  const int64_t most = std::min<int64_t>(info().context_length, limits_.pages * limits_.page_size);
-  want.count = int(std::min<int64_t>(want.count, most - int64_t(want.tokens.size())));
+  want.count = int(std::min<int64_t>(want.count, most_rows() - int64_t(want.tokens.size())));
   if (want.count <= 0) return nullptr;
   Held& held = held_[want.seq];
   held.used = call_;
@@ -108,23 +65,13 @@ DraftModel::Held* DraftModel::prepare(Want& want) {
   return &held;
 }
 
-bool DraftModel::reserve(Held& held, int64_t tokens) {
-  while (int64_t(held.pages.size()) * limits_.page_size < tokens) {
-    if (free_.empty() && !take_from_another()) return false;
-    held.pages.push_back(free_.back());
-    free_.pop_back();
-  }
-  return true;
-}
-
-// The pages of whoever was not asked for longest; what it had is prefilled again when it is.
+// What it had is prefilled again when it is asked for.
 bool DraftModel::take_from_another() {
   Held* oldest = nullptr;
   for (auto& [seq, held] : held_)
     if (held.used < call_ && !held.pages.empty() && (!oldest || held.used < oldest->used)) oldest = &held;
   if (!oldest) return false;
-  free_.insert(free_.end(), oldest->pages.begin(), oldest->pages.end());
-  oldest->pages.clear();
+  give_back_pages(*oldest);
   oldest->tokens.clear();
   oldest->known = 0;
   return true;
@@ -166,70 +113,23 @@ void DraftModel::gather(std::span<Want> wants, bool first, double seconds) {
 }
 
 void DraftModel::add(const DraftRow& row) {
-  model::Batch& b = batch_;
   Held& held = *row.held;
-  const auto begin = int64_t(held.tokens.size()), end = begin + row.count;
-  for (int64_t i = begin; i < end; ++i) {
+  const auto begin = int64_t(held.tokens.size());
+  for (int64_t i = begin; i < begin + row.count; ++i) {
     const auto& [tokens, draft] = std::pair(row.want->tokens, std::span<const int32_t>(row.want->draft));
     const int32_t token = size_t(i) < tokens.size() ? tokens[size_t(i)] : draft[size_t(i) - tokens.size()];
-    b.tokens.push_back(token);
-    b.positions.push_back(int32_t(i));
+    batch_.tokens.push_back(token);
     held.tokens.push_back(token);
   }
-  b.start_pos.push_back(begin);
-  b.seqstarts.push_back(b.seqstarts.back() + row.count);
-  b.kvstarts.push_back(b.kvstarts.back() + end);
-  b.max_seqlen = std::max(b.max_seqlen, row.count);
-  b.max_kvlen = std::max(b.max_kvlen, end);
-  b.decoding_batches += row.count == 1;
-  scheduler::add_work(work_, row.count == 1 ? Phase::decode : Phase::prefill, begin, row.count);
-  starts_.add(0, held.pages, end, b.cachestarts);
-  if (!row.samples) return;
-  b.logit_rows.push_back(int32_t(b.tokens.size()) - 1);
-  model::SampleRow& sample = samples_.emplace_back();
-  sample.params = &greedy_;
-  sample.position = end;
-}
-
-void DraftModel::pack() {
-  model::Batch& b = batch_;
-  ++b.step;
-  b.tokens.clear();
-  b.positions.clear();
-  b.start_pos.clear();
-  b.logit_rows.clear();
-  b.seqstarts.assign(1, 0);
-  b.kvstarts.assign(1, 0);
-  b.max_seqlen = b.max_kvlen = b.decoding_batches = 0;
-  samples_.clear();
-  work_ = {};
-  size_t longest = 0;
-  for (const DraftRow& r : rows_) longest = std::max(longest, r.held->pages.size());
-  starts_.begin(int64_t(rows_.size()), int64_t(longest),
-                (info().context_length + limits_.page_size - 1) / limits_.page_size, b.cachestarts);
-  for (const DraftRow& r : rows_) add(r);
-  b.max_pages = starts_.row_length();
+  add_rows(held, begin, row.count, row.samples ? row.want : nullptr);
 }
 
 Status DraftModel::step() {
-  pack();
-  const auto began = std::chrono::steady_clock::now();
-  KVASIR_TRY(runner_->launch(batch_, samples_));
-  KVASIR_ASSIGN(const std::vector<model::Sampled> drawn, runner_->wait());
-  work_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  learned_.learn(work_);
-  seconds_ += work_.seconds;
-  size_t next = 0;
-  for (const DraftRow& r : rows_) {
-    if (!r.samples) continue;
-    const model::Sampled& s = drawn.at(next++);
-    if (s.bad_logits) r.held->off = true;
-    if (s.bad_logits || s.token < 0 || s.token >= limits_.vocab)
-      r.want->count = 0;
-    else
-      r.want->draft.push_back(s.token);
-  }
-  return {};
+  size_t longest = 0;
+  for (const DraftRow& r : rows_) longest = std::max(longest, r.held->pages.size());
+  begin_step(rows_.size(), longest);
+  for (const DraftRow& r : rows_) add(r);
+  return run_step();
 }
 
 Status same_vocabulary(const Vocabulary& model, const Vocabulary& draft) {

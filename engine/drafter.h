@@ -28,15 +28,18 @@ class Drafter {
   virtual void forget(scheduler::SeqId seq) = 0;
   virtual void forget_ended() {}  // what it has of sequences that are no more, for others that begin alike
 
-  // Rows that a step of the model has computed of a sequence, from position `begin`, as the batch kept them; those that
-  // a draft was wrong about are passed over.
+  // Where a step of the model is to leave the states of so many rows (Batch::kept_at); none: nobody reads them. Not
+  // where no places are left: what then lacks is gone without. Given back once the step was seen.
+  virtual void lend_places(int64_t /*rows*/, std::vector<int32_t>& out) { out.clear(); }
+  virtual void give_back_places(std::span<const int32_t>) {}
+  // Rows that a step has computed of a sequence, from position `begin`; those that a draft was wrong about are passed
+  // over. Places that it keeps are -1 then.
   struct Seen {
     scheduler::SeqId seq = 0;
     std::span<const int32_t> tokens;  // Want's
-    int64_t begin = 0, count = 0;
-    const float* kept = nullptr;
+    int64_t begin = 0;
+    std::span<int32_t> places;
   };
-  virtual bool reads_states() const { return false; }
   virtual void see(const Seen&) {}
   // What was seen of many rows (prompts) is taken up, or most of it is let go where drafts do not pay.
   virtual Status catch_up(bool /*pays*/) { return {}; }

@@ -2,6 +2,7 @@
 // until no draft pays. A draft continues the last token; where steps overlap (a GPU) that is not known when the next
 // step is planned. So while drafts save more than overlapping does, steps wait for one another.
 #include <algorithm>
+#include <utility>
 
 #include "core/log.h"
 #include "engine/step_loop.h"
@@ -144,16 +145,19 @@ void StepLoop::draft_model_failed(const Status& why) {
 }
 
 // What a head reads of a step. Prompts are taken up where drafts of as many sequences as run would pay.
-void StepLoop::show_states(const PackedStep& step) {
-  if (!draft_model_ || step.failed || step.computed.empty() || options_.max_draft == 0) return;
-  int64_t row = 0;
-  for (size_t i = 0; i < step.computed.size(); row += step.computed[i++].count) {
+void StepLoop::show_states(PackedStep& step) {
+  const std::span<int32_t> places = step.batch.kept_at;
+  if (!draft_model_ || places.empty()) return;
+  size_t row = 0;
+  for (size_t i = 0; i < step.computed.size() && !step.failed; ++i) {
     const Job& job = *step.jobs[i];
-    if (job.ended || job.beams || job.request.pooled) continue;
     const PackedStep::Computed& c = step.computed[i];
-    draft_model_->see(
-        {c.seq, scheduler_->tokens(c.seq), c.begin, c.count, step.kept.data() + row * runner_.info().kept});
+    const auto of = places.subspan(std::exchange(row, row + size_t(c.count)), size_t(c.count));
+    if (!job.ended && !job.beams && !job.request.pooled)
+      draft_model_->see({c.seq, scheduler_->tokens(c.seq), c.begin, of});
   }
+  draft_model_->give_back_places(places);
+  if (step.failed) return;
   const double sequences = double(step.computed.size());
   const scheduler::StepCost& cost = scheduler_->cost();
   const double price = cost.decode_token_us, share = cost.fixed_us / sequences;

@@ -211,21 +211,22 @@ Result<std::unique_ptr<Drafter>> EngineImpl::load_draft(int64_t* memory) {
   const DraftPages part = draft_pages(*memory, info_, draft, steps);
   *memory -= part.bytes;
   const model::ModelInfo said = draft;
+  CachedDrafter::Limits limits{part.pages, options_.page_size, options_.max_tokens_per_step, options_.max_running,
+                               info_.vocab_size};
   std::unique_ptr<Drafter> made;
   if (said.given > 0) {
-    KVASIR_ASSIGN(
-        made, DraftHead::create(std::move(loaded_.draft),
-                                {part.pages, options_.page_size, options_.max_tokens_per_step, options_.max_running}));
+    limits.max_tokens = DraftHead::step_tokens(limits.max_tokens, limits.max_sequences);
+    KVASIR_ASSIGN(made, DraftHead::create(std::move(loaded_.draft), limits));
   } else {
-    KVASIR_ASSIGN(made, DraftModel::create(std::move(loaded_.draft), {part.pages, options_.page_size,
-                                                                      options_.max_tokens_per_step, info_.vocab_size}));
+    KVASIR_ASSIGN(made, DraftModel::create(std::move(loaded_.draft), limits));
   }
   log_info(said.given > 0 ? "draft head ready" : "draft model ready", {{"model", said.name},
                                                                        {"parameters", said.parameters},
                                                                        {"weight_bytes", said.weight_bytes},
                                                                        {"pages", part.pages},
                                                                        {"bytes_per_token", said.kv_bytes_per_token},
-                                                                       {"bytes", part.bytes}});
+                                                                       {"bytes", part.bytes},
+                                                                       {"token_us", made->token_us(0, 1)}});
   return made;
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "engine/draft_head.h"
 #include "engine/draft_model.h"
 #include "engine/engine.h"
 #include "model/device.h"
@@ -95,6 +96,13 @@ Result<std::unique_ptr<model::Runner>> load_draft(const model::RunnerOptions& mo
   return runner;
 }
 
+Result<std::unique_ptr<model::Runner>> load_head(const model::RunnerOptions& model, const std::string& name,
+                                                 model::Runner& of) {
+  model::RunnerOptions options = draft_options(model, name);
+  options.max_tokens = DraftHead::step_tokens(model.max_tokens, model.max_batch);
+  return of.load_head(options, DraftHead::places(model.max_tokens, model.max_batch, of.depth()));
+}
+
 // An EAGLE-3 folder.
 Result<std::unique_ptr<model::Runner>> load_eagle3(const model::RunnerOptions& model, const std::string& name,
                                                    const Loaded& loaded) {
@@ -102,7 +110,7 @@ Result<std::unique_ptr<model::Runner>> load_eagle3(const model::RunnerOptions& m
   if (loaded.runner->info().encoder || loaded.runner->info().decoder_start >= 0)
     return invalid_argument(cat("draft_model is ", name, ", an EAGLE-3 head; the model is none that one drafts for"))
         .with_field("draft_model");
-  auto head = loaded.runner->load_head(draft_options(model, name));
+  auto head = load_head(model, name, *loaded.runner);
   if (head.ok()) return head;
   return Status(head.status().code(),
                 cat("draft_model is ", name, ", an EAGLE-3 head, and cannot be loaded: ", head.status().message()))
@@ -113,7 +121,7 @@ Result<std::unique_ptr<model::Runner>> load_eagle3(const model::RunnerOptions& m
 std::unique_ptr<model::Runner> load_next_layer(const model::RunnerOptions& model, const Loaded& loaded) {
   if (loaded.runner->info().next_layers == 0) return nullptr;
   Timed timed("layer of multi-token prediction");
-  auto head = loaded.runner->load_head(draft_options(model, ""));
+  auto head = load_head(model, "", *loaded.runner);
   if (head.ok()) return std::move(*head);
   log_info("the model's layer of multi-token prediction is not used", {{"why", head.status().message()}});
   return nullptr;

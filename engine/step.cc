@@ -61,6 +61,8 @@ bool StepLoop::launch_next() {
       grammars_->wait(std::min(*end, now() + once));
     };
   }
+  if (draft_model_ && options_.max_draft > 0)
+    draft_model_->lend_places(int64_t(packed->batch.tokens.size()), packed->batch.kept_at);
   packed->began = began;
   packed->ahead = !in_flight_.empty();
   packed->planned = now();

@@ -76,7 +76,7 @@ class StepLoop {
   void weigh_model(const Gain& by, Draft& best);
   void propose(Draft& draft, std::vector<int32_t> tokens);
   void ask_draft_model();
-  void show_states(const PackedStep& step);
+  void show_states(PackedStep& step);
   void draft_model_failed(const Status& why);
   void forget_drafts(const Job& job);
 

@@ -43,11 +43,12 @@ struct Batch {
     float* sum = nullptr;
   };
   std::vector<Pool> pools;
-  // What the heads that draft read of every row ([T, ModelInfo::kept]): written by wait(), where somebody asks.
-  float* kept = nullptr;
-  // Of a head: what every row reads beside its token ([T, given_cols]), ModelInfo::given columns of the model's own or
-  // as many as this head has kept of the row before.
-  const float* given = nullptr;
+  // Hidden states, for heads that draft: by their places in the memory that Runner::load_head() has made where the
+  // model is. Where each row leaves its own, -1: nowhere; empty: nobody reads any.
+  std::vector<int32_t> kept_at;  // [T]
+  // Of a head: what every row reads beside its token, ModelInfo::given columns of the model's own or as many as this
+  // head has kept of the row before. A place is read before it is written.
+  std::vector<int32_t> given_at;  // [T]
   int64_t given_cols = 0;
   std::vector<const Adapter*> adapters;  // [B]: of each sequence, or null; empty: none has one
   std::vector<int32_t> types;            // [T]: which text of a pair each token belongs to; empty: all to the first

@@ -280,4 +280,28 @@ Result<HeadFiles> open_next_layer(const std::string& path, const ModelConfig& mo
   return out;
 }
 
+Result<HeadFiles> open_head(const std::string& folder, const std::string& path, const ModelConfig& model,
+                            int32_t ranks) {
+  KVASIR_ASSIGN(HeadFiles files, folder.empty() ? open_next_layer(path, model) : open_eagle3(folder, model));
+  if (files.weights && ranks > 1)
+    return unimplemented(cat("ranks is ", ranks, "; a head drafts for a model that is not split: --ranks 1"));
+  return files;
+}
+
+void HeadConfig::describe(int64_t places, ModelInfo* info) const {
+  info->vocab_size = known_tokens;
+  info->kept = decoder.hidden, info->given = given, info->places = places;
+}
+
+void name_tokens(const std::vector<int32_t>& token_of, std::vector<Sampled>& drawn) {
+  if (token_of.empty()) return;
+  auto named = [&](int32_t& token) {
+    if (token >= 0) token = token_of[size_t(token)];
+  };
+  for (Sampled& s : drawn) {
+    named(s.token);
+    for (TokenLogprob& t : s.top) named(t.token);
+  }
+}
+
 }  // namespace kvasir::model

@@ -14,6 +14,7 @@
 #include "core/status.h"
 #include "model/config.h"
 #include "model/formats/weights.h"
+#include "model/runner.h"
 
 namespace kvasir::model {
 
@@ -25,7 +26,11 @@ struct HeadConfig {
   bool eagle = false;         // else MTP
   bool norm_before_residual = false;
   std::vector<int32_t> token_of;  // of the model, for each that it may draw; empty: the same
+
+  void describe(int64_t places, ModelInfo* info) const;  // what it is beside its decoder
 };
+// What was drawn, as the model names it.
+void name_tokens(const std::vector<int32_t>& token_of, std::vector<Sampled>& drawn);
 
 struct HeadFiles {
   HeadConfig config;
@@ -38,5 +43,8 @@ bool is_eagle3(const std::string& folder);
 Result<HeadFiles> open_eagle3(const std::string& folder, const ModelConfig& model);
 // Of the model's own files; no weights: they have none.
 Result<HeadFiles> open_next_layer(const std::string& path, const ModelConfig& model);
+// That folder's, or where none is named the other. Refused where the model is split.
+Result<HeadFiles> open_head(const std::string& folder, const std::string& path, const ModelConfig& model,
+                            int32_t ranks);
 
 }  // namespace kvasir::model

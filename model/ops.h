@@ -175,8 +175,8 @@ class Ops {
   virtual Result<int64_t> turn_to(Side) { return unimplemented("this device has no encoder-decoders"); }
   // Keys and values of the sources' rows, for `cross`, in place of what the layer's cache has of them.
   virtual Status store(const Attend&, Buffer, Buffer) { return unimplemented("this device stores no keys alone"); }
-  // Heads that draft. Rows, times `factor`, into columns of Batch::kept from `first`, where the batch asks for them;
-  // rows out of Batch::given; and columns of `out` from `first`.
+  // Heads that draft. Rows, times `factor`, to Batch::kept_at, into columns from `first`; rows from Batch::given_at;
+  // and columns of `out` from `first`, or all of them.
   virtual Status keep(Buffer, int64_t, float) { return unimplemented("this device hands over no hidden states"); }
   virtual int64_t given_cols() const { return 0; }
   virtual Status take_given(Buffer) { return unimplemented("this device takes no hidden states"); }

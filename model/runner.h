@@ -52,8 +52,9 @@ struct ModelInfo {
   int32_t decoder_start = -1;
   int32_t labels = 0;           // scores of its classification head; 0: it has none
   int32_t next_layers = 0;      // that predict tokens behind the next one, as its files say
-  int64_t kept = 0;             // columns of Batch::kept; 0: nothing can be asked for
+  int64_t kept = 0;             // columns at Batch::kept_at; 0: nothing can be asked for
   int64_t given = 0;            // of a head: those of the model's rows; 0: it is none
+  int64_t places = 0;           // of a head: for rows of either, in one memory
   std::vector<RankInfo> ranks;  // empty: there is one
 };
 
@@ -116,11 +117,10 @@ class Runner {
 
   // A head that drafts for this model out of its hidden states: an EAGLE-3 folder (options.model), or where none is
   // named the layer of multi-token prediction in the model's own files (null: they have none). It shares weights with
-  // this runner and must not outlive it. From here on a batch may ask for what the head reads (Batch::kept).
-  virtual Result<std::unique_ptr<Runner>> load_head(const RunnerOptions& /*options*/) {
-    return unimplemented(
-        "a head that drafts needs the model's hidden states, which this device does not hand over; on the CPU they are "
-        "(--device cpu)");
+  // this runner and must not outlive it. From here on both have `places` for hidden states (Batch::kept_at), of one
+  // memory.
+  virtual Result<std::unique_ptr<Runner>> load_head(const RunnerOptions& /*options*/, int64_t /*places*/) {
+    return unimplemented("this model hands over no hidden states, which a head that drafts needs");
   }
 
   // rows[i] belongs to batch.logit_rows[i], the pools' rows follow; everything pointed to lives until the matching

@@ -56,6 +56,12 @@ definitions() {
   printf '%s\n' "$modules" "$crds" >"$work/installed" && chmod -R u+w "$work" && rm -rf "$fleet/crds" && mv "$work" "$fleet/crds"
 }
 
+# Grafana itself is not to be had from the registries; the types that it generates from its schemas are.
+schema=$ROOT/tests/fleet/dashboard_schema
+dashboard_schema() {
+  (cd "$schema" && go build -trimpath -o "$fleet/bin/dashboard-schema" .) && cat "$schema/go.mod" "$schema/main.go" >"$fleet/bin/dashboard-schema.source"
+}
+
 # Debian's Prometheus starts as a service when it is installed; tests run their own.
 prometheus() {
   as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -q --no-install-recommends prometheus
@@ -73,7 +79,10 @@ cmp -s "$ROOT/tools/fleet-packages.txt" "$fleet/python/installed" || optional 'K
 if command -v go >/dev/null && [ "$(cat "$fleet/crds/installed" 2>/dev/null)" != "$(printf '%s\n' "$modules" "$crds")" ]; then
   optional 'Definitions of KEDA, Prometheus, gateways' definitions
 fi
+if command -v go >/dev/null && ! cat "$schema/go.mod" "$schema/main.go" | cmp -s - "$fleet/bin/dashboard-schema.source"; then
+  optional "Grafana's schemas" dashboard_schema
+fi
 if [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; then
-  command -v prometheus >/dev/null || optional 'Prometheus' prometheus
+  [ -n "$(type -P prometheus)" ] || optional 'Prometheus' prometheus
   ldconfig -p | grep -q 'libzmq\.so\.5' || optional 'ZeroMQ' zeromq
 fi

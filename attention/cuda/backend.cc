@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "attention/cuda/cuda.h"
-#include "attention/cuda/launch.h"
 #include "attention/cuda/memory.h"
+#include "attention/cuda/plain.h"
 #include "attention/cuda/plan.h"
 #include "attention/cuda/prefill8.h"
 #include "attention/held_step.h"
@@ -61,9 +61,10 @@ class CudaAttention final : public Attention, public GraphKeyed {
     if (a_.head_dim % 8 || a_.head_dim > 512)
       return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 512"))
           .with_field("head_dim");
-    if (!a_.relative_bias.empty())
-      return unimplemented("relative_bias is given; the cuda back end has none, the cpu has")
-          .with_field("relative_bias");
+    if (!a_.relative_bias.empty()) {
+      KVASIR_TRY(relative_.upload(a_.relative_bias.data(), a_.relative_bias.size() * 4));
+      relative_bias_ = {relative_.as<float>(), int32_t(a_.relative_bias.size()) / a_.num_heads / 2};
+    }
     if (a_.is_alibi) {
       std::vector<float> slopes = a_.alibi_slopes.empty() ? default_alibi_slopes(a_.num_heads) : a_.alibi_slopes;
       KVASIR_TRY(slopes_.upload(slopes.data(), slopes.size() * 4));
@@ -155,7 +156,10 @@ class CudaAttention final : public Attention, public GraphKeyed {
                                       given ? n.exact_tokens : limits_.max_tokens, planner_->gather_tokens(),
                                       multiprocessors_, stream_),
                        "prefill"));
-    if (n.plain) launch_plain(shape, v, l, planner_->plain_rows(base), n.plain, stream_);
+    if (n.plain && relative_bias_.values)
+      launch_plain(shape, v, l, relative_bias_, planner_->plain_rows(base), n.plain, stream_);
+    else if (n.plain)
+      launch_plain(shape, v, l, planner_->plain_rows(base), n.plain, stream_);
     if (n.deferred) launch_append(shape, v, l, n.tokens, false, a_.append, 1, stream_);
     return check(cudaGetLastError(), "attention");
   }
@@ -214,7 +218,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
       return unimplemented(cat("quant_group is ", view.quant_group, "; the cuda back end takes from 8 to 256"))
           .with_field("quant_group");
     Machine machine;
-    if (shape_.group <= 16)
+    const bool fast = a_.relative_bias.empty();  // of which the plain kernel alone knows
+    if (shape_.group <= 16 && fast)
       // Batch-invariant: a row's arithmetic may not depend on how many stand beside it, so no kernel for a few.
       for (int i = a_.batch_invariant ? 1 : 0; i < kLists; ++i)
         machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i);
@@ -223,8 +228,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
       machine.joined_warps = joined_warps(shape_, cache);
       runs_append_ = runs_append(shape_, cache);
     }
-    machine.prefill8 = prefill8_ = prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant;
-    machine.prefill = !prefill8_ && prefill_supports(shape_, capability_) && !a_.batch_invariant;
+    machine.prefill8 = prefill8_ =
+        fast && prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant;
+    machine.prefill = fast && !prefill8_ && prefill_supports(shape_, capability_) && !a_.batch_invariant;
     planner_ = std::make_unique<Planner>(a_, limits_, machine);
     KVASIR_TRY(arrays_.allocate(2 * planner_->bytes()));
     KVASIR_TRY(pinned_.allocate(2 * planner_->bytes()));
@@ -280,6 +286,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   cudaStream_t stream_;
   bool appends_apart_;
   Shape shape_;
+  RelativeBias relative_bias_;
   int multiprocessors_ = 0, capability_ = 0;
   bool works_on_query_ = false, held_ = false, prefill8_ = false, runs_append_ = false;
   int slot_ = 0;
@@ -287,8 +294,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
   int32_t* taken_ = nullptr;
   HeldStep waiting_;
   std::unique_ptr<Planner> planner_;
-  DeviceMemory slopes_, frequencies_, angles_, q_, q8_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_, partial_lse_,
-      arrived_;
+  DeviceMemory slopes_, relative_, frequencies_, angles_, q_, q8_, k_new_, v_new_, k_old_, v_old_, arrays_, partial_,
+      partial_lse_, arrived_;
   PinnedMemory pinned_;
   cudaEvent_t uploaded_[2] = {nullptr, nullptr};
 };

@@ -1,7 +1,7 @@
 // One block a (query, head), every variant of the operator, any element types: the kernel that is right
 // first. The faster ones are chosen where they can be; this one takes what they do not cover.
 #include "attention/cuda/device.cuh"
-#include "attention/cuda/launch.h"
+#include "attention/cuda/plain.h"
 
 namespace kvasir::attention::cuda {
 namespace {
@@ -20,9 +20,10 @@ __device__ inline float cached(const CacheLayer& c, const uint8_t* row, const ui
   return x * (value ? c.v_scale : c.k_scale);
 }
 
-// kPerLane elements of a row are a lane's: heads of up to 32 * kPerLane.
-template <int kPerLane>
-__global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v, Layer l, const QueryRow* rows) {
+// kPerLane elements of a row are a lane's: heads of up to 32 * kPerLane. kBiased: by distance.
+template <int kPerLane, bool kBiased>
+__global__ void __launch_bounds__(kWarps * 32)
+    plain_kernel(Shape s, StepView v, Layer l, RelativeBias bias, const QueryRow* rows) {
   __shared__ float part_out[kWarps][32 * kPerLane];
   __shared__ float part_top[kWarps], part_sum[kWarps];
   if (int(blockIdx.y) >= v.counts[kCountPlain]) return;
@@ -91,6 +92,9 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v,
     for (int o = 16; o; o >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, o);
     dot = softcapped(dot, s.softcap);
     if (s.slopes) dot += s.slopes[head] * float(j - own);
+    if constexpr (kBiased)
+      dot +=
+          bias.values[int64_t(head) * (2 * bias.reach + 1) + min(max(j - own, -bias.reach), bias.reach) + bias.reach];
     if (l.mask)
       dot += load_float(l.mask, s.io == DType::f8_e4m3 ? DType::f32 : s.io,
                         head * l.mask_head + int64_t(row.token) * l.mask_row + seq.kv_begin + j);
@@ -133,10 +137,16 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(Shape s, StepView v,
 
 }  // namespace
 
+void launch_plain(const Shape& s, const StepView& v, const Layer& l, const RelativeBias& bias, const QueryRow* rows,
+                  int64_t count, cudaStream_t stream) {
+  auto* kernel = s.head_dim > 256 ? plain_kernel<16, true> : plain_kernel<8, true>;
+  kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, bias, rows);
+}
+
 void launch_plain(const Shape& s, const StepView& v, const Layer& l, const QueryRow* rows, int64_t count,
                   cudaStream_t stream) {
-  auto* kernel = s.head_dim > 256 ? plain_kernel<16> : plain_kernel<8>;
-  kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, rows);
+  auto* kernel = s.head_dim > 256 ? plain_kernel<16, false> : plain_kernel<8, false>;
+  kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, RelativeBias{}, rows);
 }
 
 }  // namespace kvasir::attention::cuda

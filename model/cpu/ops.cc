@@ -365,21 +365,25 @@ Status CpuOps::gate(Activation activation, Buffer in_out, Buffer by, int64_t fir
 }
 
 Status CpuOps::keep(Buffer in, int64_t first, float factor) {
-  if (!batch_->kept) return {};
-  KVASIR_CHECK(first + in.cols <= kept_cols_, "columns to ", first + in.cols, " of ", kept_cols_);
+  if (batch_->kept_at.empty()) return {};
+  KVASIR_CHECK(first + in.cols <= state_cols_, "columns to ", first + in.cols, " of ", state_cols_);
   if (options_.link && !options_.part.first()) return {};
   each_row(rows(in), in.cols, [&](int64_t t) {
     const float* x = data(in) + t * in.cols;
-    float* to = batch_->kept + t * kept_cols_ + first;
+    const int64_t at = batch_->kept_at[size_t(t)];
+    if (at < 0) return;
+    float* to = states_.get() + at * state_cols_ + first;
     for (int64_t i = 0; i < in.cols; ++i) to[i] = x[i] * factor;
   });
   return {};
 }
 
 Status CpuOps::take_given(Buffer out) {
-  KVASIR_CHECK(batch_->given && batch_->given_cols == out.cols, batch_->given_cols, " columns into ", out.cols);
-  each_row(rows(out), out.cols,
-           [&](int64_t t) { std::copy_n(batch_->given + t * out.cols, out.cols, data(out) + t * out.cols); });
+  KVASIR_CHECK(int64_t(batch_->given_at.size()) == rows(out) && batch_->given_cols == out.cols, batch_->given_at.size(),
+               " rows of ", batch_->given_cols, " columns into ", rows(out), " of ", out.cols);
+  each_row(rows(out), out.cols, [&](int64_t t) {
+    std::copy_n(states_.get() + batch_->given_at[size_t(t)] * state_cols_, out.cols, data(out) + t * out.cols);
+  });
   return {};
 }
 

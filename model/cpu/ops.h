@@ -48,9 +48,10 @@ class CpuOps final : public Ops {
   Status set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                     std::vector<kvcache::TensorScales> scales);
   float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
-  // Another's weight, with its bias, as one of these too; the other must outlive them. `kept`: columns of Batch::kept.
+  // Another's weight, with its bias, as one of these too; the other must outlive them.
   Matrix borrow(const CpuOps& from, Matrix weight);
-  void hand_over(int64_t kept) { kept_cols_ = kept; }
+  // Where hidden states lie, `cols` of each place.
+  void hand_over(std::shared_ptr<float[]> states, int64_t cols) { states_ = std::move(states), state_cols_ = cols; }
   int64_t weight_bytes() const { return measured_ + int64_t(arena_.used()); }
   // Of vectors, and of the buffers once a step has been as large as it may.
   int64_t vector_bytes() const;
@@ -206,7 +207,8 @@ class CpuOps final : public Ops {
   const Batch* batch_ = nullptr;
   const std::vector<int32_t>* tokens_ = nullptr;
   int64_t logit_rows_ = 0;
-  int64_t kept_cols_ = 0;
+  std::shared_ptr<float[]> states_;
+  int64_t state_cols_ = 0;
 };
 
 // Each worker has the same stretch of rows from one operation to the next, still in its cache.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <thread>
 
@@ -37,8 +38,9 @@ class CpuRunner final : public Runner {
         draws_(config.vocab, threads, false, known_tokens) {}
 
   Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress);
-  // A head, which shares weights with `of`.
-  Status load_as_head(const HeadConfig& head, Weights& weights, const attention::Backend* attention, CpuRunner& of);
+  // A head, which shares weights with `of`, and `places` for hidden states.
+  Status load_as_head(const HeadConfig& head, Weights& weights, const attention::Backend* attention, CpuRunner& of,
+                      int64_t places);
 
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 1; }
@@ -49,7 +51,7 @@ class CpuRunner final : public Runner {
     return on_all([&](size_t rank) { return ranks_[rank]->allocate_cache(pages); });
   }
   Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
-  Result<std::unique_ptr<Runner>> load_head(const RunnerOptions& options) override;
+  Result<std::unique_ptr<Runner>> load_head(const RunnerOptions& options, int64_t places) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override;
 
@@ -136,35 +138,31 @@ void CpuRunner::describe_weights(const Weights& weights) {
 }
 
 Status CpuRunner::load_as_head(const HeadConfig& head, Weights& weights, const attention::Backend* attention,
-                               CpuRunner& of) {
+                               CpuRunner& of, int64_t places) {
+  // Zeros, which are no memory until they are written.
+  const std::shared_ptr<float[]> states(static_cast<float*>(std::calloc(size_t(places * head.given), sizeof(float))),
+                                        std::free);
+  if (!states) return resource_exhausted(cat("no memory for the hidden states of ", places, " tokens"));
   ranks_.push_back(std::make_unique<Rank>(config_, options_, form_, threads_, nullptr));
   Rank& model = *of.ranks_[0];
   auto network = [&](CpuOps& ops) -> Result<std::unique_ptr<Network>> {
     auto lent = [&](Matrix m) { return m.id < 0 ? m : ops.borrow(model.ops(), m); };
-    ops.hand_over(config_.hidden);
+    ops.hand_over(states, head.given);
     return load_head_network(head, weights, ops, lent(model.network().embedding()), lent(model.network().head()));
   };
   KVASIR_TRY(ranks_[0]->load(weights, attention, {}, network));
   describe_weights(weights);
   token_of_ = head.token_of;
-  info_.vocab_size = head.known_tokens;
-  info_.kept = config_.hidden, info_.given = head.given;
+  head.describe(places, &info_);
   KVASIR_TRY(model.network().keep(head.kept));
-  model.ops().hand_over(head.given);
+  model.ops().hand_over(states, head.given);
   of.info_.kept = head.given;
   return {};
 }
 
-Result<std::unique_ptr<Runner>> CpuRunner::load_head(const RunnerOptions& options) {
-  HeadFiles files;
-  if (options.model.empty()) {
-    KVASIR_ASSIGN(files, open_next_layer(options_.model, config_));
-    if (!files.weights) return std::unique_ptr<Runner>();
-  } else {
-    KVASIR_ASSIGN(files, open_eagle3(options.model, config_));
-  }
-  if (link_)
-    return unimplemented(cat("ranks is ", ranks_.size(), "; a head drafts for a model that is not split: --ranks 1"));
+Result<std::unique_ptr<Runner>> CpuRunner::load_head(const RunnerOptions& options, int64_t places) {
+  KVASIR_ASSIGN(HeadFiles files, open_head(options.model, options_.model, config_, int32_t(ranks_.size())));
+  if (!files.weights) return std::unique_ptr<Runner>();
   KVASIR_TRY(ranks_[0]->network().keep({}));  // refuses where it cannot
   RunnerOptions o = options;
   o.max_kvlen = files.config.decoder.context;
@@ -174,20 +172,13 @@ Result<std::unique_ptr<Runner>> CpuRunner::load_head(const RunnerOptions& option
                 attention::find_backend(o.attention == "auto" ? "cpu" : o.attention));
   auto head =
       std::make_unique<CpuRunner>(files.config.decoder, o, threads_, std::move(form), files.config.known_tokens);
-  KVASIR_TRY(head->load_as_head(files.config, *files.weights, attention, *this));
+  KVASIR_TRY(head->load_as_head(files.config, *files.weights, attention, *this, places));
   return std::unique_ptr<Runner>(std::move(head));
 }
 
 Result<std::vector<Sampled>> CpuRunner::wait() {
   std::vector<Sampled> out = draws_.take();
-  if (token_of_.empty()) return out;
-  auto named = [&](int32_t& token) {
-    if (token >= 0) token = token_of_[size_t(token)];
-  };
-  for (Sampled& s : out) {
-    named(s.token);
-    for (TokenLogprob& t : s.top) named(t.token);
-  }
+  name_tokens(token_of_, out);
   return out;
 }
 

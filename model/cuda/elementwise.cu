@@ -107,8 +107,27 @@ __global__ void scale_by_position(float* x, const int32_t* positions, float slop
   for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) x[blockIdx.x * stride + i] *= scale;
 }
 
+// Row i of `in`, or the row from_at[i], times `factor` to row i of `out`, or to_at[i] (-1: to none).
+template <class In, class Out>
+__global__ void move_rows(const In* in, const int32_t* from_at, int64_t in_stride, float factor, Out* out,
+                          const int32_t* to_at, int64_t out_stride, int64_t rows, int64_t cols) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= cols) return;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const int64_t from = from_at ? from_at[row] : row, to = to_at ? to_at[row] : row;
+    if (to >= 0) write(out, to * out_stride + i, read(in, from * in_stride + i) * factor);
+  }
+}
+
 unsigned blocks(int64_t n) { return unsigned((n + kThreads - 1) / kThreads); }
 dim3 grid(int64_t rows, int64_t cols) { return {blocks(cols), unsigned(std::min<int64_t>(rows, 65535))}; }
+
+template <class In, class Out>
+void move(const void* in, const int32_t* from_at, int64_t in_stride, float factor, void* out, int64_t first,
+          const int32_t* to_at, int64_t out_stride, int64_t rows, int64_t cols, cudaStream_t stream) {
+  move_rows<<<grid(rows, cols), kThreads, 0, stream>>>(static_cast<const In*>(in), from_at, in_stride, factor,
+                                                       static_cast<Out*>(out) + first, to_at, out_stride, rows, cols);
+}
 
 }  // namespace
 
@@ -156,6 +175,24 @@ void launch_add(const float* in, float* out, int64_t count, cudaStream_t stream)
 
 void launch_scale(float* x, float factor, int64_t count, cudaStream_t stream) {
   scale<<<blocks(count), kThreads, 0, stream>>>(x, factor, count);
+}
+
+void launch_keep_states(const void* in, bool half, float factor, const int32_t* at, void* states, int64_t first,
+                        int64_t stride, int64_t rows, int64_t cols, cudaStream_t stream) {
+  (half ? move<__nv_bfloat16, __nv_bfloat16> : move<float, __nv_bfloat16>)(in, nullptr, cols, factor, states, first, at,
+                                                                           stride, rows, cols, stream);
+}
+
+void launch_take_states(const void* states, const int32_t* at, int64_t stride, float* out, int64_t rows, int64_t cols,
+                        cudaStream_t stream) {
+  move<__nv_bfloat16, float>(states, at, stride, 1, out, 0, nullptr, cols, rows, cols, stream);
+}
+
+void launch_place(const void* in, bool half, void* out, bool to_half, int64_t first, int64_t stride, int64_t rows,
+                  int64_t cols, cudaStream_t stream) {
+  auto place = half ? (to_half ? move<__nv_bfloat16, __nv_bfloat16> : move<__nv_bfloat16, float>)
+                    : (to_half ? move<float, __nv_bfloat16> : move<float, float>);
+  place(in, nullptr, cols, 1, out, first, nullptr, stride, rows, cols, stream);
 }
 
 void launch_softcap(float* x, float cap, int64_t count, cudaStream_t stream) {

@@ -27,6 +27,15 @@ void launch_scale(float* x, float factor, int64_t count, cudaStream_t stream);
 // out = activation(in) * by, in bfloat16; rows of `by` are `stride` apart.
 void launch_gate(Activation activation, const float* in, const float* by, int64_t stride, void* out, int64_t rows,
                  int64_t cols, cudaStream_t stream);
+// Hidden states lie in bfloat16, rows `stride` apart. Rows of `in` (bfloat16, `half`, or float32) times `factor` to
+// those that `at` names (-1: none), into columns from `first`; and rows out of them, in float32.
+void launch_keep_states(const void* in, bool half, float factor, const int32_t* at, void* states, int64_t first,
+                        int64_t stride, int64_t rows, int64_t cols, cudaStream_t stream);
+void launch_take_states(const void* states, const int32_t* at, int64_t stride, float* out, int64_t rows, int64_t cols,
+                        cudaStream_t stream);
+// Rows into columns from `first` of rows `stride` apart; either is bfloat16 (`half`, `to_half`) or float32.
+void launch_place(const void* in, bool half, void* out, bool to_half, int64_t first, int64_t stride, int64_t rows,
+                  int64_t cols, cudaStream_t stream);
 void launch_softcap(float* x, float cap, int64_t count, cudaStream_t stream);
 // Columns [0, cols) of rows `stride` apart, times 1 + slope * log(1 + floor(position / unit)).
 void launch_scale_by_position(float* x, const int32_t* positions, float slope, int64_t unit, int64_t rows, int64_t cols,

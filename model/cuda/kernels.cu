@@ -79,14 +79,14 @@ __global__ void __launch_bounds__(kMostNormThreads)
 }
 
 template <class Out>
-void norm_of(const float* in, int64_t stride, const float* weight, float eps, bool add, Out* out, dim3 grid,
-             int64_t cols, bool invariant, cudaStream_t stream) {
-  const int64_t wide = cols % 4 == 0 && stride % 4 == 0 ? 4 : 1;
+void norm_of(const float* in, int64_t stride, const float* weight, float eps, bool add, Out* out, int64_t out_stride,
+             dim3 grid, int64_t cols, bool invariant, cudaStream_t stream) {
+  const int64_t wide = cols % 4 == 0 && stride % 4 == 0 && out_stride % 4 == 0 ? 4 : 1;
   // Few rows leave the device idle: then a row is not to wait for its own threads.
   const int64_t most = invariant || grid.x * grid.y <= 2 * 132 ? kMostNormThreads : kThreads;
   const int threads = int(std::min<int64_t>(most, (cols / wide + 31) / 32 * 32));
   auto kernel = wide == 4 ? norm<Out, 4> : norm<Out, 1>;
-  launch_early(kernel, grid, threads, stream, in, stride, weight, eps, add, out, stride, cols);
+  launch_early(kernel, grid, threads, stream, in, stride, weight, eps, add, out, out_stride, cols);
 }
 
 // A warp a head, whichever row it is of.
@@ -231,18 +231,19 @@ void launch_embed(const int32_t* tokens, const int32_t* before, const void* tabl
 }
 
 void launch_norm(const float* in, const float* weight, float eps, void* out, int64_t rows, int64_t cols,
-                 cudaStream_t stream, bool invariant) {
-  norm_of(in, cols, weight, eps, false, static_cast<__nv_bfloat16*>(out), unsigned(rows), cols, invariant, stream);
+                 cudaStream_t stream, bool invariant, int64_t out_stride) {
+  norm_of(in, cols, weight, eps, false, static_cast<__nv_bfloat16*>(out), out_stride > 0 ? out_stride : cols,
+          unsigned(rows), cols, invariant, stream);
 }
 
 void launch_add_norm(const float* in, const float* weight, float eps, float* out, int64_t rows, int64_t cols,
                      cudaStream_t stream, bool invariant) {
-  norm_of(in, cols, weight, eps, true, out, unsigned(rows), cols, invariant, stream);
+  norm_of(in, cols, weight, eps, true, out, cols, unsigned(rows), cols, invariant, stream);
 }
 
 void launch_head_norm(float* x, int64_t stride, int64_t heads, int64_t size, const float* weight, float eps,
                       int64_t rows, cudaStream_t stream, bool invariant) {
-  norm_of(x, stride, weight, eps, false, x, dim3(unsigned(rows), unsigned(heads)), size, invariant, stream);
+  norm_of(x, stride, weight, eps, false, x, stride, dim3(unsigned(rows), unsigned(heads)), size, invariant, stream);
 }
 
 void launch_qk_norm(const float* in, int64_t q_heads, const float* q, int64_t kv_heads, const float* k, int64_t size,

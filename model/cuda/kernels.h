@@ -14,9 +14,9 @@ namespace kvasir::model::cuda {
 void launch_embed(const int32_t* tokens, const int32_t* before, const void* table, float scale, float* out,
                   int64_t rows, int64_t cols, cudaStream_t stream);
 // out = in / rms(in) * weight over each row, in bfloat16. Invariant, here and below: however many rows there are, each
-// is summed in one order.
+// is summed in one order. `out_stride`: between rows of `out`, where they are longer.
 void launch_norm(const float* in, const float* weight, float eps, void* out, int64_t rows, int64_t cols,
-                 cudaStream_t stream, bool invariant = false);
+                 cudaStream_t stream, bool invariant = false, int64_t out_stride = 0);
 // out += that.
 void launch_add_norm(const float* in, const float* weight, float eps, float* out, int64_t rows, int64_t cols,
                      cudaStream_t stream, bool invariant = false);

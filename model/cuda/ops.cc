@@ -25,7 +25,7 @@ int64_t CudaOps::padded(int64_t rows) {
 Status CudaOps::prepare() {
   KVASIR_ASSIGN(products_, Products::open(stream_, options_.batch_invariant));
   // Choices that fork from one row draw from it each.
-  const auto ids = size_t(most_rows() + 3 * options_.max_tokens) * sizeof(int32_t);
+  const auto ids = size_t(most_rows() + 5 * options_.max_tokens) * sizeof(int32_t);
   for (int slot : {0, 1}) {
     KVASIR_TRY(ids_[slot].allocate(ids));
     KVASIR_TRY(host_ids_[slot].allocate(ids));
@@ -36,7 +36,7 @@ Status CudaOps::prepare() {
 }
 
 Result<Matrix> CudaOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) {
-  auto w = std::make_unique<Loaded>();
+  auto w = std::make_shared<Loaded>();
   w->shard = shard;
   KVASIR_TRY(load_weight(parts, options_.quantize, *options_.pool, stream_, w.get()));
   KVASIR_TRY(products_->make_room(*w));
@@ -59,10 +59,17 @@ Result<Vector> CudaOps::load_vector(Weights& source, std::span<const HostTensor>
   }
   std::vector<uint16_t> half;
   for (float& f : v) f = (f + shift) * scale, half.push_back(f32_to_bf16(f));
-  Values& to = *vectors_.emplace_back(std::make_unique<Values>());
+  Values& to = *vectors_.emplace_back(std::make_shared<Values>());
   KVASIR_TRY(to.data.upload(v.data(), v.size() * 4));
   KVASIR_TRY(to.half_data.upload(half.data(), half.size() * 2));
   return Vector{int32_t(vectors_.size() - 1), int64_t(v.size())};
+}
+
+Result<Matrix> CudaOps::borrow(const CudaOps& from, Matrix weight) {
+  if (weight.id < 0) return weight;
+  matrices_.push_back(from.matrices_[size_t(weight.id)]);
+  KVASIR_TRY(products_->make_room(*matrices_.back()));
+  return Matrix{int32_t(matrices_.size() - 1), weight.rows, weight.cols};
 }
 
 Result<Buffer> CudaOps::make_buffer(int64_t cols, bool logit_rows, Shard shard) {
@@ -93,7 +100,16 @@ Result<int32_t> CudaOps::add_attention(const attention::Attributes& attributes) 
   a.batch_invariant = options_.batch_invariant;
   kinds_.push_back(std::move(a));
   windowed_.push_back(attributes.window > 0);
+  side_of_.emplace_back();
   return int32_t(kinds_.size() - 1);
+}
+
+// A target begins anywhere in a page.
+Result<int32_t> CudaOps::add_attention_of(Side side, const attention::Attributes& attributes) {
+  KVASIR_ASSIGN(const int32_t kind, add_attention(attributes));
+  kinds_.back().index_mode = kvcache::IndexMode::token_table;
+  side_of_.back() = side;
+  return kind;
 }
 
 Result<int32_t> CudaOps::add_experts(Experts experts) {
@@ -106,7 +122,7 @@ Result<int32_t> CudaOps::add_experts(Experts experts) {
     if (mlp.up.id < 0) continue;  // another rank's
     for (auto [m, parts] : {std::pair(mlp.up, &up), std::pair(mlp.down, &down)}) {
       Loaded& w = *matrices_[size_t(m.id)];
-      parts->push_back({&w, vector(w.bias)});
+      parts->push_back({&w, w.bias ? w.bias->data.as<float>() : nullptr});
       weight_bytes_ -= w.bytes;
     }
   }
@@ -157,49 +173,76 @@ Status CudaOps::set_caches(std::vector<kvcache::CacheView> caches, bool apart, s
 }
 
 Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
-  tokens_ = int64_t(tokens.size());
-  attention::Step step;
-  step.batch = batch.size();
-  step.seqstarts = batch.seqstarts.data();
-  step.kvstarts = batch.kvstarts.data();
-  step.start_pos = batch.start_pos.data();
-  step.max_pages = batch.max_pages;
-  step.decoding_batches = batch.decoding_batches;
-  step.max_seqlen = batch.max_seqlen;
-  step.max_kvlen = batch.max_kvlen;
+  if (sided() && std::ssize(batch.sources) != batch.size())
+    return internal_error(cat("a step of ", batch.size(), " sequences says the sources of ", batch.sources.size()));
+  if (sided()) sides_.take(batch, tokens, options_.index_mode, options_.page_size);
   // The tables of other modes are of tokens, and those of windowed layers stale at their beginning.
-  const bool tables = options_.index_mode == kvcache::IndexMode::page_table && !options_.batch_invariant;
+  const bool tables = options_.index_mode == kvcache::IndexMode::page_table && !options_.batch_invariant && !sided();
   if (tables) shared_.find(batch, options_.page_size);
   for (size_t kind = 0; kind < attentions_.size(); ++kind) {
+    const Batch& of = sided() ? sides_.of(*side_of_[kind]) : batch;
+    attention::Step step;
+    step.batch = of.size();
+    step.seqstarts = of.seqstarts.data();
+    step.kvstarts = of.kvstarts.data();
+    step.start_pos = of.start_pos.data();
+    step.max_pages = of.max_pages;
+    step.decoding_batches = of.decoding_batches;
+    step.max_seqlen = of.max_seqlen;
+    step.max_kvlen = of.max_kvlen;
     const size_t group = apart_ ? cache_of(kind) : 0;
     const bool shares = tables && shared_.any() && group == 0;
     step.shared_group = shares ? shared_.groups().data() : nullptr;
     step.shared_len = shares ? shared_.lengths().data() : nullptr;
-    step.cachestarts = group == 0 ? batch.cachestarts.data() : batch.more_cachestarts[group - 1].data();
+    step.cachestarts = group == 0 ? of.cachestarts.data() : of.more_cachestarts[group - 1].data();
     KVASIR_TRY(attentions_[kind]->plan(step));
   }
-  int64_t logit_rows = int64_t(batch.logit_rows.size());
-  decodes_ =
-      tokens_ == batch.size() && tokens_ == logit_rows && batch.pools.empty() && tokens_ <= options_.max_logit_rows;
-  if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
   slot_ ^= 1;
   turn_ = 0, sum_is_last_ = false;
   KVASIR_TRY(adapters_.begin(batch, options_.part.rank, slot_, stream_));
-  int32_t* ids = host_ids_[slot_].as<int32_t>();
-  step_logit_rows_ = logit_rows;
-  const int64_t count = 3 * tokens_ + logit_rows;
+  sources_ = sided() ? std::ssize(sides_.of(Side::source).tokens) : 0;
+  if (sources_ > 0) {
+    const std::vector<int32_t>& of = sides_.of(Side::source).tokens;
+    std::copy(of.begin(), of.end(), host_ids_[slot_].as<int32_t>());
+  }
+  return sided() ? upload(sides_.of(Side::target), sides_.of(Side::target).tokens) : upload(batch, tokens);
+}
+
+// The sources' token ids are there already.
+Status CudaOps::upload(const Batch& batch, const std::vector<int32_t>& tokens) {
+  tokens_ = std::ssize(tokens);
+  int64_t logit_rows = std::ssize(batch.logit_rows);
+  decodes_ = sources_ == 0 && tokens_ == batch.size() && tokens_ == logit_rows && batch.pools.empty() &&
+             tokens_ <= options_.max_logit_rows;
+  if (decodes_) tokens_ = logit_rows = std::min(padded(tokens_), options_.max_logit_rows);
+  step_logit_rows_ = logit_rows, first_id_ = sources_, targets_ = tokens_;
+  int32_t* ids = host_ids_[slot_].as<int32_t>() + sources_;
+  const int64_t count = (states_ ? 5 : 3) * tokens_ + logit_rows;
   std::fill_n(ids, count, 0);
   std::copy(tokens.begin(), tokens.end(), ids);
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), ids + tokens_);
   std::copy(batch.positions.begin(), batch.positions.end(), ids + tokens_ + logit_rows);
   std::copy(batch.types.begin(), batch.types.end(), ids + 2 * tokens_ + logit_rows);
-  return check(
-      cudaMemcpyAsync(ids_[slot_].get(), ids, size_t(count) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
-      "token ids");
+  keeps_ = !batch.kept_at.empty(), given_cols_ = batch.given_cols;
+  if (states_) {
+    int32_t* at = ids + 3 * tokens_ + logit_rows;
+    std::fill_n(at, tokens_, -1);
+    std::copy(batch.kept_at.begin(), batch.kept_at.end(), at);
+    std::copy(batch.given_at.begin(), batch.given_at.end(), at + tokens_);
+  }
+  return check(cudaMemcpyAsync(ids_[slot_].get(), host_ids_[slot_].get(), size_t(sources_ + count) * sizeof(int32_t),
+                               cudaMemcpyHostToDevice, stream_),
+               "token ids");
+}
+
+Result<int64_t> CudaOps::turn_to(Side side) {
+  tokens_ = side == Side::source ? sources_ : targets_;
+  first_id_ = side == Side::source ? 0 : sources_;
+  return tokens_;
 }
 
 uint64_t CudaOps::key() const {
-  uint64_t key = (uint64_t(tokens_) * 2 + uint64_t(slot_)) ^ adapters_.key();
+  uint64_t key = (uint64_t(tokens_) * 2 + uint64_t(slot_)) ^ adapters_.key() ^ (uint64_t(given_cols_) << 32);
   for (const auto& a : attentions_) {
     const uint64_t launches = dynamic_cast<const attention::cuda::GraphKeyed&>(*a).launch_key();
     if (launches == 0) return 0;  // its first run() prepares what later ones need
@@ -211,7 +254,7 @@ uint64_t CudaOps::key() const {
 Status CudaOps::embed(Matrix table, float scale, Buffer out) {
   const Loaded& w = *matrices_[size_t(table.id)];
   if (options_.link && w.shard == Shard::rows) return embed_own(w, scale, out);
-  return embed_rows(w, ids_[slot_].as<int32_t>(), drawn_[slot_ ^ 1].as<int32_t>(), scale, out);
+  return embed_rows(w, ids(), drawn_[slot_ ^ 1].as<int32_t>(), scale, out);
 }
 
 Status CudaOps::embed_rows(const Loaded& w, const int32_t* ids, const int32_t* before, float scale, Buffer out) {
@@ -235,9 +278,8 @@ Status CudaOps::unpack(Loaded* w) {
 Status CudaOps::add_row(Matrix table, RowOf which, int64_t shift, Buffer out) {
   Loaded& w = *matrices_[size_t(table.id)];
   if (w.packing != Packing::bf16) KVASIR_TRY(unpack(&w));
-  const int64_t first = tokens_ + step_logit_rows_ + (which == RowOf::type ? tokens_ : 0);
   (void)read(out);
-  launch_add_row(w.data.get(), ids_[slot_].as<int32_t>() + first, shift, w.rows - 1, data(out), tokens_, w.cols,
+  launch_add_row(w.data.get(), ids(which == RowOf::type ? 2 : 1), shift, w.rows - 1, data(out), tokens_, w.cols,
                  stream_);
   return launched("add_row");
 }
@@ -270,13 +312,14 @@ Result<Bytes> CudaOps::read_bytes(Buffer b) {
 
 Status CudaOps::norm(Buffer in, Vector weight, float eps, Buffer out) {
   const float* from = read(in);
-  if (makes_bytes(out) && in.cols % 8 == 0 && in.cols <= most_norm_bytes()) {
+  if (norms_to_bytes(out) && in.cols == out.cols) {
     void* half = write_half(out);
     launch_norm_bytes(from, vector(weight), eps, half, room(out).as_bytes(), rows(in), in.cols, stream_);
     room(out).bytes = true;
     return launched("norm");
   }
-  launch_norm(from, vector(weight), eps, write_half(out), rows(in), in.cols, stream_, options_.batch_invariant);
+  launch_norm(from, vector(weight), eps, write_half(out), rows(in), in.cols, stream_, options_.batch_invariant,
+              out.cols);
   return launched("norm");
 }
 
@@ -341,9 +384,41 @@ Status CudaOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buf
 
 Status CudaOps::scale_by_position(Buffer in_out, int64_t cols, float slope, int64_t unit) {
   if (room(in_out).half) return unimplemented("queries that are normed and scaled by position are the CPU's alone");
-  launch_scale_by_position(data(in_out), ids_[slot_].as<int32_t>() + tokens_ + step_logit_rows_, slope, unit,
-                           rows(in_out), cols, in_out.cols, stream_);
+  launch_scale_by_position(data(in_out), ids(1), slope, unit, rows(in_out), cols, in_out.cols, stream_);
   return launched("scale_by_position");
+}
+
+// A step of decodes is one graph, whether anybody reads what it keeps or not.
+Status CudaOps::keep(Buffer in, int64_t first, float factor) {
+  if (!states_ || (!keeps_ && !decodes_)) return {};
+  KVASIR_CHECK(first + in.cols <= state_cols_, "columns to ", first + in.cols, " of ", state_cols_);
+  const bool half = room(in).half;
+  const void* from = data(in);
+  if (half) {
+    KVASIR_ASSIGN(from, read_half(in));
+  }
+  launch_keep_states(from, half, factor, ids(3), states_->get(), first, state_cols_, rows(in), in.cols, stream_);
+  return launched("keep");
+}
+
+Status CudaOps::take_given(Buffer out) {
+  KVASIR_CHECK(states_ && given_cols_ == out.cols, given_cols_, " columns into ", out.cols);
+  launch_take_states(states_->get(), ids(4), state_cols_, write(out), rows(out), out.cols, stream_);
+  return launched("take_given");
+}
+
+// Of rows that stay as they are but for these columns, what they are made of stays, too.
+Status CudaOps::place(Buffer in, int64_t first, Buffer out) {
+  KVASIR_CHECK(first + in.cols <= out.cols, in.cols, " columns at ", first, " of ", out.cols);
+  const bool from_half = room(in).half, half = room(out).half && in.cols < out.cols;
+  const void* from = data(in);
+  if (from_half) {
+    KVASIR_ASSIGN(from, read_half(in));
+  }
+  if (half) KVASIR_TRY(read_half(out).status());
+  void* to = half ? write_half(out) : write(out);
+  launch_place(from, from_half, to, half, first, out.cols, rows(in), in.cols, stream_);
+  return launched("place");
 }
 
 Status CudaOps::softcap(Buffer in_out, float cap) {
@@ -385,27 +460,67 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool bi
     KVASIR_ASSIGN(half, read_half(in));
     KVASIR_TRY(adapters_.add(weight, half, w.cols, to, !wide, w.rows, added, stream_));
   }
-  if (biased && w.bias.id >= 0) launch_add_bias(to, !wide, vector(w.bias), this->rows(in), w.rows, stream_);
+  if (biased && w.bias) launch_add_bias(to, !wide, w.bias->data.as<float>(), this->rows(in), w.rows, stream_);
   return launched("product");
 }
 
 Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
   const Loaded& w = *matrices_[size_t(weight.id)];
-  const bool fused = w.bias.id < 0 && (activation == Activation::silu || activation == Activation::gelu_tanh);
+  const bool fused = !w.bias && (activation == Activation::silu || activation == Activation::gelu_tanh);
   const bool joins = fused && products_->joins(w, product_rows(in), form);
   if (joins && !adapters_.changes(weight)) return product(in, weight, form, out);
+  if (fused && leaves_sums(in, weight) && gates_to_bytes(activation, out)) {
+    KVASIR_ASSIGN(const Products::Sums sums, unscaled(in, weight, between));
+    launch_glu_bytes(activation != Activation::silu, sums.data, sums.by, room(out).as_bytes(), rows(in), out.cols,
+                     stream_);
+    room(out).half = room(out).bytes = room(out).half_lacks = true;
+    return launched("glu");
+  }
   // What adapters change is joined after that: as the same float32 sums, of which it makes the same bits.
   KVASIR_TRY(product(in, weight, joins ? Form::apart : Form::bf16, between));
   return glu(activation, between, out);
+}
+
+// Whether gates that are joined become E4M3 and nothing else.
+bool CudaOps::gates_to_bytes(Activation activation, Buffer out) {
+  const bool known = activation == Activation::silu || activation == Activation::gelu_tanh;
+  return known && makes_bytes(out) && !room(out).wants_half && out.cols % 8 == 0;
+}
+
+// Whether a product's scales can be left to what reads it.
+bool CudaOps::leaves_sums(Buffer in, Matrix weight) {
+  const Loaded& w = *matrices_[size_t(weight.id)];
+  return products_->scales_apart(w, product_rows(in)) && !w.bias && !adapters_.changes(weight);
+}
+
+// As bfloat16 in `out`, or, where that is none, as float32.
+Result<Products::Sums> CudaOps::unscaled(Buffer in, Matrix weight, Buffer out) {
+  KVASIR_ASSIGN(const Bytes bytes, read_bytes(in));
+  room(in).wants_bytes = true;
+  const bool half = out.id >= 0;
+  return products_->run_unscaled(bytes, *matrices_[size_t(weight.id)], half ? write_half(out) : nullptr,
+                                 product_rows(in), half ? Form::bf16 : Form::f32);
+}
+
+// Scales, sum, norm and E4M3 in one kernel.
+Status CudaOps::add_sums_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed) {
+  KVASIR_CHECK(!room(out).half, "what is added to is float32");
+  KVASIR_ASSIGN(const Products::Sums sums, unscaled(in, weight, {}));
+  written(out, false);
+  void* half = write_half(normed);
+  launch_add_norm_bytes(static_cast<const float*>(sums.data), sums.by, data(out), vector(norm), eps, half,
+                        room(normed).as_bytes(), rows(in), out.cols, stream_);
+  room(normed).bytes = true;
+  return launched("add and norm");
 }
 
 Status CudaOps::glu(Activation activation, Buffer in, Buffer out) {
   const bool half = room(in).half;
   const void* from = half ? room(in).half_data.get() : data(in);
   const bool known = activation == Activation::silu || activation == Activation::gelu_tanh;
-  if (known && half && makes_bytes(out) && !room(out).wants_half && out.cols % 8 == 0) {
-    launch_glu_bytes(activation != Activation::silu, from, room(out).as_bytes(), rows(in), out.cols, stream_);
+  if (half && gates_to_bytes(activation, out)) {
+    launch_glu_bytes(activation != Activation::silu, from, {}, room(out).as_bytes(), rows(in), out.cols, stream_);
     room(out).half = room(out).bytes = room(out).half_lacks = true;
     return launched("glu");
   }
@@ -424,25 +539,37 @@ Status CudaOps::activate(Activation activation, Buffer in, Buffer out) {
   return launched("activate");
 }
 
-Status CudaOps::attend(const Attend& how, Vector bias, Buffer qkv, Buffer out) {
+Status CudaOps::attend(const Attend& how, const Values* bias, Buffer qkv, Buffer out) {
   attention::Tensors t;
   KVASIR_ASSIGN(t.query, read_half(qkv));
-  if (bias.id >= 0) t.qkv_bias = vectors_[size_t(bias.id)]->half_data.get();
+  if (bias) t.qkv_bias = bias->half_data.get();
   t.sink_logits = vector(how.sinks);
   t.output = write_half(out);
-  t.cache = caches_[cache_of(size_t(how.kind))];
+  t.cache = cache_for(how);
   t.layer = places_[size_t(how.layer)];
-  if (!scales_.empty()) {
-    const kvcache::TensorScales& scales = scales_[size_t(how.layer)];
-    t.cache.k_scale = scales.k, t.cache.v_scale = scales.v, t.q_scale = scales.q;
-  }
+  if (!scales_.empty()) t.q_scale = scales_[size_t(how.layer)].q;
   return attentions_[size_t(how.kind)]->run(t);
+}
+
+kvcache::CacheView CudaOps::cache_for(const Attend& how) const {
+  kvcache::CacheView c = caches_[cache_of(size_t(how.kind))];
+  if (!scales_.empty()) c.k_scale = scales_[size_t(how.layer)].k, c.v_scale = scales_[size_t(how.layer)].v;
+  return c;
+}
+
+Status CudaOps::store(const Attend& how, Buffer keys, Buffer values) {
+  attention::KvcTensors t;
+  KVASIR_ASSIGN(t.key, read_half(keys));
+  KVASIR_ASSIGN(t.value, read_half(values));
+  t.cache = cache_for(how);
+  t.layer = places_[size_t(how.layer)];
+  return attentions_[size_t(how.kind)]->store_and_gather(t);
 }
 
 Status CudaOps::take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) {
   KVASIR_CHECK(count <= options_.max_logit_rows, count, " logit rows, room for ", options_.max_logit_rows);
   logit_rows_ = count;
-  launch_take_rows(read(in), ids_[slot_].as<int32_t>() + tokens_ + first, write(out), count, in.cols, stream_);
+  launch_take_rows(read(in), ids() + tokens_ + first, write(out), count, in.cols, stream_);
   return launched("take_logit_rows");
 }
 

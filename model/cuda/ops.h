@@ -17,6 +17,7 @@
 #include "model/ops.h"
 #include "model/runner.h"
 #include "model/shared_prefix.h"
+#include "model/sides.h"
 
 namespace kvasir::model::cuda {
 
@@ -61,13 +62,20 @@ class CudaOps final : public Ops {
   float* data(Buffer b) { return room(b).data.as<float>(); }
   // The same as bfloat16, which norms leave where they write to another buffer or for a product.
   Result<const void*> half_data(Buffer b) { return read_half(b); }
+  // Another's weight, with its bias, as one of these too.
+  Result<Matrix> borrow(const CudaOps& from, Matrix weight);
+  // Where hidden states lie: bfloat16, `cols` of each place.
+  void hand_over(std::shared_ptr<DeviceMemory> states, int64_t cols) {
+    states_ = std::move(states), state_cols_ = cols;
+  }
   int64_t weight_bytes() const { return weight_bytes_ + (experts_ ? experts_->bytes() : 0); }
 
   Result<Matrix> load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) override;
   Result<Vector> load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) override;
-  void set_bias(Matrix weight, Vector bias) override { matrices_[size_t(weight.id)]->bias = bias; }
+  void set_bias(Matrix weight, Vector bias) override { matrices_[size_t(weight.id)]->bias = vectors_[size_t(bias.id)]; }
   Result<Buffer> make_buffer(int64_t cols, bool logit_rows, Shard shard) override;
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
+  Result<int32_t> add_attention_of(Side side, const attention::Attributes& attributes) override;
   Result<int32_t> add_experts(Experts experts) override;
   Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) override {
     return adapters_.load(changes, matrices_.size(), room, options_.max_tokens,
@@ -99,12 +107,18 @@ class CudaOps final : public Ops {
   Status activate(Activation activation, Buffer in, Buffer out) override;
   Status moe(Buffer in, int32_t experts, Buffer out, Buffer routed) override;
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
-  Status attend(const Attend& how, Buffer qkv, Buffer out) override { return attend(how, {}, qkv, out); }
+  Status attend(const Attend& how, Buffer qkv, Buffer out) override { return attend(how, nullptr, qkv, out); }
   // The bias is attention's to add: it reads the products anyway.
   Status linear_attend(Buffer in, Matrix weight, const Attend& how, Buffer between, Buffer out) override {
     KVASIR_TRY(product(in, weight, Form::bf16, between, false));
-    return attend(how, matrices_[size_t(weight.id)]->bias, between, out);
+    return attend(how, matrices_[size_t(weight.id)]->bias.get(), between, out);
   }
+  Result<int64_t> turn_to(Side side) override;
+  Status store(const Attend& how, Buffer keys, Buffer values) override;
+  Status keep(Buffer in, int64_t first, float factor) override;
+  int64_t given_cols() const override { return given_cols_; }
+  Status take_given(Buffer out) override;
+  Status place(Buffer in, int64_t first, Buffer out) override;
   Status softcap(Buffer in_out, float cap) override;
   Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) override;
   // On all ranks: each draws the same tokens from them, and needs no word from another.
@@ -122,13 +136,14 @@ class CudaOps final : public Ops {
     bool wants_bytes = false, wants_half = false;
     Bytes as_bytes() { return {elements.get(), scales.as<float>()}; }
   };
-  struct Loaded : Weight {
-    Vector bias;
-    Shard shard = Shard::whole;
-  };
   struct Values {
     DeviceMemory data, half_data;  // float32 and bfloat16
   };
+  struct Loaded : Weight {
+    std::shared_ptr<Values> bias;
+    Shard shard = Shard::whole;
+  };
+  Status upload(const Batch& batch, const std::vector<int32_t>& tokens);
   Status product(Buffer in, Matrix weight, Form form, Buffer out, bool biased = true);
   // Whether products by it are parts of sums over all ranks.
   bool crosses(Matrix weight) const { return options_.link && matrices_[size_t(weight.id)]->shard == Shard::cols; }
@@ -139,9 +154,13 @@ class CudaOps final : public Ops {
   Status sum_partials(bool add, Buffer out);
   Status embed_rows(const Loaded& w, const int32_t* ids, const int32_t* before, float scale, Buffer out);
   Status embed_own(const Loaded& w, float scale, Buffer out);
-  Status attend(const Attend& how, Vector bias, Buffer qkv, Buffer out);
+  Status attend(const Attend& how, const Values* bias, Buffer qkv, Buffer out);
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)]->data.as<float>(); }
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
+  const int32_t* ids() const { return ids_[slot_].as<const int32_t>() + first_id_; }
+  const int32_t* ids(int64_t nth) const { return ids() + nth * tokens_ + step_logit_rows_; }  // behind the logit rows
+  kvcache::CacheView cache_for(const Attend& how) const;
+  bool sided() const { return !side_of_.empty() && side_of_[0]; }  // all kinds of an encoder-decoder are
   Room& room(Buffer b) { return *buffers_[size_t(b.id)]; }
   int64_t rows(Buffer b) { return room(b).logit_rows ? logit_rows_ : tokens_; }
   int64_t product_rows(Buffer b);
@@ -154,6 +173,11 @@ class CudaOps final : public Ops {
   void written(Buffer b, bool half) { room(b).half = half, room(b).bytes = room(b).half_lacks = false; }
   // Whether what is written now is to be E4M3 at once.
   bool makes_bytes(Buffer b) { return rows(b) > kFewRows && room(b).wants_bytes; }
+  bool norms_to_bytes(Buffer out) { return makes_bytes(out) && out.cols % 8 == 0 && out.cols <= most_norm_bytes(); }
+  bool gates_to_bytes(Activation activation, Buffer out);
+  bool leaves_sums(Buffer in, Matrix weight);
+  Result<Products::Sums> unscaled(Buffer in, Matrix weight, Buffer out);
+  Status add_sums_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed);
   Status launched(const char* what) const { return attention::cuda::check(cudaGetLastError(), what); }
 
   CudaOptions options_;
@@ -162,8 +186,8 @@ class CudaOps final : public Ops {
   static constexpr int64_t kLeastPadded = 32;  // fewer are multiplied by kernels that need no timing
   std::unique_ptr<Products> products_;
   bool any_bytes_ = false;  // of the weights
-  std::vector<std::unique_ptr<Loaded>> matrices_;
-  std::vector<std::unique_ptr<Values>> vectors_;
+  std::vector<std::shared_ptr<Loaded>> matrices_;
+  std::vector<std::shared_ptr<Values>> vectors_;
   std::vector<std::unique_ptr<Room>> buffers_;
   std::optional<ExpertLayers> experts_;
   Buffer router_logits_;
@@ -174,18 +198,26 @@ class CudaOps final : public Ops {
   int turn_ = 0;
   bool sum_is_last_ = false;  // of what has crossed ranks in this step
   std::vector<attention::Attributes> kinds_;
-  std::vector<bool> windowed_;  // kinds that have a window of the model's own
+  std::vector<bool> windowed_;                // kinds that have a window of the model's own
+  std::vector<std::optional<Side>> side_of_;  // of each kind, in an encoder-decoder
+  Sides sides_;                               // of the step
   bool apart_ = false;
   std::vector<std::unique_ptr<attention::Attention>> attentions_;
-  DeviceMemory ids_[2], drawn_[2];  // token ids, then logit rows, positions and types
+  // Token ids, then logit rows, positions and types; where there are hidden states, where they are kept and given. Of
+  // an encoder-decoder the sources' token ids, then these of its targets.
+  DeviceMemory ids_[2], drawn_[2];
   PinnedMemory host_ids_[2];
   int slot_ = 0;
+  std::shared_ptr<DeviceMemory> states_;
+  int64_t state_cols_ = 0, given_cols_ = 0;
+  bool keeps_ = false;
   std::vector<kvcache::CacheView> caches_;
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
   SharedPrefixes shared_;
   AdapterRows adapters_;
   bool decodes_ = false;
+  int64_t sources_ = 0, targets_ = 0, first_id_ = 0;
   int64_t tokens_ = 0, logit_rows_ = 0, step_logit_rows_ = 0, weight_bytes_ = 0;
 };
 

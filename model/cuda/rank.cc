@@ -27,7 +27,8 @@ Rank::~Rank() {
   if (stream_) cudaStreamDestroy(stream_);
 }
 
-Status Rank::load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress) {
+Status Rank::load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress,
+                  const Load& network) {
   KVASIR_TRY(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
   CudaOptions o;
   o.max_batch = options_.max_batch;
@@ -45,7 +46,7 @@ Status Rank::load(Weights& weights, const attention::Backend* attention, const L
   o.link = link_;
   ops_.emplace(o, stream_);
   KVASIR_TRY(ops_->prepare());
-  KVASIR_ASSIGN(network_, load_network(config_, weights, *ops_, progress));
+  KVASIR_ASSIGN(network_, network ? network(*ops_) : load_network(config_, weights, *ops_, progress));
   if (options_.graphs) graphs_.emplace(stream_);
   const auto rows = size_t(ops_->most_rows());
   for (Slot& s : slots_) {
@@ -83,8 +84,7 @@ Status Rank::move_pages(const Batch& batch) {
   // One pool of pages may lie in two caches; only one that has a second tier moves pages.
   for (size_t i = 0; i < caches_.size(); ++i) {
     const int32_t group = apart_ ? int32_t(i) : 0;
-    if (group == 0)
-      for (const PageMove& m : batch.moves) KVASIR_TRY(caches_[i]->move(m, stream_));
+    if (group == 0) KVASIR_TRY(caches_[i]->move(batch.moves, stream_));
     for (const PageCopy& c : batch.copies)
       if (c.group == group) KVASIR_TRY(caches_[i]->copy(c, stream_));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -47,7 +48,10 @@ class Rank {
       : config_(part), options_(options), device_(device), link_(link), pool_(threads) {}
   ~Rank();
 
-  Status load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress);
+  using Load = std::function<Result<std::unique_ptr<Network>>(CudaOps& ops)>;
+  // `network`: how it is loaded, where it is not the one that the configuration names.
+  Status load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress,
+              const Load& network = {});
   Status allocate_cache(const CachePages& pages, const kvcache::CacheForm& form);
   int64_t cache_room() const;
 

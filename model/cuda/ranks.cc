@@ -17,7 +17,7 @@ void Ranks::stop() {
 }
 
 Status Ranks::load(const ModelConfig& config, const RunnerOptions& options, int threads, Weights& weights,
-                   const attention::Backend* attention, const LoadProgress& progress) {
+                   const attention::Backend* attention, const LoadProgress& progress, const Rank::Load& network) {
   KVASIR_ASSIGN(const std::vector<ModelConfig> parts, split_over_ranks(config, weights, int32_t(devices_.size())));
   const auto count = int(parts.size());
   if (count > 1) {
@@ -26,7 +26,7 @@ Status Ranks::load(const ModelConfig& config, const RunnerOptions& options, int 
   }
   for (size_t i = 0; i < parts.size(); ++i)
     ranks_.push_back(std::make_unique<Rank>(parts[i], options, devices_[i], std::max(1, threads / count), link_.get()));
-  if (count == 1) return on_all([&](Rank& rank) { return rank.load(weights, attention, progress); });
+  if (count == 1) return on_all([&](Rank& rank) { return rank.load(weights, attention, progress, network); });
   SharedWeights shared(weights, count);
   std::vector<std::unique_ptr<Weights>> sources;
   for (int rank = 0; rank < count; ++rank) sources.push_back(shared.of_rank(rank));

@@ -15,9 +15,9 @@ class Ranks {
   explicit Ranks(std::vector<int> devices) : devices_(std::move(devices)) {}
   ~Ranks() { stop(); }
 
-  // With so many threads in all to convert weights.
+  // With so many threads in all to convert weights. `network`: as Rank::load() has it, where there is one rank.
   Status load(const ModelConfig& config, const RunnerOptions& options, int threads, Weights& weights,
-              const attention::Backend* attention, const LoadProgress& progress);
+              const attention::Backend* attention, const LoadProgress& progress, const Rank::Load& network = {});
   // Their sizes, names and what of the model is whose.
   Status describe(const kvcache::CacheForm& form, ModelInfo* info) const;
   // As many tokens fit as on the GPU that has room for the fewest; of all ranks together.

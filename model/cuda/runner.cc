@@ -9,12 +9,14 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "model/arch/adapter_places.h"
+#include "model/arch/head_network.h"
 #include "model/attention_dtype.h"
 #include "model/cache_form.h"
 #include "model/cuda/first_steps.h"
 #include "model/cuda/ranks.h"
 #include "model/device.h"
 #include "model/draws.h"
+#include "model/head.h"
 #include "model/streaming.h"
 
 namespace kvasir::model::cuda {
@@ -28,14 +30,16 @@ constexpr int64_t kDrawnRows = 16;
 // The same steps on all ranks of a network.
 class CudaRunner final : public Runner, public Replaying {
  public:
-  CudaRunner(const ModelConfig& config, const RunnerOptions& options, kvcache::CacheForm form, std::vector<int> devices)
+  CudaRunner(const ModelConfig& config, const RunnerOptions& options, kvcache::CacheForm form, std::vector<int> devices,
+             int32_t known_tokens = 0)
       : config_(config),
         options_(options),
         info_(config.info()),
         form_(std::move(form)),
         ranks_(std::move(devices)),
         pool_(std::min(8, host_limits().cpus)),
-        flights_{Flight(config.vocab, pool_.threads()), Flight(config.vocab, pool_.threads())} {
+        flights_{Flight(config.vocab, pool_.threads(), known_tokens),
+                 Flight(config.vocab, pool_.threads(), known_tokens)} {
     info_.kv_type = form_.to_string();
     info_.attention_type = fp8_attention(options_) ? "fp8" : "bfloat16";
   }
@@ -44,7 +48,11 @@ class CudaRunner final : public Runner, public Replaying {
     for (cudaEvent_t e : arrived_) cudaEventDestroy(e);
   }
 
-  Status load(std::unique_ptr<Weights> weights, const attention::Backend* attention, const LoadProgress& progress);
+  Status load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress,
+              const Rank::Load& network = {});
+  // A head, which shares weights with `of`, and `places` for hidden states.
+  Status load_as_head(const HeadConfig& head, Weights& weights, const attention::Backend* attention, CudaRunner& of,
+                      int64_t places);
 
   const ModelInfo& info() const override { return info_; }
   int depth() const override { return 2; }
@@ -53,6 +61,7 @@ class CudaRunner final : public Runner, public Replaying {
   int64_t cache_room() const override { return ranks_.cache_room(form_); }
   Status allocate_cache(const CachePages& pages) override;
   Result<AdapterPtr> load_adapter(const std::string& path, int64_t room) override;
+  Result<std::unique_ptr<Runner>> load_head(const RunnerOptions& options, int64_t places) override;
   Status launch(const Batch& batch, std::span<const SampleRow> rows) override;
   Result<std::vector<Sampled>> wait() override;
   int64_t replays() const override { return ranks_.first().replays(); }
@@ -61,7 +70,7 @@ class CudaRunner final : public Runner, public Replaying {
   // A launch. What the device draws is there when its slot is done. Rows that the host judges, because their logits
   // come to it or a constraint follows them, are settled before the next launch, or with wait() where there is none.
   struct Flight {
-    Flight(int32_t vocab, int threads) : draws(vocab, threads, true) {}
+    Flight(int32_t vocab, int threads, int32_t known) : draws(vocab, threads, true, known) {}
     Draws draws;
     DeviceRows rows;
     PinnedMemory hidden;  // of pooled rows, bfloat16
@@ -77,7 +86,7 @@ class CudaRunner final : public Runner, public Replaying {
   Flight& flight(int nth) { return flights_[size_t(oldest_ + nth) % flights_.size()]; }
   int64_t pooled_cols() const { return config_.labels > 0 ? config_.labels : config_.hidden; }
   Status warm_up(int64_t cache_tokens);
-  Status run(const Batch& batch);
+  Status run(Batch batch);
   Status make_room(const Flight& f);
   Status enqueue(Rank& rank, Flight& f, const Batch& batch);
   Status forward(Rank& rank, Flight& f);
@@ -90,7 +99,8 @@ class CudaRunner final : public Runner, public Replaying {
   ModelInfo info_;
   kvcache::CacheForm form_;
   Ranks ranks_;
-  ThreadPool pool_;  // draws
+  std::vector<int32_t> token_of_;  // of a head that draws of a vocabulary of its own
+  ThreadPool pool_;                // draws
   std::array<Flight, 2> flights_;
   int oldest_ = 0, in_flight_ = 0;
   bool apart_ = false;  // layers with a window have pages of their own
@@ -98,13 +108,13 @@ class CudaRunner final : public Runner, public Replaying {
   std::vector<cudaEvent_t> arrived_;
 };
 
-Status CudaRunner::load(std::unique_ptr<Weights> weights, const attention::Backend* attention,
-                        const LoadProgress& progress) {
+Status CudaRunner::load(Weights& weights, const attention::Backend* attention, const LoadProgress& progress,
+                        const Rank::Load& network) {
   KVASIR_TRY(say_streaming(config_, options_, &info_));
-  weights->leave_seeded();
-  if (multiplies_bytes()) weights->leave_bytes();
-  KVASIR_TRY(ranks_.load(config_, options_, pool_.threads(), *weights, attention, progress));
-  info_.parameters = weights->parameters();
+  weights.leave_seeded();
+  if (multiplies_bytes()) weights.leave_bytes();
+  KVASIR_TRY(ranks_.load(config_, options_, pool_.threads(), weights, attention, progress, network));
+  info_.parameters = weights.parameters();
   KVASIR_TRY(ranks_.describe(form_, &info_));
   const OnDevice on(ranks_.first().device());
   const int64_t rows = ranks_.first().ops().max_logit_rows();
@@ -115,6 +125,42 @@ Status CudaRunner::load(std::unique_ptr<Weights> weights, const attention::Backe
   return logits_.allocate(size_t(rows * config_.vocab) * sizeof(float));
 }
 
+Status CudaRunner::load_as_head(const HeadConfig& head, Weights& weights, const attention::Backend* attention,
+                                CudaRunner& of, int64_t places) {
+  Rank& model = of.ranks_.first();
+  const OnDevice on(model.device());
+  const auto states = std::make_shared<DeviceMemory>();
+  KVASIR_TRY(states->allocate(size_t(places * head.given) * sizeof(uint16_t)));
+  KVASIR_TRY(check(cudaMemset(states->get(), 0, size_t(places * head.given) * sizeof(uint16_t)), "hidden states"));
+  KVASIR_TRY(load(weights, attention, {}, [&](CudaOps& ops) -> Result<std::unique_ptr<Network>> {
+    ops.hand_over(states, head.given);
+    KVASIR_ASSIGN(const Matrix embedding, ops.borrow(model.ops(), model.network().embedding()));
+    KVASIR_ASSIGN(const Matrix out, ops.borrow(model.ops(), model.network().head()));
+    return load_head_network(head, weights, ops, embedding, out);
+  }));
+  token_of_ = head.token_of;
+  head.describe(places, &info_);
+  KVASIR_TRY(model.network().keep(head.kept));
+  model.ops().hand_over(states, head.given);
+  of.info_.kept = head.given;
+  return {};
+}
+
+Result<std::unique_ptr<Runner>> CudaRunner::load_head(const RunnerOptions& options, int64_t places) {
+  KVASIR_ASSIGN(HeadFiles files, open_head(options.model, options_.model, config_, int32_t(ranks_.size())));
+  if (!files.weights) return std::unique_ptr<Runner>();
+  KVASIR_TRY(ranks_.first().network().keep({}));  // refuses where it cannot
+  RunnerOptions o = options;
+  o.ranks = 1, o.max_kvlen = files.config.decoder.context;
+  KVASIR_ASSIGN(auto form, cache_form_of(files.config.decoder, o.kv, DType::bf16, *files.weights));
+  KVASIR_ASSIGN(const attention::Backend* attention,
+                attention::find_backend(o.attention == "auto" ? "cuda" : o.attention));
+  auto head = std::make_unique<CudaRunner>(files.config.decoder, o, std::move(form),
+                                           std::vector<int>{ranks_.first().device()}, files.config.known_tokens);
+  KVASIR_TRY(head->load_as_head(files.config, *files.weights, attention, *this, places));
+  return std::unique_ptr<Runner>(std::move(head));
+}
+
 Status CudaRunner::allocate_cache(const CachePages& pages) {
   apart_ = pages.groups.size() > 1;
   KVASIR_TRY(ranks_.on_all([&](Rank& rank) { return rank.allocate_cache(pages, form_); }));
@@ -122,7 +168,8 @@ Status CudaRunner::allocate_cache(const CachePages& pages) {
   return ranks_.join();
 }
 
-Status CudaRunner::run(const Batch& batch) {
+Status CudaRunner::run(Batch batch) {
+  if (info_.given > 0) batch.given_at.resize(batch.tokens.size()), batch.given_cols = info_.given;
   static const SamplingParams greedy{.temperature = 0};
   std::vector<SampleRow> rows(batch.logit_rows.size());
   for (SampleRow& r : rows) r.params = &greedy;
@@ -134,7 +181,7 @@ Status CudaRunner::run(const Batch& batch) {
 // before anybody waits, not in the steps that the first users' requests need. Ranks do not wait for one another yet
 // (Link::joined): on several, decodes and the largest prompt come, too, so that what is made when it is first used is.
 Status CudaRunner::warm_up(int64_t cache_tokens) {
-  if (config_.encoder) return {};  // its prompts have rows of any number
+  if (config_.encoder || config_.encoder_layers > 0) return {};  // their prompts have rows of any number
   const size_t groups = apart_ ? 2 : 1;
   const int64_t fit = std::min(options_.max_kvlen, cache_tokens);
   const int64_t most = std::min({Cublas::kTimedRows, ranks_.first().ops().max_logit_rows(), fit});
@@ -234,6 +281,7 @@ Result<std::vector<Sampled>> CudaRunner::wait() {
   oldest_ ^= 1, --in_flight_;
   f.draws.end();
   auto drawn = f.draws.take();
+  name_tokens(token_of_, drawn);
   KVASIR_TRY(s);
   KVASIR_TRY(lost());
   return drawn;
@@ -388,7 +436,7 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
   RunnerOptions o = options;
   o.ranks = int32_t(devices.size());
   auto runner = std::make_unique<CudaRunner>(config, o, std::move(form), std::move(devices));
-  KVASIR_TRY(runner->load(std::move(weights), attention, progress));
+  KVASIR_TRY(runner->load(*weights, attention, progress));
   return std::unique_ptr<Runner>(std::move(runner));
 }
 

@@ -73,7 +73,9 @@ class DummyWeights final : public Weights {
     const TypeInfo& info = *type_info(t.type);
     t.bytes = rows * cols / info.block * info.bytes;
     if (t.type == WeightType::int4) t.group = cols;  // one scale for all: wider than AWQ's and GPTQ's groups
-    if (leave_seeded_ && rows > 1 && !host_only(t.type) && !name.ends_with(".bias")) {  // biases are read by the host
+    // Biases are read by the host, and T5's tables of them are made longer there.
+    const bool by_host = name.ends_with(".bias") || name.find("attn_rel_b") != std::string_view::npos;
+    if (leave_seeded_ && rows > 1 && !host_only(t.type) && !by_host) {
       t.seeded = seeded(t);
       if (live_.emplace(t.name, nullptr).second) parameters_ += rows * cols, bytes_ += t.bytes;
       return t;

@@ -22,7 +22,7 @@ inline int64_t setting(const char* name, int64_t otherwise) {
 // What the back end takes of the random cases.
 inline CaseOptions on_device() {
   CaseOptions o;
-  o.any_pages = o.small_groups = o.int8_out = o.relative_bias = false;
+  o.any_pages = o.small_groups = o.int8_out = false;
   return o;
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A real Prometheus with the configuration of docker/compose.yaml scrapes a server under load; then each query of the
-dashboard has data, each rule is evaluated and its unit tests hold: dashboard.py KVASIR"""
+dashboard has data, each rule is evaluated and its unit tests hold: dashboard.py KVASIR
+With --schema in place of KVASIR: the dashboard is one by the types that Grafana generates from its own schemas."""
 import json
 import os
 import shutil
@@ -11,8 +12,9 @@ import time
 import urllib.parse
 import urllib.request
 
-from kvasir_server import ROOT, serving, skip
+from kvasir_server import FLEET, ROOT, serving, skip
 
+DASHBOARD = os.path.join(ROOT, "docker/grafana/dashboards/kvasir.json")
 SECONDS = int(os.environ.get("KVASIR_DASHBOARD_SECONDS", "40"))
 
 
@@ -57,7 +59,7 @@ def wait_ready(port, process):
 
 
 def panels():
-    with open(os.path.join(ROOT, "docker/grafana/dashboards/kvasir.json"), encoding="utf-8") as file:
+    with open(DASHBOARD, encoding="utf-8") as file:
         for panel in json.load(file)["panels"]:
             for target in panel["targets"]:
                 yield panel["title"], target["expr"]
@@ -68,7 +70,30 @@ def has_data(port, expr, begin, end):
     return [v for series in found for _, v in series["values"] if v not in ("NaN", "+Inf", "-Inf")]
 
 
+def schema():
+    judge = os.path.join(FLEET, "bin", "dashboard-schema")
+    if not os.path.exists(judge):
+        skip("no types of Grafana's (tools/fleet.sh builds dashboard-schema, with Go)")
+    with open(DASHBOARD, encoding="utf-8") as file:
+        text = file.read()
+    # It sees what Grafana would ignore or choke on.
+    with tempfile.NamedTemporaryFile("w+", suffix=".json") as broken:
+        for old, new in (('"expr"', '"query_text"'), ('"type": "timeseries"', '"type": "graphs"'), ('"schemaVersion"', '"schema"'),
+                         ('"decimals": 0', '"decimals": "0"'), ('"fieldConfig"', '"options": {"colour": 1}, "fieldConfig"')):
+            assert old in text, f"the dashboard no longer has '{old}'"
+            broken.seek(0)
+            broken.truncate()
+            broken.write(text.replace(old, new))
+            broken.flush()
+            assert subprocess.run([judge, broken.name], capture_output=True, check=False).returncode == 1, f"{new} for {old} is taken"
+    done = subprocess.run([judge, DASHBOARD], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout.strip())
+
+
 def main():
+    if sys.argv[1] == "--schema":
+        return schema()
     kvasir = sys.argv[1]
     for tool in ("prometheus", "promtool"):
         if not shutil.which(tool):

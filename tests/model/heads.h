@@ -1,6 +1,8 @@
 // Folders of heads that draft and of their models: those of make_heads.py, and one that is right by construction.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -160,5 +162,52 @@ struct AgreeingHead {
 
   Folder model, head;
 };
+
+// Tokens of one sequence from position `begin`, each row's logits drawn from. Where they leave their states and read
+// those that they are given: places, one after another from these on.
+struct Places {
+  int32_t kept = -1, given = -1;
+  int64_t given_cols = 0;
+};
+inline std::vector<Sampled> pass(Runner& runner, const std::vector<int32_t>& tokens, int64_t begin,
+                                 const Places& places) {
+  SamplingParams params = Drive::greedy();
+  params.logprobs = 256;
+  Batch b;
+  b.tokens = tokens;
+  const auto count = int64_t(tokens.size()), end = begin + count;
+  std::vector<SampleRow> rows(tokens.size());
+  for (int32_t i = 0; i < count; ++i) {
+    b.positions.push_back(int32_t(begin) + i);
+    b.logit_rows.push_back(i);
+    rows[size_t(i)].params = &params;
+    rows[size_t(i)].position = begin + i + 1;
+    if (places.kept >= 0) b.kept_at.push_back(places.kept + i);
+    if (places.given >= 0) b.given_at.push_back(places.given + i);
+  }
+  b.given_cols = places.given_cols;
+  b.seqstarts = {0, count}, b.kvstarts = {0, end}, b.start_pos = {begin};
+  b.max_seqlen = count, b.max_kvlen = end, b.decoding_batches = count == 1;
+  b.max_pages = (end + 15) / 16;
+  for (int64_t p = 0; p < b.max_pages; ++p) b.cachestarts.push_back((7 - p) * 16);  // 8 pages, backwards
+  const Status launched = runner.launch(b, rows);
+  EXPECT_TRUE(launched.ok()) << launched.message();
+  auto waited = runner.wait();
+  EXPECT_TRUE(waited.ok()) << waited.status().message();
+  return waited.ok() ? std::move(*waited) : std::vector<Sampled>();
+}
+
+// The greatest difference of a row's log-probabilities from those that are stored, of a head's own tokens.
+inline double worst_of(const Sampled& row, const std::vector<double>& want, const std::vector<int64_t>& d2t) {
+  EXPECT_EQ(row.top.size(), want.size());
+  double worst = 0;
+  for (const TokenLogprob& t : row.top) {
+    auto own = size_t(t.token);
+    for (size_t k = 0; k < d2t.size(); ++k)
+      if (int64_t(k) + d2t[k] == t.token) own = k;
+    worst = std::max(worst, std::fabs(t.logprob - want[own]));
+  }
+  return worst;
+}
 
 }  // namespace kvasir::model

@@ -29,8 +29,6 @@ from oracle import Oracle
 def run_case(o, kind, seed, work):
     """Sentences about what is wrong."""
     case, tensors = cases.build(kind, seed)
-    if "cuda" in o.backend:
-        tensors.pop("relative_bias", None)  # not there
     folder, wrong = work / f"{kind.replace(' ', '_')}_{seed}", []
     cases.write(folder, case, tensors)
     for backend in o.backend.split(","):
