@@ -42,6 +42,23 @@ inline Blocks::W load_block(const uint8_t* q, int part) {
     return Blocks::load8(q + part * simd::W * 4);
 }
 
+// What a block adds to a row's sum: its products with the row's integers at x, less what stands for 0, or with minima
+// times the sums of its halves or of all.
+template <Packing P>
+[[gnu::always_inline]] inline simd::V add_block(const Blocks::W& w, const Scales<P>& s, const int8_t* x,
+                                                const float* sums, const int32_t* offset, simd::V acc) {
+  constexpr PackingInfo info = packing_info(P);
+  constexpr int bits = info.zero == 128 ? 8 : 6, parts = info.halves ? 2 : 1, count = 8 / parts;
+#pragma GCC unroll 2
+  for (int h = 0; h < parts; ++h) {
+    const int32_t less = info.zero != 0 ? *offset : 0;
+    acc =
+        simd::fused(s.d[h], Blocks::to_float(Blocks::template dot<bits, info.zero>(w, x, h * count, count, less)), acc);
+    if constexpr (info.zero == 0) acc = simd::fused(s.m[h], simd::set1(sums[h]), acc);
+  }
+  return acc;
+}
+
 // What a row's products with a vector of outputs are while blocks go by.
 struct BlockSum {
   simd::V sum = simd::set1(0.0f);
@@ -52,7 +69,6 @@ template <Packing P, int T>
 inline void integer_tile(const PackedMatrix& m, const Lying& lying, int part, const QuantRows& x, int64_t row,
                          int64_t begin, int64_t end, BlockSum* sums) {
   constexpr PackingInfo info = packing_info(P);
-  constexpr int bits = info.zero == 128 ? 8 : 6;
   const uint8_t *quants = lying.quants, *scales = lying.scales;
   const int64_t blocks = m.blocks, ahead = Blocks::kAhead * m.group_bytes;
   constexpr int parts = info.halves ? 2 : 1;
@@ -72,17 +88,8 @@ inline void integer_tile(const PackedMatrix& m, const Lying& lying, int part, co
     s.load(scales, part);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
-      const int8_t* xt = q + 2 * (t * x.cols + 32 * b);
       const int64_t at = t * blocks + b;
-#pragma GCC unroll 2
-      for (int h = 0; h < parts; ++h) {
-        constexpr int count = 8 / parts;
-        int32_t offset = 0;
-        if constexpr (info.zero != 0) offset = offset_at[at];
-        acc[t] = simd::fused(
-            s.d[h], Blocks::to_float(Blocks::template dot<bits, info.zero>(w, xt, h * count, count, offset)), acc[t]);
-        if constexpr (info.zero == 0) acc[t] = simd::fused(s.m[h], simd::set1(s_at[at * parts + h]), acc[t]);
-      }
+      acc[t] = add_block<P>(w, s, q + 2 * (t * x.cols + 32 * b), s_at + at * parts, offset_at + at, acc[t]);
     }
   }
 #pragma GCC unroll 16
@@ -99,6 +106,58 @@ inline void store_lanes(simd::V value, int part, float* y, int valid, bool add) 
     simd::store(buffer, value);
     for (int i = 0; i < lanes; ++i) p[i] = add ? p[i] + buffer[i] : buffer[i];
   }
+}
+
+template <Stored S, int c = 0, class W>
+[[gnu::always_inline]] inline void make_block(const uint8_t* from, W& w) {
+  chunk_of<S, c>(from, &w.c[c], &w.c[c + 4]);
+  if constexpr (c < 3) make_block<S, c + 1>(from, w);
+}
+
+// One row by a group of narrow rows, which nobody will read again: the same sums without a room between.
+template <Stored S, Packing P>
+[[gnu::noinline]] void narrow_row(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t row, float* y,
+                                  bool add) {
+  constexpr StoredInfo info = stored_info(S);
+  constexpr int parts = info.halves ? 2 : 1;
+  const uint8_t *from = m.quants(group), *scale = from + info.scales_at(m.blocks),
+                *super_at = from + info.supers_at(m.blocks);
+  const int64_t ahead = Blocks::kAhead * m.group_bytes;
+  const int8_t* q = x.q + 2 * row * x.cols;
+  const float* sums = x.sums + row * m.blocks * parts;
+  const int32_t* offsets = x.offsets + row * m.blocks;
+  simd::V acc[kParts];
+  SuperScales super[kParts];
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) {
+    acc[part] = simd::zero();
+    if constexpr (info.scaling == Scaling::e4m3) super[part].factor = simd::load(m.row_scales(group) + part * simd::W);
+  }
+  for (int64_t begin = 0; begin < m.blocks; begin += kSuper, super_at += info.super_bytes()) {
+    const int64_t end = begin + kSuper < m.blocks ? begin + kSuper : m.blocks;
+    if constexpr (info.super_bytes() > 0) {
+      __builtin_prefetch(super_at + ahead, 0, Blocks::kLocality);
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) super[part].template load<S>(super_at, part);
+    }
+    for (int64_t b = begin; b < end; ++b, from += info.quant_bytes(), scale += info.scale_bytes()) {
+#pragma GCC unroll 6
+      for (int i = 0; i < info.quant_bytes(); i += 64) __builtin_prefetch(from + ahead + i, 0, Blocks::kLocality);
+      __builtin_prefetch(scale + ahead, 0, Blocks::kLocality);
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        Blocks::W w;
+        make_block<S>(from + 4 * simd::W * part, w);
+        Scales<P> s;
+#pragma GCC unroll 2
+        for (int h = 0; h < parts; ++h) scales_of<S>(scale, h, part, super[part], &s.d[h], &s.m[h]);
+        acc[part] = add_block<P>(w, s, q + 64 * b, sums + b * parts, offsets + b, acc[part]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part)
+    store_lanes(simd::mul(acc[part], simd::set1(x.d[row])), part, y, m.valid(group), add);
 }
 
 // T rows by a group.
@@ -136,6 +195,11 @@ template <Packing P>
 void integer_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                   int64_t y_stride, int valid, bool add) {
   constexpr int most = Blocks::kTile >= 16 && packing_info(P).of_rows ? 8 : Blocks::kTile;
+  if constexpr (Blocks::kMakesBlocks && kMayBeStored<P> && !packing_info(P).of_rows)
+    if (m.narrow() && rows == 1)
+      return with_stored(m.stored, [&]<Stored S>() {
+        if constexpr (stored_info(S).form == P) narrow_row<S, P>(m, group, x, first, y, add);
+      });
   for (int64_t t = 0; t < rows;) {
     const int64_t left = rows - t;
     auto run = [&]<int T>() {

@@ -15,6 +15,7 @@ struct Blocks {
   static constexpr int kTile = 4;
   // Into the second-level cache: a line on its way into the first holds one of few places, which loads want, too.
   static constexpr int kAhead = 2, kLocality = 2;
+  static constexpr bool kMakesBlocks = true;
   using I = __m256i;
   struct W {
     __m256i c[8];
@@ -157,8 +158,10 @@ struct Blocks {
       if constexpr (bits == 8) {  // signed again: |w| <= 128 times 127, twice, fits
         I sw = _mm256_xor_si256(w.c[c], _mm256_set1_epi8(-128));
         two = _mm256_maddubs_epi16(_mm256_abs_epi8(sw), _mm256_sign_epi8(v, sw));
-      } else {
+      } else {  // at most 63 times 127, twice two of them
         two = _mm256_maddubs_epi16(w.c[c], v);
+        ++c;
+        two = _mm256_add_epi16(two, _mm256_maddubs_epi16(w.c[c], inputs(x + 4 * c)));
       }
       sum = _mm256_add_epi32(sum, _mm256_madd_epi16(two, ones));
     }

@@ -12,7 +12,8 @@ namespace kvasir::model::cpu {
 namespace {
 
 struct Blocks {
-  static constexpr int kTile = 16, kAhead = 1, kLocality = 3;
+  static constexpr int kTile = 16, kAhead = 1, kLocality = 2;
+  static constexpr bool kMakesBlocks = true;
   using I = __m512i;
   struct W {
     __m512i c[8];

@@ -11,6 +11,7 @@ namespace {
 
 struct Blocks {
   static constexpr int kTile = 4, kAhead = 1, kLocality = 3;
+  static constexpr bool kMakesBlocks = false;
   using I = int32x4_t;
   struct W {
     int8x16_t c[8];

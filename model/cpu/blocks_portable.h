@@ -9,6 +9,7 @@ namespace {
 
 struct Blocks {
   static constexpr int kTile = 1, kAhead = 1, kLocality = 3;
+  static constexpr bool kMakesBlocks = false;
   struct I {
     int32_t v[simd::W];
   };

@@ -69,7 +69,14 @@ inline void expand_integers(const uint8_t* from, uint8_t* to) {
 
 // What the small scales of 8 blocks are multiplied by, and all others of a row.
 struct SuperScales {
-  simd::V d, m, factor;
+  simd::V d{}, m{}, factor = simd::set1(1.0f);
+
+  template <Stored S>
+  void load(const uint8_t* p, int part) {
+    d = simd::mul(simd::load_f16(p + 2 * simd::W * part), factor);
+    if constexpr (stored_info(S).zero == 0)
+      m = simd::mul(simd::load_f16(p + 32 + 2 * simd::W * part), simd::mul(factor, simd::set1(-1.0f)));
+  }
 };
 
 template <Stored S, int kind>
@@ -79,29 +86,34 @@ inline simd::V scale_of(const uint8_t* p, int part, const SuperScales& super) {
   if constexpr (info.scaling == Scaling::half) return simd::mul(simd::load_f16(p + 2 * row), super.factor);
   if constexpr (info.scaling == Scaling::power)
     return simd::mul(Blocks::as_float(Blocks::template left<23>(Blocks::bytes(p + row))), simd::set1(0.5f));
+  if constexpr (info.scaling == Scaling::e4m3) return simd::mul(simd::load_e4m3(p + row), super.factor);
   const simd::V by = kind == 0 ? super.d : super.m;
   if constexpr (info.scaling == Scaling::small) return simd::mul(simd::load_i8(p + row), by);
   if constexpr (info.scaling == Scaling::nibble)
     return simd::mul(simd::add(simd::load_i4(p + row / 2), simd::set1(8.0f)), by);
 }
 
+// Of a half of a block.
+template <Stored S>
+inline void scales_of(const uint8_t* from, int half, int part, const SuperScales& super, simd::V* d, simd::V* m) {
+  constexpr StoredInfo info = stored_info(S);
+  const uint8_t* p = from + half * info.kinds() * info.scale_width();
+  *d = scale_of<S, 0>(p, part, super);
+  if constexpr (info.zero == 0)
+    *m = scale_of<S, 1>(p + info.scale_width(), part, super);
+  else
+    *m = simd::mul(*d, simd::set1(-float(info.zero)));
+}
+
 template <Stored S, Packing P>
 inline void expand_scales(const uint8_t* from, int part, const SuperScales& super, uint8_t* to) {
   constexpr StoredInfo info = stored_info(S);
   constexpr PackingInfo form = packing_info(P);
-  constexpr int width = info.scale_width(), parts = info.halves ? 2 : 1;
   uint8_t* at = to + 4 * simd::W * part;
-  simd::V d = {}, m = {};
 #pragma GCC unroll 2
-  for (int h = 0; h < (form.halves ? 2 : 1); ++h) {
-    if (h < parts) {
-      const uint8_t* p = from + h * info.kinds() * width;
-      d = scale_of<S, 0>(p, part, super);
-      if constexpr (info.zero == 0)
-        m = scale_of<S, 1>(p + width, part, super);
-      else
-        m = simd::mul(d, simd::set1(-float(info.zero)));
-    }
+  for (int h = 0; h < (info.halves ? 2 : 1); ++h) {
+    simd::V d, m;
+    scales_of<S>(from, h, part, super, &d, &m);
     if constexpr (form.of_rows) {
       const simd::V middle = simd::fused(d, simd::set1(float(1 << (info.bits - 1))), m);
       Blocks::store_i(at + 64 * h, Blocks::add_i(Blocks::and_i(Blocks::rounded(d), 0xffff),
@@ -114,10 +126,6 @@ inline void expand_scales(const uint8_t* from, int part, const SuperScales& supe
     }
   }
 }
-
-// Whether integers are multiplied from where they are stored.
-template <Stored S, Packing P>
-constexpr bool kInPlace = P == Packing::i4_min;
 
 // Blocks of a group: where they lie for kernels, the next group's so many bytes behind.
 struct Lying {
@@ -145,29 +153,24 @@ inline void expand_blocks(const uint8_t* group, int64_t group_bytes, int64_t blo
                 *end_of_group = group + group_bytes;
   [[maybe_unused]] const float* row_scales = reinterpret_cast<const float*>(end_of_group) - kGroup;
   const int64_t ahead = fetch * group_bytes;
-  SuperScales super[kParts] = {};
+  SuperScales super[kParts];
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; ++part) {
-    super[part].factor = simd::set1(1.0f);
     if constexpr (form.of_rows) {  // of rows of zeros, or of what is no number, nothing is to be left
       const simd::V s = simd::load(row_scales + part * simd::W);
       super[part].factor = simd::select_ge(s, simd::set1(1e-37f), simd::div_v(simd::set1(1.0f), s), simd::zero());
     }
+    if constexpr (info.scaling == Scaling::e4m3) super[part].factor = simd::load(row_scales + part * simd::W);
   }
   for (int64_t b = begin; b < end; ++b) {
     if (info.super_bytes() > 0 && (b == begin || b % kSuper == 0)) {
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) {
-        const simd::V by = form.of_rows ? super[part].factor : simd::set1(1.0f);
-        super[part].d = simd::mul(simd::load_f16(above + 2 * simd::W * part), by);
-        if constexpr (info.zero == 0)
-          super[part].m = simd::mul(simd::load_f16(above + 32 + 2 * simd::W * part), simd::mul(by, simd::set1(-1.0f)));
-      }
+      for (int part = 0; part < kParts; ++part) super[part].template load<S>(above, part);
       above += info.super_bytes();
     }
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      if constexpr (!kInPlace<S, P>) expand_integers<S, P>(from + 4 * simd::W * part, quants + 4 * simd::W * part);
+      expand_integers<S, P>(from + 4 * simd::W * part, quants + 4 * simd::W * part);
       expand_scales<S, P>(scale, part, super[part], scales);
     }
     if (fetch != 0) {
@@ -182,8 +185,8 @@ inline void expand_blocks(const uint8_t* group, int64_t group_bytes, int64_t blo
 }
 
 template <Packing P>
-constexpr bool kMayBeStored = P == Packing::i4_min || P == Packing::i4_halves || P == Packing::n8_zero ||
-                              P == Packing::n8_float || P == Packing::n8_wide || P == Packing::n8_halves;
+constexpr bool kMayBeStored = P == Packing::i4_halves || P == Packing::n8_zero || P == Packing::n8_float ||
+                              P == Packing::n8_wide || P == Packing::n8_halves;
 
 // Room for Most blocks of G groups.
 template <Packing P, int G, int64_t Most>
@@ -194,19 +197,14 @@ struct LaidRoom {
   alignas(64) uint8_t bytes[G * (kQuants + kScales) + 64];
 };
 
-// Blocks of a group, whatever it is stored as, while the `fetch`th group behind it comes nearer; where its integers
-// lie.
+// Blocks of a group while the `fetch`th group behind it comes nearer.
 template <Packing P>
-[[gnu::noinline]] const uint8_t* expand_section(const Section& s, int64_t group, int64_t blocks, int64_t begin,
-                                                int64_t end, int64_t fetch, uint8_t* quants, uint8_t* scales) {
-  const uint8_t *from = s.at(group), *lie = quants;
-  with_stored(s.stored, [&]<Stored S>() {
-    if constexpr (expands_to(S, P)) {
-      if (kInPlace<S, P>) lie = from + begin * stored_info(S).quant_bytes();
-      expand_blocks<S, P>(from, s.group_bytes, blocks, begin, end, fetch, quants, scales);
-    }
+[[gnu::noinline]] void expand_narrow(const PackedMatrix& m, int64_t group, int64_t begin, int64_t end, int64_t fetch,
+                                     uint8_t* quants, uint8_t* scales) {
+  with_stored(m.stored, [&]<Stored S>() {
+    if constexpr (expands_to(S, P))
+      expand_blocks<S, P>(m.quants(group), m.group_bytes, m.blocks, begin, end, fetch, quants, scales);
   });
-  return lie;
 }
 
 // Blocks [begin, end) of G groups, of which a room's are at most.
@@ -214,21 +212,14 @@ template <Packing P, int G, int64_t Most>
 inline Lying lay(const PackedMatrix& m, int64_t group, int64_t begin, int64_t end, LaidRoom<P, G, Most>& room,
                  int64_t fetch = 0) {
   if constexpr (kMayBeStored<P>) {
-    if (m.stored()) {
+    if (m.narrow()) {
       using R = LaidRoom<P, G, Most>;
       uint8_t* scales = room.bytes + G * R::kQuants;
-      const uint8_t* places[G];
 #pragma GCC unroll 2
       for (int g = 0; g < G; ++g)
-        places[g] = expand_section<P>(m.section(group + g), group + g, m.blocks, begin, end, fetch,
-                                      room.bytes + g * R::kQuants, scales + g * R::kScales);
-      const Section& s = m.section(group);
-      const int64_t of_block = s.group_bytes / m.blocks;
-      return {places[0],
-              scales,
-              places[G - 1] - places[0],
-              R::kScales,
-              s.at(group) + Blocks::kAhead * s.group_bytes + begin * of_block,
+        expand_narrow<P>(m, group + g, begin, end, fetch, room.bytes + g * R::kQuants, scales + g * R::kScales);
+      const int64_t of_block = m.group_bytes / m.blocks;
+      return {room.bytes, scales, R::kQuants, R::kScales, m.quants(group + Blocks::kAhead) + begin * of_block,
               of_block};
     }
   }
@@ -240,15 +231,14 @@ inline Lying lay(const PackedMatrix& m, int64_t group, int64_t begin, int64_t en
 // Blocks that are laid at a time: more would leave the first-level cache before they are read.
 constexpr int64_t kLaid = kSuper;
 
-inline int64_t laid(const PackedMatrix& m) { return m.stored() ? kLaid : m.blocks; }
+inline int64_t laid(const PackedMatrix& m) { return m.narrow() ? kLaid : m.blocks; }
 
 // A whole group, as one that is not stored would lie.
 template <Packing P>
 inline void expand_group(const PackedMatrix& m, int64_t group, uint8_t* to, int64_t group_bytes) {
   constexpr PackingInfo form = packing_info(P);
   const int64_t quants = m.blocks * form.quant_bytes;
-  const uint8_t* lie = expand_section<P>(m.section(group), group, m.blocks, 0, m.blocks, 0, to, to + quants);
-  if (lie != to) __builtin_memcpy(to, lie, size_t(quants));
+  expand_narrow<P>(m, group, 0, m.blocks, 0, to, to + quants);
   if (form.of_rows) __builtin_memcpy(to + group_bytes - kGroup * 4, m.row_scales(group), kGroup * 4);
 }
 

@@ -72,7 +72,7 @@ class Expanded {
   void each(const PackedMatrix& m, int64_t group, int64_t groups, const F& f) {
     constexpr PackingInfo info = packing_info(P);
     PackedMatrix whole = m;
-    whole.sections = nullptr;
+    whole.stored = Stored::none;
     whole.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);
     if (info.of_rows) whole.group_bytes += kGroup * 4;
     const int64_t most = whole.group_bytes < kBytes ? kBytes / whole.group_bytes : 1;
@@ -104,14 +104,14 @@ void tiled_integer(const PackedMatrix& m, int64_t group, int64_t groups, const Q
   const PackingInfo info = packing_info(m.packing);
   with_packing(m.packing, [&]<Packing P>() {
     if constexpr (kMayBeStored<P>)
-      if (m.stored() && !are_plain(info, x)) {
+      if (m.narrow() && !are_plain(info, x)) {
         thread_local Expanded expanded;
         return expanded.each<P>(m, group, groups, [&](const PackedMatrix& whole, int64_t some, int64_t column) {
           tiled_integer(whole, 0, some, x, first, rows, y + column, y_stride, add);
         });
       }
     if constexpr (packing_info(P).of_rows)
-      if (x.rows == 2 && !m.stored()) return few_rows_by_vectors<P>(m, group, groups, x, first, rows, y, y_stride, add);
+      if (x.rows == 2 && !m.narrow()) return few_rows_by_vectors<P>(m, group, groups, x, first, rows, y, y_stride, add);
     if (are_plain(info, x)) return integer(m, group, groups, x, first, rows, y, y_stride, add);
     if constexpr (has_integers(P)) {
       if (are_few(info, x))

@@ -45,7 +45,7 @@ struct CpuOps::ExpertRows {
   std::vector<float> in;       // [slots, hidden], where kernels want it so
   std::vector<float> gated;    // [slots, ffn]
   std::vector<float> results;  // [slots, hidden]
-  QuantRoom quants;
+  QuantRoom quants[kMostRuns];
 };
 
 Result<int32_t> CpuOps::add_experts(Experts experts) {
@@ -139,23 +139,24 @@ std::vector<CpuOps::Input> CpuOps::expert_inputs(const LayerExperts& layer, Matr
   const int64_t cols = matrices_[size_t((layer.of.mlps[layer.own].*which).id)].padded_cols();
   const int64_t lines = (cols + 63) / 64 * 2;  // of a row in QuantRoom
   const ExpertRows::Group& last = x.groups.back();
-  const QuantRows all = x.quants.rows(last.tall + last.count, cols);
   for (const ExpertRows::Group& g : x.groups) {
     const Matrix weight = layer.of.mlps[size_t(g.expert)].*which;
-    const PackedMatrix& m = matrices_[size_t(weight.id)];
-    Input in{m, g.count, nullptr, {}, vector(biases_[size_t(weight.id)])};
-    if (packing_info(m.packing).quantized && !options_.precise)
-      in.quants = {all.q + g.tall * lines * 64,
-                   all.d + g.tall,
-                   all.sums + 2 * g.tall * lines,
-                   all.offsets + 8 * g.tall * lines,
-                   all.planes + 8 * g.tall * lines,
-                   cols,
-                   g.count};
+    Input in{matrices_[size_t(weight.id)], g.count, nullptr, {}, vector(biases_[size_t(weight.id)])};
+    for (size_t i = 0; i < in.m.runs.size(); ++i) {
+      if (!of_integers(in.m.runs[i])) continue;
+      const QuantRows all = x.quants[i].rows(last.tall + last.count, cols);
+      in.quants[i] = {all.q + g.tall * lines * 64,
+                      all.d + g.tall,
+                      all.sums + 2 * g.tall * lines,
+                      all.offsets + 8 * g.tall * lines,
+                      all.planes + 8 * g.tall * lines,
+                      cols,
+                      g.count};
+    }
     out.push_back(in);
   }
   const int64_t own = out[0].m.cols;
-  if (!dense && (own != cols || !std::all_of(out.begin(), out.end(), [](const Input& i) { return i.quants.q; })))
+  if (!dense && (own != cols || std::any_of(out.begin(), out.end(), [](const Input& i) { return i.floats(); })))
     x.in.resize(std::max(x.in.size(), x.rows.size() * size_t(cols)));
   each_row(int64_t(x.pairs.size()), 2 * cols, [&](int64_t i) {
     const auto [group, begin] = x.pairs[size_t(i)];
@@ -163,17 +164,17 @@ std::vector<CpuOps::Input> CpuOps::expert_inputs(const LayerExperts& layer, Matr
     const Input& in = out[group];
     for (int64_t t = begin; t < std::min(g.count, begin + 2); ++t) {
       const float* row = row_at(g.first + t);
-      if (!dense && (own != cols || !in.quants.q)) {
+      if (!dense && (own != cols || in.floats())) {
         float* to = x.in.data() + (g.first + t) * cols;
         std::memcpy(to, row, size_t(own) * sizeof(float));
         std::fill(to + own, to + cols, 0.0f);
         row = to;
       }
-      if (in.quants.q) kernels_.quantize(row, in.m.packing, in.quants, t);
+      in.quantize(kernels_, row, t);
     }
   });
   for (size_t i = 0; i < out.size(); ++i)
-    if (!out[i].quants.q) out[i].x = dense ? row_at(x.groups[i].first) : x.in.data() + x.groups[i].first * cols;
+    if (out[i].floats()) out[i].x = dense ? row_at(x.groups[i].first) : x.in.data() + x.groups[i].first * cols;
   return out;
 }
 
@@ -186,7 +187,7 @@ void CpuOps::each_expert_piece(const std::vector<Input>& inputs, int64_t groups,
   const int64_t wanted = (8 * pool_.threads() + int64_t(inputs.size()) - 1) / int64_t(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Input& in = inputs[i];
-    const int64_t most = std::max<int64_t>(32, kRowBytes / (in.m.padded_cols() * (in.quants.q ? 3 : 4)) / 32 * 32);
+    const int64_t most = std::max<int64_t>(32, kRowBytes / (in.m.padded_cols() * (in.floats() ? 4 : 3)) / 32 * 32);
     const int64_t parts = in.rows > kManyRows ? (groups + most_groups - 1) / most_groups
                                               : std::clamp<int64_t>(groups / kLeastGroups, 1, wanted);
     for (int64_t first = 0; first < in.rows; first += most)
@@ -205,7 +206,7 @@ void CpuOps::expert_glu(const LayerExperts& layer, Buffer in) {
   ExpertRows& x = *expert_rows_;
   const auto inputs =
       expert_inputs(layer, &Mlp::up, false, [&](int64_t slot) { return data(in) + x.rows[size_t(slot)] * in.cols; });
-  const PackedMatrix& down = matrices_[size_t(layer.of.mlps[layer.own].down.id)];
+  const Weight& down = matrices_[size_t(layer.of.mlps[layer.own].down.id)];
   const int64_t ffn = down.cols, stride = down.padded_cols(), half = ffn / kGroup;
   x.gated.resize(std::max(x.gated.size(), x.rows.size() * size_t(stride)));
   gates_.resize(size_t(pool_.threads()));

@@ -29,19 +29,31 @@ GateKernel gate_kernel(const Kernels& kernels, Activation activation) {
 void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
 
 Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) {
-  if (options_.measured) {
-    int64_t bytes = 0;
-    matrices_.push_back(measure(parts, options_.precise, &bytes));
-    measured_ += bytes;
-  } else {
-    matrices_.push_back(pack(parts, arena_, pool_, options_.precise));
+  Weight m;
+  m.cols = parts[0].cols;
+  for (const std::span<const HostTensor> run : runs_of(parts, options_.precise)) {
+    if (options_.measured) {
+      int64_t bytes = 0;
+      m.runs.push_back(measure(run, options_.precise, &bytes));
+      measured_ += bytes;
+    } else {
+      m.runs.push_back(pack(run, arena_, pool_, options_.precise));
+    }
+    m.rows += m.runs.back().rows, m.groups += m.runs.back().groups;
   }
+  const Matrix made{int32_t(matrices_.size()), m.rows, m.cols};
+  matrices_.push_back(std::move(m));
   biases_.emplace_back();
   shards_.push_back(shard);
-  if (options_.link && shard == Shard::cols) KVASIR_TRY(make_partials(matrices_.back().rows));
+  if (options_.link && shard == Shard::cols) KVASIR_TRY(make_partials(made.rows));
   for (const HostTensor& t : parts) source.release(t);
-  const PackedMatrix& m = matrices_.back();
-  return Matrix{int32_t(matrices_.size() - 1), m.rows, m.cols};
+  return made;
+}
+
+void CpuOps::Weight::unpack(int64_t row, float scale, float* out) const {
+  const PackedMatrix* run = runs.data();
+  while (row >= run->rows) row -= run++->rows;
+  unpack_row(*run, row, scale, out);
 }
 
 Result<Vector> CpuOps::load_vector(Weights& source, std::span<const HostTensor> parts, float shift, float scale) {
@@ -90,7 +102,7 @@ Matrix CpuOps::borrow(const CpuOps& from, Matrix weight) {
 Result<AdapterPtr> CpuOps::load_adapter(std::span<const LowRank> changes, int64_t room) {
   KVASIR_ASSIGN(auto adapter,
                 CpuAdapter::make(changes, options_.precise, room, [this](Matrix m, int64_t row, float* out) {
-                  unpack_row(matrices_[size_t(m.id)], row, 1, out);
+                  matrices_[size_t(m.id)].unpack(row, 1, out);
                 }));
   return AdapterPtr(std::move(adapter));
 }
@@ -175,22 +187,22 @@ Result<int64_t> CpuOps::turn_to(Side side) {
 }
 
 Status CpuOps::embed(Matrix table, float scale, Buffer out) {
-  const PackedMatrix& m = matrices_[size_t(table.id)];
+  const Weight& m = matrices_[size_t(table.id)];
   if (options_.link && shards_[size_t(table.id)] == Shard::rows) return embed_own(m, scale, out);
   each_row(int64_t(tokens_->size()), m.cols * 8,
-           [&](int64_t t) { unpack_row(m, (*tokens_)[size_t(t)], scale, data(out) + t * out.cols); });
+           [&](int64_t t) { m.unpack((*tokens_)[size_t(t)], scale, data(out) + t * out.cols); });
   return {};
 }
 
 // A token's row is one rank's, and zeros of the others.
-Status CpuOps::embed_own(const PackedMatrix& m, float scale, Buffer out) {
+Status CpuOps::embed_own(const Weight& m, float scale, Buffer out) {
   KVASIR_TRY(make_partials(m.cols));
   const Share& own = options_.part.vocab;
   each_row(int64_t(tokens_->size()), m.cols * 8, [&](int64_t t) {
     const int64_t row = (*tokens_)[size_t(t)] - own.first;
     float* to = data(partial()) + t * m.cols;
     if (row >= 0 && row < own.count)
-      unpack_row(m, row, scale, to);
+      m.unpack(row, scale, to);
     else
       std::fill_n(to, m.cols, 0.0f);
   });
@@ -245,13 +257,13 @@ Result<Buffer> CpuOps::gather(Buffer logits) {
 }
 
 Status CpuOps::add_row(Matrix table, RowOf which, int64_t shift, Buffer out) {
-  const PackedMatrix& m = matrices_[size_t(table.id)];
+  const Weight& m = matrices_[size_t(table.id)];
   const bool types = which == RowOf::type;
   each_row(int64_t(tokens_->size()), m.cols * 8, [&](int64_t t) {
     thread_local std::vector<float> row;
     row.resize(size_t(m.cols));
     const int64_t of = types ? batch_->types.empty() ? 0 : batch_->types[size_t(t)] : batch_->positions[size_t(t)];
-    unpack_row(m, std::min(of + shift, m.rows - 1), 1, row.data());
+    m.unpack(std::min(of + shift, m.rows - 1), 1, row.data());
     add_to(data(out) + t * out.cols, row.data(), m.cols);
   });
   return {};
@@ -397,17 +409,7 @@ Status CpuOps::softcap(Buffer in_out, float cap) {
   return {};
 }
 
-QuantRows CpuOps::quantize_rows(const PackedMatrix& m, const float* x, int64_t rows) {
-  const int64_t cols = m.padded_cols();
-  QuantRows out = quants_.rows(rows, cols);
-  each_row((rows + 1) / 2, 2 * cols, [&](int64_t pair) {
-    for (int64_t t = 2 * pair; t < std::min(rows, 2 * pair + 2); ++t)
-      kernels_.quantize(x + t * cols, m.packing, out, t);
-  });
-  return out;
-}
-
-const float* CpuOps::padded_rows(const PackedMatrix& m, const float* x, int64_t rows) {
+const float* CpuOps::padded_rows(const Weight& m, const float* x, int64_t rows) {
   if (m.padded_cols() == m.cols) return x;
   padded_.assign(size_t(rows * m.padded_cols()), 0.0f);
   for (int64_t t = 0; t < rows; ++t)
@@ -416,10 +418,15 @@ const float* CpuOps::padded_rows(const PackedMatrix& m, const float* x, int64_t 
 }
 
 CpuOps::Input CpuOps::input_of(Buffer in, Matrix weight) {
-  const PackedMatrix& m = matrices_[size_t(weight.id)];
+  const Weight& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(in.cols == m.cols, "rows of ", in.cols, " by a matrix ", m.cols, " wide");
   Input out{m, rows(in), padded_rows(m, data(in), rows(in)), {}, vector(biases_[size_t(weight.id)])};
-  if (packing_info(m.packing).quantized && !options_.precise) out.quants = quantize_rows(m, out.x, out.rows);
+  const int64_t cols = m.padded_cols();
+  for (size_t i = 0; i < m.runs.size(); ++i)
+    if (of_integers(m.runs[i])) out.quants[i] = quants_[i].rows(out.rows, cols);
+  each_row((out.rows + 1) / 2, 2 * cols, [&](int64_t pair) {
+    for (int64_t t = 2 * pair; t < std::min(out.rows, 2 * pair + 2); ++t) out.quantize(kernels_, out.x + t * cols, t);
+  });
   out.adapters = adapter_rows_.reduce(weight, out.x, m.padded_cols(), kernels_, pool_);
   return out;
 }
@@ -427,10 +434,18 @@ CpuOps::Input CpuOps::input_of(Buffer in, Matrix weight) {
 void CpuOps::Input::product(const Kernels& kernels, int64_t first, int64_t count, int64_t group, int64_t groups,
                             bool add, float* y, int64_t y_stride) const {
   auto base = [&] {
-    if (quants.q)
-      kernels.integer(m, group, groups, quants, first, count, y, y_stride, add);
-    else
-      kernels.floating(m, group, groups, x + first * m.padded_cols(), m.padded_cols(), count, y, y_stride, add);
+    int64_t begin = 0;  // of the run
+    for (size_t i = 0; i < m.runs.size(); begin += m.runs[i++].groups) {
+      const PackedMatrix& run = m.runs[i];
+      const int64_t from = std::max(group, begin), some = std::min(group + groups, begin + run.groups) - from;
+      if (some <= 0) continue;
+      float* to = y + (from - group) * kGroup;
+      if (quants[i].q)
+        kernels.integer(run, from - begin, some, quants[i], first, count, to, y_stride, add);
+      else
+        kernels.floating(run, from - begin, some, x + first * run.padded_cols(), run.padded_cols(), count, to, y_stride,
+                         add);
+    }
   };
   const int64_t cols = std::min(m.rows - group * kGroup, groups * kGroup);
   if (adapters)
@@ -443,7 +458,7 @@ void CpuOps::Input::product(const Kernels& kernels, int64_t first, int64_t count
 
 template <class F>
 void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f) {
-  int64_t row_bytes = in.m.padded_cols() * (in.quants.q ? 3 : 4);
+  int64_t row_bytes = in.m.padded_cols() * (in.floats() ? 4 : 3);
   const int64_t threads = pool_.threads(), most = std::max<int64_t>(32, kRowBytes / row_bytes / 32 * 32);
   // Workers have rows of their own where there are enough, each_row()'s: what one has written another reads slowly.
   int64_t spans = std::max((in.rows + most - 1) / most, std::min(threads, in.rows / kRowsApart));
@@ -470,7 +485,7 @@ void CpuOps::each_piece(const Input& in, int64_t groups, int64_t most_groups, co
 }
 
 Status CpuOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
-  const PackedMatrix& m = matrices_[size_t(weight.id)];
+  const Weight& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(out.cols == m.rows, m.rows, " columns into ", out.cols);
   const bool sum = summed(weight);
   const Buffer to = sum ? partial() : out;
@@ -484,7 +499,7 @@ Status CpuOps::linear(Buffer in, Matrix weight, bool add, Buffer out) {
 
 // A piece's gates, and what they are to open, stay in the second-level cache instead of going through the buffer.
 Status CpuOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buffer between, Buffer out) {
-  const PackedMatrix& m = matrices_[size_t(weight.id)];
+  const Weight& m = matrices_[size_t(weight.id)];
   KVASIR_CHECK(2 * out.cols == m.rows, m.rows, " columns in halves into ", out.cols);
   auto f = gate_kernel(kernels_, activation);
   if (out.cols % kGroup != 0 || !f) return Ops::linear_glu(in, weight, activation, between, out);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -107,24 +108,41 @@ class CpuOps final : public Ops {
     int64_t cols;
     bool logit_rows;
   };
+  struct Weight {
+    std::vector<PackedMatrix> runs;  // one below another (runs_of)
+    int64_t rows = 0, cols = 0, groups = 0;
+    int64_t padded_cols() const { return runs[0].padded_cols(); }
+    void unpack(int64_t row, float scale, float* out) const;
+  };
+  using Quants = std::array<QuantRows, kMostRuns>;  // of each run, where its product is of integers
   // The left side of a product.
   struct Input {
-    const PackedMatrix& m;
+    const Weight& m;
     int64_t rows;
-    const float* x;    // [rows, padded columns of m]
-    QuantRows quants;  // where the product is of integers
+    const float* x;  // [rows, padded columns of m]
+    Quants quants;
     const float* bias;
     const ProductAdapters* adapters = nullptr;  // of rows that have one
     void product(const Kernels& kernels, int64_t first, int64_t count, int64_t group, int64_t groups, bool add,
                  float* y, int64_t y_stride) const;
+    // Whether x is read as it is.
+    bool floats() const {
+      return std::any_of(quants.begin(), quants.begin() + std::ssize(m.runs), [](auto& q) { return !q.q; });
+    }
+    // Row t from a row of padded columns.
+    void quantize(const Kernels& kernels, const float* row, int64_t t) const {
+      for (size_t i = 0; i < m.runs.size(); ++i)
+        if (quants[i].q) kernels.quantize(row, m.runs[i].packing, quants[i], t);
+    }
   };
+  bool of_integers(const PackedMatrix& m) const { return packing_info(m.packing).quantized && !options_.precise; }
   Status norm(Buffer in, Vector weight, float eps, bool add, Buffer out);
   Status linear(Buffer in, Matrix weight, bool add, Buffer out);
   // Ranks: what this one has of a sum over all is written into partial(), and sum_partials() makes it the sum: out, or
   // what is added to it.
   bool summed(Matrix weight) const { return options_.link && shards_[size_t(weight.id)] == Shard::cols; }
   Status make_partials(int64_t cols);
-  Status embed_own(const PackedMatrix& m, float scale, Buffer out);
+  Status embed_own(const Weight& m, float scale, Buffer out);
   Buffer partial() const { return partials_[turn_]; }
   Status sum_partials(bool add, Buffer out);
   size_t cache_of(size_t kind) const { return caches_.size() > 1 && windowed_[kind] ? 1 : 0; }
@@ -155,16 +173,15 @@ class CpuOps final : public Ops {
   // f(first row, rows, first group, groups, worker) on the pool until every row has met every group.
   template <class F>
   void each_piece(const Input& in, int64_t groups, int64_t most_groups, const F& f);
-  // Inputs of `m`, padded to whole blocks; quantized when the product is of integers.
-  QuantRows quantize_rows(const PackedMatrix& m, const float* x, int64_t rows);
-  const float* padded_rows(const PackedMatrix& m, const float* x, int64_t rows);
+  // Padded to whole blocks.
+  const float* padded_rows(const Weight& m, const float* x, int64_t rows);
 
   CpuOptions options_;
   ThreadPool& pool_;
   const Kernels& kernels_;
   Arena arena_;
   int64_t measured_ = 0;
-  std::vector<PackedMatrix> matrices_;
+  std::vector<Weight> matrices_;
   std::vector<Vector> biases_;  // of each matrix
   std::vector<Shard> shards_;   // likewise
   std::vector<std::vector<float>> vectors_;
@@ -173,7 +190,7 @@ class CpuOps final : public Ops {
   std::vector<std::optional<Side>> side_of_;                       // of each kind, in an encoder-decoder
   std::vector<bool> windowed_;                                     // kinds that have a window of the model's own
   std::vector<std::unique_ptr<attention::Attention>> attentions_;  // one a kind
-  QuantRoom quants_;
+  QuantRoom quants_[kMostRuns];
   std::vector<float> padded_;
   std::vector<std::vector<float>> gates_;  // by worker
   std::vector<LayerExperts> experts_;

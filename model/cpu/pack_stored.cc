@@ -80,6 +80,11 @@ struct StoredRow {
       case Scaling::power:
         if (group[place] == 0 || group[place] == 255) return group[place] == 0 ? 0 : INFINITY;
         return std::ldexp(1.0f, group[place] - 128);
+      case Scaling::e4m3: {
+        float scale;
+        dequantize(WeightType::f8_e4m3, group + place, 1, &scale);
+        return scale * at<float>(factor());
+      }
       case Scaling::small:
       case Scaling::nibble: break;
     }
@@ -129,27 +134,14 @@ void find_row_scale(const StoredRow& at, uint8_t* group) {
         std::memcpy(group + (at.info.super_bytes() > 0 ? at.super(b, kind) : at.scale(b, h, kind)), &zero, 2);
 }
 
-void store_row(const HostTensor& t, int64_t row, const PackedMatrix& m, const StoredInfo& info, int r, uint8_t* group) {
-  const StoredRow at{info, m.blocks, r, group};
-  const uint8_t* from = t.data + row * t.row_bytes();
-  Unpacked u{};
-  for (int64_t b = 0; b < m.blocks; ++b) {
-    unpack32(t.type, from, b, &u);
-    if (info.values) find_codes(info.values, u.q);
-    put_integers(group + at.quants(b), info.bits, r, u.q);
-    put_scales(at, b, u, group);
-  }
-  if (packing_info(m.packing).of_rows) find_row_scale(at, group);
-}
-
 }  // namespace
 
-Stored stored_of(WeightType type, bool exact, bool beside) {
+Stored stored_of(WeightType type, bool exact) {
   switch (type) {
     case WeightType::q2_k: return Stored::q2_k;
     case WeightType::q3_k: return Stored::q3_k;
     // A ninth narrower than its integers of rows, which one row is multiplied by a third faster as they are.
-    case WeightType::q4_k: return beside || exact ? Stored::q4_k : Stored::none;
+    case WeightType::q4_k: return exact ? Stored::q4_k : Stored::none;
     case WeightType::q5_0: return Stored::q5_0;
     case WeightType::q5_1: return Stored::q5_1;
     case WeightType::q5_k: return Stored::q5_k;
@@ -157,35 +149,27 @@ Stored stored_of(WeightType type, bool exact, bool beside) {
     case WeightType::iq4_nl: return Stored::iq4_nl;
     case WeightType::iq4_xs: return Stored::iq4_xs;
     case WeightType::mxfp4: return Stored::mxfp4;
-    case WeightType::q4_0: return beside ? Stored::q4_0 : Stored::none;
-    case WeightType::q4_1: return beside ? Stored::q4_1 : Stored::none;
+    case WeightType::nvfp4: return Stored::nvfp4;
     default: return Stored::none;
   }
 }
 
-void store(std::span<const HostTensor> parts, bool exact, bool beside, Arena& arena, ThreadPool& pool,
-           PackedMatrix* m) {
-  auto* sections = reinterpret_cast<Section*>(arena.allocate(parts.size() * sizeof(Section)));
-  int64_t group = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const HostTensor& t = parts[i];
-    const Stored stored = stored_of(t.type, exact, beside);
-    const StoredInfo info = stored_info(stored);
-    Section& s =
-        *new (sections + i) Section{stored, group, (t.rows + kGroup - 1) / kGroup, info.group_bytes(m->blocks)};
-    uint8_t* data = arena.allocate(size_t(s.groups * s.group_bytes));
-    s.data = data, group += s.groups;
-    pool.for_each(s.groups, 4, [&](int64_t g, int) {
-      const int64_t row = g * kGroup;
-      for (int r = 0; r < kGroup && row + r < t.rows; ++r) store_row(t, row + r, *m, info, r, data + g * s.group_bytes);
-    });
+void store_row(const PackedMatrix& m, uint8_t* group, int r, WeightType type, const uint8_t* row) {
+  const StoredInfo info = stored_info(m.stored);
+  const StoredRow at{info, m.blocks, r, group};
+  Unpacked u{};
+  for (int64_t b = 0; b < m.blocks; ++b) {
+    unpack32(type, row, b, &u);
+    if (info.values) find_codes(info.values, u.q);
+    put_integers(group + at.quants(b), info.bits, r, u.q);
+    put_scales(at, b, u, group);
   }
-  m->sections = sections;
+  if (info.scaling == Scaling::e4m3) std::memcpy(group + at.factor(), &u.of_row, sizeof u.of_row);
+  if (packing_info(m.packing).of_rows) find_row_scale(at, group);
 }
 
 void unpack_stored_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
-  const Section& s = m.section(row / kGroup);
-  const StoredRow at{stored_info(s.stored), m.blocks, int(row % kGroup), s.at(row / kGroup)};
+  const StoredRow at{stored_info(m.stored), m.blocks, int(row % kGroup), m.quants(row / kGroup)};
   const bool number = !packing_info(m.packing).of_rows || !std::isnan(at.at<float>(at.factor()));
   for (int64_t b = 0; b < m.blocks; ++b)
     for (int i = 0; i < 32; ++i) {

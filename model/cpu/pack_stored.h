@@ -1,14 +1,12 @@
 // Files' blocks into the narrow planes of stored.h, and a row of those as floats.
 #pragma once
 
-#include <span>
-
 #include "model/cpu/packed.h"
 
 namespace kvasir::model::cpu {
 
-// Fills sections with the parts, whose rows are multiplied in the matrix's packing; its shape is known.
-void store(std::span<const HostTensor> parts, bool exact, bool beside, Arena& arena, ThreadPool& pool, PackedMatrix* m);
+// Row r of a group that is zeros, from its file form.
+void store_row(const PackedMatrix& m, uint8_t* group, int r, WeightType type, const uint8_t* row);
 
 void unpack_stored_row(const PackedMatrix& m, int64_t row, float scale, float* out);
 

@@ -92,27 +92,6 @@ void pack_of_rows(const PackedMatrix& m, uint8_t* group, int r, WeightType type,
   }
 }
 
-// Integers of rows have one form for all, and every type of at most 6 bits fits them with free scales for each 16.
-Packing common_packing(std::span<const HostTensor> parts, bool exact) {
-  auto all = [&](auto holds) { return std::all_of(parts.begin(), parts.end(), holds); };
-  if (all([&](const HostTensor& t) { return packing_info(packing_of(t.type, exact)).of_rows; }))
-    return all([&](const HostTensor& t) { return !type_info(t.type)->halves; }) ? Packing::i4_min : Packing::i4_halves;
-  return all([](const HostTensor& t) { return type_info(t.type)->quantized && type_info(t.type)->bits <= 6; })
-             ? Packing::n8_halves
-         : all([](const HostTensor& t) { return t.type == WeightType::f8_e4m3 || t.type == WeightType::bf16; })
-             ? Packing::bf16
-             : Packing::f32;
-}
-
-// Whether each part lies narrower than what is multiplied; parts of one matrix do so only by whole groups.
-bool all_stored(std::span<const HostTensor> parts, Packing packing, bool exact, bool beside) {
-  for (size_t i = 0; i < parts.size(); ++i)
-    if (!expands_to(stored_of(parts[i].type, exact, beside), packing) ||
-        (i + 1 < parts.size() && parts[i].rows % kGroup != 0))
-      return false;
-  return true;
-}
-
 // The scale of a row's E4M3 from the block on.
 float scale_at(const HostTensor& t, int64_t row, int64_t block) {
   const int64_t wide = t.scales_a_row();
@@ -131,21 +110,15 @@ void pack_e4m3(const PackedMatrix& m, uint8_t* group, int r, const HostTensor& t
   }
 }
 
-// A row of whatever type, as floats or, of E4M3 beside those, bfloat16.
-void pack_widened(const PackedMatrix& m, uint8_t* group, int r, const HostTensor& t, int64_t row,
-                  std::vector<float>& floats) {
+// A row of whatever type as floats.
+void pack_floats(const PackedMatrix& m, uint8_t* group, int r, const HostTensor& t, int64_t row,
+                 std::vector<float>& floats) {
   floats.resize(size_t(m.cols));
   dequantize(t.type, t.data + row * t.row_bytes(), m.cols, floats.data());
   if (t.type == WeightType::f8_e4m3)
     for (int64_t k = 0; k < m.cols; ++k) floats[size_t(k)] *= scale_at(t, row, k / 32);
-  for (int64_t k = 0; k < m.cols; ++k) {
-    const float f = floats[size_t(k)];
-    const uint16_t half = f32_to_bf16(f);
-    if (m.packing == Packing::bf16)
-      std::memcpy(group + size_t(16 * k + r) * sizeof half, &half, sizeof half);
-    else
-      std::memcpy(group + size_t(16 * k + r) * sizeof f, &f, sizeof f);
-  }
+  for (int64_t k = 0; k < m.cols; ++k)
+    std::memcpy(group + size_t(16 * k + r) * sizeof(float), &floats[size_t(k)], sizeof(float));
 }
 
 void pack_dense(const PackedMatrix& m, uint8_t* group, int r, const uint8_t* row) {
@@ -195,29 +168,28 @@ uint8_t* Arena::allocate(size_t bytes) {
 
 namespace {
 
-// All of a matrix but its data; whether its parts lie as they are stored, and are of several types.
-struct Shape {
-  PackedMatrix m;
-  bool stored = false, mixed = false;
-};
+bool same_form(const HostTensor& a, const HostTensor& b, bool exact) {
+  return packing_of(a.type, exact) == packing_of(b.type, exact) && stored_of(a.type, exact) == stored_of(b.type, exact);
+}
 
-Shape shape_of(std::span<const HostTensor> parts, bool exact) {
+// All of a matrix but its data.
+PackedMatrix shape_of(std::span<const HostTensor> parts, bool exact) {
   KVASIR_CHECK(!parts.empty(), "a matrix of no parts");
-  Shape out;
-  PackedMatrix& m = out.m;
+  PackedMatrix m;
   m.cols = parts[0].cols;
-  m.packing = packing_of(parts[0].type, exact);
+  m.packing = packing_of(parts[0].type, exact), m.stored = stored_of(parts[0].type, exact);
   for (const HostTensor& t : parts) {
     KVASIR_CHECK(t.cols == m.cols, t.name, " is ", t.cols, " wide, not ", m.cols);
-    if (packing_of(t.type, exact) != m.packing) m.packing = common_packing(parts, exact);
+    if (!same_form(t, parts[0], exact)) m.packing = Packing::f32, m.stored = Stored::none;
     m.rows += t.rows;
   }
-  PackingInfo info = packing_info(m.packing);
   m.blocks = (m.cols + 31) / 32;
   m.groups = (m.rows + kGroup - 1) / kGroup;
-  out.mixed = std::any_of(parts.begin(), parts.end(), [&](const HostTensor& t) { return t.type != parts[0].type; });
-  out.stored = all_stored(parts, m.packing, exact, out.mixed);
-  if (out.stored) return out;
+  if (m.narrow()) {
+    m.group_bytes = stored_info(m.stored).group_bytes(m.blocks);
+    return m;
+  }
+  const PackingInfo info = packing_info(m.packing);
   m.group_bytes = (m.blocks * (info.quant_bytes + info.scale_bytes) + 63) & ~int64_t(63);
   if (info.of_rows) m.group_bytes += kGroup * int64_t(sizeof(float));
   if (m.packing == Packing::f8) {
@@ -226,28 +198,32 @@ Shape shape_of(std::span<const HostTensor> parts, bool exact) {
     m.span = several ? kScaleBlocks : m.blocks;
     m.group_bytes += (m.blocks + m.span - 1) / m.span * kGroup * int64_t(sizeof(float));
   }
-  return out;
+  return m;
 }
 
 }  // namespace
 
+std::vector<std::span<const HostTensor>> runs_of(std::span<const HostTensor> parts, bool exact) {
+  std::vector<std::span<const HostTensor>> runs;
+  int64_t rows = 0;
+  for (size_t i = 0, first = 0; i < parts.size(); ++i) {
+    rows += parts[i].rows;
+    if (i + 1 < parts.size() && same_form(parts[first], parts[i + 1], exact)) continue;
+    if (i + 1 < parts.size() && (rows % kGroup != 0 || runs.size() + 1 == kMostRuns)) return {parts};
+    runs.push_back(parts.subspan(first, i + 1 - first));
+    first = i + 1;
+  }
+  return runs;
+}
+
 PackedMatrix measure(std::span<const HostTensor> parts, bool exact, int64_t* bytes) {
-  const Shape shape = shape_of(parts, exact);
-  *bytes = shape.m.groups * shape.m.group_bytes;
-  for (const HostTensor& t : parts)
-    if (shape.stored)
-      *bytes += (t.rows + kGroup - 1) / kGroup *
-                stored_info(stored_of(t.type, exact, shape.mixed)).group_bytes(shape.m.blocks);
-  return shape.m;
+  const PackedMatrix m = shape_of(parts, exact);
+  *bytes = bytes_of(m);
+  return m;
 }
 
 PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool, bool exact) {
-  const Shape shape = shape_of(parts, exact);
-  PackedMatrix m = shape.m;
-  if (shape.stored) {
-    store(parts, exact, shape.mixed, arena, pool, &m);
-    return m;
-  }
+  PackedMatrix m = shape_of(parts, exact);
   const PackingInfo info = packing_info(m.packing);
   uint8_t* data = arena.allocate(size_t(m.groups * m.group_bytes));
   m.data = data;
@@ -260,7 +236,9 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
       while (row >= t->rows) row -= t->rows, ++t;
       const uint8_t* source = t->data + row * t->row_bytes();
       uint8_t* group = data + g * m.group_bytes;
-      if (info.of_rows) {
+      if (m.narrow()) {
+        store_row(m, group, r, t->type, source);
+      } else if (info.of_rows) {
         pack_of_rows(m, group, r, t->type, source, dense);
       } else if (info.quantized) {
         pack_blocks(m, group, r, t->type, source);
@@ -269,23 +247,15 @@ PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& p
       } else if (!type_info(t->type)->quantized && packing_of(t->type, exact) == m.packing) {
         pack_dense(m, group, r, source);
       } else {
-        pack_widened(m, group, r, *t, row, dense);
+        pack_floats(m, group, r, *t, row, dense);
       }
     }
   });
   return m;
 }
 
-int64_t bytes_of(const PackedMatrix& m) {
-  if (!m.stored()) return m.groups * m.group_bytes;
-  int64_t bytes = 0;
-  for (const Section* s = m.sections; bytes == 0 || s[-1].group + s[-1].groups < m.groups; ++s)
-    bytes += s->groups * s->group_bytes;
-  return bytes;
-}
-
 void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out) {
-  if (m.stored()) return unpack_stored_row(m, row, scale, out);
+  if (m.narrow()) return unpack_stored_row(m, row, scale, out);
   PackingInfo info = packing_info(m.packing);
   const uint8_t *q = m.quants(row / kGroup), *s = m.scales(row / kGroup);
   int r = int(row % kGroup);

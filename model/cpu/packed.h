@@ -39,34 +39,27 @@ struct HostTensor;
 namespace kvasir::model::cpu {
 
 Packing packing_of(WeightType type, bool exact);
-// How a type lies where that is narrower than its packing; `beside`: beside rows of other types.
-Stored stored_of(WeightType type, bool exact, bool beside = false);
+// How a type lies where that is narrower than its packing.
+Stored stored_of(WeightType type, bool exact);
 
 struct PackedMatrix {
   Packing packing = Packing::f32;  // what kernels multiply
+  Stored stored = Stored::none;    // how rows lie that kernels expand to that
   int64_t rows = 0, cols = 0;
   int64_t blocks = 0;  // of 32 inputs; the last is filled up with zeros
   int64_t groups = 0;
   int64_t group_bytes = 0;
   int64_t span = 0;  // of E4M3: blocks that have the same scales
   const uint8_t* data = nullptr;
-  // Where rows do not lie as kernels multiply them; then the two members above say nothing.
-  const Section* sections = nullptr;
 
-  bool stored() const { return sections != nullptr; }
-  const Section& section(int64_t group) const {
-    const Section* s = sections;
-    while (group >= s->group + s->groups) ++s;
-    return *s;
-  }
+  bool narrow() const { return stored != Stored::none; }
   const uint8_t* quants(int64_t group) const { return data + group * group_bytes; }
   const uint8_t* scales(int64_t group) const { return quants(group) + blocks * packing_info(packing).quant_bytes; }
   const float* span_scales(int64_t group, int64_t block) const {  // of E4M3: 16
     return reinterpret_cast<const float*>(scales(group)) + block / span * kGroup;
   }
-  const float* row_scales(int64_t group) const {  // of packings of_rows, and wherever rows are stored: 16
-    const uint8_t* end = stored() ? section(group).at(group + 1) : quants(group) + group_bytes;
-    return reinterpret_cast<const float*>(end) - kGroup;
+  const float* row_scales(int64_t group) const {  // of packings of_rows, and wherever rows are narrow: 16
+    return reinterpret_cast<const float*>(quants(group + 1)) - kGroup;
   }
   int64_t padded_cols() const { return blocks * 32; }
   int valid(int64_t group) const { return rows - kGroup * group < kGroup ? int(rows - kGroup * group) : kGroup; }
@@ -90,14 +83,19 @@ class Arena {
   size_t used_ = 0;
 };
 
-// The parts stacked by rows. Rows of different types are multiplied in one packing that holds both.
+constexpr size_t kMostRuns = 3;  // q, k and v
+// The parts of a weight that are one matrix of pack(): those of one form. Rows of another form follow where those
+// before fill whole groups; else all are one.
+std::vector<std::span<const HostTensor>> runs_of(std::span<const HostTensor> parts, bool exact);
+
+// The parts stacked by rows; those of different forms become float32.
 PackedMatrix pack(std::span<const HostTensor> parts, Arena& arena, ThreadPool& pool, bool exact = false);
 
 // Its shape without data, and the bytes that pack() would take for it.
 PackedMatrix measure(std::span<const HostTensor> parts, bool exact, int64_t* bytes);
 
 // What a matrix takes.
-int64_t bytes_of(const PackedMatrix& m);
+inline int64_t bytes_of(const PackedMatrix& m) { return m.groups * m.group_bytes; }
 
 // One row as floats: the embedding of a token.
 void unpack_row(const PackedMatrix& m, int64_t row, float scale, float* out);

@@ -153,7 +153,7 @@ void pair_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
   Ahead ahead = ahead_of(m, group + G, G, (rows + kTall - 1) / kTall * m.blocks);
   LaidRoom<P, G, kLaid> room;
   Sums sums[kKept];
-  const int64_t most = laid(m), kept = m.stored() ? kKept : kTall;
+  const int64_t most = laid(m), kept = m.narrow() ? kKept : kTall;
   for (int64_t span = 0; span < rows; span += kept) {
     const int64_t after = span + kept < rows ? span + kept : rows;
     for (int64_t i = 0; i < after - span; ++i) sums[i] = Sums{};
@@ -174,9 +174,13 @@ void pair_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
   ahead.fetch_rest();
 }
 
+// A row alone, which is multiplied as it is read.
+bool is_plain(const PackingInfo&, const QuantRows& x) { return x.rows == 1; }
+
 void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first,
                      int64_t rows, float* y, int64_t y_stride, bool add) {
   with_packing(m.packing, [&]<Packing P>() {
+    if (is_plain(packing_info(P), x)) return integer(m, group, groups, x, first, rows, y, y_stride, add);
     if constexpr (has_integers(P)) {
       for (; groups >= 2; group += 2, groups -= 2, y += 2 * kGroup)
         pair_rows<P, 2>(m, group, x, first, rows, y, y_stride, add);
@@ -191,6 +195,7 @@ struct WidePairs : Wide {
 
 void quantize_for_many(const float* x, Packing packing, const QuantRows& to, int64_t row) {
   const PackingInfo info = packing_info(packing);
+  if (is_plain(info, to)) return quantize(x, packing, to, row);
   quantize_digits<WidePairs>(x, info, to, row, [&](int8_t* block, int64_t, __m128i first, __m128i second) {
     if (info.of_rows)
       put_upper_sums(block, info.halves, first, second);

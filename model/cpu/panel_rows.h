@@ -33,12 +33,8 @@ struct Ahead {
 
 // `count` groups from one on, that so many steps go by.
 inline Ahead ahead_of(const PackedMatrix& m, int64_t group, int64_t count, int64_t steps) {
-  const uint8_t* at = nullptr;
-  int64_t bytes = 0;
-  if (!m.stored())
-    at = m.quants(group), bytes = count * m.group_bytes;
-  else if (group < m.groups)
-    at = m.section(group).at(group), bytes = count * m.section(group).group_bytes;
+  const uint8_t* at = m.quants(group);
+  const int64_t bytes = count * m.group_bytes;
   return {at, at + bytes, int((bytes / 64 + steps - 1) / steps)};
 }
 

@@ -8,7 +8,7 @@
 //     third bit as a fifth would be
 //   scales: as Scaling has them, rows beside one another, once or for each half
 // of each 8 blocks 16 d, then 16 m where there are minima (float16), by which small scales are multiplied; and 16
-// floats, the rows' s where kernels want integers of rows (packed.h).
+// floats, the rows' s where kernels want integers of rows (packed.h), or what E4M3 scales are multiplied by.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,21 @@
 
 namespace kvasir::model::cpu {
 
-// q4_0, q4_1 and q4_k lie so only beside rows of other types (q4_k also where results are to be float32's own): alone
-// they are as narrow, or nearly, as kernels have them.
-enum class Stored : uint8_t { none, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
+// q4_k lies so only where results are to be float32's own.
+enum class Stored : uint8_t { none, q2_k, q3_k, q4_k, q5_0, q5_1, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, nvfp4 };
 
 enum class Scaling : uint8_t {
   half,    // float16 d, then m where there are minima
   power,   // a byte, d = 2^(byte - 128); the least is 0, the greatest infinite
   small,   // int8, then as many for minima: times the d and m of 8 blocks
   nibble,  // two of less 8 in a byte, likewise
+  e4m3,    // a byte, times the row's float32
 };
 
 // Values that codes of four bits stand for, from 0 on.
 constexpr uint8_t kIq4Values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t kE2m1Values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr uint8_t kE2m1From4[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 constexpr int64_t kSuper = 8;  // blocks that share d and m
 
@@ -64,8 +65,6 @@ constexpr StoredInfo stored_info(Stored s) {
     case Stored::none: break;
     case Stored::q2_k: return {2, Scaling::nibble, true, 0, nullptr, Packing::i4_halves, halves};
     case Stored::q3_k: return {3, Scaling::small, true, 4, nullptr, Packing::i4_halves, halves};
-    case Stored::q4_0: return {4, Scaling::half, false, 8, nullptr, Packing::i4_min, wide};
-    case Stored::q4_1: return {4, Scaling::half, false, 0, nullptr, Packing::i4_min, wide};
     case Stored::q4_k: return {4, Scaling::small, false, 0, nullptr, Packing::i4_min, wide};
     case Stored::q5_0: return {5, Scaling::half, false, 16, nullptr, wide, wide};
     case Stored::q5_1: return {5, Scaling::half, false, 0, nullptr, wide, wide};
@@ -74,16 +73,14 @@ constexpr StoredInfo stored_info(Stored s) {
     case Stored::iq4_nl: return {4, Scaling::half, false, 128, kIq4Values, Packing::n8_zero, Packing::n8_zero};
     case Stored::iq4_xs: return {4, Scaling::small, false, 128, kIq4Values, Packing::n8_float, Packing::n8_float};
     case Stored::mxfp4: return {4, Scaling::power, false, 12, kE2m1Values, wide, wide};
+    case Stored::nvfp4: return {4, Scaling::e4m3, true, 16, kE2m1From4, halves, halves};
   }
   return {};
 }
-// Whether kernels that multiply `form` can expand it: rows of several types have one form.
+// Whether it is multiplied as that.
 constexpr bool expands_to(Stored s, Packing form) {
   const StoredInfo info = stored_info(s);
-  if (s == Stored::none) return false;
-  if (form == Packing::i4_min || form == Packing::i4_halves)
-    return info.bits <= 4 && !info.values && (form == Packing::i4_halves || !info.halves);
-  return form == info.form || form == info.exact || (form == Packing::n8_halves && info.zero <= 32);
+  return s != Stored::none && (form == info.form || form == info.exact);
 }
 
 // f.operator()<S>()
@@ -96,8 +93,6 @@ inline void with_stored(Stored stored, const F& f) {
       return;
       KVASIR_STORED(q2_k);
       KVASIR_STORED(q3_k);
-      KVASIR_STORED(q4_0);
-      KVASIR_STORED(q4_1);
       KVASIR_STORED(q4_k);
       KVASIR_STORED(q5_0);
       KVASIR_STORED(q5_1);
@@ -106,18 +101,9 @@ inline void with_stored(Stored stored, const F& f) {
       KVASIR_STORED(iq4_nl);
       KVASIR_STORED(iq4_xs);
       KVASIR_STORED(mxfp4);
+      KVASIR_STORED(nvfp4);
 #undef KVASIR_STORED
   }
 }
-
-// Rows of a matrix that lie in one way.
-struct Section {
-  Stored stored = Stored::none;
-  int64_t group = 0, groups = 0;
-  int64_t group_bytes = 0;
-  const uint8_t* data = nullptr;
-
-  const uint8_t* at(int64_t g) const { return data + (g - group) * group_bytes; }
-};
 
 }  // namespace kvasir::model::cpu

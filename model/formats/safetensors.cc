@@ -323,9 +323,11 @@ class FolderWeights final : public Weights {
     return out;
   }
 
-  // Two scales, then 32 numbers, of which the first and the 17th share a byte, not neighbours as in the file.
-  static void nvfp4_block(const uint8_t* numbers, const float* scales, uint8_t* block) {
-    std::memcpy(block, scales, 8);
+  // The scales, then 32 numbers, of which the first and the 17th share a byte, not neighbours as in the file.
+  static void nvfp4_block(const uint8_t* numbers, float whole, const uint8_t* scales, uint8_t* block) {
+    std::memcpy(block, &whole, 4);
+    std::memcpy(block + 4, scales, 2);
+    std::memset(block + 6, 0, 2);
     for (int i = 0; i < 16; ++i) {
       const int shift = i % 2 * 4;
       block[8 + i] = uint8_t((numbers[i / 2] >> shift & 15) | (numbers[8 + i / 2] >> shift & 15) << 4);
@@ -363,14 +365,14 @@ class FolderWeights final : public Weights {
     std::shared_ptr<uint8_t[]> memory(new uint8_t[size_t(out.bytes)]);
     std::vector<float> of(size_t(cols / 16));
     for (int64_t r = 0; r < rows; ++r) {
-      dequantize(WeightType::f8_e4m3, scales->second.data + r * (cols / 16), cols / 16, of.data());
+      const uint8_t* scale = scales->second.data + r * (cols / 16);
       if (blocks) {
-        for (float& scale : of) scale *= whole;
         for (int64_t c = 0; c < cols; c += 32)
-          nvfp4_block(bytes.data + (r * cols + c) / 2, of.data() + c / 16,
+          nvfp4_block(bytes.data + (r * cols + c) / 2, whole, scale + c / 16,
                       memory.get() + (r * cols + c) / 32 * info.bytes);
         continue;
       }
+      dequantize(WeightType::f8_e4m3, scale, cols / 16, of.data());
       for (int64_t c = 0; c < cols; ++c) {
         const int q = bytes.data[(r * cols + c) / 2] >> (c % 2 * 4) & 15;
         const uint16_t h = f32_to_f16(kE2m1[q] * of[size_t(c / 16)] * whole);

@@ -139,10 +139,11 @@ void unpack_mxfp4(const uint8_t* b, int, Unpacked* out) {
 void unpack_nvfp4(const uint8_t* b, int, Unpacked* out) {
   nibbles(b + 8, out->q), look_up(kE2m1, out->q);
   for (uint8_t& q : out->q) q = uint8_t(q + 4);
+  std::memcpy(&out->of_row, b, 4);
+  out->of_row /= 2;
   for (int h = 0; h < 2; ++h) {
-    float scale;
-    std::memcpy(&scale, b + 4 * h, 4);
-    out->d[h] = scale / 2, out->m[h] = -16 * out->d[h];
+    out->scale[h] = int8_t(b[4 + h]);
+    out->d[h] = e4m3(b[4 + h]) * out->of_row, out->m[h] = -16 * out->d[h];
   }
 }
 

@@ -27,7 +27,7 @@ enum class WeightType : uint32_t {
   bf16 = 30,
   mxfp4 = 39,
   // No types of GGUF, but of safetensors:
-  nvfp4 = 58,  // two float32 scales, of 16 numbers of E2M1 each, before them
+  nvfp4 = 58,  // before 32 numbers of E2M1: a float32 for all of the tensor, an E4M3 for each 16, two bytes of nothing
   int4 = 59,   // what int4.h makes of words of 4 bits
   i64 = 60,    // these three are parts of other tensors
   i32 = 61,
@@ -53,9 +53,11 @@ struct Unpacked {
   uint8_t q[32];
   float d[2], m[2];
   // As they stand in the file: float16 d and m of the block, and in types of 256 what multiplies them for each half,
-  // d = of_d * scale, m = -(of_m * min). Of MXFP4 scale[0] is the exponent's byte.
+  // d = of_d * scale, m = -(of_m * min). Of MXFP4 scale[0] is the exponent's byte; of NVFP4 they are those of E4M3, and
+  // d is of_row times the number.
   uint16_t of_d, of_m;
   int8_t scale[2], min[2];
+  float of_row;
 };
 // Weights [32*i, 32*i+32) of a row of blocks.
 void unpack32(WeightType type, const uint8_t* row, int64_t i, Unpacked* out);

@@ -194,7 +194,7 @@ struct Quantized {
   std::vector<uint8_t> bytes;
   std::vector<float> values;
 };
-constexpr float kHalfScale = 0x1.2p-11f;  // of NVFP4's first halves
+constexpr float kWhole = 0x1p-11f;  // of NVFP4
 // Those of INT4 have a scale for each `group`.
 std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols, uint32_t seed, int64_t group) {
   auto q = std::make_unique<Quantized>();
@@ -217,7 +217,8 @@ std::unique_ptr<Quantized> quantized(WeightType type, int64_t rows, int64_t cols
     }
     switch (type) {
       case WeightType::nvfp4:
-        for (const size_t half : {0, 4}) std::memcpy(&q->bytes[at + half], half ? &d : &kHalfScale, 4);
+        std::memcpy(&q->bytes[at], &kWhole, 4);
+        q->bytes[at + 4] = 0x39, q->bytes[at + 5] = uint8_t(1 + random() % 0x58);
         break;
       case WeightType::f8_e4m3: q->bytes[at] &= (q->bytes[at] & 0x7f) == 0x7f ? 0xfe : 0xff; break;  // numbers all
       case WeightType::iq4_xs: put(0, d / 64); break;

@@ -2,7 +2,9 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <map>
 
+#include "core/cat.h"
 #include "tests/model/drive.h"
 #include "tests/model/small_gguf.h"
 
@@ -45,6 +47,39 @@ TEST(Outside, LogitsAreLlamaCpps) {
            worst_integers);
     EXPECT_LT(worst, 1e-3) << one["name"];
     EXPECT_LT(worst_integers, 0.05) << one["name"];
+  }
+}
+
+// q, k and v, and a gate and what it opens, of types that kernels multiply differently: what the numbers in float32
+// give.
+TEST(Outside, TypesBesideOneAnother) {
+  const json all = fixture("outside.json");
+  json mixed = all["cases"][0], floats = mixed;
+  const std::map<std::string, const char*> kinds = {
+      {"attn_q", "Q8_0"}, {"attn_k", "Q4_K"}, {"attn_v", "Q6_K"}, {"ffn_gate", "Q5_0"}, {"ffn_up", "Q8_0"}};
+  int changed = 0;
+  for (size_t i = 0; i < mixed["tensors"].size(); ++i) {
+    const std::string name = mixed["tensors"][i][0];
+    for (const auto& [part, kind] : kinds)
+      if (name.find(cat(".", part, ".")) != std::string::npos) {
+        mixed["tensors"][i][1] = kind, ++changed;
+        floats["tensors"][i][1] = "F32", floats["tensors"][i].push_back(kind);
+      }
+  }
+  ASSERT_EQ(changed, 10);
+  Folder folder("mixed");
+  folder.write("mixed.gguf", gguf_text(mixed, all["scales"]));
+  folder.write("floats.gguf", gguf_text(floats, all["scales"]));
+  const auto expected = run((folder.path / "floats.gguf").string(), all, true);
+  for (const bool precise : {true, false}) {
+    const auto got = run((folder.path / "mixed.gguf").string(), all, precise);
+    double worst = 0;
+    for (const int64_t row : all["rows"])
+      for (const TokenLogprob& t : got[size_t(row)].top)
+        for (const TokenLogprob& e : expected[size_t(row)].top)
+          if (t.token == e.token) worst = std::max(worst, double(std::fabs(t.logprob - e.logprob)));
+    std::printf("types beside one another, %s: worst %.6f\n", precise ? "float32" : "12-bit", worst);
+    EXPECT_LT(worst, precise ? 1e-3 : 0.05);
   }
 }
 

@@ -23,6 +23,12 @@ inline WeightType weight_type(const std::string& name) {
 inline std::string tensor_bytes(const nlohmann::json& tensor, const nlohmann::json& scales) {
   std::string name = tensor[0], kind = tensor[1];
   int64_t cols = tensor[2], rows = tensor[3];
+  if (tensor.size() > 4) {  // float32 of what that type has
+    const std::string from = tensor_bytes({name, tensor[4], cols, rows}, scales);
+    std::vector<float> w(size_t(rows * cols));
+    dequantize(weight_type(tensor[4]), reinterpret_cast<const uint8_t*>(from.data()), rows * cols, w.data());
+    return {reinterpret_cast<const char*>(w.data()), w.size() * 4};
+  }
   if (kind == "F32") {
     std::vector<float> w = formula(name, rows * cols, rows == 1 ? 0.5 : 0.25);
     if (rows == 1)
