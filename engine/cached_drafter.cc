@@ -66,6 +66,8 @@ void CachedDrafter::begin_step(size_t sequences, size_t longest) {
   b.positions.clear();
   b.start_pos.clear();
   b.logit_rows.clear();
+  b.given_at.clear();
+  b.kept_at.clear();
   b.seqstarts.assign(1, 0);
   b.kvstarts.assign(1, 0);
   b.max_seqlen = b.max_kvlen = b.decoding_batches = 0;

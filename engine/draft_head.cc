@@ -268,7 +268,6 @@ Status DraftHead::step(const std::vector<Row>& rows) {
   size_t longest = 0;
   for (const Row& r : rows) longest = std::max(longest, r.held->pages.size());
   begin_step(rows.size(), longest);
-  batch_.given_at.clear(), batch_.kept_at.clear();
   for (const Row& r : rows) add(r);
   return run_step();
 }

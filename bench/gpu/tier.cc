@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <vector>
 
 #include "bench/gpu/graph_time.h"
@@ -26,6 +27,7 @@ double ms_a_step(int steps, const std::function<void(int)>& step, cudaStream_t s
 
 int run(int argc, char** argv) {
   const int each_way = argc > 1 ? std::atoi(argv[1]) : 64;
+  if (each_way < 1 || each_way > kPages / 4) return std::fprintf(stderr, "1 to %d pages each way\n", kPages / 4), 2;
   cudaStream_t stream;
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   CacheShape shape{.form = {.dtype = DType::bf16}, .layers = 32, .kv_heads = 8, .head_dim = 128, .page_size = 16};
@@ -54,14 +56,17 @@ int run(int argc, char** argv) {
   both(true, true);  // touches all of it
   const double alone = ms_a_step(kSteps, work, stream), mib = 2.0 * each_way;
   std::printf("a step alone %.2f ms; %d pages of 2 MiB a step\n", alone, each_way);
-  for (auto [name, out, in] :
-       {std::tuple("to the host", true, false), {"back", false, true}, {"both ways", true, true}}) {
+  struct Case {
+    const char* name;
+    bool out, in;
+  };
+  for (const Case& c : {Case{"to the host", true, false}, {"back", false, true}, {"both ways", true, true}}) {
     const double link = ms_a_step(
-        kSteps, [&](int i) { moves(i, out, in); }, stream);
+        kSteps, [&](int i) { moves(i, c.out, c.in); }, stream);
     CUDA(cudaDeviceSynchronize());
-    const double together = both(out, in);
-    std::printf("%-12s moves alone %6.2f ms (%.1f GB/s), step with them %6.2f ms: %+.2f\n", name, link,
-                (out + in) * mib * 1.048576 / link, together, together - alone);
+    const double together = both(c.out, c.in);
+    std::printf("%-12s moves alone %6.2f ms (%.1f GB/s), step with them %6.2f ms: %+.2f\n", c.name, link,
+                (c.out + c.in) * mib * 1.048576 / link, together, together - alone);
   }
   return 0;
 }

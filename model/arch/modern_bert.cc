@@ -35,6 +35,9 @@ class ModernBert : public Decoder {
     LayerLoader in(c_, w, ops_);
     KVASIR_ASSIGN(dense_, in.matrix("cls", c_.hidden, c_.hidden, Shard::whole, w.has("cls.bias")));
     KVASIR_ASSIGN(norm_.weight, in.vector("cls.norm.weight", c_.hidden));
+    if (c_.norm_bias) {
+      KVASIR_ASSIGN(norm_.bias, in.vector("cls.norm.bias", c_.hidden));
+    }
     KVASIR_ASSIGN(out_, in.matrix("cls.output", c_.labels, c_.hidden, Shard::whole, true));
     KVASIR_ASSIGN(pooled_, ops_.make_buffer(c_.hidden, true));
     KVASIR_ASSIGN(scores_, ops_.make_buffer(c_.labels, true));
@@ -81,9 +84,10 @@ Status json(const JsonKeys& in, ModelConfig& c) {
   int32_t sees = 128, every = 3;
   KVASIR_TRY(in.get({"local_attention"}, &sees));
   KVASIR_TRY(in.get({"global_attn_every_n_layers"}, &every));
-  if (sees < 2 || every < 1) return in.wrong(sees < 2 ? "local_attention" : "global_attn_every_n_layers", "above 0");
+  if (sees < 2) return in.wrong("local_attention", "2 or more");
+  if (every < 1) return in.wrong("global_attn_every_n_layers", "1 or more");
   c.window_each_way = sees / 2;
-  if (c.layer_kinds.empty())
+  if (c.layer_kinds.empty() && c.layers <= 1024)  // more are refused
     for (int32_t i = 0; i < c.layers; ++i) c.layer_kinds.push_back({.windowed = i % every != 0});
   if (!in.has("rope_parameters")) {
     KVASIR_TRY(in.get({"global_rope_theta"}, &c.rope.base));
@@ -91,12 +95,17 @@ Status json(const JsonKeys& in, ModelConfig& c) {
   }
   in.pass_over({"global_rope_theta", "local_rope_theta"});
   KVASIR_TRY(in.get("norm_bias", &c.norm_bias));
-  KVASIR_TRY(in.only("classifier_pooling", "\"cls\""));
-  KVASIR_TRY(in.only("classifier_activation", "\"gelu\""));
-  in.pass_over({"classifier_bias", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "embedding_dropout",
+  KVASIR_TRY(read_labels(in, c));
+  if (c.labels > 0) {
+    KVASIR_TRY(in.only("classifier_pooling", "\"cls\""));
+    KVASIR_TRY(in.only("classifier_activation", "\"gelu\""));
+  }
+  // The first files say that positions are absolute; they are rope's.
+  in.pass_over({"position_embedding_type", "classifier_activation", "classifier_bias", "classifier_pooling",
+                "cls_token_id", "decoder_bias", "deterministic_flash_attn", "embedding_dropout",
                 "initializer_cutoff_factor", "reference_compile", "repad_logits_with_grad", "sparse_prediction",
                 "sparse_pred_ignore_index"});
-  return read_labels(in, c);
+  return {};
 }
 
 Status metadata(const GgufKeys& in, ModelConfig&) { return no_gguf_encoder(in); }
@@ -110,9 +119,10 @@ void derive(ModelConfig& c) {
 
 extern const Architecture kModernBert{
     .name = "modernbert",
-    .models = "ModernBERT, GTE-ModernBERT and their rerankers",
+    .models = "ModernBERT, GTE-ModernBERT; cross-encoders that pool the first token",
     .names = kNames,
-    .json_defaults = R"({"max_position_embeddings": 8192, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0})",
+    .json_defaults = R"({"max_position_embeddings": 8192, "norm_eps": 1e-5, "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0})",
     .family = family,
     .json = json,
     .metadata = metadata,

@@ -6,7 +6,7 @@ namespace {
 using attention::cuda::check;
 using kvcache::PageMove;
 
-constexpr int64_t kStagingBytes = 256 << 20;  // at most, each way: 5 ms of a link of 50 GB/s
+constexpr int64_t kStagingBytes = 128 << 20;  // at most, each way: 2.5 ms of a link of 50 GB/s
 
 }  // namespace
 

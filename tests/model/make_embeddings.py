@@ -100,6 +100,8 @@ def encoder(name, kind, config, kw):
         save_file(tensors, path, metadata={"format": "pt"})
         clean = json.loads((Path(work) / "config.json").read_text())
         clean.pop("transformers_version", None)
+        if name == "modernbert":  # as the published files have it; of a network without a classifier it means nothing
+            clean |= {"classifier_pooling": "mean", "position_embedding_type": "absolute"}
         out = {"name": name, "configs": [clean], "norm_base": 1.0, "tensors": [[n, list(w.shape)] for n, w in tensors.items()]}
         if "pairs" not in name:
             return dict(out, embeddings=embeddings(work))
