@@ -34,7 +34,7 @@ build() {
   # shellcheck disable=SC2086
   GOFLAGS="-mod=mod -buildvcs=false ${GOFLAGS:-}" go build -trimpath '-gcflags=all=-N -l -dwarf=false' -o "$to/bin/" \
     "-ldflags=-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X $version.gitMinor=${number#1.}" $programs &&
-    mv "$to/bin/v3" "$to/bin/etcd" && printf '%s\n' "$pins" >"$to/installed"
+    mv "$to/bin/server" "$to/bin/etcd" && printf '%s\n' "$pins" >"$to/installed"
 }
 
 [ "$(cat "$to/installed" 2>/dev/null)" != "$pins" ] || exit 0
