@@ -198,8 +198,10 @@ int serve(int argc, char** argv) {
   ServeConfig config;
   Options options("kvasir serve", "Serves one model to many clients, over gRPC and HTTP.");
   config.define(options);
-  if (auto code = options.parse(argc, argv)) return *code;
+  std::vector<std::string> warnings;
+  if (auto code = options.parse(argc, argv, &warnings)) return *code;
   log_start(config.log);
+  for (const std::string& warning : warnings) log_warn("environment", {{"warning", warning}});
   int code = kFailed;
   if (Status here = config.model.fetch(); here.ok())  // signals still end a download at once; it is resumed later
     code = serve_with(config);

@@ -287,7 +287,7 @@ Status Options::load(std::span<const std::string> args, const Environment& get) 
   return load_flags(args);
 }
 
-std::optional<int> Options::parse(int argc, const char* const* argv) {
+std::optional<int> Options::parse(int argc, const char* const* argv, std::vector<std::string>* warnings) {
   std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
   Status status = load(args, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
   if (status.ok() && !help_) status = validate();
@@ -299,8 +299,11 @@ std::optional<int> Options::parse(int argc, const char* const* argv) {
     std::fprintf(stderr, "%s: %s\n", command_.c_str(), status.message().c_str());
     return 2;
   }
-  for (const std::string& warning : suspicious_variables(environ))
-    std::fprintf(stderr, "%s: %s\n", command_.c_str(), warning.c_str());
+  const std::vector<std::string> found = suspicious_variables(environ);
+  if (warnings && !print_ && !check_)
+    *warnings = found;
+  else
+    for (const std::string& warning : found) std::fprintf(stderr, "%s: %s\n", command_.c_str(), warning.c_str());
   if (print_) {
     std::fputs(print_config().c_str(), stdout);
     return 0;

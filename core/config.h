@@ -109,7 +109,8 @@ class Options {
 
   // Everything a main() needs: file, environment, flags, --help, --print-config, --check-config.
   // Prints what is to be printed; a value means "exit with it now" (0 done, 2 wrong usage).
-  std::optional<int> parse(int argc, const char* const* argv);  // argv[0] is the command
+  // argv[0] is the command. What deserves a warning is printed, or left to a caller that logs.
+  std::optional<int> parse(int argc, const char* const* argv, std::vector<std::string>* warnings = nullptr);
 
   // The steps of it, in the order of who wins last.
   Status load_json(std::string_view text, const std::string& source);

@@ -64,6 +64,7 @@ Status ModelConfig::validate() const {
     return invalid_argument("the model has layer norms after its sublayers; only RMS norms are supported there");
   KVASIR_TRY(in_range("number of layers that predict further tokens", next_layers, 0, 1024));
   KVASIR_TRY(in_range("first position", first_position, 0, 1 << 16));
+  KVASIR_TRY(in_range("window to each side", window_each_way, 0, 1 << 16));
   KVASIR_TRY(in_range("number of token types", token_types, 0, 1 << 10));
   KVASIR_TRY(in_range("number of labels", labels, 0, 1 << 16));
   if (encoder && (kv_heads != heads || heads * head_dim != hidden))

@@ -39,6 +39,7 @@ struct ModelConfig {
   float norm_shift = 0;         // added to every norm weight (Gemma's checkpoints store w - 1)
   bool norm_bias = true;        // of layer norms
   bool input_norms = true;      // of what a sublayer reads
+  bool first_norm = true;       // before the first layer's attention, too
   bool output_norms = false;    // of what a sublayer adds
   bool embedding_norm = false;  // of the embedding, before the first layer
   QkNorm qk_norm = QkNorm::none;
@@ -65,6 +66,7 @@ struct ModelConfig {
   attention::RopeConfig local_rope;    // of the layers with a window; style none: as the others'
   std::vector<float> rope_divisors;    // of each frequency of `rope`, when the file brings them (Llama 3)
   int32_t window = 0;                  // of the layers that have one; 0: none has
+  int32_t window_each_way = 0;         // likewise, of an encoder: tokens that each sees to either side
   std::vector<LayerKind> layer_kinds;  // empty: all are alike, and have the window where there is one
 
   // Where layers differ in these (a family that says `sizes_by_layer`); empty: each has the model's.

@@ -1,6 +1,7 @@
 // The peer's rates by its own C interface, in the same loops as model_bench: one JSON object on stdout.
 //   llamacpp_peer MODEL [threads] [repeats]
 //   llamacpp_peer --quantize-q4_0 MODEL OUT      its own requantization
+//   llamacpp_peer --embed MODEL THREADS TEXTS TOKENS    texts a second to vectors (the mean), 16 at once
 // Built by cpu_vs_llamacpp against a llama.cpp outside this repository.
 #include <algorithm>
 #include <chrono>
@@ -56,6 +57,35 @@ double decode_rate(llama_context* c, llama_batch b, int batch, int steps) {
   return batch / median(times);
 }
 
+// Random texts of one length, as many in each call as fill its batch.
+int embed(const char* path, int threads, int texts, int tokens) {
+  constexpr int kAtOnce = 16;
+  llama_model* model = llama_model_load_from_file(path, llama_model_default_params());
+  if (!model) return 1;
+  llama_context_params p = llama_context_default_params();
+  p.n_ctx = p.n_batch = p.n_ubatch = uint32_t(kAtOnce * tokens), p.n_seq_max = kAtOnce;
+  p.n_threads = p.n_threads_batch = threads;
+  p.embeddings = true, p.pooling_type = LLAMA_POOLING_TYPE_MEAN;
+  llama_context* c = llama_init_from_model(model, p);
+  if (!c) return 1;
+  llama_batch b = llama_batch_init(kAtOnce * tokens, 0, 1);
+  std::vector<double> times;
+  for (int done = -kAtOnce; done < texts; done += kAtOnce) {  // the first call reads what is mapped
+    llama_memory_clear(llama_get_memory(c), true);
+    b.n_tokens = 0;
+    for (int s = 0; s < kAtOnce; ++s)
+      for (int t = 0; t < tokens; ++t) add(b, 100 + ((done + s + kAtOnce) * 7919 + t * 37) % 40000, t, s, true);
+    double took = seconds(c, b);
+    if (llama_get_embeddings_seq(c, 0) == nullptr) return 1;
+    if (done >= 0) times.push_back(took);
+  }
+  double all = 0;
+  for (double t : times) all += t;
+  std::printf("{\"engine\": \"llama.cpp\", \"threads\": %d, \"texts_per_second\": %.2f}\n", threads,
+              double(times.size() * kAtOnce) / all);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -68,6 +98,8 @@ int main(int argc, char** argv) {
     p.allow_requantize = true;
     return int(llama_model_quantize(argv[2], argv[3], &p));
   }
+  if (argc == 6 && !std::strcmp(argv[1], "--embed"))
+    return embed(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]));
   if (argc < 2) return 2;
   int threads = argc > 2 ? std::atoi(argv[2]) : 2, repeats = argc > 3 ? std::atoi(argv[3]) : 5;
   alone = threads == 1;

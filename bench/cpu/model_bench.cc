@@ -130,7 +130,7 @@ double kernel_rate(int threads) {
 int run(int argc, char** argv) {
   if (argc < 2) return std::fprintf(stderr, "usage: model_bench MODEL [threads] [repeats]\n"), 2;
   RunnerOptions o;
-  o.model = argv[1];
+  o.model = argv[1], o.device = "cpu";
   o.threads = argc > 2 ? std::atoi(argv[2]) : host_limits().cpus;
   int repeats = argc > 3 ? std::atoi(argv[3]) : 5;
   alone = o.threads == 1;

@@ -100,9 +100,9 @@ int main(int argc, char**) {
             (*library)->product(bytes_in, weight[size_t(i % copies)], sums, rows, n, s.k, apart ? raw : form,
                                 apart ? Elements::fp8 : Elements::fp8_scaled, {in_scales, weight_scales});
         KVASIR_CHECK(st.ok(), st.to_string());
-        if (apart && form == Form::bf16) launch_scale_half(to, in_scales, weight_scales, rows, n, stream);
+        if (apart && form == Form::bf16) launch_scale_half(to, {in_scales, weight_scales}, rows, n, stream);
         if (apart && form != Form::bf16)
-          launch_scale(reinterpret_cast<float*>(sums), in_scales, weight_scales, form == Form::added_f32,
+          launch_scale(reinterpret_cast<float*>(sums), {in_scales, weight_scales}, form == Form::added_f32,
                        reinterpret_cast<float*>(to), rows, n, stream);
         if (gated) launch_glu(false, between, true, out, rows, s.n, stream);
       };

@@ -18,6 +18,8 @@ def start(kvasir, model, *flags):
     process = subprocess.Popen([kvasir, "serve", "--model", model, *flags], stderr=subprocess.PIPE, text=True)
     log = []
     for line in process.stderr:
+        if not line.startswith("{"):
+            sys.exit(f"the server did not start: {line.strip()}")
         log.append(json.loads(line))
         if log[-1]["message"] == "ready":
             return process, log

@@ -150,9 +150,10 @@ def main():
     p.add_argument("--commit", default="", help="what was built, for the record")
     p.add_argument("--out", default=RESULTS / "gpu-whole-model.json", help="the JSON record (bench/results/gpu-whole-model.json); empty: none")
     a = p.parse_args()
+    fp8 = "--quantize fp8" in a.serve
     known = a.model.rsplit(",type=", 1)[0] == LLAMA_8B.rsplit(",type=", 1)[0] and (a.context, a.shared) == (1024, 0)
 
-    decode, ttft, throughput = (FP8_DECODE, FP8_TTFT, FP8_OFFLINE) if "fp8" in a.serve else (DECODE, TTFT, OFFLINE)
+    decode, ttft, throughput = (FP8_DECODE, FP8_TTFT, FP8_OFFLINE) if fp8 else (DECODE, TTFT, OFFLINE)
 
     server = Server(a)
     offline = []

@@ -2,9 +2,12 @@
 """A thousand texts of 128 tokens to vectors, by kvasir serve and by llama-server: the same file, the same ids, by turns.
 
     bench/serve/embeddings.py [MODEL.gguf] [--texts N] [--rounds N]
+    bench/serve/embeddings.py --library LLAMACPP_PEER      llama.cpp's library instead of its server
 
 Both pool the mean; each is started anew for each round and answers calls of 100 texts, two at a time. Seconds are those of the
 wall, and what each process had of the processors is beside them. The vectors are compared, too.
+--library needs no server of theirs (bench/cpu/cpu_vs_llamacpp builds the program beside the libraries it is given): random texts
+straight into llama_decode, without HTTP and JSON, which ours still has.
 """
 import argparse
 import concurrent.futures
@@ -12,11 +15,12 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 import urllib.request
 
-from servers import Server, about, default_model, peers, save
+from servers import THREADS, Server, about, default_model, peers, save
 
 
 def ask(port, texts):
@@ -43,6 +47,12 @@ def one_round(engine, model, build, texts):
     return seconds, used, [e for answer in answers for e in answer]
 
 
+def library_round(program, model, texts):
+    out = subprocess.run([program, "--embed", model, str(THREADS), str(len(texts)), str(len(texts[0]))], check=True,
+                         capture_output=True, text=True).stdout
+    return len(texts) / json.loads(out)["texts_per_second"], None, None
+
+
 def cosine(a, b):
     dot = lambda x, y: sum(p * q for p, q in zip(x, y))
     return dot(a, b) / (dot(a, a) * dot(b, b)) ** .5
@@ -53,24 +63,31 @@ def main():
     options.add_argument("model", nargs="?", default=default_model())
     options.add_argument("--texts", type=int, default=1000)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--library", default="", help="llamacpp_peer, instead of llama-server")
     o = options.parse_args()
     draw = random.Random(7)
     texts = [[draw.randrange(100, 40000) for _ in range(128)] for _ in range(o.texts)]
     result = about("texts of 128 tokens to vectors", " ".join(["bench/serve/embeddings.py", *sys.argv[1:]]))
     result["model"], result["texts"], result["rounds"] = os.path.basename(o.model), o.texts, []
-    build, vectors = peers()["build"], {}
+    build, vectors = None if o.library else peers()["build"], {}
     for _ in range(o.rounds):
         for engine in ("llama.cpp", "kvasir"):
-            seconds, used, vectors[engine] = one_round(engine, o.model, build, texts)
+            if o.library and engine != "kvasir":
+                seconds, used, vectors[engine] = library_round(o.library, o.model, texts)
+            else:
+                seconds, used, vectors[engine] = one_round(engine, o.model, build, texts)
             line = {"engine": engine, "seconds": round(seconds, 2), "texts_per_second": round(o.texts / seconds, 1),
-                    "processor_seconds": round(used, 2)}
+                    "processor_seconds": used and round(used, 2)}
             result["rounds"].append(line)
             print(line, flush=True)
     middle = lambda engine, key: statistics.median(r[key] for r in result["rounds"] if r["engine"] == engine)
-    for key in ("seconds", "processor_seconds"):
-        result["times_by_" + key] = round(middle("llama.cpp", key) / middle("kvasir", key), 2)
-    result["least_cosine"] = round(min(cosine(a, b) for a, b in zip(vectors["kvasir"], vectors["llama.cpp"])), 5)
-    print({k: result[k] for k in ("times_by_seconds", "times_by_processor_seconds", "least_cosine")})
+    made = {"by": "llama.cpp's library" if o.library else "llama-server"}
+    for key in ("seconds", *([] if o.library else ["processor_seconds"])):
+        made["times_by_" + key] = round(middle("llama.cpp", key) / middle("kvasir", key), 2)
+    if not o.library:
+        made["least_cosine"] = round(min(cosine(a, b) for a, b in zip(vectors["kvasir"], vectors["llama.cpp"])), 5)
+    print(made)
+    result |= made
     save("embeddings.json", result)
 
 

@@ -61,15 +61,7 @@ void roberta_family(ModelConfig& c) {
 Status json(const JsonKeys& in, ModelConfig& c) {
   KVASIR_TRY(in.get({"type_vocab_size"}, &c.token_types));
   KVASIR_TRY(in.only("position_embedding_type", "\"absolute\""));
-  const auto* architectures = in.find("architectures");
-  const bool classifies = architectures && architectures->is_array() && !architectures->empty() &&
-                          (*architectures)[0].is_string() &&
-                          (*architectures)[0].get<std::string>().ends_with("ForSequenceClassification");
-  if (!classifies) return {};
-  const auto* labels = in.find("id2label");
-  c.labels = labels && labels->is_object() ? int32_t(labels->size()) : 2;
-  c.pooling.refusal = "it is a classifier, of pairs of texts: ask /v1/rerank or /v1/score";
-  return {};
+  return read_labels(in, c);
 }
 
 Status roberta_json(const JsonKeys& in, ModelConfig& c) {
@@ -80,11 +72,7 @@ Status roberta_json(const JsonKeys& in, ModelConfig& c) {
   return json(in, c);
 }
 
-Status metadata(const GgufKeys& in, ModelConfig&) {
-  return unimplemented(cat(in.file().name(),
-                           ": encoders are read from a folder of config.json with safetensors, not "
-                           "from GGUF files, whose WordPiece tokenizers are not known here"));
-}
+Status metadata(const GgufKeys& in, ModelConfig&) { return no_gguf_encoder(in); }
 
 void derive(ModelConfig& c) { c.rope.rotary_dim = c.local_rope.rotary_dim = 0; }
 

@@ -9,13 +9,27 @@
 namespace kvasir::model {
 namespace {
 
+// Keys further away on either side get nothing of a softmax.
+std::vector<float> window_each_way(const ModelConfig& c) {
+  constexpr float kUnseen = -1e9f;
+  std::vector<float> bias;
+  for (int32_t head = 0; head < c.heads; ++head) {
+    bias.push_back(kUnseen);
+    bias.insert(bias.end(), size_t(2 * c.window_each_way + 1), 0.0f);
+    bias.push_back(kUnseen);
+  }
+  return bias;
+}
+
 Result<attention::Attributes> attention_of(const ModelConfig& c, LayerKind kind) {
   attention::Attributes a;
   a.num_heads = c.heads;
   a.num_kv_heads = c.kv_heads;
   a.head_dim = c.head_dim;
   a.packed_qkv = true;
+  a.is_causal = !c.encoder;
   a.window = kind.windowed ? c.window : 0;
+  if (kind.windowed && c.window_each_way > 0) a.relative_bias = window_each_way(c);
   // Scores are divided by q_scaling * sqrt(head_dim).
   if (c.query_scale > 0) a.q_scaling = 1.0f / (c.query_scale * std::sqrt(float(c.head_dim)));
   a.softcap = c.attention_softcap;
@@ -77,7 +91,7 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
     known = kinds_.insert(kinds_.end(), {kind, id});
   }
   l.attention = known->second;
-  if (c_.input_norms) KVASIR_TRY(norm("attn_norm", &l.attn_norm));
+  if (c_.input_norms && (i > 0 || c_.first_norm)) KVASIR_TRY(norm("attn_norm", &l.attn_norm));
   KVASIR_ASSIGN(l.qkv, in.qkv(i));
   if (c_.qk_norm != QkNorm::none) {
     const bool full = c_.qk_norm == QkNorm::full;
@@ -227,8 +241,9 @@ Status Decoder::keep_stream(int32_t layer) {
 Status Decoder::forward() {
   KVASIR_TRY(ops_.embed(embedding_, c_.embedding_scale, x_));
   if (c_.embedding_norm) KVASIR_TRY(norm(x_, embedding_norm_, x_));
-  if (c_.input_norms) KVASIR_TRY(norm(x_, layers_[0].attn_norm, h_));
-  return run_layers(c_.input_norms ? h_ : x_);
+  if (!c_.input_norms || !c_.first_norm) return run_layers(x_);
+  KVASIR_TRY(norm(x_, layers_[0].attn_norm, h_));
+  return run_layers(h_);
 }
 
 Status Decoder::run_layers(Buffer first) {

@@ -1,6 +1,9 @@
 #include "model/arch/encoder.h"
 
+#include <nlohmann/json.hpp>
+
 #include "model/arch/layer_loader.h"
+#include "model/formats/gguf.h"
 
 namespace kvasir::model {
 
@@ -74,6 +77,24 @@ Result<Buffer> Encoder::hidden(int64_t first, int64_t count) {
   KVASIR_TRY(ops_.activate(Activation::tanh, pooled_, last_));
   KVASIR_TRY(ops_.linear(last_, out_, scores_));
   return scores_;
+}
+
+Status read_labels(const JsonKeys& in, ModelConfig& c) {
+  const auto* architectures = in.find("architectures");
+  const bool classifies = architectures && architectures->is_array() && !architectures->empty() &&
+                          (*architectures)[0].is_string() &&
+                          (*architectures)[0].get<std::string>().ends_with("ForSequenceClassification");
+  if (!classifies) return {};
+  const auto* labels = in.find("id2label");
+  c.labels = labels && labels->is_object() ? int32_t(labels->size()) : 2;
+  c.pooling.refusal = "it is a classifier, of pairs of texts: ask /v1/rerank or /v1/score";
+  return {};
+}
+
+Status no_gguf_encoder(const GgufKeys& in) {
+  return unimplemented(cat(in.file().name(),
+                           ": encoders are read from a folder of config.json with safetensors, not from GGUF files, "
+                           "whose WordPiece tokenizers are not known here"));
 }
 
 Result<std::unique_ptr<Network>> load_encoder(const ModelConfig& config, Weights& weights, Ops& ops,

@@ -47,6 +47,10 @@ class Encoder : public Network {
   Buffer last_, pooled_, scores_;  // [R, hidden] twice, [R, labels]
 };
 
+// A classifier's labels, where config.json says that it is one.
+Status read_labels(const JsonKeys& in, ModelConfig& c);
+Status no_gguf_encoder(const GgufKeys& in);
+
 Result<std::unique_ptr<Network>> load_encoder(const ModelConfig& config, Weights& weights, Ops& ops,
                                               const LoadProgress& progress);
 

@@ -227,7 +227,7 @@ bool keeps_one_order(const Cublas::Functions& f, const cublasLtMatmulAlgo_t& way
       f.algorithm_get(&way, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written) == CUBLAS_STATUS_SUCCESS &&
       f.algorithm_get(&way, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &written) ==
           CUBLAS_STATUS_SUCCESS;
-  return known && scheme == (parts > 1 ? kApart : CUBLASLT_REDUCTION_SCHEME_NONE);
+  return known && scheme == (parts > 1 ? kApart : uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
 }
 
 }  // namespace

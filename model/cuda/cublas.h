@@ -11,13 +11,11 @@
 #include "attention/cuda/memory.h"
 #include "core/status.h"
 #include "model/cuda/form.h"
+#include "model/cuda/fp8.h"
 
 namespace kvasir::model::cuda {
 
 enum class Elements : uint8_t { bf16, fp8, fp8_scaled };
-struct Scales {
-  const float *in = nullptr, *weight = nullptr;
-};
 
 class Cublas {
  public:

@@ -77,17 +77,39 @@ __global__ void __launch_bounds__(kThreads)
   row_to_bytes(out + blockIdx.x * cols, scales + blockIdx.x, cols, [&](int64_t i) { return row[i]; });
 }
 
+__device__ void load_eight(const float* p, int64_t i, float (&v)[kWide]) {
+  const float4 a = reinterpret_cast<const float4*>(p)[2 * i], b = reinterpret_cast<const float4*>(p)[2 * i + 1];
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// Eight sums of a row, which its scale and the columns' turn into what they stand for.
+__device__ void scale_eight(const Half8& v, float row, const float (&cols)[kWide], float (&out)[kWide]) {
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const float2 f = __bfloat1622float2(v.x[p]);
+    out[2 * p] = f.x * row * cols[2 * p], out[2 * p + 1] = f.y * row * cols[2 * p + 1];
+  }
+}
+
+template <bool kScaled>
 __global__ void __launch_bounds__(kThreads)
-    glu_bytes(bool gelu, const __nv_bfloat16* in, uint8_t* out, float* scales, int64_t cols) {
+    glu_bytes(bool gelu, const __nv_bfloat16* in, Scales by, uint8_t* out, float* scales, int64_t cols) {
   let_next_kernel_start();
   wait_for_kernel_ahead();
   const auto* gates = reinterpret_cast<const Half8*>(in + blockIdx.x * 2 * cols);
+  const float row = kScaled ? by.in[blockIdx.x] : 1.0f;
   row_to_bytes(out + blockIdx.x * cols, scales + blockIdx.x, cols, [&](int64_t i) {
-    const Half8 g = gates[i], u = gates[cols / kWide + i];
+    const int64_t up = cols / kWide + i;
+    float g[kWide], u[kWide], of_gate[kWide], of_up[kWide];
+#pragma unroll
+    for (int p = 0; p < kWide; ++p) of_gate[p] = of_up[p] = 1.0f;
+    if constexpr (kScaled) load_eight(by.weight, i, of_gate), load_eight(by.weight, up, of_up);
+    scale_eight(gates[i], row, of_gate, g);
+    scale_eight(gates[up], row, of_up, u);
     Half8 y;
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      const float2 a = __bfloat1622float2(g.x[p]), b = __bfloat1622float2(u.x[p]);
+      const float2 a = {g[2 * p], g[2 * p + 1]}, b = {u[2 * p], u[2 * p + 1]};
       y.x[p] =
           __floats2bfloat162_rn((gelu ? gelu_tanh(a.x) : silu(a.x)) * b.x, (gelu ? gelu_tanh(a.y) : silu(a.y)) * b.y);
     }
@@ -95,28 +117,35 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// A thread keeps kHeld vectors; rows are no longer than that.
-__global__ void __launch_bounds__(kThreads) norm_bytes(const float* in, const float* weight, float eps,
-                                                       __nv_bfloat16* half, uint8_t* out, float* scales, int64_t cols) {
+// A thread keeps kHeld vectors; rows are no longer than that. With sums x is what they are added to first.
+template <bool kAdds>
+__global__ void __launch_bounds__(kThreads)
+    norm_bytes(const float* sums, Scales by, float* x_rows, const float* weight, float eps, __nv_bfloat16* half,
+               uint8_t* out, float* scales, int64_t cols) {
   let_next_kernel_start();
   const int64_t pieces = cols / kWide;
-  auto at = [](const float* p, int64_t i, float(&v)[kWide]) {
-    const float4 a = reinterpret_cast<const float4*>(p)[2 * i], b = reinterpret_cast<const float4*>(p)[2 * i + 1];
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-  };
   wait_for_kernel_ahead();
+  float* row = x_rows + blockIdx.x * cols;
   float x[kHeld][kWide];
   float sum = 0;
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
     if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces) {
-      at(in + blockIdx.x * cols, i, x[h]);
+      load_eight(row, i, x[h]);
+      if constexpr (kAdds) {
+        float added[kWide], of_cols[kWide];
+        load_eight(sums + blockIdx.x * cols, i, added), load_eight(by.weight, i, of_cols);
+#pragma unroll
+        for (int p = 0; p < kWide; ++p) x[h][p] += added[p] * by.in[blockIdx.x] * of_cols[p];
+        auto* to = reinterpret_cast<float4*>(row) + 2 * i;
+        to[0] = {x[h][0], x[h][1], x[h][2], x[h][3]}, to[1] = {x[h][4], x[h][5], x[h][6], x[h][7]};
+      }
       for (float v : x[h]) sum += v * v;
     }
   const float r = rsqrtf(block_all(sum, [](float a, float b) { return a + b; }) / float(cols) + eps);
   row_to_bytes(out + blockIdx.x * cols, scales + blockIdx.x, cols, [&](int64_t i) {
     float w[kWide];
-    at(weight, i, w);
+    load_eight(weight, i, w);
     Half8 y;
 #pragma unroll
     for (int h = 0; h < kHeld; ++h)
@@ -137,35 +166,29 @@ __global__ void from_bytes(const uint8_t* in, const float* scales, __nv_bfloat16
 }
 
 // A thread has eight columns of a row.
-__global__ void __launch_bounds__(256)
-    scale_half(__nv_bfloat16* in_out, const float* of_rows, const float* of_cols, int64_t cols) {
+__global__ void __launch_bounds__(256) scale_half(__nv_bfloat16* in_out, Scales by, int64_t cols) {
   let_next_kernel_start();
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i * kWide >= cols) return;
-  const float4 a = reinterpret_cast<const float4*>(of_cols)[2 * i],
-               b = reinterpret_cast<const float4*>(of_cols)[2 * i + 1];
-  const float w[kWide] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  float w[kWide], y[kWide];
+  load_eight(by.weight, i, w);
   wait_for_kernel_ahead();
-  const float r = of_rows[blockIdx.y];
   Half8& at = reinterpret_cast<Half8*>(in_out + blockIdx.y * cols)[i];
-  Half8 v = at;
+  scale_eight(at, by.in[blockIdx.y], w, y);
+  Half8 v;
 #pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    const float2 f = __bfloat1622float2(v.x[p]);
-    v.x[p] = __floats2bfloat162_rn(f.x * r * w[2 * p], f.y * r * w[2 * p + 1]);
-  }
+  for (int p = 0; p < 4; ++p) v.x[p] = __floats2bfloat162_rn(y[2 * p], y[2 * p + 1]);
   at = v;
 }
 
 // Four columns.
-__global__ void __launch_bounds__(256)
-    scale(const float* in, const float* of_rows, const float* of_cols, bool add, float* out, int64_t cols) {
+__global__ void __launch_bounds__(256) scale(const float* in, Scales by, bool add, float* out, int64_t cols) {
   let_next_kernel_start();
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i * 4 >= cols) return;
-  const float4 w = reinterpret_cast<const float4*>(of_cols)[i];
+  const float4 w = reinterpret_cast<const float4*>(by.weight)[i];
   wait_for_kernel_ahead();
-  const float r = of_rows[blockIdx.y];
+  const float r = by.in[blockIdx.y];
   const float4 x = reinterpret_cast<const float4*>(in + blockIdx.y * cols)[i];
   float4& to = reinterpret_cast<float4*>(out + blockIdx.y * cols)[i];
   const float4 was = add ? to : float4{};
@@ -184,27 +207,31 @@ void launch_to_bytes(const void* in, Bytes out, int64_t rows, int64_t cols, cuda
                static_cast<uint8_t*>(out.elements), out.scales, cols);
 }
 
-void launch_glu_bytes(bool gelu, const void* in, Bytes out, int64_t rows, int64_t cols, cudaStream_t stream) {
-  launch_early(glu_bytes, unsigned(rows), threads_for(cols), stream, gelu, static_cast<const __nv_bfloat16*>(in),
-               static_cast<uint8_t*>(out.elements), out.scales, cols);
+void launch_glu_bytes(bool gelu, const void* in, Scales by, Bytes out, int64_t rows, int64_t cols,
+                      cudaStream_t stream) {
+  launch_early(by.in ? glu_bytes<true> : glu_bytes<false>, unsigned(rows), threads_for(cols), stream, gelu,
+               static_cast<const __nv_bfloat16*>(in), by, static_cast<uint8_t*>(out.elements), out.scales, cols);
 }
 
 void launch_norm_bytes(const float* in, const float* weight, float eps, void* half, Bytes out, int64_t rows,
                        int64_t cols, cudaStream_t stream) {
-  launch_early(norm_bytes, unsigned(rows), threads_for(cols), stream, in, weight, eps,
+  launch_early(norm_bytes<false>, unsigned(rows), threads_for(cols), stream, nullptr, Scales(), const_cast<float*>(in),
+               weight, eps, static_cast<__nv_bfloat16*>(half), static_cast<uint8_t*>(out.elements), out.scales, cols);
+}
+
+void launch_add_norm_bytes(const float* sums, Scales by, float* x, const float* weight, float eps, void* half,
+                           Bytes out, int64_t rows, int64_t cols, cudaStream_t stream) {
+  launch_early(norm_bytes<true>, unsigned(rows), threads_for(cols), stream, sums, by, x, weight, eps,
                static_cast<__nv_bfloat16*>(half), static_cast<uint8_t*>(out.elements), out.scales, cols);
 }
 
-void launch_scale_half(void* in_out, const float* of_rows, const float* of_cols, int64_t rows, int64_t cols,
-                       cudaStream_t stream) {
+void launch_scale_half(void* in_out, Scales by, int64_t rows, int64_t cols, cudaStream_t stream) {
   launch_early(scale_half, dim3(unsigned((cols / kWide + 255) / 256), unsigned(rows)), 256, stream,
-               static_cast<__nv_bfloat16*>(in_out), of_rows, of_cols, cols);
+               static_cast<__nv_bfloat16*>(in_out), by, cols);
 }
 
-void launch_scale(const float* in, const float* of_rows, const float* of_cols, bool add, float* out, int64_t rows,
-                  int64_t cols, cudaStream_t stream) {
-  launch_early(scale, dim3(unsigned((cols / 4 + 255) / 256), unsigned(rows)), 256, stream, in, of_rows, of_cols, add,
-               out, cols);
+void launch_scale(const float* in, Scales by, bool add, float* out, int64_t rows, int64_t cols, cudaStream_t stream) {
+  launch_early(scale, dim3(unsigned((cols / 4 + 255) / 256), unsigned(rows)), 256, stream, in, by, add, out, cols);
 }
 
 void launch_from_bytes(Bytes in, void* out, int64_t rows, int64_t cols, cudaStream_t stream) {

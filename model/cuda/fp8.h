@@ -14,20 +14,26 @@ struct Bytes {
   float* scales = nullptr;
 };
 
+// Of a product's two sides: its input's rows, and the weight's, which are the result's columns.
+struct Scales {
+  const float *in = nullptr, *weight = nullptr;
+};
+
 // `in` is bfloat16 [rows, cols]. cols is a multiple of 8, here and below.
 void launch_to_bytes(const void* in, Bytes out, int64_t rows, int64_t cols, cudaStream_t stream);
-// What a product of two such gave without scales: in bfloat16 or float32 as it lies, or added to float32 `out`.
-void launch_scale_half(void* in_out, const float* of_rows, const float* of_cols, int64_t rows, int64_t cols,
-                       cudaStream_t stream);
-void launch_scale(const float* in, const float* of_rows, const float* of_cols, bool add, float* out, int64_t rows,
-                  int64_t cols, cudaStream_t stream);
+// What a product gave without its scales, by these: in bfloat16 or float32 as it lies, or added to float32 `out`.
+void launch_scale_half(void* in_out, Scales by, int64_t rows, int64_t cols, cudaStream_t stream);
+void launch_scale(const float* in, Scales by, bool add, float* out, int64_t rows, int64_t cols, cudaStream_t stream);
 // Back again, as bfloat16.
 void launch_from_bytes(Bytes in, void* out, int64_t rows, int64_t cols, cudaStream_t stream);
 // in / rms(in) * weight, also as bfloat16; rows of up to most_norm_bytes().
 void launch_norm_bytes(const float* in, const float* weight, float eps, void* half, Bytes out, int64_t rows,
                        int64_t cols, cudaStream_t stream);
 int64_t most_norm_bytes();
-// f(first half of in) * second half, `in` bfloat16 [rows, 2 * cols].
-void launch_glu_bytes(bool gelu, const void* in, Bytes out, int64_t rows, int64_t cols, cudaStream_t stream);
+// The same of x + sums, scaled, which stays in x.
+void launch_add_norm_bytes(const float* sums, Scales by, float* x, const float* weight, float eps, void* half,
+                           Bytes out, int64_t rows, int64_t cols, cudaStream_t stream);
+// f(first half of in) * second half, `in` bfloat16 [rows, 2 * cols], to be scaled where there are scales.
+void launch_glu_bytes(bool gelu, const void* in, Scales by, Bytes out, int64_t rows, int64_t cols, cudaStream_t stream);
 
 }  // namespace kvasir::model::cuda

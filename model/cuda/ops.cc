@@ -270,7 +270,7 @@ Result<Bytes> CudaOps::read_bytes(Buffer b) {
 
 Status CudaOps::norm(Buffer in, Vector weight, float eps, Buffer out) {
   const float* from = read(in);
-  if (makes_bytes(out) && in.cols % 8 == 0 && in.cols <= most_norm_bytes()) {
+  if (norms_to_bytes(out)) {
     void* half = write_half(out);
     launch_norm_bytes(from, vector(weight), eps, half, room(out).as_bytes(), rows(in), in.cols, stream_);
     room(out).bytes = true;
@@ -395,17 +395,57 @@ Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buff
   const bool fused = w.bias.id < 0 && (activation == Activation::silu || activation == Activation::gelu_tanh);
   const bool joins = fused && products_->joins(w, product_rows(in), form);
   if (joins && !adapters_.changes(weight)) return product(in, weight, form, out);
+  if (fused && leaves_sums(in, weight) && gates_to_bytes(activation, out)) {
+    KVASIR_ASSIGN(const Products::Sums sums, unscaled(in, weight, between));
+    launch_glu_bytes(activation != Activation::silu, sums.data, sums.by, room(out).as_bytes(), rows(in), out.cols,
+                     stream_);
+    room(out).half = room(out).bytes = room(out).half_lacks = true;
+    return launched("glu");
+  }
   // What adapters change is joined after that: as the same float32 sums, of which it makes the same bits.
   KVASIR_TRY(product(in, weight, joins ? Form::apart : Form::bf16, between));
   return glu(activation, between, out);
+}
+
+// Whether gates that are joined become E4M3 and nothing else.
+bool CudaOps::gates_to_bytes(Activation activation, Buffer out) {
+  const bool known = activation == Activation::silu || activation == Activation::gelu_tanh;
+  return known && makes_bytes(out) && !room(out).wants_half && out.cols % 8 == 0;
+}
+
+// Whether a product's scales can be left to what reads it.
+bool CudaOps::leaves_sums(Buffer in, Matrix weight) {
+  const Loaded& w = *matrices_[size_t(weight.id)];
+  return products_->scales_apart(w, product_rows(in)) && w.bias.id < 0 && !adapters_.changes(weight);
+}
+
+// As bfloat16 in `out`, or, where that is none, as float32.
+Result<Products::Sums> CudaOps::unscaled(Buffer in, Matrix weight, Buffer out) {
+  KVASIR_ASSIGN(const Bytes bytes, read_bytes(in));
+  room(in).wants_bytes = true;
+  const bool half = out.id >= 0;
+  return products_->run_unscaled(bytes, *matrices_[size_t(weight.id)], half ? write_half(out) : nullptr,
+                                 product_rows(in), half ? Form::bf16 : Form::f32);
+}
+
+// Scales, sum, norm and E4M3 in one kernel.
+Status CudaOps::add_sums_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed) {
+  KVASIR_CHECK(!room(out).half, "what is added to is float32");
+  KVASIR_ASSIGN(const Products::Sums sums, unscaled(in, weight, {}));
+  written(out, false);
+  void* half = write_half(normed);
+  launch_add_norm_bytes(static_cast<const float*>(sums.data), sums.by, data(out), vector(norm), eps, half,
+                        room(normed).as_bytes(), rows(in), out.cols, stream_);
+  room(normed).bytes = true;
+  return launched("add and norm");
 }
 
 Status CudaOps::glu(Activation activation, Buffer in, Buffer out) {
   const bool half = room(in).half;
   const void* from = half ? room(in).half_data.get() : data(in);
   const bool known = activation == Activation::silu || activation == Activation::gelu_tanh;
-  if (known && half && makes_bytes(out) && !room(out).wants_half && out.cols % 8 == 0) {
-    launch_glu_bytes(activation != Activation::silu, from, room(out).as_bytes(), rows(in), out.cols, stream_);
+  if (half && gates_to_bytes(activation, out)) {
+    launch_glu_bytes(activation != Activation::silu, from, {}, room(out).as_bytes(), rows(in), out.cols, stream_);
     room(out).half = room(out).bytes = room(out).half_lacks = true;
     return launched("glu");
   }

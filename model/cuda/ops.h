@@ -154,6 +154,11 @@ class CudaOps final : public Ops {
   void written(Buffer b, bool half) { room(b).half = half, room(b).bytes = room(b).half_lacks = false; }
   // Whether what is written now is to be E4M3 at once.
   bool makes_bytes(Buffer b) { return rows(b) > kFewRows && room(b).wants_bytes; }
+  bool norms_to_bytes(Buffer out) { return makes_bytes(out) && out.cols % 8 == 0 && out.cols <= most_norm_bytes(); }
+  bool gates_to_bytes(Activation activation, Buffer out);
+  bool leaves_sums(Buffer in, Matrix weight);
+  Result<Products::Sums> unscaled(Buffer in, Matrix weight, Buffer out);
+  Status add_sums_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed);
   Status launched(const char* what) const { return attention::cuda::check(cudaGetLastError(), what); }
 
   CudaOptions options_;

@@ -56,6 +56,8 @@ Status CudaOps::sum_partials(bool add, Buffer out) {
 }
 
 Status CudaOps::add_linear_norm(Buffer in, Matrix weight, Buffer out, Vector norm, float eps, Buffer normed) {
+  if (!crosses(weight) && leaves_sums(in, weight) && norms_to_bytes(normed))
+    return add_sums_norm(in, weight, out, norm, eps, normed);
   if (!crosses(weight) || options_.batch_invariant || makes_bytes(normed) || !sum_norm_takes(out.cols) ||
       two_shots_win(options_.link->ranks(), rows(out) * out.cols))
     return Ops::add_linear_norm(in, weight, out, norm, eps, normed);

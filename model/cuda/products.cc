@@ -46,6 +46,10 @@ bool Products::reads_bytes(const Weight& w, int64_t rows) const {
   return !invariant_ && w.packing == Packing::fp8 && !streamed_bytes_takes(rows, w.rows, w.cols, Form::bf16);
 }
 
+bool Products::scales_apart(const Weight& w, int64_t rows) const {
+  return reads_bytes(w, rows) && scaled_apart(rows, w.rows);
+}
+
 bool Products::joins(const Weight& w, int64_t rows, Form form) const {
   const int64_t n = features(w, form);
   if (invariant_) return w.packing != Packing::bf16 && n % 16 == 0 && (!is_blocks(w.packing) || w.half > 0);
@@ -77,19 +81,22 @@ Status Products::run(const void* half, Bytes bytes, const Weight& w, void* out, 
 }
 
 Status Products::by_library(Bytes bytes, const Weight& w, void* out, int64_t rows, Form form) {
-  const float* scales = w.scales.as<float>();
   if (!scaled_apart(rows, w.rows))
     return cublas_->product(bytes.elements, w.data.get(), out, rows, w.rows, w.cols, form, Elements::fp8_scaled,
-                            {bytes.scales, scales});
+                            {bytes.scales, w.scales.as<float>()});
   const bool half = form == Form::bf16, add = form == Form::added_f32;
-  void* sums = add ? sums_.get() : out;
-  KVASIR_TRY(cublas_->product(bytes.elements, w.data.get(), sums, rows, w.rows, w.cols, half ? form : Form::f32,
-                              Elements::fp8));
+  KVASIR_ASSIGN(const Sums sums, run_unscaled(bytes, w, add ? nullptr : out, rows, half ? form : Form::f32));
   if (half)
-    launch_scale_half(sums, bytes.scales, scales, rows, w.rows, stream_);
+    launch_scale_half(out, sums.by, rows, w.rows, stream_);
   else
-    launch_scale(static_cast<float*>(sums), bytes.scales, scales, add, static_cast<float*>(out), rows, w.rows, stream_);
+    launch_scale(static_cast<const float*>(sums.data), sums.by, add, static_cast<float*>(out), rows, w.rows, stream_);
   return check(cudaGetLastError(), "product");
+}
+
+Result<Products::Sums> Products::run_unscaled(Bytes bytes, const Weight& w, void* out, int64_t rows, Form form) {
+  void* to = out ? out : sums_.get();
+  KVASIR_TRY(cublas_->product(bytes.elements, w.data.get(), to, rows, w.rows, w.cols, form, Elements::fp8));
+  return Sums{to, {bytes.scales, w.scales.as<float>()}};
 }
 
 Status Products::one_order(const void* half, const Weight& w, void* out, int64_t rows, Form form) {

@@ -20,12 +20,21 @@ class Products {
 
   // Whether a product by this weight reads rows of E4M3; else they are bfloat16.
   bool reads_bytes(const Weight& w, int64_t rows) const;
+  // Whether such a product's scales are another kernel's work: what reads its result may do that instead.
+  bool scales_apart(const Weight& w, int64_t rows) const;
   // Whether gate and up are joined in one launch.
   bool joins(const Weight& w, int64_t rows, Form form) const;
 
   // out[rows, n] = in[rows, w.cols] * w', n being w.rows, or half of it where Form joins gates. `half` or `bytes` is
   // there, as reads_bytes() says.
   Status run(const void* half, Bytes bytes, const Weight& w, void* out, int64_t rows, Form form);
+
+  // Where scales_apart(): the product before its scales, as bfloat16 in `out`, or as float32 in memory of its own.
+  struct Sums {
+    const void* data = nullptr;
+    Scales by;
+  };
+  Result<Sums> run_unscaled(Bytes bytes, const Weight& w, void* out, int64_t rows, Form form);
 
  private:
   Status one_order(const void* half, const Weight& w, void* out, int64_t rows, Form form);

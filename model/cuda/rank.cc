@@ -83,8 +83,7 @@ Status Rank::move_pages(const Batch& batch) {
   // One pool of pages may lie in two caches; only one that has a second tier moves pages.
   for (size_t i = 0; i < caches_.size(); ++i) {
     const int32_t group = apart_ ? int32_t(i) : 0;
-    if (group == 0)
-      for (const PageMove& m : batch.moves) KVASIR_TRY(caches_[i]->move(m, stream_));
+    if (group == 0) KVASIR_TRY(caches_[i]->move(batch.moves, stream_));
     for (const PageCopy& c : batch.copies)
       if (c.group == group) KVASIR_TRY(caches_[i]->copy(c, stream_));
   }

@@ -115,6 +115,21 @@ TEST_F(ConfigTest, UnknownNamesGetTheNearestOne) {
               testing::ElementsAre("$KVASIR_HTP_PORT is not read; did you mean $KVASIR_HTTP_PORT?"));
 }
 
+// A server's log may be JSON: a line of another kind would spoil it.
+TEST_F(ConfigTest, WarningsAreLeftToACallerThatLogs) {
+  ::setenv("KVASIR_HTP_PORT", "1", 1);
+  const char* argv[] = {"kvasir serve"};
+  std::vector<std::string> warnings;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(o.parse(1, argv, &warnings), std::nullopt);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_THAT(warnings, testing::ElementsAre(HasSubstr("did you mean $KVASIR_HTTP_PORT?")));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(o.parse(1, argv), std::nullopt);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("did you mean $KVASIR_HTTP_PORT?"));
+  ::unsetenv("KVASIR_HTP_PORT");
+}
+
 TEST_F(ConfigTest, BrokenFilesAreRefusedWithTheirPlace) {
   EXPECT_THAT(json("{\n \"http_port\": }").message(), HasSubstr("kvasir.json: parse error at line 2"));
   EXPECT_THAT(json("[1]").message(), HasSubstr("must be one JSON object"));

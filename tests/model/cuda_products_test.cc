@@ -378,10 +378,10 @@ TEST_F(CudaProducts, ProductsOfBytesByTheLibrary) {
                                                       rows, n, k, wide ? cuda::Form::f32 : form, cuda::Elements::fp8);
         ASSERT_TRUE(s.ok()) << s.to_string();
         if (apart && wide)
-          cuda::launch_scale(sums.as<float>(), of_rows, of_cols, form == cuda::Form::added_f32, out.as<float>(), rows,
+          cuda::launch_scale(sums.as<float>(), {of_rows, of_cols}, form == cuda::Form::added_f32, out.as<float>(), rows,
                              n, stream);
         else if (apart)
-          cuda::launch_scale_half(out.get(), of_rows, of_cols, rows, n, stream);
+          cuda::launch_scale_half(out.get(), {of_rows, of_cols}, rows, n, stream);
         ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
         std::vector<uint16_t> narrow(got.size());
         ASSERT_EQ(cudaMemcpy(wide ? static_cast<void*>(got.data()) : narrow.data(), out.get(),
@@ -433,7 +433,7 @@ TEST_F(CudaProducts, FusedBytesAreTheOnesMadeOfHalf) {
     };
     cuda::launch_glu(false, d_gates.get(), true, d_half.get(), rows, cols, nullptr);
     cuda::launch_to_bytes(d_half.get(), of(0), rows, cols, nullptr);
-    cuda::launch_glu_bytes(false, d_gates.get(), of(1), rows, cols, nullptr);
+    cuda::launch_glu_bytes(false, d_gates.get(), {}, of(1), rows, cols, nullptr);
     same("gate");
     if (cols > cuda::most_norm_bytes()) continue;
     cuda::launch_norm_bytes(d_x.as<float>(), d_weight.as<float>(), 1e-5f, d_half.get(), of(1), rows, cols, nullptr);
@@ -445,6 +445,64 @@ TEST_F(CudaProducts, FusedBytesAreTheOnesMadeOfHalf) {
     ASSERT_EQ(cudaMemcpy(plain.data(), d_half.get(), x.size() * 2, cudaMemcpyDefault), cudaSuccess);
     for (size_t i = 0; i < plain.size(); ++i)
       ASSERT_NEAR(whole(normed[i]), whole(plain[i]), std::fabs(whole(plain[i])) / 100 + 1e-6f);
+  }
+}
+
+// The same kernels where a product has left its scales to them.
+TEST_F(CudaProducts, NormsAndGatesTakeAProductsScales) {
+  for (const auto& shape : {std::pair<int64_t, int64_t>{64, 4096}, {17, 576}, {3, 14336}}) {
+    const int64_t rows = shape.first, cols = shape.second;
+    SCOPED_TRACE(cat(rows, " rows of ", cols));
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(size_t(rows * cols)), sums(x.size()), weight(static_cast<size_t>(cols)),
+        of_rows(static_cast<size_t>(rows)), of_cols(size_t(2 * cols));
+    std::vector<uint16_t> gates(2 * x.size());
+    for (std::vector<float>* v : {&x, &sums, &weight})
+      for (float& f : *v) f = normal(random);
+    for (uint16_t& v : gates) v = half(100 * normal(random));
+    for (float& f : of_rows) f = 0.01f * (1 + std::fabs(normal(random)));
+    for (float& f : of_cols) f = 0.5f + std::fabs(normal(random));
+    attention::cuda::DeviceMemory d_x[2], d_sums, d_weight, d_gates, d_half, d_rows, d_cols, bytes[2], scales[2];
+    for (int i : {0, 1})
+      ASSERT_TRUE(d_x[i].upload(x.data(), x.size() * 4).ok() && bytes[i].allocate(x.size()).ok() &&
+                  scales[i].allocate(size_t(rows) * 4).ok());
+    ASSERT_TRUE(d_sums.upload(sums.data(), sums.size() * 4).ok() && d_half.allocate(x.size() * 2).ok() &&
+                d_weight.upload(weight.data(), weight.size() * 4).ok() &&
+                d_gates.upload(gates.data(), gates.size() * 2).ok() &&
+                d_rows.upload(of_rows.data(), of_rows.size() * 4).ok() &&
+                d_cols.upload(of_cols.data(), of_cols.size() * 4).ok());
+    const cuda::Scales by{d_rows.as<float>(), d_cols.as<float>()};
+    auto of = [&](int i) { return cuda::Bytes{bytes[i].get(), scales[i].as<float>()}; };
+    auto read = [&](int i) {
+      std::pair<std::vector<uint8_t>, std::vector<float>> out{std::vector<uint8_t>(x.size()),
+                                                              std::vector<float>(size_t(rows))};
+      EXPECT_EQ(cudaMemcpy(out.first.data(), bytes[i].get(), x.size(), cudaMemcpyDefault), cudaSuccess);
+      EXPECT_EQ(cudaMemcpy(out.second.data(), scales[i].get(), size_t(rows) * 4, cudaMemcpyDefault), cudaSuccess);
+      return out;
+    };
+    cuda::launch_glu_bytes(false, d_gates.get(), by, of(0), rows, cols, nullptr);
+    const auto [elements, units] = read(0);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; c += 3) {
+        const double row = double(of_rows[size_t(r)]);
+        const double gate = double(whole(gates[size_t(2 * r * cols + c)])) * row * double(of_cols[size_t(c)]);
+        const double up =
+            double(whole(gates[size_t((2 * r + 1) * cols + c)])) * row * double(of_cols[size_t(cols + c)]);
+        const double want = gate / (1 + std::exp(-gate)) * up;
+        const double got = double(e4m3_to_f32(elements[size_t(r * cols + c)])) * double(units[size_t(r)]);
+        ASSERT_NEAR(got, want, std::fabs(want) / 14 + double(units[size_t(r)]) / 256) << r << ", " << c;
+      }
+    if (cols > cuda::most_norm_bytes()) continue;
+    cuda::launch_scale(d_sums.as<float>(), by, true, d_x[0].as<float>(), rows, cols, nullptr);
+    cuda::launch_norm_bytes(d_x[0].as<float>(), d_weight.as<float>(), 1e-5f, d_half.get(), of(0), rows, cols, nullptr);
+    cuda::launch_add_norm_bytes(d_sums.as<float>(), by, d_x[1].as<float>(), d_weight.as<float>(), 1e-5f, d_half.get(),
+                                of(1), rows, cols, nullptr);
+    EXPECT_EQ(read(0), read(1));
+    std::vector<float> apart(x.size()), together(x.size());
+    ASSERT_EQ(cudaMemcpy(apart.data(), d_x[0].get(), x.size() * 4, cudaMemcpyDefault), cudaSuccess);
+    ASSERT_EQ(cudaMemcpy(together.data(), d_x[1].get(), x.size() * 4, cudaMemcpyDefault), cudaSuccess);
+    EXPECT_EQ(apart, together);
   }
 }
 

@@ -2,7 +2,7 @@
 """Writes tests/model/fixtures/embeddings.json: what sentence-transformers makes of tokens with the small networks of
 architectures.json and with small encoders, pooled each way.
 
-    tests/model/make_embeddings.py
+    tests/model/make_embeddings.py [NAME...]    # only these encoders anew
 
 Uses make_architectures.py's environment and formula of weights, and adds sentence-transformers to it.
 """
@@ -78,11 +78,16 @@ def encoders():
     pad = min(set(range(networks.VOCAB)) - set(networks.TOKENS))
     roberta = dict(kw, pad_token_id=pad, max_position_embeddings=64 + pad + 1, type_vocab_size=1)
     bert = dict(kw, max_position_embeddings=64)
+    # Layers 1 and 2 see four tokens to each side.
+    modern = dict(kw, num_hidden_layers=5, max_position_embeddings=64, local_attention=8, pad_token_id=pad, bos_token_id=pad,
+                  eos_token_id=pad, cls_token_id=pad, sep_token_id=pad)
     return {"bert": ("BertModel", "BertConfig", bert), "bert with a head": ("BertForMaskedLM", "BertConfig", bert),
             "bert of pairs": ("BertForSequenceClassification", "BertConfig", dict(bert, num_labels=1)),
             "xlm-roberta": ("XLMRobertaModel", "XLMRobertaConfig", roberta),
             "xlm-roberta of pairs": ("XLMRobertaForSequenceClassification", "XLMRobertaConfig", dict(roberta, num_labels=1)),
-            "roberta": ("RobertaModel", "RobertaConfig", roberta)}
+            "roberta": ("RobertaModel", "RobertaConfig", roberta),
+            "modernbert": ("ModernBertModel", "ModernBertConfig", modern),
+            "modernbert of pairs": ("ModernBertForSequenceClassification", "ModernBertConfig", dict(modern, num_labels=1))}
 
 
 def encoder(name, kind, config, kw):
@@ -102,22 +107,28 @@ def encoder(name, kind, config, kw):
         out["pairs"] = []
         for first, second in pairs_of(name):
             types = [0] * len(first) + [1 if kw.get("type_vocab_size", 2) > 1 else 0] * len(second)
+            types = {} if "modern" in name else {"token_type_ids": torch.tensor([types])}
             with torch.no_grad():
-                score = model(torch.tensor([first + second]), token_type_ids=torch.tensor([types])).logits[0, 0]
+                score = model(torch.tensor([first + second]), **types).logits[0, 0]
             out["pairs"].append([first, second, round(float(score), 6)])
         return out
 
 
 def main():
+    named = sys.argv[1:]
+    if unknown := set(named) - set(encoders()):
+        sys.exit(f"unknown encoders: {', '.join(sorted(unknown))}")
     stored = json.loads((HERE / "fixtures" / "architectures.json").read_text())
-    cases = []
-    for one in stored["cases"]:
+    before = json.loads((HERE / "fixtures" / "embeddings.json").read_text()) if named else {}
+    cases = before.get("cases", [])
+    for one in [] if named else stored["cases"]:
         cases.append(decoder(one["name"]))
         print(one["name"], file=sys.stderr)
+    kept = {one["name"]: one for one in before.get("encoders", []) if one["name"] not in named}
     lines = lambda cases: ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)
     with open(HERE / "fixtures" / "embeddings.json", "w") as f:
         f.write('{"texts":%s,"cases":[\n%s\n],"encoders":[\n%s\n]}\n' % (
-            json.dumps(TEXTS), lines(cases), lines([encoder(n, *e) for n, e in encoders().items()])))
+            json.dumps(TEXTS), lines(cases), lines([kept.get(n) or encoder(n, *e) for n, e in encoders().items()])))
 
 
 if __name__ == "__main__":
