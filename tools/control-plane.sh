@@ -25,6 +25,16 @@ module() {
   printf ')\n'
 }
 
+# What becomes of kwok's nodes and pods, and when: it knows none by itself, its module has some. Here everything at once.
+stages() {
+  local of stage
+  of=$(GOFLAGS='' go mod download -json "sigs.k8s.io/kwok@v$kwok" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p') && [ -d "$of" ] || return
+  cd "$of/kustomize/stage" || return
+  for stage in node/fast/node-initialize pod/fast/pod-ready pod/fast/pod-delete; do
+    printf -- '---\n' && cat "$stage.yaml" || return
+  done >"$to/stages" && mv "$to/stages" "$to/stages.yaml"
+}
+
 # Not optimized, without what debuggers read: compiled in half the time, and a test asks little of them.
 build() {
   local work=$to/source of version=k8s.io/component-base/version number=${kubernetes%.*}
@@ -37,7 +47,10 @@ build() {
     mv "$to/bin/server" "$to/bin/etcd" && printf '%s\n' "$pins" >"$to/installed"
 }
 
-[ "$(cat "$to/installed" 2>/dev/null)" != "$pins" ] || exit 0
-if ! command -v go >/dev/null || ! phase "A Kubernetes control plane ($pins)" build; then
+built() { [ "$(cat "$to/installed" 2>/dev/null)" = "$pins" ]; }
+
+if built && [ -e "$to/stages.yaml" ]; then exit 0; fi
+if ! command -v go >/dev/null || { ! built && ! phase "A Kubernetes control plane ($pins)" build; } ||
+  ! phase "What kwok does with nodes and pods" stages; then
   say "  going on without: a Kubernetes control plane"
 fi

@@ -6,6 +6,7 @@ from each set of values to the next; what is deleted leaves nothing but the clai
 import glob
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -151,7 +152,7 @@ def helm(kube, *words, values=None, check=True):
         with open(path, "w", encoding="utf-8") as file:
             yaml.safe_dump(values, file)
         more = ["-f", path]
-    done = subprocess.run([HELM, "--kubeconfig", kube.of.config, *words, *more], capture_output=True, text=True, check=False,
+    done = subprocess.run([HELM, "--kubeconfig", kube.of.config, *words, *more], capture_output=True, text=True, check=False, timeout=600,
                           env={**os.environ, "HOME": kube.of.folder, **{f"HELM_{k}_HOME": kube.of.folder for k in ("CACHE", "CONFIG", "DATA")}})
     if check:
         assert done.returncode == 0, f"helm {' '.join(words)} {values}: {done.stderr}{done.stdout}"
@@ -248,17 +249,30 @@ def release(kube):
     steps = {name: values for name, values in CASES.items() if "accessMode" not in values.get("cache", {})}
     steps["a queue's autoscaler, later"] = {"autoscaling": {"kind": "hpa", "min": 2}, **SECRETS}
     steps["the first again"] = {"replicas": 2}
+    scaled = False
     for values in steps.values():
-        helm(kube, "upgrade", *where, values=values)
+        scales = "autoscaling" in values
+        helm(kube, "upgrade", *where, *(["--force-conflicts"] if scaled and not scales else []), values=values)
         kube.rolled(space)
+        scaled = scales
     assert len(kube.pods(space)) == 2
-    # What an autoscaler has set is not the chart's to change.
-    scaled = {"autoscaling": {"kind": "hpa", "min": 2, "max": 5}}
-    helm(kube, "upgrade", *where, values=scaled)
+    # To turn the autoscaler on changes no pod; what it has set since is not the chart's to change.
+    helm(kube, "upgrade", *where, "--force-conflicts", values={"replicas": 3})
+    before_it = kube.rolled(space)
+    on = {"autoscaling": {"kind": "hpa", "min": 2, "max": 5}}
+    helm(kube, "upgrade", *where, values=on)
+    kube.scales(space)
+    after_it = kube.rolled(space)
+    assert {p["metadata"]["uid"] for p in before_it} == {p["metadata"]["uid"] for p in after_it}, f"{len(before_it)} pods became {len(after_it)}"
     kube.kubectl("-n", space, "scale", "deployment/kvasir", "--replicas=4")
     kube.rolled(space)
-    helm(kube, "upgrade", *where, values={**scaled, "config": {"max_running": 32}})
+    helm(kube, "upgrade", *where, values={**on, "config": {"max_running": 32}})
     assert len(kube.rolled(space)) == 4, "an upgrade set the replicas back"
+    # Off again: how many was said by another, and Helm takes that over only where told to.
+    refused = helm(kube, "upgrade", *where, values={"replicas": 2}, check=False)
+    assert refused.returncode != 0 and ".spec.replicas" in refused.stderr, refused.stderr
+    helm(kube, "upgrade", *where, "--force-conflicts", values={"replicas": 2})
+    assert len(kube.rolled(space)) == 2
     # A claim cannot be changed: the server refuses, and the release goes on as it was.
     refused = helm(kube, "upgrade", *where, values={"cache": {"accessMode": "ReadWriteMany"}}, check=False)
     assert refused.returncode != 0 and "immutable" in refused.stderr, refused.stderr
@@ -267,7 +281,7 @@ def release(kube):
     helm(kube, "install", *where, values={})
     kube.rolled(space)
     assert kube.json("-n", space, "get", "pvc", "kvasir")["metadata"]["uid"] == claim, "the models were not kept"
-    return len(steps) + 2
+    return len(steps) + 4
 
 
 def main():
@@ -276,6 +290,8 @@ def main():
             skip(f"no {os.path.basename(tool)} (tools/fleet.sh installs it)")
     if not glob.glob(os.path.join(FLEET, "crds", "*.yaml")):
         skip("no definitions of KEDA and others (tools/fleet.sh installs them, with Go)")
+    # Told to end, it unwinds as from Ctrl-C, and what it started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, cluster.cluster(folder) as of:
         kube = Kube(of)

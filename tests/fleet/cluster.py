@@ -11,6 +11,7 @@ from kvasir_server import FLEET, skip
 
 BIN = os.path.join(FLEET, "control-plane", "bin")
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
+STAGES = os.path.join(FLEET, "control-plane", "stages.yaml")
 KUBECTL = os.path.join(FLEET, "bin", "kubectl")
 
 KUBECONFIG = """\
@@ -33,7 +34,7 @@ status:
 
 
 def installed():
-    return all(os.path.exists(os.path.join(BIN, name)) for name in PROGRAMS)
+    return all(os.path.exists(path) for path in (STAGES, *(os.path.join(BIN, name) for name in PROGRAMS)))
 
 
 def certificates(folder):
@@ -59,7 +60,7 @@ class Cluster:
     def kubectl(self, *words, text=None, check=True):
         """What kubectl does; a warning of the server's is an error here."""
         done = subprocess.run([KUBECTL, "--kubeconfig", self.config, "--warnings-as-errors", *words], input=text, capture_output=True, text=True,
-                              check=False, env={**os.environ, "HOME": self.folder})
+                              check=False, timeout=600, env={**os.environ, "HOME": self.folder})
         if check:
             assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}{done.stdout}"
             assert "Warning:" not in done.stderr, f"kubectl {' '.join(words)} warns: {done.stderr}"
@@ -92,15 +93,18 @@ def cluster(folder, nodes=2):
                            f"--client-ca-file={here('ca.crt')}", "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16",
                            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={here('accounts.key')}",
                            f"--service-account-signing-key-file={here('accounts.key')}"),
+        # Nodes are ready once and for all: nobody says again that they are.
         "kube-controller-manager": (f"--kubeconfig={out.config}", "--secure-port=0", "--leader-elect=false", f"--root-ca-file={here('ca.crt')}",
-                                    f"--service-account-private-key-file={here('accounts.key')}"),
+                                    f"--service-account-private-key-file={here('accounts.key')}", "--node-monitor-grace-period=24h"),
         "kube-scheduler": (f"--kubeconfig={out.config}", "--secure-port=0", "--leader-elect=false"),
-        "kwok": (f"--kubeconfig={out.config}", "--manage-all-nodes", f"--server-address=127.0.0.1:{ports['kwok']}", "--node-ip=127.0.0.1",
-                 "--cidr=10.244.0.0/16"),
+        "kwok": (f"--kubeconfig={out.config}", f"--config={STAGES}", "--manage-all-nodes", f"--server-address=127.0.0.1:{ports['kwok']}",
+                 "--node-ip=127.0.0.1", "--cidr=10.244.0.0/16"),
     }
     with contextlib.ExitStack() as stack:
         def start(name):
-            running = stack.enter_context(process(os.path.join(BIN, name), *commands[name], log=here(f"{name}.log"), env={**os.environ, "HOME": folder}))
+            # Ended with the block, and by the kernel where this process is killed.
+            running = stack.enter_context(process("setpriv", "--pdeathsig", "KILL", os.path.join(BIN, name), *commands[name], log=here(f"{name}.log"),
+                                                  env={**os.environ, "HOME": folder}))
             time.sleep(0.2)
             assert running.poll() is None, f"{name} ended: {said(here(f'{name}.log'))}"
             return running
