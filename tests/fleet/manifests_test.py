@@ -93,16 +93,16 @@ def load(path):
         return [d for d in yaml.safe_load_all(file) if d]
 
 
-def helm(values, folder, *more):
+def helm(values, folder, space="kvasir"):
     path = os.path.join(folder, "values.yaml")
     with open(path, "w", encoding="utf-8") as file:
         yaml.safe_dump(values, file)
-    return subprocess.run([HELM, "template", "kvasir", CHART, "-n", "kvasir", "-f", path, *more], capture_output=True, text=True, check=False,
+    return subprocess.run([HELM, "template", "kvasir", CHART, "-n", space, "-f", path], capture_output=True, text=True, check=False,
                           env={**os.environ, "HELM_CACHE_HOME": folder, "HELM_CONFIG_HOME": folder, "HELM_DATA_HOME": folder})
 
 
-def rendered(values, folder):
-    done = helm(values, folder)
+def rendered(values, folder, space="kvasir"):
+    done = helm(values, folder, space)
     assert done.returncode == 0, done.stderr
     return [d for d in yaml.safe_load_all(done.stdout) if d]
 
@@ -217,4 +217,5 @@ def main():
     print(f"{len(CASES)} renderings of the chart, {len(resources)} plain manifests ({compared} the same as the chart's), compose.yaml")
 
 
-main()
+if __name__ == "__main__":
+    main()
