@@ -47,7 +47,10 @@ class ResponsesReply final : public AnswerProducer {
     if (!out.reasoning.empty()) say(Kind::reasoning, out.reasoning);
     if (!out.content.empty()) say(Kind::message, out.content);
     for (const AnswerReader::CallPiece& call : out.calls) {
-      if (call.begins) open(Kind::call, call.index, call.name);
+      if (call.begins) {
+        unsaid_logprobs_.clear();  // of the tag and the name: not of the message before them
+        open(Kind::call, call.index, call.name);
+      }
       if (at_ == Kind::call && call.index == call_) say(Kind::call, call.arguments);
     }
   }
@@ -163,7 +166,8 @@ class ResponsesReply final : public AnswerProducer {
   }
 
   void say(Kind kind, const std::string& text) {
-    if (at_ == Kind::reasoning && kind == Kind::message) unsaid_logprobs_ = newest_logprobs_;  // without the tag
+    if (at_ != Kind::none && at_ != kind && kind == Kind::message)
+      unsaid_logprobs_ = newest_logprobs_;  // without the tag
     if (at_ != kind) open(kind);
     text_ += text;
     const std::string logprobs = std::exchange(unsaid_logprobs_, {});  // of thoughts and calls they are not told
