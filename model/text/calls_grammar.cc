@@ -39,11 +39,26 @@ bool is_word(std::string_view name) {
   return !name.empty() && name.size() <= 256 && std::all_of(name.begin(), name.end(), in_word);
 }
 
-// Of `const` or `enum`.
+// As rust/src/call_values.rs tells the types of single values apart.
+bool is_of(const Json& type, const Json& one) {
+  if (type == "string") return one.is_string();
+  if (type == "integer") return one.is_number_integer();
+  if (type == "number") return one.is_number();
+  if (type == "boolean") return one.is_boolean();
+  return type == "null" && one.is_null();
+}
+
+// Of `const` or `enum`, of which one at least must be of a type.
 bool lists_single_values(const Json& schema) {
   const Json list = schema.contains("const") ? Json::array({schema["const"]}) : schema["enum"];
-  return list.is_array() && !list.empty() &&
-         std::none_of(list.begin(), list.end(), [](const Json& one) { return one.is_structured(); });
+  const Json type = schema.value("type", Json()), types = type.is_array() ? type : Json::array({type});
+  auto fits = [&](const Json& one) {
+    return !schema.contains("type") ||
+           std::any_of(types.begin(), types.end(), [&](const Json& type) { return is_of(type, one); });
+  };
+  return list.is_array() &&
+         std::none_of(list.begin(), list.end(), [](const Json& one) { return one.is_structured(); }) &&
+         std::any_of(list.begin(), list.end(), fits);
 }
 
 // What rust/src/call_values.rs writes in Gemma's syntax, of the values of one tool. Each schema is judged once, however

@@ -265,6 +265,26 @@ TEST_P(HeldCalls, WhatCannotBeHeldIsSaid) {
   EXPECT_EQ(bare_texts(tools), (TextParameters{{"f", "a"}, {"f", "d"}}));
 }
 
+// A choice without a member of its type is not held; one with others beside it is, without them.
+TEST_P(HeldCalls, ChoicesAreOfTheirType) {
+  auto held = [](const std::string& value) {
+    const std::vector<CallableTool> tools = {{"f", R"({"type":"object","properties":{"a":)" + value + "}}"}};
+    return can_hold(ToolFormat::gemma, tools);
+  };
+  for (const char* none : {R"({"type":"integer","enum":["a"]})", R"({"type":"string","const":1})",
+                           R"({"type":["boolean","null"],"enum":[0,"true"]})", R"({"type":"integer","enum":[1.5]})"})
+    EXPECT_FALSE(held(none)) << none;
+  for (const char* some :
+       {R"({"type":"integer","enum":["a",1]})", R"({"type":"string","const":"1"})", R"({"type":"number","enum":[1]})",
+        R"({"type":["boolean","null"],"enum":[0,null]})", R"({"enum":["a"]})"}) {
+    EXPECT_TRUE(held(some)) << some;
+    const std::vector<CallableTool> tools = {
+        {"f", std::string(R"({"type":"object","properties":{"a":)") + some + R"(},"additionalProperties":false})"}};
+    const auto m = compiler->compile(calls_grammar(ToolFormat::gemma, tools, "", HowMany::one));
+    EXPECT_TRUE(m.ok()) << some << ": " << m.status().to_string();
+  }
+}
+
 // `levels` definitions, each any of ten references to the next: paths without number, and few schemas.
 CallableTool doubling(int levels) {
   Json defs = Json::object();
