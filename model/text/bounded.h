@@ -19,6 +19,8 @@ class BoundedTokenizer : public Tokenizer {
   // `cancelled` when nobody waits any longer (core/awaited.h), which is asked before each piece.
   virtual Result<std::vector<int32_t>> encode_within(const EncodeLimits& limits, std::string_view text, bool add_bos,
                                                      bool parse_special) const = 0;
+  // Whether its vocabulary and its rules let it go the direct way, as all that are known do.
+  virtual bool goes_directly() const = 0;
   Result<std::vector<int32_t>> encode(std::string_view text, bool add_bos, bool parse_special) const final {
     return encode_within({}, text, add_bos, parse_special);
   }

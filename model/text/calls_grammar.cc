@@ -1,6 +1,7 @@
 // The grammar that holds calls to their tools: what it is told (rust/src/calls.rs), and which tools it can hold.
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "model/text/tool_parser.h"
@@ -38,60 +39,105 @@ bool is_word(std::string_view name) {
   return !name.empty() && name.size() <= 256 && std::all_of(name.begin(), name.end(), in_word);
 }
 
-// What rust/src/call_values.rs writes in Gemma's syntax.
-bool is_plain_value(const Json& schema, const Json& defs, int depth = 0) {
-  if (schema == Json(true)) return true;
-  if (!schema.is_object() || depth > 32) return false;
-  Json said = Json::object();
-  for (const auto& [key, of] : schema.items())
-    if (!among(key, kNotes) && key != "$defs" && key != "definitions") said[key] = of;
-  if (said.empty()) return true;
-  auto plain = [&](const Json& one) { return is_plain_value(one, defs, depth + 1); };
-  if (said.size() == 1 && said.contains("$ref")) {
-    const std::string name = said["$ref"].is_string() ? said["$ref"].get<std::string>() : "";
-    const Json* found = name.starts_with("#/$defs/") && defs.is_object() && defs.contains(name.substr(8))
-                            ? &defs[name.substr(8)]
-                            : nullptr;
-    return found && plain(*found);
-  }
-  if (said.size() == 1 && said.contains("anyOf"))
-    return said["anyOf"].is_array() && !said["anyOf"].empty() &&
-           std::all_of(said["anyOf"].begin(), said["anyOf"].end(), plain);
-  auto scalar = [](const Json& one) { return !one.is_structured(); };
-  if (said.contains("const") || said.contains("enum")) {
-    said.erase("type");
-    if (said.size() != 1) return false;
-    const Json list = said.contains("const") ? Json::array({said["const"]}) : said["enum"];
-    return list.is_array() && !list.empty() && std::all_of(list.begin(), list.end(), scalar);
-  }
-  constexpr std::string_view kKnown[] = {"type",
-                                         "minLength",
-                                         "maxLength",
-                                         "items",
-                                         "minItems",
-                                         "maxItems",
-                                         "properties",
-                                         "required",
-                                         "additionalProperties",
-                                         "minimum",
-                                         "maximum",
-                                         "exclusiveMinimum",
-                                         "exclusiveMaximum",
-                                         "multipleOf"};
-  const Json type = said.value("type", Json());
-  if (type.is_null() || (type.is_structured() && (!type.is_array() || type.empty()))) return false;
-  for (const auto& [key, of] : said.items())
-    if (!among(key, kKnown)) return false;
-  if (said.contains("items") && !plain(said["items"])) return false;
-  const Json properties = said.value("properties", Json::object()),
-             more = said.value("additionalProperties", Json(false));
-  if (more != Json(false) || !properties.is_object()) return false;
-  for (const auto& [key, of] : properties.items())
-    if (!is_word(key) || !plain(of)) return false;
-  for (const Json& name : said.value("required", Json::array()))
-    if (!name.is_string() || !properties.contains(name.get_ref<const std::string&>())) return false;
-  return true;
+// As rust/src/call_values.rs tells the types of single values apart.
+bool is_of(const Json& type, const Json& one) {
+  if (type == "string") return one.is_string();
+  if (type == "integer") return one.is_number_integer();
+  if (type == "number") return one.is_number();
+  if (type == "boolean") return one.is_boolean();
+  return type == "null" && one.is_null();
 }
+
+// Of `const` or `enum`, of which one at least must be of a type.
+bool lists_single_values(const Json& schema) {
+  const Json list = schema.contains("const") ? Json::array({schema["const"]}) : schema["enum"];
+  const Json type = schema.value("type", Json()), types = type.is_array() ? type : Json::array({type});
+  auto fits = [&](const Json& one) {
+    return !schema.contains("type") ||
+           std::any_of(types.begin(), types.end(), [&](const Json& type) { return is_of(type, one); });
+  };
+  return list.is_array() &&
+         std::none_of(list.begin(), list.end(), [](const Json& one) { return one.is_structured(); }) &&
+         std::any_of(list.begin(), list.end(), fits);
+}
+
+// What rust/src/call_values.rs writes in Gemma's syntax, of the values of one tool. Each schema is judged once, however
+// often it is referred to, and is none while it is judged, where it refers to itself.
+class GemmaValues {
+ public:
+  explicit GemmaValues(const Json& tool) {
+    if (!tool.contains("$defs") || !tool["$defs"].is_object()) return;
+    for (const auto& [name, of] : tool["$defs"].items()) definitions_.emplace("#/$defs/" + name, &of);
+  }
+  // `schema` outlives this.
+  bool has(const Json& schema) { return height(schema, 1) <= kMost; }
+
+ private:
+  static constexpr int kMost = 33, kNone = kMost + 1;
+
+  // How many schemas stand one in another, references followed.
+  int height(const Json& schema, int depth) {
+    if (depth > kMost) return kNone;
+    const auto [known, first] = heights_.emplace(&schema, kNone);
+    if (!first) return known->second;
+    int inner = 0;
+    const bool plain = is_plain(schema, [&](const Json& one) {
+      inner = std::max(inner, height(one, depth + 1));
+      return inner < kMost;
+    });
+    return known->second = plain ? inner + 1 : kNone;
+  }
+
+  template <class Has>
+  bool is_plain(const Json& schema, Has has) const {
+    if (schema == Json(true)) return true;
+    if (!schema.is_object()) return false;
+    std::vector<std::string_view> said;
+    for (const auto& [key, of] : schema.items())
+      if (!among(key, kNotes) && key != "$defs" && key != "definitions") said.push_back(key);
+    if (said.empty()) return true;
+    if (said.size() == 1 && said[0] == "$ref") {
+      const Json& name = schema["$ref"];
+      const auto found = definitions_.find(name.is_string() ? name.get<std::string>() : "");
+      return found != definitions_.end() && has(*found->second);
+    }
+    if (said.size() == 1 && said[0] == "anyOf") {
+      const Json& list = schema["anyOf"];
+      return list.is_array() && !list.empty() && std::all_of(list.begin(), list.end(), has);
+    }
+    if (schema.contains("const") || schema.contains("enum"))
+      return said.size() == (schema.contains("type") ? 2 : 1) && lists_single_values(schema);
+    constexpr std::string_view kKnown[] = {"type",
+                                           "minLength",
+                                           "maxLength",
+                                           "items",
+                                           "minItems",
+                                           "maxItems",
+                                           "properties",
+                                           "required",
+                                           "additionalProperties",
+                                           "minimum",
+                                           "maximum",
+                                           "exclusiveMinimum",
+                                           "exclusiveMaximum",
+                                           "multipleOf"};
+    const Json type = schema.value("type", Json()), none = Json::object();
+    if (type.is_null() || (type.is_structured() && (!type.is_array() || type.empty()))) return false;
+    if (!std::all_of(said.begin(), said.end(), [&](std::string_view key) { return among(key, kKnown); })) return false;
+    if (schema.contains("items") && !has(schema["items"])) return false;
+    if (schema.contains("additionalProperties") && schema["additionalProperties"] != Json(false)) return false;
+    const Json& properties = schema.contains("properties") ? schema["properties"] : none;
+    if (!properties.is_object()) return false;
+    for (const auto& [key, of] : properties.items())
+      if (!is_word(key) || !has(of)) return false;
+    for (const Json& name : schema.value("required", Json::array()))
+      if (!name.is_string() || !properties.contains(name.get_ref<const std::string&>())) return false;
+    return true;
+  }
+
+  std::map<std::string, const Json*> definitions_;
+  std::map<const Json*, int> heights_;
+};
 
 bool is_bare_text(const Json& schema) {
   if (!schema.is_object() || schema.value("type", Json()) != "string") return false;
@@ -137,9 +183,9 @@ bool lists_words(ToolFormat format, const CallableTool& tool) {
   const Json schema = Json::parse(tool.parameters_json, nullptr, false);
   if (!is_word(tool.name) || !lists_parameters(schema)) return false;
   const Json properties = schema.value("properties", Json::object());
+  GemmaValues values(schema);
   for (const auto& [key, of] : properties.items())
-    if (!is_word(key) || (format == ToolFormat::gemma && !is_plain_value(of, schema.value("$defs", Json()))))
-      return false;
+    if (!is_word(key) || (format == ToolFormat::gemma && !values.has(of))) return false;
   return true;
 }
 

@@ -16,6 +16,7 @@ class RustTokenizer final : public BoundedTokenizer {
   int32_t vocab_size() const override { return view_.vocab_size; }
   Result<std::vector<int32_t>> encode_within(const EncodeLimits& limits, std::string_view text, bool add_bos,
                                              bool parse_special) const override;
+  bool goes_directly() const override { return view_.goes_directly; }
   Result<std::string> decode(std::span<const int32_t> ids, bool skip_special) const override;
   std::string token_text(int32_t id) const override;
   std::string token_bytes(int32_t id) const override { return std::string(bytes(id)); }

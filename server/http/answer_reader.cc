@@ -1,8 +1,15 @@
 #include "server/http/answer_reader.h"
 
+#include <cmath>
+
 #include "core/cat.h"
 
 namespace kvasir::server::http {
+
+int64_t reasoning_tokens(int64_t tokens, size_t thought_bytes, size_t said_bytes) {
+  if (thought_bytes == 0) return 0;
+  return std::llround(double(tokens) * double(thought_bytes) / double(thought_bytes + said_bytes));
+}
 
 AnswerReader::AnswerReader(const AnswerShape& shape)
     : shape_(shape), reasoning_(shape.reasoning, shape.thinks_at_once), tools_(shape.tools, shape.texts) {

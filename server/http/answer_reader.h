@@ -2,6 +2,7 @@
 // writes these its own way.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,9 @@ struct AnswerShape {
   text::ReasoningFormat reasoning = text::ReasoningFormat::none;
   bool thinks_at_once = false;  // the prompt ends inside the thoughts
 };
+
+// How many of `tokens` were thoughts, which is known by their share of the text alone.
+int64_t reasoning_tokens(int64_t tokens, size_t thought_bytes, size_t said_bytes);
 
 class AnswerReader {
  public:

@@ -326,8 +326,8 @@ void read_chat(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   if (f.ok() && tools) {
     chat.tools_json = tools->dump();  // also those that may not be called now: the prompt begins as it did before
     using Kind = text::GrammarSpec::Kind;
-    const Kind kind =
-        call.input.request.grammar.kind;  // a JSON format is of the text, which forced calls leave none of
+    // A JSON format is of the text, which forced calls leave none of.
+    const Kind kind = call.input.request.grammar.kind;
     if (call.tools.choice != ToolChoice::none && call.tools.choice != ToolChoice::automatic && kind != Kind::none &&
         kind != Kind::json_object && kind != Kind::json_schema)
       return f.fail("tool_choice", "that forces a call and another constraint cannot both be given");

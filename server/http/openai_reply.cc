@@ -1,7 +1,6 @@
 #include "server/http/openai_reply.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <optional>
 
@@ -45,11 +44,7 @@ struct Choice {
   std::optional<AnswerReader> reader;
   size_t thought_bytes = 0, said_bytes = 0;
 
-  // How many were thoughts is known by their share of the text alone.
-  int64_t reasoning_tokens() const {
-    if (thought_bytes == 0) return 0;
-    return std::llround(double(count) * double(thought_bytes) / double(thought_bytes + said_bytes));
-  }
+  int64_t thoughts() const { return reasoning_tokens(count, thought_bytes, said_bytes); }
 };
 
 template <class Ids>
@@ -161,8 +156,7 @@ class OpenAiReply final : public StreamsProducer {
     std::string end = cat(timings(s, c.count), "}\n\n");
     if (!shape_.include_usage) return end;
     if (!shape_.usage_so_far) return cat(",\"usage\":null", end);
-    return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}, c.reasoning_tokens()),
-               end);
+    return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}, c.thoughts()), end);
   }
 
   std::string timings(size_t s, int64_t made) const {
@@ -270,9 +264,9 @@ class OpenAiReply final : public StreamsProducer {
                                  shape_.special_shown ? tokens.size() : echoed, names);
   }
 
-  int64_t reasoning_tokens() const {
+  int64_t thoughts() const {
     return std::accumulate(choices_.begin(), choices_.end(), int64_t(0),
-                           [](int64_t sum, const Choice& c) { return sum + c.reasoning_tokens(); });
+                           [](int64_t sum, const Choice& c) { return sum + c.thoughts(); });
   }
 
   engine::Usage total() const {
@@ -289,7 +283,7 @@ class OpenAiReply final : public StreamsProducer {
 
   void close() override {
     if (shape_.stream) {
-      if (shape_.include_usage) out_ += cat(prefix_, "],\"usage\":", usage_json(total(), reasoning_tokens()), "}\n\n");
+      if (shape_.include_usage) out_ += cat(prefix_, "],\"usage\":", usage_json(total(), thoughts()), "}\n\n");
       out_ += "data: [DONE]\n\n";
       return;
     }
@@ -302,7 +296,7 @@ class OpenAiReply final : public StreamsProducer {
         if (index > 0) out_ += ',';
         write_choice(*c, index++, seeds_[s]);
       }
-    out_ += cat("],\"usage\":", usage_json(total(), reasoning_tokens()),
+    out_ += cat("],\"usage\":", usage_json(total(), thoughts()),
                 shape_.chat && !shape_.conversations ? of_prompt(choices_[0]) : std::string(),
                 timings(0, usage_[0].completion_tokens), "}");
   }

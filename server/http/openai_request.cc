@@ -226,6 +226,11 @@ Result<OpenAiCall> parse_conversations(std::string_view body, const ServerOption
   f.enumeration("reasoning_format", &format, {"auto", "deepseek"});
   bool thoughts = true;
   if (f.boolean("include_reasoning", &thoughts)) call.shape.hide_reasoning = !thoughts;
+  for (const auto& [name, tells] :
+       {std::pair("logprobs", logprobs), std::pair("return_token_ids", call.shape.token_ids)})
+    if (!thoughts && tells)
+      f.fail("include_reasoning",
+             cat("is false, but ", name, " would tell the thoughts' tokens; leave one of them out"));
   f.boolean("echo", &call.echo);
   if (several) {
     call.shape.conversations = true;

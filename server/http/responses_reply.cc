@@ -47,7 +47,10 @@ class ResponsesReply final : public AnswerProducer {
     if (!out.reasoning.empty()) say(Kind::reasoning, out.reasoning);
     if (!out.content.empty()) say(Kind::message, out.content);
     for (const AnswerReader::CallPiece& call : out.calls) {
-      if (call.begins) open(Kind::call, call.index, call.name);
+      if (call.begins) {
+        unsaid_logprobs_.clear();  // of the tag and the name: not of the message before them
+        open(Kind::call, call.index, call.name);
+      }
       if (at_ == Kind::call && call.index == call_) say(Kind::call, call.arguments);
     }
   }
@@ -58,8 +61,8 @@ class ResponsesReply final : public AnswerProducer {
     const auto& u = e.usage;
     usage_ =
         cat("{\"input_tokens\":", u.prompt_tokens, ",\"input_tokens_details\":{\"cached_tokens\":", u.cached_tokens,
-            "},\"output_tokens\":", u.completion_tokens,
-            ",\"output_tokens_details\":{\"reasoning_tokens\":", reasoning_tokens(e),
+            "},\"output_tokens\":", u.completion_tokens, ",\"output_tokens_details\":{\"reasoning_tokens\":",
+            reasoning_tokens(u.completion_tokens, thought_bytes_, said_bytes_),
             "},\"total_tokens\":", u.prompt_tokens + u.completion_tokens, "}");
     const std::string made = response(whole ? "completed" : "incomplete", "null");
     if (shape_.now) shape_.now(made);
@@ -91,13 +94,6 @@ class ResponsesReply final : public AnswerProducer {
 
   static void add_entries(std::string_view entries, std::string& to) {
     if (!entries.empty()) (to += to.empty() ? "" : ",") += entries;
-  }
-
-  // How many were thoughts is known by their share of the text alone.
-  int64_t reasoning_tokens(const engine::Finished& e) const {
-    if (thought_bytes_ == 0) return 0;
-    const double share = double(thought_bytes_) / double(thought_bytes_ + said_bytes_);
-    return int64_t(share * double(e.usage.completion_tokens));
   }
 
   std::string response(const char* status, const std::string& error) const {
@@ -163,7 +159,8 @@ class ResponsesReply final : public AnswerProducer {
   }
 
   void say(Kind kind, const std::string& text) {
-    if (at_ == Kind::reasoning && kind == Kind::message) unsaid_logprobs_ = newest_logprobs_;  // without the tag
+    if (at_ != Kind::none && at_ != kind && kind == Kind::message)
+      unsaid_logprobs_ = newest_logprobs_;  // without the tag
     if (at_ != kind) open(kind);
     text_ += text;
     const std::string logprobs = std::exchange(unsaid_logprobs_, {});  // of thoughts and calls they are not told

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cat.h"
+#include "model/text/tool_parser.h"
 #include "tests/hostile/follow.h"
 
 namespace kvasir::text {
@@ -67,6 +68,19 @@ TEST_F(HostileSchemas, NamesThatMayNotOverlap) {
 TEST_F(HostileSchemas, LargeCounts) {
   expect_schema({{"type", "string"}, {"minLength", 1000000}, {"maxLength", 2000000}, {"pattern", "^(a|bb|ccc)+$"}});
   expect_schema({{"type", "array"}, {"items", {{"multipleOf", 99991}, {"type", "integer"}}}, {"minItems", 30000}});
+}
+
+// Few definitions, each of which refers to the next several times: paths without number. Of calls in Gemma's syntax,
+// too, whose schemas are judged before they are compiled.
+TEST_F(HostileSchemas, DefinitionsThatReferToEachOther) {
+  Json defs = {{"d15", {{"type", "boolean"}}}};
+  for (int n = 0; n < 15; ++n)
+    defs[cat("d", n)] = {{"anyOf", Json(std::vector<Json>(10, {{"$ref", cat("#/$defs/d", n + 1)}}))}};
+  const Json schema = {{"type", "object"}, {"properties", {{"a", {{"$ref", "#/$defs/d0"}}}}}, {"$defs", defs}};
+  expect_schema(schema);
+  const std::vector<CallableTool> tools = {{"f", schema.dump()}};
+  kvasir::expect_bounded("can_hold", [&] { EXPECT_TRUE(can_hold(ToolFormat::gemma, tools)); });
+  expect_bounded(Kind::tool_calls, calls_grammar(ToolFormat::gemma, tools, "", HowMany::one).text);
 }
 
 }  // namespace

@@ -208,6 +208,12 @@ TEST_F(OpenAi, ThoughtsThatAreNotWanted) {
     content += delta.value("content", "");
   }
   EXPECT_EQ(content, "so");
+  for (const char* tells : {"logprobs", "return_token_ids"}) {  // the thoughts' tokens
+    expect_error(post("/v1/chat/completions", cat(body, R"(false,")", tells, R"(":true})")), 400, "include_reasoning",
+                 cat(tells, " would tell"));
+    whole("/v1/chat/completions", cat(body, R"(true,")", tells, R"(":true})"));
+    whole("/v1/chat/completions", cat(body, R"(false,")", tells, R"(":false})"));
+  }
   expect_error(
       post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"thinking_token_budget":5})"), 400,
       "thinking_token_budget", "max_tokens");

@@ -88,6 +88,34 @@ TEST_F(Responses, LogprobsOfWhatIsSaid) {
                400, "top_logprobs", "20");
 }
 
+// What a call is written in is part of no message, before it or behind it.
+TEST_F(Responses, LogprobsOfMessagesBesideCalls) {
+  engine_.use_template("{% for m in messages %}{{ m.content }}{% endfor %}{# tools #}");
+  const std::string said = R"(so <tool_call>{"name":"f","arguments":{"a":1}}</tool_call>yes)";
+  const std::string body =
+      cat(R"({"include":["message.output_text.logprobs"],"input":)", Json(said).dump(), ",", kTools);
+  auto expect_own = [](const Json& output) {
+    int messages = 0;
+    for (const Json& item : output) {
+      if (item["type"] != "message") continue;
+      ++messages;
+      std::string text;
+      for (const Json& token : item["content"][0]["logprobs"]) text += token["token"];
+      EXPECT_EQ(text, item["content"][0]["text"]);
+    }
+    EXPECT_GE(messages, 1) << output;
+  };
+  const Json one = whole("/v1/responses", body + "}");
+  ASSERT_GE(one["output"].size(), 2u) << one;
+  EXPECT_EQ(one["output"][0]["content"][0]["text"], "so");
+  EXPECT_EQ(one["output"][1]["type"], "function_call");
+  expect_own(one["output"]);
+  Json streamed = Json::array();
+  for (const Json& e : events("/v1/responses", body + R"(,"stream":true})"))
+    if (e["type"] == "response.output_item.done") streamed.push_back(e["item"]);
+  expect_own(streamed);
+}
+
 // llama-server's fields: how far the prompt is, and how long all of it took.
 TEST_F(Responses, TimesAndProgressWhereTheyAreAskedFor) {
   const auto all =

@@ -265,6 +265,58 @@ TEST_P(HeldCalls, WhatCannotBeHeldIsSaid) {
   EXPECT_EQ(bare_texts(tools), (TextParameters{{"f", "a"}, {"f", "d"}}));
 }
 
+// A choice without a member of its type is not held; one with others beside it is, without them.
+TEST_P(HeldCalls, ChoicesAreOfTheirType) {
+  auto held = [](const std::string& value) {
+    const std::vector<CallableTool> tools = {{"f", R"({"type":"object","properties":{"a":)" + value + "}}"}};
+    return can_hold(ToolFormat::gemma, tools);
+  };
+  for (const char* none : {R"({"type":"integer","enum":["a"]})", R"({"type":"string","const":1})",
+                           R"({"type":["boolean","null"],"enum":[0,"true"]})", R"({"type":"integer","enum":[1.5]})"})
+    EXPECT_FALSE(held(none)) << none;
+  for (const char* some :
+       {R"({"type":"integer","enum":["a",1]})", R"({"type":"string","const":"1"})", R"({"type":"number","enum":[1]})",
+        R"({"type":["boolean","null"],"enum":[0,null]})", R"({"enum":["a"]})"}) {
+    EXPECT_TRUE(held(some)) << some;
+    const std::vector<CallableTool> tools = {
+        {"f", std::string(R"({"type":"object","properties":{"a":)") + some + R"(},"additionalProperties":false})"}};
+    const auto m = compiler->compile(calls_grammar(ToolFormat::gemma, tools, "", HowMany::one));
+    EXPECT_TRUE(m.ok()) << some << ": " << m.status().to_string();
+  }
+}
+
+// `levels` definitions, each any of ten references to the next: paths without number, and few schemas.
+CallableTool doubling(int levels) {
+  Json defs = Json::object();
+  for (int level = 0; level < levels; ++level) {
+    const Json next = {{"$ref", "#/$defs/d" + std::to_string(level + 1)}};
+    defs["d" + std::to_string(level)] = {{"anyOf", Json(std::vector<Json>(10, next))}};
+  }
+  defs["d" + std::to_string(levels)] = {{"type", "boolean"}};
+  const Json schema = {{"type", "object"}, {"properties", {{"a", {{"$ref", "#/$defs/d0"}}}}}, {"$defs", defs}};
+  return {"f", schema.dump()};
+}
+
+TEST_P(HeldCalls, DefinitionsAreJudgedOnce) {
+  const std::vector<CallableTool> wide = {doubling(15)}, deep = {doubling(40)};
+  EXPECT_TRUE(can_hold(ToolFormat::gemma, wide));
+  auto m = compiler->compile(calls_grammar(ToolFormat::gemma, wide, "", HowMany::one));
+  ASSERT_TRUE(m.ok()) << m.status().to_string();
+  EXPECT_TRUE(whole(std::move(*m), "<|tool_call>call:f{a:true}<tool_call|>"));
+  EXPECT_FALSE(can_hold(ToolFormat::gemma, deep)) << "one in another, too many";
+  // In whatever order they are met, and where one refers to itself.
+  auto held = [](const char* defs) {
+    const std::vector<CallableTool> tools = {
+        {"f",
+         std::string(R"({"type":"object","properties":{"a":{"$ref":"#/$defs/x"},"b":{"$ref":"#/$defs/y"}},"$defs":)") +
+             defs + "}"}};
+    return can_hold(ToolFormat::gemma, tools);
+  };
+  EXPECT_TRUE(held(R"({"x":{"type":"string"},"y":{"anyOf":[{"$ref":"#/$defs/x"},{"type":"null"}]}})"));
+  EXPECT_FALSE(held(R"({"x":{"anyOf":[{"$ref":"#/$defs/y"},{"type":"null"}]},"y":{"$ref":"#/$defs/x"}})"));
+  EXPECT_FALSE(held(R"({"x":{"type":"string"},"y":{"$ref":"#/$defs/z"}})"));
+}
+
 // The whole answer is a list of calls, or none of it is one.
 TEST_P(HeldCalls, ListsOfPythonsCalls) {
   const auto f = ToolFormat::pythonic;

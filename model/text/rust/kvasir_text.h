@@ -56,6 +56,7 @@ typedef struct {
   const uint32_t* text_offsets;
   const uint8_t* flags;  // 1 special, 2 never to be generated
   uint8_t strips_leading_space;
+  uint8_t goes_directly;  // texts are encoded by rust/src/direct.rs, not by the library
 } kvt_tokenizer_view;
 
 int kvt_tokenizer_from_json(kvt_str json, kvt_str config_json, kvt_tokenizer** out, kvt_buf* error);

@@ -258,7 +258,8 @@ impl<'a> Values<'a> {
 
     fn json(&mut self, schema: &Value) -> Result<String> {
         let mut schema = schema.clone();
-        for defs in DEFS {
+        let refers = schema.to_string().contains("\"$ref\""); // else definitions, which are said each time, are of no use
+        for defs in DEFS.into_iter().filter(|_| refers) {
             let defined = self.tool.and_then(|tool| tool.parameters.get(defs));
             if let (Some(defined), Some(own)) = (defined, schema.as_object_mut()) {
                 own.insert(defs.into(), defined.clone());

@@ -191,6 +191,11 @@ impl Tokenizer {
         (!ambiguous).then(|| (whole[..at].to_vec(), whole[at + bare.len()..].to_vec()))
     }
 
+    /// Texts take the direct way, which needs to know what the pipeline adds around them.
+    pub fn goes_directly(&self) -> bool {
+        self.direct.is_some() && self.around.is_some()
+    }
+
     /// With more tokens than `limits.most` it ends there: what comes back is longer than that, and not the whole.
     pub fn encode(&self, text: &str, add_bos: bool, parse_special: bool, limits: &Limits) -> Result<Vec<i32>> {
         let way = Way {

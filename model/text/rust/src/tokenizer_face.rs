@@ -19,6 +19,7 @@ pub struct View {
     text_offsets: *const u32,
     flags: *const u8,
     strips_leading_space: u8,
+    goes_directly: u8,
 }
 
 #[no_mangle]
@@ -66,6 +67,7 @@ pub unsafe extern "C" fn kvt_tokenizer_look(t: *const Tokenizer, out: *mut View)
         text_offsets: t.text.offsets.as_ptr(),
         flags: t.flags.as_ptr(),
         strips_leading_space: t.strips_leading_space as u8,
+        goes_directly: t.goes_directly() as u8,
     });
 }
 
