@@ -169,7 +169,8 @@ ModelInfo ModelConfig::info() const {
   i.vocab_size = vocab, i.context_length = context;
   i.layers = layers, i.hidden = hidden, i.heads = heads, i.kv_heads = kv_heads, i.head_dim = head_dim;
   i.sliding_window = window;
-  i.pooling = pooling, i.encoder = encoder, i.labels = labels, i.next_layers = next_layers;
+  i.pooling = pooling, i.encoder = encoder, i.labels = labels, i.two_separators = two_separators,
+  i.next_layers = next_layers;
   if (encoder_layers > 0) i.decoder_start = decoder_start, --i.context_length;  // which takes a place of its own
   for (int32_t layer = 0; layer < layers; ++layer) i.windowed_layers += windowed(layer);
   return i;

@@ -80,13 +80,14 @@ struct ModelConfig {
   std::string kv_index;   // likewise; empty: it does not say
   int32_t page_size = 0;  // likewise; 0
 
-  PoolingRule pooling;         // of embeddings
-  bool encoder = false;        // ModelInfo's
-  int32_t labels = 0;          // likewise
-  int32_t next_layers = 0;     // ModelInfo's; behind `layers` in the files
-  int32_t qkv_input = 0;       // what queries, keys and values are made of, where it is not the stream (EAGLE-3); 0
-  int32_t first_position = 0;  // of learned positions: the row of the first token
-  int32_t token_types = 0;     // texts of a pair that tokens are told apart by
+  PoolingRule pooling;          // of embeddings
+  bool encoder = false;         // ModelInfo's
+  int32_t labels = 0;           // likewise
+  bool two_separators = false;  // likewise
+  int32_t next_layers = 0;      // ModelInfo's; behind `layers` in the files
+  int32_t qkv_input = 0;        // what queries, keys and values are made of, where it is not the stream (EAGLE-3); 0
+  int32_t first_position = 0;   // of learned positions: the row of the first token
+  int32_t token_types = 0;      // texts of a pair that tokens are told apart by
   // An encoder-decoder (`layers` is then the more of both, as they take turns in the cache): its layers, the token that
   // the decoder begins with, and the buckets of its biases by distance. 0: it is none.
   int32_t encoder_layers = 0, decoder_layers = 0, decoder_start = 0;

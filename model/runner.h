@@ -51,6 +51,7 @@ struct ModelInfo {
   // computed in one step, as an encoder's.
   int32_t decoder_start = -1;
   int32_t labels = 0;           // scores of its classification head; 0: it has none
+  bool two_separators = false;  // of a pair: an end stands where the second text would begin (RoBERTa)
   int32_t next_layers = 0;      // that predict tokens behind the next one, as its files say
   int64_t kept = 0;             // columns at Batch::kept_at; 0: nothing can be asked for
   int64_t given = 0;            // of a head: those of the model's rows; 0: it is none

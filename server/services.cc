@@ -427,11 +427,11 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
       for (TextInput& text : p.more) {
         KVASIR_ASSIGN(auto more,
                       encode_prompt_within(size_t(info.context_length), std::move(text), engine_, max_prompt_bytes()));
-        // What begins a text stands before the first of a pair; RoBERTa's kind has a second separator instead.
-        if (p.pair && !more.empty() && info.architecture == "bert")
-          more.erase(more.begin());
-        else if (p.pair && !more.empty())
+        // What begins a text stands before the first of a pair alone.
+        if (p.pair && !more.empty() && info.two_separators)
           more.front() = each.tokens.back();
+        else if (p.pair && !more.empty())
+          more.erase(more.begin());
         each.tokens.insert(each.tokens.end(), more.begin(), more.end());
       }
       tokens += int64_t(each.tokens.size());

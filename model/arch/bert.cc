@@ -55,6 +55,7 @@ void family(ModelConfig& c) {
 void roberta_family(ModelConfig& c) {
   family(c);
   c.token_types = 1;
+  c.two_separators = true;
   c.first_position = 2;  // behind that of padding
 }
 

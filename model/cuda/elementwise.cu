@@ -26,18 +26,18 @@ __device__ float block_sum(float v, float* parts) {
 }
 
 // One block a row.
-template <class Out>
+template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
-    layer_norm(const float* in, const float* weight, const float* bias, float eps, Out* out, int64_t cols) {
+    layer_norm(const In* in, const float* weight, const float* bias, float eps, Out* out, int64_t cols) {
   __shared__ float parts[kThreads / 32];
-  const float* row = in + blockIdx.x * cols;
+  auto at = [row = in + blockIdx.x * cols](int64_t i) { return read(row, i); };
   float sum = 0, squares = 0;
-  for (int64_t i = threadIdx.x; i < cols; i += kThreads) sum += row[i];
+  for (int64_t i = threadIdx.x; i < cols; i += kThreads) sum += at(i);
   const float mean = block_sum(sum, parts) / float(cols);
-  for (int64_t i = threadIdx.x; i < cols; i += kThreads) squares += (row[i] - mean) * (row[i] - mean);
+  for (int64_t i = threadIdx.x; i < cols; i += kThreads) squares += (at(i) - mean) * (at(i) - mean);
   const float scale = rsqrtf(block_sum(squares, parts) / float(cols) + eps);
   for (int64_t i = threadIdx.x; i < cols; i += kThreads)
-    write(out, blockIdx.x * cols + i, (row[i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f));
+    write(out, blockIdx.x * cols + i, (at(i) - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f));
 }
 
 template <class T>
@@ -131,12 +131,15 @@ void move(const void* in, const int32_t* from_at, int64_t in_stride, float facto
 
 }  // namespace
 
-void launch_layer_norm(const float* in, const float* weight, const float* bias, float eps, void* out, bool half,
-                       int64_t rows, int64_t cols, cudaStream_t stream) {
-  if (half)
-    layer_norm<<<unsigned(rows), kThreads, 0, stream>>>(in, weight, bias, eps, static_cast<__nv_bfloat16*>(out), cols);
-  else
-    layer_norm<<<unsigned(rows), kThreads, 0, stream>>>(in, weight, bias, eps, static_cast<float*>(out), cols);
+void launch_layer_norm(const void* in, bool half_in, const float* weight, const float* bias, float eps, void* out,
+                       bool half_out, int64_t rows, int64_t cols, cudaStream_t stream) {
+  auto launch = [&](auto* from, auto* to) {
+    layer_norm<<<unsigned(rows), kThreads, 0, stream>>>(from, weight, bias, eps, to, cols);
+  };
+  auto of = [&](auto* from) {
+    half_out ? launch(from, static_cast<__nv_bfloat16*>(out)) : launch(from, static_cast<float*>(out));
+  };
+  half_in ? of(static_cast<const __nv_bfloat16*>(in)) : of(static_cast<const float*>(in));
 }
 
 void launch_add_bias(void* x, bool half, const float* bias, int64_t rows, int64_t cols, cudaStream_t stream) {

@@ -10,8 +10,8 @@
 namespace kvasir::model::cuda {
 
 // out = (in - mean) / deviation * weight + bias over each row, in bfloat16 (`half`) or float32; `bias` may be null.
-void launch_layer_norm(const float* in, const float* weight, const float* bias, float eps, void* out, bool half,
-                       int64_t rows, int64_t cols, cudaStream_t stream);
+void launch_layer_norm(const void* in, bool half_in, const float* weight, const float* bias, float eps, void* out,
+                       bool half_out, int64_t rows, int64_t cols, cudaStream_t stream);
 // x += bias over each row; x is bfloat16 (`half`) or float32.
 void launch_add_bias(void* x, bool half, const float* bias, int64_t rows, int64_t cols, cudaStream_t stream);
 // out = activation(in), in bfloat16; `gated`: activation(first half of in's row) * second half. `in` is bfloat16

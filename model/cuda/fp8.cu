@@ -106,6 +106,10 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kScaled) load_eight(by.weight, i, of_gate), load_eight(by.weight, up, of_up);
     scale_eight(gates[i], row, of_gate, g);
     scale_eight(gates[up], row, of_up, u);
+    if constexpr (kScaled)  // as where scales have a kernel of their own: adapters beside a row change nothing of it
+#pragma unroll
+      for (int p = 0; p < kWide; ++p)
+        g[p] = __bfloat162float(__float2bfloat16_rn(g[p])), u[p] = __bfloat162float(__float2bfloat16_rn(u[p]));
     Half8 y;
 #pragma unroll
     for (int p = 0; p < 4; ++p) {

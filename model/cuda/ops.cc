@@ -375,10 +375,10 @@ Status CudaOps::gate(Activation activation, Buffer in_out, Buffer by, int64_t fi
 }
 
 Status CudaOps::layer_norm(Buffer in, Vector weight, Vector bias, float eps, Buffer out) {
-  const float* from = read(in);
-  const bool half = in.id != out.id;
+  const bool from_half = room(in).half, half = in.id != out.id;
+  const void* from = from_half ? room(in).half_data.get() : data(in);
   void* to = half ? write_half(out) : write(out);
-  launch_layer_norm(from, vector(weight), vector(bias), eps, to, half, rows(in), in.cols, stream_);
+  launch_layer_norm(from, from_half, vector(weight), vector(bias), eps, to, half, rows(in), in.cols, stream_);
   return launched("layer_norm");
 }
 
