@@ -90,11 +90,13 @@ TEST_F(EmbeddingsCuda, EncodersScorePairsAsTransformersDoes) {
     model::Folder folder("encoder");
     model::StoredNetwork(one).write_folder(folder);
     auto engine = engine_of(folder.path.string(), "auto");
+    // ModernBERT's head reads two norms after one another, each rounded to bfloat16.
+    const double near = one["configs"][0]["model_type"] == "modernbert" ? 4e-2 : 2e-2;
     for (const json& pair : one["pairs"]) {
       const auto got = embedding(run(*engine, scored_pair(pair)));
       ASSERT_EQ(got.size(), 1u);
       printf("%-28s %.4f, transformers %.4f\n", one["name"].get<std::string>().c_str(), got[0], pair[2].get<double>());
-      EXPECT_NEAR(got[0], pair[2].get<double>(), 2e-2);
+      EXPECT_NEAR(got[0], pair[2].get<double>(), near);
       ++seen;
     }
   }
