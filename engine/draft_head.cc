@@ -192,7 +192,7 @@ Status DraftHead::copy_rows(const Held& from, int64_t rows, Held& to) {
         {from.pages[page], to.pages[page], int32_t(std::min<int64_t>(limits_.page_size, rows - done)), 0});
   }
   to.at.assign(from.at.begin(), from.at.begin() + rows);
-  const Status copied = run_step();
+  Status copied = run_step();
   batch_.copies.clear();
   return copied;
 }
