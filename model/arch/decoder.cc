@@ -15,7 +15,7 @@ std::vector<float> window_each_way(const ModelConfig& c) {
   std::vector<float> bias;
   for (int32_t head = 0; head < c.heads; ++head) {
     bias.push_back(kUnseen);
-    bias.insert(bias.end(), size_t(2 * c.window_each_way + 1), 0.0f);
+    bias.insert(bias.end(), 2 * size_t(c.window_each_way) + 1, 0.0f);
     bias.push_back(kUnseen);
   }
   return bias;

@@ -89,7 +89,7 @@ class Expanded {
   static constexpr int64_t kBytes = 256 << 10;
   static constexpr std::align_val_t kLine{64};
   void reserve(size_t bytes) {
-    if (size_ >= bytes) return;
+    if (room_ && size_ >= bytes) return;
     ::operator delete(room_, kLine);
     room_ = nullptr, size_ = 0;
     room_ = static_cast<uint8_t*>(::operator new(bytes, kLine));
