@@ -8,13 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "bench/cpu/steps.h"
 #include "core/host.h"
-#include "model/runner.h"
 
 namespace kvasir::model {
 namespace {
 
-constexpr int kSequences = 8, kSteps = 12, kPage = 16, kChunk = 512;
+using bench::kPage;
+using bench::pages;
+
+constexpr int kSequences = 8, kSteps = 12, kChunk = 512, kToken = 5;
 
 struct Form {
   const char* name;
@@ -24,34 +27,9 @@ struct Form {
 constexpr Form kForms[] = {{"float16", "float16", -1}, {"bfloat16", "bfloat16", -1}, {"fp8", "fp8", -1},
                            {"int8 of 64", "int8", 64}, {"int8 of 8", "int8", 8},     {"int4 of 32", "int4", 32}};
 
-int64_t pages(int64_t tokens) { return (tokens + kPage - 1) / kPage; }
-
-void add(Batch& b, int64_t sequence, int64_t begin, int64_t count, int64_t room) {
-  if (b.seqstarts.empty()) b.seqstarts = {0}, b.kvstarts = {0};
-  for (int64_t i = 0; i < count; ++i) {
-    b.tokens.push_back(int32_t(5 + (begin + i) * 37 % 199));
-    b.positions.push_back(int32_t(begin + i));
-  }
-  b.seqstarts.push_back(int64_t(b.tokens.size()));
-  b.kvstarts.push_back(b.kvstarts.back() + begin + count);
-  b.start_pos.push_back(begin);
-  b.max_pages = pages(room);
-  for (int64_t p = 0; p < b.max_pages; ++p) b.cachestarts.push_back((sequence * b.max_pages + p) * kPage);
-  b.decoding_batches += count == 1;
-  b.max_seqlen = std::max(b.max_seqlen, count);
-  b.max_kvlen = std::max(b.max_kvlen, begin + count);
-  b.logit_rows.push_back(int32_t(b.tokens.size()) - 1);
-}
-
 double seconds(Runner& runner, const Batch& b) {
-  SamplingParams greedy;
-  greedy.temperature = 0;
-  std::vector<SampleRow> rows(b.logit_rows.size());
-  for (SampleRow& r : rows) r.params = &greedy;
   const auto begin = std::chrono::steady_clock::now();
-  Status s = runner.launch(b, rows);
-  if (s.ok()) s = runner.wait().status();
-  if (!s.ok()) std::fprintf(stderr, "%s\n", s.to_string().c_str()), std::exit(1);
+  bench::run(runner, b);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -59,7 +37,7 @@ double seconds(Runner& runner, const Batch& b) {
 void fill(Runner& runner, int64_t context, int64_t room) {
   for (int64_t at = 0; at < context; at += kChunk) {
     Batch b;
-    add(b, 0, at, std::min<int64_t>(kChunk, context - at), room);
+    bench::add(b, 0, at, std::min<int64_t>(kChunk, context - at), room, kToken);
     seconds(runner, b);
   }
 }
@@ -87,7 +65,7 @@ Measured measure(RunnerOptions o, const Form& form, int64_t context) {
   std::vector<double> times;
   for (int step = 0; step <= kSteps; ++step) {
     Batch b;
-    for (int q = 0; q < kSequences; ++q) add(b, q, context + step, 1, room);
+    for (int q = 0; q < kSequences; ++q) bench::add(b, q, context + step, 1, room, kToken);
     if (step == 0) copy_to_all(b, context);
     const double took = seconds(runner, b);
     if (step > 0) times.push_back(took);

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cpu/steps.h"
 #include "bench/limits.h"
 #include "core/host.h"
 #include "core/thread_pool.h"
@@ -24,7 +25,9 @@
 namespace kvasir::model {
 namespace {
 
-constexpr int64_t kPage = 16, kLength = 1024;
+using bench::kPage;
+
+constexpr int64_t kLength = 1024;
 
 // One thread is timed by its own CPU clock: on a shared machine that is what the code costs.
 bool alone = false;
@@ -40,33 +43,13 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// Sequence s owns the pages [s * n, (s + 1) * n).
-void add(Batch& b, int64_t seq, int64_t begin, int64_t count, int32_t token) {
-  if (b.seqstarts.empty()) b.seqstarts = {0}, b.kvstarts = {0};
-  for (int64_t i = 0; i < count; ++i) {
-    b.tokens.push_back(token + int32_t((i * 37) % 1000));
-    b.positions.push_back(int32_t(begin + i));
-  }
-  b.seqstarts.push_back(int64_t(b.tokens.size()));
-  b.kvstarts.push_back(b.kvstarts.back() + begin + count);
-  b.start_pos.push_back(begin);
-  b.max_pages = kLength / kPage;
-  for (int64_t p = 0; p < b.max_pages; ++p) b.cachestarts.push_back(seq * kLength + p * kPage);
-  b.decoding_batches += count == 1;
-  b.max_seqlen = std::max(b.max_seqlen, count);
-  b.max_kvlen = std::max(b.max_kvlen, begin + count);
-  b.logit_rows.push_back(int32_t(b.tokens.size()) - 1);
+void add(Batch& b, int64_t sequence, int64_t begin, int64_t count, int32_t token) {
+  bench::add(b, sequence, begin, count, kLength, token);
 }
 
 double seconds(Runner& runner, const Batch& b) {
-  SamplingParams greedy;
-  greedy.temperature = 0;
-  std::vector<SampleRow> rows(b.logit_rows.size());
-  for (SampleRow& r : rows) r.params = &greedy;
-  double begin = now();
-  Status s = runner.launch(b, rows);
-  if (!s.ok()) std::fprintf(stderr, "%s\n", s.to_string().c_str()), std::exit(1);
-  if (auto out = runner.wait(); !out.ok()) std::exit(1);
+  const double begin = now();
+  bench::run(runner, b);
   return now() - begin;
 }
 
