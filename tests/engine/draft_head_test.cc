@@ -115,13 +115,14 @@ TEST(DraftHead, OneThatAgreesIsRight) {
   EXPECT_GT(ahead.stats.cached_tokens, 0);
   EXPECT_FALSE(ahead.stats.draft_model.name.empty());
   EXPECT_GT(ahead.stats.draft_model.seconds, 0);
-  int64_t drafted = 0, accepted = 0;  // of answers that take the likeliest token and whose drafts are all the head's
-  for (size_t i = 0; i < ahead.answers.size(); ++i) {
-    const size_t which = i % requests(256).size();
-    if (which == 2 || which == 3 || which == 5) continue;
-    drafted += ahead.answers[i].finished[0].usage.drafted, accepted += ahead.answers[i].finished[0].usage.accepted;
-  }
-  EXPECT_GT(double(accepted), 0.9 * double(drafted));
+}
+
+// Counted by source: lookups in the text stand in for the head where it seems too slow, and are wrong more often.
+TEST(DraftHead, OneThatAgreesIsRightWhereTheLikeliestTokenIsTaken) {
+  const AgreeingHead agreeing;
+  auto engine = start(agreeing.model.path.string(), agreeing.head.path.string(), engine_options());
+  const DraftCount all = said(*engine, 1, 60, true).drafts();
+  EXPECT_GT(double(all.accepted), 0.9 * double(all.drafted)) << all.accepted << " of " << all.drafted;
 }
 
 // Of three of four tokens.

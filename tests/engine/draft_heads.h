@@ -67,17 +67,17 @@ inline std::unique_ptr<Engine> start(const std::string& model, const std::string
   return engine;
 }
 
-// Some draw, some are penalized, some say log-probabilities, some fork; two begin alike.
-inline std::vector<Request> requests(int32_t vocab) {
+// Some draw, some are penalized and some fork, unless all are to be greedy; some say log-probabilities; two begin alike.
+inline std::vector<Request> requests(int32_t vocab, bool greedy = false) {
   std::vector<Request> out;
   for (int32_t i = 0; i < 8; ++i) {
     Request r = ask(i < 2 ? 45 : 10 + 6 * i, 60, i < 2 ? 0 : i);
     for (int32_t& t : r.prompt) t = 4 + t % (vocab - 6);
     if (i == 1) r.prompt.back() = 5;
-    if (i == 2) r.sampling.temperature = 0.8f, r.sampling.seed = 4;
-    if (i == 3) r.sampling.frequency_penalty = 0.5f;
+    if (i == 2 && !greedy) r.sampling.temperature = 0.8f, r.sampling.seed = 4;
+    if (i == 3 && !greedy) r.sampling.frequency_penalty = 0.5f;
     if (i == 4) r.sampling.logprobs = 2;
-    if (i == 5) r.sampling.temperature = 0.7f, r.sampling.seed = 9, r.n = 3;
+    if (i == 5 && !greedy) r.sampling.temperature = 0.7f, r.sampling.seed = 9, r.n = 3;
     out.push_back(std::move(r));
   }
   return out;
@@ -90,11 +90,11 @@ struct Said {
 };
 
 // So often, and until so many tokens were accepted: on a busy machine it may take a while until drafts seem to pay.
-inline Said said(Engine& e, int rounds = 1, int64_t accepted = 0) {
+inline Said said(Engine& e, int rounds = 1, int64_t accepted = 0, bool greedy = false) {
   Said out;
   for (int round = 0; round < 30; ++round) {
     std::vector<std::unique_ptr<Stream>> streams;
-    for (Request& r : requests(256)) streams.push_back(std::move(*e.submit(std::move(r))));
+    for (Request& r : requests(256, greedy)) streams.push_back(std::move(*e.submit(std::move(r))));
     for (auto& s : streams) out.answers.push_back(read(*s));
     out.stats = e.stats();
     if (round + 1 >= rounds && out.drafts().accepted >= accepted) break;

@@ -189,7 +189,7 @@ struct Said {
   Stats stats;
 };
 
-Said said(const std::string& draft, model::RunnerOptions m = {}) {
+Said said(const std::string& draft, model::RunnerOptions m = {}, bool greedy = false) {
   if (m.model.empty()) m.model = kModel;
   m.threads = 1;
   EngineOptions options;
@@ -203,10 +203,10 @@ Said said(const std::string& draft, model::RunnerOptions m = {}) {
   for (int32_t i = 0; i < 6; ++i) {
     Request r = ask(10 + 7 * i, 50, i);
     for (int32_t& t : r.prompt) t = 4 + t % 250;
-    if (i == 1) r.sampling.temperature = 0.8f, r.sampling.seed = 4;
-    if (i == 2) r.sampling.frequency_penalty = 0.5f;
+    if (i == 1 && !greedy) r.sampling.temperature = 0.8f, r.sampling.seed = 4;
+    if (i == 2 && !greedy) r.sampling.frequency_penalty = 0.5f;
     if (i == 3) r.sampling.logprobs = 2;
-    if (i == 4) r.grammar = {text::GrammarSpec::Kind::regex, "([a-f]{3,9} )+", {}};
+    if (i == 4 && !greedy) r.grammar = {text::GrammarSpec::Kind::regex, "([a-f]{3,9} )+", {}};
     streams.push_back(std::move(*engine->submit(r)));
   }
   Said out;
@@ -242,16 +242,19 @@ TEST(DraftModelOnACpu, TheModelItselfAndAnother) {
   expect_same(plain, other);
   const DraftCount its = other.stats.drafts[size_t(DraftSource::model)];
   expect_right_drafts(plain, itself, kSame, {}, 40);
-  // Of answers that take the likeliest token nearly all drafts are right; how many of the others' are drafted is a
-  // matter of time.
-  int64_t accepted = 0, drafted = 0;
-  for (size_t i : {0, 3, 5}) {
-    accepted += itself.answers[i].finished[0].usage.accepted;
-    drafted += itself.answers[i].finished[0].usage.drafted;
-  }
-  EXPECT_GT(double(accepted) / double(drafted), 0.9);
   EXPECT_GT(its.drafted, 0);
   EXPECT_LT(double(its.accepted) / double(its.drafted), 0.5);
+}
+
+// Counted by source: lookups in the text, which are wrong more often, stand in for the model where it is too slow.
+TEST(DraftModelOnACpu, TheModelItselfIsRightWhereTheLikeliestTokenIsTaken) {
+  DraftCount all;
+  for (int run = 0; run < 8 && all.drafted < 100; ++run) {
+    const DraftCount its = said(kSame, {}, true).stats.drafts[size_t(DraftSource::model)];
+    all.drafted += its.drafted, all.accepted += its.accepted;
+  }
+  EXPECT_GT(all.drafted, 0);
+  EXPECT_GT(double(all.accepted), 0.9 * double(all.drafted)) << all.accepted << " of " << all.drafted;
 }
 
 TEST(DraftModelOnACpu, WindowsAndQuantizedCaches) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A server in bad surroundings: standard error that nobody reads or that is closed, no threads and no memory to be had.
+"""A server in bad surroundings: standard error that nobody reads or that is closed, no threads and no memory to be had,
+SIGTERM while schemas of seconds compile.
 
-    surroundings.py KVASIR [stderr|threads|memory]...
+    surroundings.py KVASIR [stderr|threads|memory|schemas]...
 
 Whatever is missing: a message and a refused request, and SIGTERM still ends it with 0.
 """
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -127,6 +129,30 @@ def standard_streams_that_are_closed():
             check(f"{closed}: SIGTERM", code == 0, code)
 
 
+def schemas_that_compile():
+    """SIGTERM while every compiling thread has a schema of seconds, and more of them wait."""
+    dear = {"allOf": [{"type": "integer", "multipleOf": n} for n in (9991, 9973, 997, 991)]}
+    with Server("--drain-seconds", "5s", stderr=subprocess.DEVNULL) as server:
+        check("schemas: ready", server.ready())
+        answers = []
+        asked = [threading.Thread(target=lambda i=i: answers.append(server.complete(
+            response_format={"type": "json_schema", "json_schema": {"name": f"s{i}", "schema": {**dear, "title": str(i)}}})))
+            for i in range(24)]
+        for thread in asked:
+            thread.start()
+        time.sleep(0.3)
+        begun, left = time.monotonic(), 24 - len(answers)
+        code = server.end(20)
+        took = time.monotonic() - begun
+        check("schemas: some were still being compiled", left > 0, left)
+        check("schemas: SIGTERM", code == 0, code)
+        check("schemas: over within the drain", took < 5 + 2.5, took)
+        for thread in asked:
+            thread.join(MINUTE)
+        wrong = [a for a in answers if a[0] not in (0, 200, 400, 422, 503)]
+        check("schemas: refused or cut, nothing else", not wrong and len(answers) == 24, (len(answers), wrong[:2]))
+
+
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -236,7 +262,7 @@ def memory_that_cannot_be_had():
 
 
 CASES = {"stderr": [stderr_that_nobody_reads, standard_streams_that_are_closed], "threads": [threads_that_cannot_be_had],
-         "memory": [memory_that_cannot_be_had]}
+         "memory": [memory_that_cannot_be_had], "schemas": [schemas_that_compile]}
 
 
 def main():
