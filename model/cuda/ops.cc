@@ -1,5 +1,4 @@
 #include "model/cuda/ops.h"
-#include "model/attention_dtype.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,6 +6,8 @@
 #include "attention/cuda/cuda.h"
 #include "core/cat.h"
 #include "core/check.h"
+#include "model/attention_dtype.h"
+#include "model/attention_step.h"
 #include "model/cuda/elementwise.h"
 #include "model/cuda/kernels.h"
 #include "model/cuda/packed.h"
@@ -152,11 +153,7 @@ Status CudaOps::set_caches(std::vector<kvcache::CacheView> caches, bool apart, s
   apart_ = apart;
   places_ = std::move(places);
   scales_ = std::move(scales);
-  attention::Limits limits;
-  limits.max_batch = options_.max_batch;
-  limits.max_tokens = options_.max_tokens;
-  limits.max_kvlen = options_.max_kvlen;
-  limits.max_pages = (options_.max_kvlen + options_.page_size - 1) / options_.page_size;
+  attention::Limits limits = limits_of(options_);
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
     limits.cache_tokens = caches_[cache_of(kind)].max_tokens;
     KVASIR_ASSIGN(auto attention, options_.attention->create(kinds_[kind], limits, {.stream = stream_}));
@@ -174,20 +171,11 @@ Status CudaOps::begin(const Batch& batch, const std::vector<int32_t>& tokens) {
   if (tables) shared_.find(batch, options_.page_size);
   for (size_t kind = 0; kind < attentions_.size(); ++kind) {
     const Batch& of = sided() ? sides_.of(*side_of_[kind]) : batch;
-    attention::Step step;
-    step.batch = of.size();
-    step.seqstarts = of.seqstarts.data();
-    step.kvstarts = of.kvstarts.data();
-    step.start_pos = of.start_pos.data();
-    step.max_pages = of.max_pages;
-    step.decoding_batches = of.decoding_batches;
-    step.max_seqlen = of.max_seqlen;
-    step.max_kvlen = of.max_kvlen;
     const size_t group = apart_ ? cache_of(kind) : 0;
+    attention::Step step = step_of(of, group);
     const bool shares = tables && shared_.any() && group == 0;
     step.shared_group = shares ? shared_.groups().data() : nullptr;
     step.shared_len = shares ? shared_.lengths().data() : nullptr;
-    step.cachestarts = group == 0 ? of.cachestarts.data() : of.more_cachestarts[group - 1].data();
     KVASIR_TRY(attentions_[kind]->plan(step));
   }
   slot_ ^= 1;
