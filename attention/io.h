@@ -34,19 +34,21 @@ inline void write_elements(const float* x, DType type, int64_t first, int64_t n,
 inline float as_fp8(float x, float scale) { return e4m3_to_f32(f32_to_e4m3(x * (1.0f / scale))) * scale; }
 
 // Where token `t`'s q head, k head or v head starts in the (maybe packed) input, in elements.
-enum class Part { query, key, value };
-inline const void* part_tensor(const Attributes& a, const Tensors& t, Part part) {
-  return a.packed_qkv || part == Part::query ? t.query : part == Part::key ? t.key : t.value;
+enum class InputPart { query, key, value };
+inline const void* part_tensor(const Attributes& a, const Tensors& t, InputPart part) {
+  return a.packed_qkv || part == InputPart::query ? t.query : part == InputPart::key ? t.key : t.value;
 }
-inline int64_t part_head(const Attributes& a, Part part, int64_t head) {
-  return part == Part::query ? head : part == Part::key ? a.num_heads + head : a.num_heads + a.num_kv_heads + head;
+inline int64_t part_head(const Attributes& a, InputPart part, int64_t head) {
+  return part == InputPart::query ? head
+         : part == InputPart::key ? a.num_heads + head
+                                  : a.num_heads + a.num_kv_heads + head;
 }
-inline int64_t part_element(const Attributes& a, Part part, int64_t token, int64_t head) {
+inline int64_t part_element(const Attributes& a, InputPart part, int64_t token, int64_t head) {
   if (a.packed_qkv) return (token * (a.num_heads + 2 * a.num_kv_heads) + part_head(a, part, head)) * a.head_dim;
-  return (token * (part == Part::query ? a.num_heads : a.num_kv_heads) + head) * a.head_dim;
+  return (token * (part == InputPart::query ? a.num_heads : a.num_kv_heads) + head) * a.head_dim;
 }
-inline float part_scale(const Attributes& a, const Tensors& t, Part part) {
-  return part == Part::query ? a.q_scale : part == Part::key ? t.cache.k_scale : t.cache.v_scale;
+inline float part_scale(const Attributes& a, const Tensors& t, InputPart part) {
+  return part == InputPart::query ? a.q_scale : part == InputPart::key ? t.cache.k_scale : t.cache.v_scale;
 }
 
 }  // namespace kvasir::attention

@@ -120,7 +120,7 @@ class Bencher {
   const Workload& workload_;
   const std::atomic<bool>& stop_;
   const OnProgress& progress_;
-  Run last_;
+  LoadRun last_;
   LoadOptions last_options_, used_;  // of the last run, and of the one that is told of
 };
 

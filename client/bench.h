@@ -32,7 +32,7 @@ using OnProgress = std::function<void(const std::string& what, const Progress&)>
 
 struct Bench {
   Report report;
-  Run run;  // the one that the figures are of
+  LoadRun run;  // the one that the figures are of
   Workload workload;
 };
 Result<Bench> run_bench(Target& target, const BenchOptions& options, const std::atomic<bool>& stop,

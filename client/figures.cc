@@ -56,7 +56,7 @@ Spread spread_of(std::vector<double> v) {
   return s;
 }
 
-Figures figures_of(const Run& run, const Slo& slo) {
+Figures figures_of(const LoadRun& run, const Slo& slo) {
   Figures f;
   f.requests = static_cast<int>(run.records.size());
   f.partial = run.partial;

@@ -41,6 +41,6 @@ struct Figures {
   bool partial = false;
   std::string why;
 };
-Figures figures_of(const Run& run, const Slo& slo);
+Figures figures_of(const LoadRun& run, const Slo& slo);
 
 }  // namespace kvasir::client

@@ -10,40 +10,40 @@ namespace {
 constexpr size_t kMostHistory = 500;
 constexpr std::string_view kPasteEnds = "\033[201~";
 
-struct Range {
+struct CodePoints {
   char32_t first, last;
 };
 // Marks that are drawn over the character before, and joiners.
-constexpr std::array<Range, 15> kJoining = {{{0x0300, 0x036F},
-                                             {0x0483, 0x0489},
-                                             {0x0591, 0x05BD},
-                                             {0x0610, 0x061A},
-                                             {0x064B, 0x065F},
-                                             {0x0900, 0x0902},
-                                             {0x093C, 0x093C},
-                                             {0x0E31, 0x0E31},
-                                             {0x0E34, 0x0E3A},
-                                             {0x1AB0, 0x1AFF},
-                                             {0x200B, 0x200F},
-                                             {0x20D0, 0x20FF},
-                                             {0xFE00, 0xFE0F},
-                                             {0x1F3FB, 0x1F3FF},
-                                             {0xE0100, 0xE01EF}}};
-constexpr std::array<Range, 11> kWide = {{{0x1100, 0x115F},
-                                          {0x2E80, 0x303E},
-                                          {0x3041, 0xA4CF},
-                                          {0xA960, 0xA97F},
-                                          {0xAC00, 0xD7A3},
-                                          {0xF900, 0xFAFF},
-                                          {0xFE30, 0xFE6F},
-                                          {0xFF00, 0xFF60},
-                                          {0xFFE0, 0xFFE6},
-                                          {0x1F300, 0x1FAFF},
-                                          {0x20000, 0x3FFFD}}};
+constexpr std::array<CodePoints, 15> kJoining = {{{0x0300, 0x036F},
+                                                  {0x0483, 0x0489},
+                                                  {0x0591, 0x05BD},
+                                                  {0x0610, 0x061A},
+                                                  {0x064B, 0x065F},
+                                                  {0x0900, 0x0902},
+                                                  {0x093C, 0x093C},
+                                                  {0x0E31, 0x0E31},
+                                                  {0x0E34, 0x0E3A},
+                                                  {0x1AB0, 0x1AFF},
+                                                  {0x200B, 0x200F},
+                                                  {0x20D0, 0x20FF},
+                                                  {0xFE00, 0xFE0F},
+                                                  {0x1F3FB, 0x1F3FF},
+                                                  {0xE0100, 0xE01EF}}};
+constexpr std::array<CodePoints, 11> kWide = {{{0x1100, 0x115F},
+                                               {0x2E80, 0x303E},
+                                               {0x3041, 0xA4CF},
+                                               {0xA960, 0xA97F},
+                                               {0xAC00, 0xD7A3},
+                                               {0xF900, 0xFAFF},
+                                               {0xFE30, 0xFE6F},
+                                               {0xFF00, 0xFF60},
+                                               {0xFFE0, 0xFFE6},
+                                               {0x1F300, 0x1FAFF},
+                                               {0x20000, 0x3FFFD}}};
 
 template <size_t n>
-bool within(const std::array<Range, n>& ranges, char32_t c) {
-  return std::any_of(ranges.begin(), ranges.end(), [c](Range r) { return c >= r.first && c <= r.last; });
+bool within(const std::array<CodePoints, n>& ranges, char32_t c) {
+  return std::any_of(ranges.begin(), ranges.end(), [c](CodePoints r) { return c >= r.first && c <= r.last; });
 }
 
 size_t length_of(unsigned char first) { return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4; }

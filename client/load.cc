@@ -21,7 +21,7 @@ struct Ends {
   std::deque<int> ended;
 };
 
-struct Shared {
+struct LoadState {
   Clock::time_point start;
   bool keep_text;
   std::deque<Record> records;  // stays put while it grows
@@ -29,9 +29,9 @@ struct Shared {
   std::atomic<int64_t> tokens{0};
 };
 
-class Recorder final : public Sink {
+class AnswerSink final : public Sink {
  public:
-  Recorder(std::shared_ptr<Shared> shared, Record& record, int index)
+  AnswerSink(std::shared_ptr<LoadState> shared, Record& record, int index)
       : shared_(std::move(shared)), record_(record), index_(index) {}
 
   void on_tokens(const AnswerPiece& piece) override {
@@ -65,7 +65,7 @@ class Recorder final : public Sink {
   }
 
  private:
-  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<LoadState> shared_;
   Record& record_;
   int index_;
   double last_ = 0;
@@ -116,7 +116,7 @@ class Driver {
     shared_->start = Clock::now();
   }
 
-  Run run(const std::function<void(const Progress&)>& progress) {
+  LoadRun run(const std::function<void(const Progress&)>& progress) {
     double next_report = 0;
     for (;;) {
       if (stop_.load() && !run_.partial) cut("interrupted");
@@ -183,7 +183,7 @@ class Driver {
     r.sent = now();
     r.due = closed() ? r.sent : due;
     ++in_flight_;
-    ready_.emplace_back(ask_of(workload_, r, o_), std::make_shared<Recorder>(shared_, r, index));
+    ready_.emplace_back(ask_of(workload_, r, o_), std::make_shared<AnswerSink>(shared_, r, index));
     if (static_cast<int>(ready_.size()) >= o_.batch) send();
   }
 
@@ -246,8 +246,8 @@ class Driver {
   const Workload& workload_;
   const LoadOptions& o_;
   const std::atomic<bool>& stop_;
-  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
-  Run run_;
+  const std::shared_ptr<LoadState> shared_ = std::make_shared<LoadState>();
+  LoadRun run_;
   Progress p_;
   Gone gone_;
   int in_flight_ = 0;
@@ -259,8 +259,8 @@ class Driver {
 
 }  // namespace
 
-Run run_load(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop,
-             const std::function<void(const Progress&)>& progress) {
+LoadRun run_load(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop,
+                 const std::function<void(const Progress&)>& progress) {
   return Driver(target, workload, options, stop).run(progress);
 }
 

@@ -55,7 +55,7 @@ struct Progress {
   int64_t tokens = 0;
 };
 
-struct Run {
+struct LoadRun {
   std::vector<Record> records;  // of the requests that started, in the order they did
   double seconds = 0;           // from the start to the last end
   bool partial = false;         // cut short
@@ -63,8 +63,8 @@ struct Run {
 };
 
 // `stop` may be set from a signal handler. `progress` is called about twice a second.
-Run run_load(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop,
-             const std::function<void(const Progress&)>& progress);
+LoadRun run_load(Target& target, const Workload& workload, const LoadOptions& options, const std::atomic<bool>& stop,
+                 const std::function<void(const Progress&)>& progress);
 
 const Prompt& prompt_of(const Workload& workload, const Record& record);
 Ask ask_of(const Workload& workload, const Record& record, const LoadOptions& options);

@@ -44,7 +44,7 @@ std::string label(double x, double y, const char* anchor, const std::string& tex
 std::string svg_of(const Plot& plot) {
   double x0 = 0, x1 = 0, y1 = 0;
   bool any = false;
-  for (const Line& line : plot.lines) {
+  for (const PlotLine& line : plot.lines) {
     for (const auto& [x, y] : line.points) {
       x0 = any ? std::min(x0, x) : x;
       x1 = any ? std::max(x1, x) : x;

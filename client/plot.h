@@ -7,13 +7,13 @@
 
 namespace kvasir::client {
 
-struct Line {
+struct PlotLine {
   std::string name;
   std::vector<std::pair<double, double>> points;
 };
 struct Plot {
   std::string title, x_label, y_label;
-  std::vector<Line> lines;
+  std::vector<PlotLine> lines;
   bool dots = false;
 };
 std::string svg_of(const Plot& plot);

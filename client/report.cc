@@ -133,7 +133,7 @@ std::string json_of(const Report& r) {
   return j.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string csv_of(const Run& run) {
+std::string csv_of(const LoadRun& run) {
   std::string out =
       "prompt,turn,due_s,sent_s,first_s,end_s,prompt_tokens,cached_tokens,output_tokens,max_gap_ms,status\n";
   for (const Record& r : run.records) {
@@ -146,7 +146,7 @@ std::string csv_of(const Run& run) {
   return out;
 }
 
-std::string answers_of(const Workload& workload, const Run& run) {
+std::string answers_of(const Workload& workload, const LoadRun& run) {
   std::string out;
   for (const Record& r : run.records) {
     const Prompt& p = prompt_of(workload, r);

@@ -31,9 +31,9 @@ struct Report {
 std::string table_of(const Figures& f);
 std::string server_table(const Report& r);  // what changed on the server's side; empty when it said nothing
 std::string json_of(const Report& r);
-std::string csv_of(const Run& run);
+std::string csv_of(const LoadRun& run);
 // A line of JSON a request, with what was asked and answered; of a run that kept its texts.
-std::string answers_of(const Workload& workload, const Run& run);
+std::string answers_of(const Workload& workload, const LoadRun& run);
 std::string html_of(const Report& r);
 std::string html_escaped(const std::string& text);
 

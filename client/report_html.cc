@@ -45,8 +45,8 @@ std::string spread_row(const char* name, const Spread& s) {
   return t + "</tr>";
 }
 
-Line curve(const char* name, const Spread& s) {  // share of requests against milliseconds
-  Line line{name, {}};
+PlotLine curve(const char* name, const Spread& s) {  // share of requests against milliseconds
+  PlotLine line{name, {}};
   for (size_t p = 0; p < s.curve.size(); ++p) line.points.emplace_back(s.curve[p] * 1e3, static_cast<double>(p));
   return line;
 }
@@ -58,7 +58,7 @@ std::string latency_plots(const Figures& f) {
 }
 
 std::string timeline_plots(const Figures& f) {
-  Line tokens{"output tokens", {}}, running{"under way", {}}, started{"started", {}}, finished{"finished", {}},
+  PlotLine tokens{"output tokens", {}}, running{"under way", {}}, started{"started", {}}, finished{"finished", {}},
       failed{"failed", {}};
   for (size_t i = 0; i < f.timeline.size(); ++i) {
     const Second& s = f.timeline[i];
@@ -77,8 +77,8 @@ std::string timeline_plots(const Figures& f) {
 std::string sweep_plots(const Report& r) {
   std::vector<Point> points = r.points;
   std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.load < b.load; });
-  Line throughput{"", {}}, ttft50{"TTFT p50", {}}, ttft99{"TTFT p99", {}}, itl50{"ITL p50", {}}, itl99{"ITL p99", {}},
-      trade{"", {}};
+  PlotLine throughput{"", {}}, ttft50{"TTFT p50", {}}, ttft99{"TTFT p99", {}}, itl50{"ITL p50", {}},
+      itl99{"ITL p99", {}}, trade{"", {}};
   for (const Point& p : points) {
     throughput.points.emplace_back(p.load, p.figures.output_per_second);
     ttft50.points.emplace_back(p.load, p.figures.ttft.p50 * 1e3);
@@ -101,7 +101,7 @@ std::string server_part(const Report& r) {
   std::string rows, plots;
   size_t drawn = 0;
   for (const auto& [name, value] : after) {
-    Line line{name, {}};
+    PlotLine line{name, {}};
     bool rises = false, falls = false;
     for (const ServerSample& s : r.server) {
       const auto at = s.figures.find(name);

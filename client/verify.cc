@@ -79,8 +79,8 @@ void compare(const Record& r, const Alone& alone, Verification& v) {
 
 }  // namespace
 
-Verification verify(Target& target, const Workload& workload, const LoadOptions& options, const Run& run, int sample,
-                    const std::atomic<bool>& stop) {
+Verification verify(Target& target, const Workload& workload, const LoadOptions& options, const LoadRun& run,
+                    int sample, const std::atomic<bool>& stop) {
   std::vector<int> good;
   for (size_t i = 0; i < run.records.size(); ++i) {
     if (run.records[i].status.ok()) good.push_back(static_cast<int>(i));

@@ -13,7 +13,7 @@ struct Verification {
 // Asks the sample one at a time and compares the texts. Where they part, a near-tie is counted apart: the two
 // likeliest tokens closer than 1e-3 in log-probability, so that rounding alone may choose. A contract that tells
 // only the chosen token's own is judged by whether both answers' tokens there are equally likely.
-Verification verify(Target& target, const Workload& workload, const LoadOptions& options, const Run& run, int sample,
-                    const std::atomic<bool>& stop);
+Verification verify(Target& target, const Workload& workload, const LoadOptions& options, const LoadRun& run,
+                    int sample, const std::atomic<bool>& stop);
 
 }  // namespace kvasir::client

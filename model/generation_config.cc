@@ -11,15 +11,15 @@ namespace {
 using nlohmann::json;
 
 // do_sample and max_new_tokens are not asked, as in other servers: a client says whether to draw, and how long.
-struct Number {
+struct SamplingKey {
   const char* key;
   float SamplingParams::*to;
 };
-constexpr Number kNumbers[] = {{"temperature", &SamplingParams::temperature},
-                               {"top_p", &SamplingParams::top_p},
-                               {"min_p", &SamplingParams::min_p},
-                               {"typical_p", &SamplingParams::typical_p},
-                               {"repetition_penalty", &SamplingParams::repetition_penalty}};
+constexpr SamplingKey kNumbers[] = {{"temperature", &SamplingParams::temperature},
+                                    {"top_p", &SamplingParams::top_p},
+                                    {"min_p", &SamplingParams::min_p},
+                                    {"typical_p", &SamplingParams::typical_p},
+                                    {"repetition_penalty", &SamplingParams::repetition_penalty}};
 
 Status wrong(const std::string& name, const std::string& key, const json& value, const char* want) {
   return invalid_argument(cat(name, ": ", key, " is ", value.dump().substr(0, 64), "; it must be ", want));
@@ -37,7 +37,7 @@ Status read_id(const json& value, const std::string& name, std::vector<int32_t>&
 std::string GenerationConfig::sampling_json() const {
   const SamplingParams usual;
   json out = json::object();
-  for (const Number& n : kNumbers)
+  for (const SamplingKey& n : kNumbers)
     // As it was written: 0.7 and not the 0.699999988 of a float.
     if (sampling.*n.to != usual.*n.to) out[n.key] = std::round(double(sampling.*n.to) * 1e6) / 1e6;
   if (sampling.top_k != usual.top_k) out["top_k"] = sampling.top_k;
@@ -52,7 +52,7 @@ Result<GenerationConfig> generation_config_from_json(std::string_view text, cons
     return it == all.end() || it->is_null() ? nullptr : &*it;
   };
   GenerationConfig out;
-  for (const Number& n : kNumbers)
+  for (const SamplingKey& n : kNumbers)
     if (const json* v = find(n.key)) {
       if (!v->is_number()) return wrong(name, n.key, *v, "a number");
       out.sampling.*n.to = v->get<float>();

@@ -215,13 +215,13 @@ void scale_and_transpose(const AmxBytesScratch& m, int unit, const int32_t* sums
   }
 }
 
-// f(Number<column tiles>) for so many rows of a unit.
+// f(Count<column tiles>) for so many rows of a unit.
 template <class F>
 inline void by_tiles(int rows, const F& f) {
   switch (column_tiles(rows)) {
-    case 1: return f(Number<1>{});
-    case 2: return f(Number<2>{});
-    default: return f(Number<3>{});
+    case 1: return f(Count<1>{});
+    case 2: return f(Count<2>{});
+    default: return f(Count<3>{});
   }
 }
 
@@ -314,9 +314,9 @@ void accumulate(const float* p, int rows, const KvRows& v, const KvRows*, const 
       accumulate_unit<decltype(tiles)::value>(p + r * kTile, n, correction + r, o + r * o_stride, o_stride, m);
     };
     switch ((n * kDigits + 15) / 16) {
-      case 1: go(Number<1>{}); break;
-      case 2: go(Number<2>{}); break;
-      default: go(Number<3>{});
+      case 1: go(Count<1>{}); break;
+      case 2: go(Count<2>{}); break;
+      default: go(Count<3>{});
     }
   }
 }

@@ -126,7 +126,7 @@ inline void transpose_sums(const float* sums, const float* thirds, __m512 (&rows
 }
 
 // Sums that the matrix unit may still be at.
-struct Waiting {
+struct PendingSums {
   const float* sums = nullptr;
   int group = 0, key = 0;
 };
@@ -136,7 +136,7 @@ struct ScoreRows {
   float* s;
   const float* worth;
   bool thirds;
-  void finish(const Waiting& w) const {
+  void finish(const PendingSums& w) const {
     if (!w.sums) return;
     for (int block = 0; block < 2; ++block) {
       __m512 transposed[kTogether];
@@ -190,7 +190,7 @@ void scores_of(int row, int rows, const KvRows& k, const KvRows& v, float* s, Am
   if (m.many)
     while (feed.chunk > 0) make_whole(feed, ahead);
 
-  Waiting waiting;
+  PendingSums waiting;
   int sums = 0;
   for (int half = k.begin / 32; half * 32 < k.end; ++half, m.key_stage += uint32_t(chunks))
     for (int g = first; g <= last; ++g) {

@@ -38,21 +38,17 @@ template <int kSum, int kA, int kB>
 inline void tile_product_bytes() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
 }
-template <int N>
-struct Number {
-  static constexpr int value = N;
-};
 // f for those in [from, to) of the two sums under way.
 template <class F>
 [[gnu::always_inline]] inline void each_sum(int from, int to, const F& f) {
-  if (from <= 0 && 0 < to) f(Number<0>{});
-  if (from <= 1 && 1 < to) f(Number<1>{});
+  if (from <= 0 && 0 < to) f(Count<0>{});
+  if (from <= 1 && 1 < to) f(Count<1>{});
 }
 template <int N, class F>
 [[gnu::always_inline]] inline void each_of(const F& f) {  // N of three
-  f(Number<0>{});
-  if constexpr (N > 1) f(Number<1>{});
-  if constexpr (N > 2) f(Number<2>{});
+  f(Count<0>{});
+  if constexpr (N > 1) f(Count<1>{});
+  if constexpr (N > 2) f(Count<2>{});
 }
 
 // Columns [0, 4) of sixteen rows of sixteen, as four vectors.

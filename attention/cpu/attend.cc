@@ -40,7 +40,7 @@ void rotate_query(const LayerCall& call, const Visible& v, int64_t token, float*
          q);
 }
 
-void load_queries(const LayerCall& call, const Item& item, Scratch& s) {
+void load_queries(const LayerCall& call, const AttendItem& item, Scratch& s) {
   const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads;
   const int64_t token0 = call.held->step.seqstarts[item.sequence], padded = padded_dim(a.head_dim);
@@ -56,7 +56,7 @@ void load_queries(const LayerCall& call, const Item& item, Scratch& s) {
 }
 
 // Parameters of each row's softmax in this tile.
-void set_rows(const LayerCall& call, const Item& item, const Tile& tile, int64_t i0, int64_t i1, Scratch& s) {
+void set_rows(const LayerCall& call, const AttendItem& item, const Tile& tile, int64_t i0, int64_t i1, Scratch& s) {
   const Attributes& a = *call.a;
   const Tensors& t = *call.tensors;
   const int group = a.num_heads / a.num_kv_heads;
@@ -112,7 +112,7 @@ void write_row(const LayerCall& call, int64_t token, int64_t head, float m, floa
 
 float score_scale(const Attributes& a) { return 1.0f / (a.q_scaling * std::sqrt(float(a.head_dim))); }
 
-void attend_tile(const LayerCall& call, const Item& item, Tile& tile, Prefetcher& ahead, Scratch& s) {
+void attend_tile(const LayerCall& call, const AttendItem& item, Tile& tile, Prefetcher& ahead, Scratch& s) {
   const Attributes& a = *call.a;
   const Kernels& k = *call.kernels;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
@@ -148,7 +148,7 @@ void attend_tile(const LayerCall& call, const Item& item, Tile& tile, Prefetcher
   }
 }
 
-void attend_with_tile_kernel(const LayerCall& call, const TileKernel& tile_kernel, const Item& item, Tile& tile,
+void attend_with_tile_kernel(const LayerCall& call, const TileKernel& tile_kernel, const AttendItem& item, Tile& tile,
                              const Tile* after, Prefetcher& ahead, Scratch& s) {
   const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads, padded = int(padded_dim(a.head_dim));
@@ -168,7 +168,7 @@ void attend_with_tile_kernel(const LayerCall& call, const TileKernel& tile_kerne
 // The tiles of an item in order, the one at work and as many of those after it as are prefetched.
 class Tiles {
  public:
-  Tiles(const LayerCall& call, const Item& item, Scratch& s)
+  Tiles(const LayerCall& call, const AttendItem& item, Scratch& s)
       : job_(call), item_(item), s_(s), most_(call.fresh ? 1 : kTilesKnown), from_(int64_t(item.split_begin) * kSplit) {
     look();
   }
@@ -193,13 +193,13 @@ class Tiles {
   // So many lines before it is read one comes into L1: 8 KB, a sixth of it.
   static constexpr int64_t kSoon = 128;
 
-  static void over(const Tile* tile, const Tile* then, Walk* walk) {
+  static void over(const Tile* tile, const Tile* then, LineWalk* walk) {
     walk->next = tile ? tile->memory.data() : nullptr, walk->last = tile ? walk->next + tile->pieces : nullptr;
     walk->then = then ? then->memory.data() : nullptr, walk->then_last = then ? walk->then + then->pieces : nullptr;
     walk->row.rows = 0;
     walk->line = walk->end = nullptr;
   }
-  static void skip(int64_t lines, Walk* walk) {
+  static void skip(int64_t lines, LineWalk* walk) {
     for (; walk->next != walk->last && lines > 0; ++walk->next) {
       Piece& p = walk->row = *walk->next;
       const int64_t each = (p.bytes + kLine - 1) / kLine, rows = lines < each ? 0 : std::min(p.rows, lines / each);
@@ -219,7 +219,7 @@ class Tiles {
   }
 
   const LayerCall& job_;
-  const Item& item_;
+  const AttendItem& item_;
   Scratch& s_;
   const int most_;  // of a cyclic cache `old` holds the rows of one only
   int64_t from_;
@@ -233,7 +233,7 @@ void begin_split(int64_t rows, int64_t padded, Scratch& s) {
   std::memset(s.split.get(), 0, size_t(rows * padded) * sizeof(float));
 }
 
-void end_split(const LayerCall& call, const Item& item, int64_t split, int64_t rows, int64_t padded, Scratch& s) {
+void end_split(const LayerCall& call, const AttendItem& item, int64_t split, int64_t rows, int64_t padded, Scratch& s) {
   for (int64_t r = 0; r < rows; ++r) {
     if (item.partial < 0) {
       call.kernels->merge(s.M + r, s.L + r, s.total + r * padded, *(s.m + r), *(s.l + r), s.split + r * padded,
@@ -294,7 +294,7 @@ void rotate(const Rope& rope, const float* angles, float* row) {
 
 void read_part(const LayerCall& call, int which, int64_t token, int64_t head, float* out, float* spare) {
   const Attributes& a = *call.a;
-  const Part part = Part(which);
+  const InputPart part = InputPart(which);
   const int64_t element = part_element(a, part, token, head);
   const void* from = part_tensor(a, *call.tensors, part);
   if (a.io == DType::f8_e4m3)
@@ -306,7 +306,7 @@ void read_part(const LayerCall& call, int which, int64_t token, int64_t head, fl
   for (int d = 0; d < a.head_dim; ++d) out[d] += spare[d];
 }
 
-void attend(const LayerCall& call, const Item& item, Scratch& s) {
+void attend(const LayerCall& call, const AttendItem& item, Scratch& s) {
   const Attributes& a = *call.a;
   const int group = a.num_heads / a.num_kv_heads;
   const int64_t tokens = item.token_end - item.token_begin, rows = tokens * group, padded = padded_dim(a.head_dim);

@@ -96,14 +96,14 @@ struct LayerCall {
 };
 
 // The first tile at `from` or later that any row of the item sees any of; false: there is none.
-bool next_tile(const LayerCall& call, const Item& item, int64_t from, Scratch& s, Tile* tile);
+bool next_tile(const LayerCall& call, const AttendItem& item, int64_t from, Scratch& s, Tile* tile);
 
 void rotate(const Rope& rope, const float* angles, float* row);
 
 // Row `part` of (token, head) as float32, bias added; not rotated.
 void read_part(const LayerCall& call, int part, int64_t token, int64_t head, float* out, float* spare);
 
-void attend(const LayerCall& call, const Item& item, Scratch& scratch);
+void attend(const LayerCall& call, const AttendItem& item, Scratch& scratch);
 void merge_splits(const LayerCall& call, const Merge& merge, Scratch& scratch);
 
 }  // namespace kvasir::attention::cpu

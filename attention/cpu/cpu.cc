@@ -141,7 +141,7 @@ class CpuAttention final : public Attention {
     for (int h = 0; h < a_.num_kv_heads; ++h)
       for (bool value : {false, true}) {
         float* row = s.values.get();
-        read_part(call, int(value ? Part::value : Part::key), token, h, row, s.row.get());
+        read_part(call, int(value ? InputPart::value : InputPart::key), token, h, row, s.row.get());
         if (!value && a_.rope.style != RopeStyle::none && !a_.streaming_positions)
           rotate(a_.rope, angles_.data() + token * a_.rope.rotary_dim, row);
         if (!fresh_.get()) {
@@ -166,7 +166,7 @@ class CpuAttention final : public Attention {
     float row[kMaxHeadDim], spare[kMaxHeadDim];
     for (int h = 0; h < a_.num_kv_heads; ++h)
       for (bool value : {false, true}) {
-        read_part(call, int(value ? Part::value : Part::key), token, h, row, spare);
+        read_part(call, int(value ? InputPart::value : InputPart::key), token, h, row, spare);
         if (!value && a_.rope.style != RopeStyle::none && !a_.streaming_positions)
           rotate(a_.rope, angles_.data() + token * a_.rope.rotary_dim, row);
         store_row(call.tensors->cache, held_.physical(b, cache_slot(a_, t)), call.tensors->layer, h, value, row);

@@ -50,7 +50,7 @@ struct Piece {
 constexpr int kBurst = 4;  // cache lines that are prefetched at once
 
 // A walk over the cache lines of pieces, those of one tile and then those of another.
-struct Walk {
+struct LineWalk {
   const Piece* next = nullptr;
   const Piece* last = nullptr;  // one past it
   const Piece* then = nullptr;
@@ -69,7 +69,7 @@ enum class Reach { next, later, all };
 // Lines are prefetched between pieces of work, evenly, so that memory is never idle and never waited for. (Pages lie
 // anywhere: the processor cannot guess the next one.)
 struct Prefetcher {
-  Walk soon, next, later;
+  LineWalk soon, next, later;
   Reach reach = Reach::next;
   int bursts = 0, stops = 1;  // so many bursts at so many stops
   int due = -1;               // not below 0: one is

@@ -29,7 +29,7 @@ void make_plan(const Attributes& a, const std::vector<SequenceShape>& shapes, co
       Visible first = visible_keys(a, s, begin), last = visible_keys(a, s, end - 1);
       int64_t keys = last.hi - first.lo + last.sink_end;
       for (int h = 0; h < a.num_kv_heads; ++h) {
-        Item item{int32_t(b), h, int32_t(begin), int32_t(end), 0, int32_t((last.hi + kSplit - 1) / kSplit)};
+        AttendItem item{int32_t(b), h, int32_t(begin), int32_t(end), 0, int32_t((last.hi + kSplit - 1) / kSplit)};
         item.cost = cost_of(keys, (end - begin) * group);
         total += item.cost;
         plan->items.push_back(item);
@@ -42,14 +42,14 @@ void make_plan(const Attributes& a, const std::vector<SequenceShape>& shapes, co
   if (limits.threads > 1) {
     const size_t whole = plan->items.size();
     for (size_t i = 0; i < whole; ++i) {
-      Item item = plan->items[i];
+      AttendItem item = plan->items[i];
       const int64_t rows = int64_t(item.token_end - item.token_begin) * group, splits = item.split_end;
       if (splits < 2 || item.cost <= share || plan->partial_rows + splits * rows > limits.max_partial_rows) continue;
       const int64_t parts = std::min(splits, (item.cost + share - 1) / share);
       plan->merges.push_back(
           {item.sequence, item.kv_head, item.token_begin, item.token_end, int32_t(splits), plan->partial_rows});
       for (int64_t p = 0; p < parts; ++p) {
-        Item part = item;
+        AttendItem part = item;
         part.split_begin = int32_t(splits * p / parts);
         part.split_end = int32_t(splits * (p + 1) / parts);
         part.partial = plan->partial_rows + part.split_begin * rows;
@@ -63,7 +63,7 @@ void make_plan(const Attributes& a, const std::vector<SequenceShape>& shapes, co
     }
   }
   std::stable_sort(plan->items.begin(), plan->items.end(),
-                   [](const Item& x, const Item& y) { return x.cost > y.cost; });
+                   [](const AttendItem& x, const AttendItem& y) { return x.cost > y.cost; });
 }
 
 }  // namespace kvasir::attention::cpu

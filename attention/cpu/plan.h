@@ -18,7 +18,7 @@ constexpr int kPartialHead = 16;
 
 constexpr int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
-struct Item {
+struct AttendItem {
   int32_t sequence = 0, kv_head = 0;
   int32_t token_begin = 0, token_end = 0;  // new tokens of the sequence
   int32_t split_begin = 0, split_end = 0;  // ranges of kSplit keys
@@ -35,7 +35,7 @@ struct Merge {
 };
 
 struct Plan {
-  std::vector<Item> items;  // dearest first
+  std::vector<AttendItem> items;  // dearest first
   std::vector<Merge> merges;
   int64_t partial_rows = 0;
 };

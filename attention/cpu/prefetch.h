@@ -7,7 +7,7 @@ namespace kvasir::attention::cpu {
 namespace {
 
 // The next row of the pieces, but for a line that was prefetched just now; false: there is none.
-inline bool next_row(Walk& walk) {
+inline bool next_row(LineWalk& walk) {
   do {
     while (walk.row.rows == 0) {
       if (walk.next == walk.last) {
@@ -28,7 +28,7 @@ inline bool next_row(Walk& walk) {
 
 // Over a burst of lines, of which the first few are prefetched: into L1 (level 3) or no further than L2 (level 2).
 template <int kLevel, int kLines>
-__attribute__((always_inline)) inline void walk_on(Walk& walk) {
+__attribute__((always_inline)) inline void walk_on(LineWalk& walk) {
   const uint8_t* line = walk.line;
   if (__builtin_expect(line + 64 * kBurst <= walk.end, 1)) {
     for (int i = 0; i < kLines; ++i) __builtin_prefetch(line + 64 * i, 0, kLevel);

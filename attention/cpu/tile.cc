@@ -23,7 +23,8 @@ void describe(const LayerCall& call, bool value, KvRows* rows) {
 
 // Cyclic: this call's tokens are not in the cache yet; they stand in `fresh`, dequantized. A tile that
 // holds both is made float32 throughout.
-void point_at_fresh(const LayerCall& call, const Item& item, const Tile& tile, bool value, float* old, KvRows* rows) {
+void point_at_fresh(const LayerCall& call, const AttendItem& item, const Tile& tile, bool value, float* old,
+                    KvRows* rows) {
   const Attributes& a = *call.a;
   const int64_t start = call.held->step.start_pos[item.sequence], padded = padded_dim(a.head_dim);
   const int64_t token0 = call.held->step.seqstarts[item.sequence] - start;
@@ -49,7 +50,7 @@ struct Run {
 };
 
 // The tile's wanted keys as runs; at most kTile of them.
-int find_runs(const LayerCall& call, const Item& item, const Tile& tile, Run* runs) {
+int find_runs(const LayerCall& call, const AttendItem& item, const Tile& tile, Run* runs) {
   const Attributes& a = *call.a;
   const HeldStep& held = *call.held;
   // Neighbours in the sequence are neighbours in the cache until a page ends.
@@ -82,7 +83,7 @@ int64_t add_piece(const uint8_t* at, int64_t n, int64_t bytes, int64_t step, Pie
   return n * ((bytes + kLine - 1) / kLine);
 }
 
-void point_at(const LayerCall& call, const Item& item, Scratch& s, Tile* tile) {
+void point_at(const LayerCall& call, const AttendItem& item, Scratch& s, Tile* tile) {
   const kvcache::CacheView& c = call.tensors->cache;
   Run runs[kTile];
   const int count = find_runs(call, item, *tile, runs);
@@ -131,7 +132,7 @@ void point_at(const LayerCall& call, const Item& item, Scratch& s, Tile* tile) {
 
 }  // namespace
 
-bool next_tile(const LayerCall& call, const Item& item, int64_t from, Scratch& s, Tile* tile) {
+bool next_tile(const LayerCall& call, const AttendItem& item, int64_t from, Scratch& s, Tile* tile) {
   const int64_t tokens = item.token_end - item.token_begin;
   const int64_t end = std::min(int64_t(item.split_end) * kSplit, s.visible[size_t(tokens - 1)].hi);
   for (int64_t at = from; at < end; at += kTile) {

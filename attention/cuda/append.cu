@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(256, 5)
 __global__ void __launch_bounds__(256) gather_kernel(Shape s, StepView v, CacheLayer c, void* k_out, void* v_out,
                                                      DType type, int repeat, int lanes, bool old) {
   if (int(blockIdx.y) >= v.counts[kCountSequences]) return;
-  const Sequence seq = v.sequences[blockIdx.y];
+  const DeviceSequence seq = v.sequences[blockIdx.y];
   if (old && seq.gathered < 0) return;
   const int64_t first = old ? seq.gathered : seq.kv_begin;
   const int32_t tokens = old ? seq.start_pos : seq.kv_len;
@@ -184,7 +184,7 @@ __global__ void rope_kernel(StepView v, const float* inv_freq, int half, float m
     const int32_t token = int32_t(i / half);
     int64_t position = token;
     if (ranks == 0) {
-      const Sequence& seq = v.sequences[v.tokens[token].sequence];
+      const DeviceSequence& seq = v.sequences[v.tokens[token].sequence];
       position = seq.start_pos + (token - seq.q_begin);
     }
     double sine, cosine;

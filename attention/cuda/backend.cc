@@ -121,7 +121,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
     l.stored_by_prefill =
         given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_ && (n.apart || !streams);
     l.appended_here =
-        n.own && queries && !appends_apart_ && (n.joined || runs_append_) && append_tokens_takes(shape, cache);
+        n.own && queries && !appends_apart_ && (n.blocks_per_head || runs_append_) && append_tokens_takes(shape, cache);
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
@@ -140,10 +140,10 @@ class CudaAttention final : public Attention, public GraphKeyed {
     if (n.tiles && prefill8_) launch_gather8(shape, v, l, planner_->gather_tokens(), n.sequences, stream_);
     for (int list = kLists - 1; list >= 0; --list)
       if (n.parts[list])
-        launch_stream(
-            shape, v, l,
-            {planner_->segments(base, list), planner_->heads(base, list), n.parts[list], list == 0 ? n.joined : 0},
-            list, stream_);
+        launch_stream(shape, v, l,
+                      {planner_->segments(base, list), planner_->heads(base, list), n.parts[list],
+                       list == 0 ? n.blocks_per_head : 0},
+                      list, stream_);
     if (n.merges) launch_merge(shape, v, l, n.merges, a_.batch_invariant, stream_);
     // What the prefill of a step reads, none of its decodes writes: it fills the multiprocessors they are done with.
     const TileQueue queue{taken_, streams};
@@ -225,7 +225,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
         machine.stream_warps[i] = multiprocessors_ * stream_warps(shape_, cache, i);
     machine.multiprocessors = multiprocessors_;
     if (machine.stream_warps[0]) {
-      machine.joined_warps = joined_warps(shape_, cache);
+      machine.shared_warps = shared_warps(shape_, cache);
       runs_append_ = runs_append(shape_, cache);
     }
     machine.prefill8 = prefill8_ =

@@ -71,8 +71,6 @@ __device__ __forceinline__ uint32_t pair_as(float2 x, bool brain) {
   return brain ? *reinterpret_cast<const uint32_t*>(&b) : *reinterpret_cast<const uint32_t*>(&h);
 }
 
-__device__ inline int32_t io_bytes(DType type) { return type == DType::f32 ? 4 : type == DType::f8_e4m3 ? 1 : 2; }
-
 // The slot of logical token t: itself, or its place in the ring behind the sinks.
 __device__ inline int32_t slot_of(const Shape& s, int32_t t) {
   if (s.cyclic == 0 || t < s.sinks) return t;
@@ -101,7 +99,7 @@ __device__ inline int64_t read_place(const Shape& s, const StepView& v, int32_t 
 struct Range {
   int32_t sink_end, begin, end;
 };
-__device__ inline Range visible(const Shape& s, const Sequence& q, int32_t t) {
+__device__ inline Range visible(const Shape& s, const DeviceSequence& q, int32_t t) {
   Range r{0, 0, q.kv_len};
   if (q.flags & kCausal || s.window > 0 || s.slopes != nullptr) r.end = min(r.end, t + 1);
   if (s.window > 0) {

@@ -28,13 +28,14 @@ struct StreamList {
   const Segment* segments = nullptr;
   const PartHead* heads = nullptr;  // [count]
   int32_t count = 0;
-  int32_t joined = 0;  // > 0: that many blocks have one kv head of an item between them, each as many parts as warps
+  // Above 0: so many blocks have one kv head of an item between them, each as many parts as warps.
+  int32_t blocks_per_head = 0;
 };
 // Warps of list's kernel that a multiprocessor holds; 0: not for this shape and cache.
 int stream_warps(const Shape&, const CacheLayer&, int list);
 // Of a block of the first list that has a multiprocessor to itself; 0: none does.
-int joined_warps(const Shape&, const CacheLayer&);
-// Whether the first list's warps may append where no blocks are joined.
+int shared_warps(const Shape&, const CacheLayer&);
+// Whether the first list's warps may append where no blocks share a kv head.
 bool runs_append(const Shape&, const CacheLayer&);
 void launch_stream(const Shape&, const StepView&, const Layer&, const StreamList&, int which, cudaStream_t);
 // `fixed`: the order of summing is a function of the query alone.

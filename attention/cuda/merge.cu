@@ -90,7 +90,7 @@ StreamEntry entry(const Shape& s, const CacheLayer& c, int list) {
   const int bits = dtype_bits(c.dtype);
   if (c.token * 8 % 128 || c.head * 8 % 128 || s.head_dim * bits % 128) return {};
   const bool f16 = s.work == DType::f16;
-  if (s.streaming) return list == 1 && s.rotary_dim == s.head_dim ? stream_turned(s, c) : StreamEntry{};
+  if (s.streaming) return list == 1 && s.rotary_dim == s.head_dim ? stream_rotated(s, c) : StreamEntry{};
   switch (static_cast<kvcache::QuantKind>(c.quant)) {
     case kvcache::QuantKind::none:
       if (c.dtype == DType::f16) return stream_f16(s.head_dim, list);
@@ -122,9 +122,9 @@ int stream_warps(const Shape& s, const CacheLayer& c, int list) {
   return e.prepare ? kStreamWarps * e.prepare(scale_bytes(s, c)) : 0;
 }
 
-int joined_warps(const Shape& s, const CacheLayer& c) {
+int shared_warps(const Shape& s, const CacheLayer& c) {
   StreamEntry e = entry(s, c, 0);
-  return e.joined ? e.joined(scale_bytes(s, c)) : 0;
+  return e.shared_warps ? e.shared_warps(scale_bytes(s, c)) : 0;
 }
 
 bool runs_append(const Shape& s, const CacheLayer& c) {

@@ -58,7 +58,7 @@ __device__ inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) 
                : "memory");
 }
 
-// 8 x 8 pairs of a warp, turned over.
+// 8 x 8 pairs of a warp, transposed.
 __device__ inline uint32_t transposed(uint32_t x) {
   uint32_t y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));

@@ -9,7 +9,7 @@ namespace kvasir::attention::cuda {
 // Few items of much the same length: as many blocks each as there are multiprocessors for, so that little is left to
 // merge. Gives how many, or 0 where parts of equal cost are done sooner.
 int32_t Planner::blocks_to_join(const std::vector<Item>& items) const {
-  const int64_t warps = machine_.joined_warps, n = int64_t(items.size());
+  const int64_t warps = machine_.shared_warps, n = int64_t(items.size());
   if (warps == 0 || n == 0 || a_.batch_invariant) return 0;
   int64_t longest = 1, total = 0;
   for (const Item& i : items) {
@@ -23,23 +23,23 @@ int32_t Planner::blocks_to_join(const std::vector<Item>& items) const {
   const int64_t parts = machine_.stream_warps[0] / a_.num_kv_heads;
   if (blocks == 0 || n * blocks * warps > parts) return 0;
   // What is saved (results stored and read again) is worth some keys of every warp; other parts have a block at least.
-  return longest * parts <= (std::max(total, parts * kKeyBlock) + parts * kJoinedKeys) * blocks * warps
+  return longest * parts <= (std::max(total, parts * kKeyBlock) + parts * kSharedKeys) * blocks * warps
              ? int32_t(blocks)
              : 0;
 }
 
-int32_t Planner::joined_parts(std::vector<Item>& items, int32_t blocks, std::byte* buffer) {
+int32_t Planner::shared_head_parts(std::vector<Item>& items, int32_t blocks, std::byte* buffer) {
   Segment* segments = at<Segment>(buffer, segments_[0]);
   PartHead* heads = at<PartHead>(buffer, heads_[0]);
-  const int64_t warps = machine_.joined_warps, all = blocks * warps;
+  const int64_t warps = machine_.shared_warps, all = blocks * warps;
   int32_t count = 0;
   for (Item& item : items) {
     const int64_t begin = item.tile.kv_begin, end = item.tile.kv_end,
-                  units = (end - begin + kJoinedKeys - 1) / kJoinedKeys;
+                  units = (end - begin + kSharedKeys - 1) / kSharedKeys;
     for (int64_t w = 0; w < all; ++w, ++count) {
       Segment& s = segments[count] = item.tile;
-      s.kv_begin = int32_t(std::min(end, begin + units * w / all * kJoinedKeys));
-      s.kv_end = int32_t(std::min(end, begin + units * (w + 1) / all * kJoinedKeys));
+      s.kv_begin = int32_t(std::min(end, begin + units * w / all * kSharedKeys));
+      s.kv_end = int32_t(std::min(end, begin + units * (w + 1) / all * kSharedKeys));
       if (blocks > 1) s.first_slot = next_slot_, s.slot = next_slot_ + int32_t(w / warps) * item.queries;
       heads[count].begin = count, heads[count].end = count + 1;
     }
@@ -54,8 +54,8 @@ void Planner::partition(int list, std::byte* buffer) {
   PartHead* heads = at<PartHead>(buffer, heads_[list]);
   std::vector<Item>& items = items_[list];
   if (const int32_t blocks = list == 0 ? blocks_to_join(items) : 0) {
-    const int32_t parts = joined_parts(items, blocks, buffer);
-    launch_.joined = blocks;
+    const int32_t parts = shared_head_parts(items, blocks, buffer);
+    launch_.blocks_per_head = blocks;
     return finish_heads(0, parts, parts, buffer);
   }
   const int64_t want = std::max(1, machine_.stream_warps[list] / a_.num_kv_heads);

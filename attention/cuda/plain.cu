@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (int(blockIdx.y) >= v.counts[kCountPlain]) return;
   const QueryRow row = rows[blockIdx.y];
   const int head = blockIdx.x, kv_head = head / s.group, D = s.head_dim;
-  const Sequence seq = v.sequences[row.sequence];
+  const DeviceSequence seq = v.sequences[row.sequence];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int32_t i = row.token - seq.q_begin, own = seq.kv_len - seq.q_len + i;
   const Range range = visible(s, seq, own);

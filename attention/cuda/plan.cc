@@ -14,8 +14,8 @@ int64_t tokens_of(const Step& step) { return step.batch > 0 ? step.seqstarts[ste
 uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
   for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
-                    int64_t(parts[2]), int64_t(joined), int64_t(deferred), int64_t(contiguous), int64_t(outside),
-                    int64_t(apart), int64_t(own), exact_tokens})
+                    int64_t(parts[2]), int64_t(blocks_per_head), int64_t(deferred), int64_t(contiguous),
+                    int64_t(outside), int64_t(apart), int64_t(own), exact_tokens})
     k = (k ^ uint64_t(x)) * 1099511628211ull;
   return k;
 }
@@ -52,7 +52,7 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
     return here;
   };
   counts_ = take(kCounts, 4);
-  sequences_ = take(B, sizeof(Sequence));
+  sequences_ = take(B, sizeof(DeviceSequence));
   for (int i = 0; i < kLists; ++i) heads_[i] = take(list_parts[i], sizeof(PartHead));
   for (int i = 0; i < kLists; ++i) segments_[i] = take((items_cap_ + list_parts[i]) * (runs + 1), sizeof(Segment));
   merges_ = take(merges_cap_, sizeof(Merge));
@@ -73,7 +73,7 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
 StepView Planner::view(std::byte* base) const {
   StepView v;
   v.counts = at<int32_t>(base, counts_);
-  v.sequences = at<Sequence>(base, sequences_);
+  v.sequences = at<DeviceSequence>(base, sequences_);
   v.merges = at<Merge>(base, merges_);
   v.merge_slots = at<int32_t>(base, merge_slots_);
   v.rows = at<QueryRow>(base, rows_);
@@ -85,7 +85,7 @@ StepView Planner::view(std::byte* base) const {
   return v;
 }
 
-int32_t Planner::place_of(const Sequence& s, int32_t t, const int32_t* table) const {
+int32_t Planner::place_of(const DeviceSequence& s, int32_t t, const int32_t* table) const {
   int32_t slot = t;
   if (a_.cyclic_capacity > 0 && t >= a_.sinks) {
     const int32_t ring = a_.cyclic_capacity - a_.sinks;
@@ -101,13 +101,13 @@ int32_t Planner::place_of(const Sequence& s, int32_t t, const int32_t* table) co
 
 // The pages of a sequence from its first-th on; an entry that no key needs may be any number, and is passed over.
 template <class F>
-void Planner::pages_of(const Sequence& s, int64_t first, const int32_t* table, F&& see) const {
+void Planner::pages_of(const DeviceSequence& s, int64_t first, const int32_t* table, F&& see) const {
   for (int64_t p = first; p < (int64_t(s.kv_len) + a_.page_size - 1) >> page_shift_; ++p)
     if (const uint32_t page = uint32_t(table[s.table + p]) >> page_shift_; page < written_.size() * 64) see(page);
 }
 
 // Whether what prefill writes into the cache is read by its own sequences alone: a step's writes come before its reads.
-bool Planner::pages_apart(const Sequence* sequences, int64_t count, const int32_t* table) {
+bool Planner::pages_apart(const DeviceSequence* sequences, int64_t count, const int32_t* table) {
   if (a_.index_mode != kvcache::IndexMode::page_table || a_.cyclic_capacity > 0) return false;
   written_.resize(size_t(limits_.cache_tokens >> page_shift_) / 64 + 1);
   const auto written = [&](auto&& see) {
@@ -124,7 +124,7 @@ bool Planner::pages_apart(const Sequence* sequences, int64_t count, const int32_
 }
 
 // Whether every sequence is a decode whose last page, which it writes, is in no other place of the step's tables.
-bool Planner::decodes_apart(const Sequence* sequences, int64_t count, const int32_t* table) {
+bool Planner::decodes_apart(const DeviceSequence* sequences, int64_t count, const int32_t* table) {
   if (a_.index_mode != kvcache::IndexMode::page_table || a_.cyclic_capacity > 0 || beam_width_ > 0) return false;
   written_.resize(size_t(limits_.cache_tokens >> page_shift_) / 64 + 1);
   for (int64_t b = 0; b < count; ++b)
@@ -144,7 +144,7 @@ bool Planner::decodes_apart(const Sequence* sequences, int64_t count, const int3
 }
 
 // Written where it lies: copies of what was just stored in pieces wait for the store.
-void Planner::set_row(const Sequence& s, int32_t index, int32_t i, QueryRow& r) const {
+void Planner::set_row(const DeviceSequence& s, int32_t index, int32_t i, QueryRow& r) const {
   r.token = s.q_begin + i;
   r.sequence = index;
   r.own = s.kv_len - s.q_len + i;
@@ -180,7 +180,7 @@ int64_t Planner::count_ranks(size_t first_row, Item& item) {
 }
 
 // Queries of one sequence as tiles; keys before `skip` are read by the sequence's shared item.
-void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
+void Planner::add_stream(const DeviceSequence& s, int32_t index, int64_t skip) {
   const int list = s.q_len == 1 ? single_list_ : list_for(int64_t(s.q_len) * group_);
   const int32_t per_tile = per_tile_[list];
   // StreamingLLM's queries become E4M3 at ranks of their own, not at those that rows of a tile share: one begins its
@@ -230,11 +230,11 @@ void Planner::add_stream(const Sequence& s, int32_t index, int64_t skip) {
 
 // Sequences as kernels read them, with their tables; gives how many entries those have.
 int64_t Planner::copy_sequences(const Step& step, std::byte* buffer) {
-  Sequence* sequences = at<Sequence>(buffer, sequences_);
+  DeviceSequence* sequences = at<DeviceSequence>(buffer, sequences_);
   int32_t* table = at<int32_t>(buffer, table_);
   int64_t entries = 0;
   for (int64_t b = 0; b < step.batch; ++b) {
-    Sequence& s = sequences[b];
+    DeviceSequence& s = sequences[b];
     s.q_begin = int32_t(step.seqstarts[b]);
     s.q_len = int32_t(step.seqstarts[b + 1] - step.seqstarts[b]);
     s.kv_begin = step.kvstarts[b];
@@ -262,7 +262,7 @@ int64_t Planner::copy_sequences(const Step& step, std::byte* buffer) {
       }
     }
   }
-  used_.push_back({sequences_, size_t(step.batch) * sizeof(Sequence)});
+  used_.push_back({sequences_, size_t(step.batch) * sizeof(DeviceSequence)});
   if (entries) used_.push_back({table_, size_t(entries) * 4});
   if (step.cache_indirection) {
     const size_t n = size_t(step.batch * step.max_kvlen) * 4;
@@ -273,7 +273,7 @@ int64_t Planner::copy_sequences(const Step& step, std::byte* buffer) {
 }
 
 // Shared prefixes before all else: one item reads them for all of a group's queries.
-void Planner::add_shared_prefixes(const Step& step, const Sequence* sequences) {
+void Planner::add_shared_prefixes(const Step& step, const DeviceSequence* sequences) {
   prefix_item_.assign(size_t(step.batch), -1);
   prefix_offset_.assign(size_t(step.batch), 0);
   if (!streams() || !step.shared_group || !step.shared_len || a_.window > 0 || beam_width_ > 0 || a_.batch_invariant ||
@@ -284,7 +284,7 @@ void Planner::add_shared_prefixes(const Step& step, const Sequence* sequences) {
   std::vector<int32_t> open;  // by group: item with room
   for (int64_t b = 0; b < step.batch; ++b) {
     const int32_t g = step.shared_group[b];
-    const Sequence& s = sequences[b];
+    const DeviceSequence& s = sequences[b];
     const int64_t shared = g < 0 ? 0 : down(step.shared_len[g]);
     if (shared == 0 || s.q_len == 0 || s.q_len > per_tile || shared > s.kv_len - s.q_len) continue;
     if (size_t(g) >= open.size()) open.resize(size_t(g) + 1, -1);
@@ -311,13 +311,13 @@ void Planner::add_shared_prefixes(const Step& step, const Sequence* sequences) {
 
 // Every query to a kernel: many of one sequence to prefill, others to the stream kernels, the rest to the plain one.
 Planner::Assigned Planner::assign_queries(const Step& step, std::byte* buffer) {
-  Sequence* sequences = at<Sequence>(buffer, sequences_);
+  DeviceSequence* sequences = at<DeviceSequence>(buffer, sequences_);
   QueryRow* plain = at<QueryRow>(buffer, plain_);
   PrefillTile* tiles = at<PrefillTile>(buffer, tiles_);
   Assigned to;
   int64_t gathered = 0, inside = 0;  // rows of the gather buffer; tokens whose K/V prefill reads as they are given
   for (int64_t b = 0; b < step.batch; ++b) {
-    Sequence& s = sequences[b];
+    DeviceSequence& s = sequences[b];
     if (s.q_len == 0) continue;
     const bool ring = a_.append && a_.cyclic_capacity > 0 && s.q_len > 1;  // reads come before its writes
     if (ring) s.flags |= kDeferred, launch_.deferred = true;
@@ -352,11 +352,11 @@ Planner::Assigned Planner::assign_queries(const Step& step, std::byte* buffer) {
 
 // Where each new token goes in the cache.
 void Planner::place_tokens(const Step& step, std::byte* buffer) {
-  const Sequence* sequences = at<Sequence>(buffer, sequences_);
+  const DeviceSequence* sequences = at<DeviceSequence>(buffer, sequences_);
   const int32_t* table = at<int32_t>(buffer, table_);
   Token* tokens = at<Token>(buffer, tokens_);
   for (int64_t b = 0; b < step.batch; ++b) {
-    const Sequence& s = sequences[b];
+    const DeviceSequence& s = sequences[b];
     for (int32_t i = 0; i < s.q_len; ++i)
       tokens[s.q_begin + i] = {int32_t(b), a_.append ? place_of(s, s.start_pos + i, table) : -1, s.flags, 0};
   }
@@ -376,7 +376,7 @@ void Planner::order_tiles(PrefillTile* tiles, int64_t count) const {
 
 // Numbers that kernels read, and those that their grids are made of.
 void Planner::count_launch(const Step& step, const Assigned& to, int64_t entries, std::byte* buffer) {
-  const Sequence* sequences = at<Sequence>(buffer, sequences_);
+  const DeviceSequence* sequences = at<DeviceSequence>(buffer, sequences_);
   const int32_t* table = at<int32_t>(buffer, table_);
   int32_t* counts = at<int32_t>(buffer, counts_);
   const int64_t B = step.batch, T = tokens_of(step);
@@ -395,7 +395,7 @@ void Planner::count_launch(const Step& step, const Assigned& to, int64_t entries
   launch_.tiles = bucket(to.tiles);
   launch_.exact_tokens = to.tiles > 0 ? T : 0;
   launch_.own = a_.append && T > 0 && T == int64_t(items_[0].size()) &&
-                (launch_.joined > 0 || (B <= kOwnDecodes && entries <= kOwnPages)) &&
+                (launch_.blocks_per_head > 0 || (B <= kOwnDecodes && entries <= kOwnPages)) &&
                 std::none_of(items_[0].begin(), items_[0].end(), [](const Item& i) { return i.partial || i.shared; }) &&
                 decodes_apart(sequences, B, table);
   launch_.apart = launch_.contiguous && launch_.outside && !launch_.gathers && pages_apart(sequences, B, table);
@@ -412,7 +412,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   beam_width_ = step.cache_indirection ? step.beam_width : 0;
   beam_stride_ = step.max_kvlen;
   const int64_t entries = copy_sequences(step, buffer);
-  add_shared_prefixes(step, at<Sequence>(buffer, sequences_));
+  add_shared_prefixes(step, at<DeviceSequence>(buffer, sequences_));
   const Assigned to = assign_queries(step, buffer);
   place_tokens(step, buffer);
   for (int list = 0; list < kLists; ++list)

@@ -16,7 +16,7 @@ namespace kvasir::attention::cuda {
 // What the planner must know of the device and of the kernels compiled for this cache.
 struct Machine {
   int32_t stream_warps[kLists] = {0, 0, 0};       // resident on the whole device, by list; 0: no such kernel
-  int32_t multiprocessors = 0, joined_warps = 0;  // of a block of the first list that has one to itself; 0: none
+  int32_t multiprocessors = 0, shared_warps = 0;  // of a block of the first list that has one to itself; 0: none
   bool prefill = false;                           // the Hopper kernel takes this shape
   bool prefill8 = false;                          // or the one that multiplies FP8
 };
@@ -25,13 +25,13 @@ struct Machine {
 struct Launch {
   int64_t tokens = 0, sequences = 0, plain = 0, merges = 0, tiles = 0, gathers = 0;
   int32_t parts[kLists] = {0, 0, 0};
-  int32_t joined = 0;        // blocks that share a kv head of an item of the first list; 0: parts of equal cost
-  int64_t exact_tokens = 0;  // where prefill tiles read the query as a tensor of so many rows; else 0
+  int32_t blocks_per_head = 0;  // blocks that share a kv head of an item of the first list; 0: parts of equal cost
+  int64_t exact_tokens = 0;     // where prefill tiles read the query as a tensor of so many rows; else 0
   bool deferred = false, contiguous = false;
   bool outside = true;  // some tokens are of sequences that have no prefill tiles
   bool apart = false;   // and no such sequence reads a page that one with tiles writes
   // Every query is a decode of the first list, whole, and none reads what another appends: the kernel that reads their
-  // keys may append, if it can where blocks are joined, or where they are not.
+  // keys may append, if it can where blocks share a kv head, or where none do.
   bool own = false;
   uint64_t key() const;  // 0 bits differ <=> the same launches
 };
@@ -86,7 +86,7 @@ class Planner {
     int64_t plain = 0, tiles = 0;
   };
   int64_t copy_sequences(const Step&, std::byte* buffer);
-  void add_shared_prefixes(const Step&, const Sequence*);
+  void add_shared_prefixes(const Step&, const DeviceSequence*);
   Assigned assign_queries(const Step&, std::byte* buffer);
   void place_tokens(const Step&, std::byte* buffer);
   void order_tiles(PrefillTile*, int64_t count) const;
@@ -95,19 +95,19 @@ class Planner {
   bool streams() const { return list_for(1) >= 0; }                                            // some kernel does
   size_t shared_list() const { return size_t(std::max(0, list_for(kTileRows[kLists - 1]))); }  // of shared prefixes
   int list_for(int64_t rows) const;
-  void add_stream(const Sequence&, int32_t index, int64_t skip);
+  void add_stream(const DeviceSequence&, int32_t index, int64_t skip);
   int64_t count_ranks(size_t first_row, Item&);
   void partition(int list, std::byte* buffer);
   int32_t blocks_to_join(const std::vector<Item>&) const;
-  int32_t joined_parts(std::vector<Item>&, int32_t blocks, std::byte* buffer);
+  int32_t shared_head_parts(std::vector<Item>&, int32_t blocks, std::byte* buffer);
   void finish_heads(int list, int64_t parts, int32_t segments, std::byte* buffer);
   void write_merges(std::byte* buffer);
-  int32_t place_of(const Sequence&, int32_t t, const int32_t* table) const;
+  int32_t place_of(const DeviceSequence&, int32_t t, const int32_t* table) const;
   template <class F>
-  void pages_of(const Sequence&, int64_t first, const int32_t* table, F&& see) const;
-  bool pages_apart(const Sequence*, int64_t count, const int32_t* table);
-  bool decodes_apart(const Sequence*, int64_t count, const int32_t* table);
-  void set_row(const Sequence&, int32_t index, int32_t i, QueryRow&) const;
+  void pages_of(const DeviceSequence&, int64_t first, const int32_t* table, F&& see) const;
+  bool pages_apart(const DeviceSequence*, int64_t count, const int32_t* table);
+  bool decodes_apart(const DeviceSequence*, int64_t count, const int32_t* table);
+  void set_row(const DeviceSequence&, int32_t index, int32_t i, QueryRow&) const;
 
   Attributes a_;
   Limits limits_;
@@ -135,11 +135,11 @@ inline int64_t bucket(int64_t n) { return n <= 0 ? 0 : int64_t(std::bit_ceil(uin
 inline int64_t down(int64_t x) { return x / kKeyBlock * kKeyBlock; }
 inline int64_t blocks_of(int64_t keys) { return (keys + kKeyBlock - 1) / kKeyBlock; }
 
-// Items whose blocks join their results are cut at multiples of this.
-constexpr int64_t kJoinedKeys = 32;
+// Items whose blocks merge their results are cut at multiples of this.
+constexpr int64_t kSharedKeys = 32;
 
-// With more decodes than this, or more pages between them, and none joined, whether they may append where they attend
-// is not looked into: it takes the host a nanosecond a page, and they take long anyway.
+// With more decodes than this, or more pages between them, and no kv head shared by blocks, whether they may append
+// where they attend is not looked into: it takes the host a nanosecond a page, and they take long anyway.
 constexpr int64_t kOwnDecodes = 256, kOwnPages = 16384;
 
 // Batch-invariant mode cuts here and nowhere else.

@@ -96,7 +96,7 @@ __device__ __forceinline__ void compute_tiles(PrefillShared<M>& sh, const typena
       *x = __shfl_sync(0xffffffffu, *x, 0);
     if constexpr (kExtra) tile.of.kv_begin = __shfl_sync(0xffffffffu, tile.of.kv_begin, 0);
     const int head = w % s.heads, slot = n & 1;
-    const Walk walk = walk_of<M::kGathered>(s, tile);
+    const TileWalk walk = walk_of<M::kGathered>(s, tile);
     const int count = __shfl_sync(0xffffffffu, walk.count(), 0);  // or wgmma is not known to be met by all
     const RowsView rows(s, tile, group, in_tile, kExtra ? alibi_slope(s, head) : 0.0f);
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, rescale[2];

@@ -1,5 +1,5 @@
 // Prefill and extend in FP8 on Hopper: inputs and cache E4M3, heads of 64 and 128, the rest as in prefill.cuh. The
-// whole of a sequence is read back from its pages once: K row by row, V turned over, because the matrix units want the
+// whole of a sequence is read back from its pages once: K row by row, V transposed, because the matrix units want the
 // contracted index of 8-bit operands innermost. Within sixteen keys V lies in the order in which the scores of one
 // multiplication become the weights of the next, so those never leave their registers. What a weight is as E4M3 is read
 // off its logarithm, after a row's first tile: no exponential and no conversion is needed for it.
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(128)
   __shared__ uint32_t values[kGatherTokens][kHeadDim / 4 + 1];
   let_next_kernel_start();
   if (int(blockIdx.y) >= v.counts[kCountSequences]) return;
-  const Sequence seq = v.sequences[blockIdx.y];
+  const DeviceSequence seq = v.sequences[blockIdx.y];
   if (seq.gathered < 0) return;
   const int head = blockIdx.z;
   for (int first = blockIdx.x * kGatherTokens; first < seq.kv_len; first += gridDim.x * kGatherTokens) {

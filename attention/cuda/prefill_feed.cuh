@@ -30,7 +30,7 @@ struct PrefillShared {
 
 // Which tiles of keys a tile of queries reads: new ones [new_first, new_end), then old ones [old_first, old_end).
 // Never none: a query sees its own key.
-struct Walk {
+struct TileWalk {
   int new_first, new_end, old_first, old_end;
   __device__ int count() const { return new_end - new_first + old_end - old_first; }
   // The i-th, from the last backwards: true if new.
@@ -42,12 +42,12 @@ struct Walk {
 };
 // `gathered`: new keys are read back with the old ones.
 template <bool kGathered>
-__device__ inline Walk walk_of(const Shape& s, const PrefillTile& tile) {
-  const Sequence& q = tile.of;
+__device__ inline TileWalk walk_of(const Shape& s, const PrefillTile& tile) {
+  const DeviceSequence& q = tile.of;
   const int last = min(tile.row + kTileQueries, q.q_len) - 1;
   const Range lo = visible(s, q, q.start_pos + tile.row), hi = visible(s, q, q.start_pos + last);
   const int begin = s.sinks > 0 ? 0 : lo.begin, old = kGathered ? q.kv_len : q.start_pos;
-  Walk w;
+  TileWalk w;
   w.old_first = begin / kTileKeys;
   w.old_end = (min(old, hi.end) + kTileKeys - 1) / kTileKeys;
   w.new_first = kGathered ? 0 : max(0, begin - old) / kTileKeys;
@@ -102,7 +102,7 @@ __device__ inline void feed_tiles(PrefillShared<M>& sh, const typename M::Maps& 
     const int head = w % s.heads, kv_head = head / s.group;
     const int query_row = block_wide(tile.of.q_begin + tile.row), new_row = block_wide(tile.of.q_begin),
               old_row = block_wide(tile.of.gathered);
-    Walk walk = walk_of<M::kGathered>(s, tile);
+    TileWalk walk = walk_of<M::kGathered>(s, tile);
     for (int* x : {&walk.new_first, &walk.new_end, &walk.old_first, &walk.old_end}) *x = block_wide(*x);
     const int count = walk.count();
     for (int i = 0; i < count; ++i) {

@@ -17,7 +17,7 @@ __device__ __forceinline__ void leave_results(const Shape& s, const Layer& l, co
                                               int thread, const float (&top)[2], float (&sum)[2], float scale,
                                               const float (&out)[kOut]) {
   constexpr int kD = M::kD;
-  const Sequence& seq = tile.of;
+  const DeviceSequence& seq = tile.of;
   const int warp = thread / 32, lane = thread % 32, g = lane / 4, tid = lane % 4, in_tile = group * 64 + warp * 16 + g;
   float factor[2];
 #pragma unroll

@@ -16,7 +16,7 @@ struct RowsView {
   float slope;
   __device__ __forceinline__ RowsView(const Shape& s, const PrefillTile& tile, int group, int in_tile, float alibi)
       : slope(alibi) {
-    const Sequence& seq = tile.of;
+    const DeviceSequence& seq = tile.of;
     for (int h = 0; h < 2; ++h) {
       own[h] = seq.start_pos + tile.row + in_tile + h * 8;
       const Range r = visible(s, seq, own[h]);
@@ -30,9 +30,9 @@ struct RowsView {
 // Score transform of the i-th tile of the walk; `unit`: of a product, where there is more to it than the scale.
 template <class M, bool kExtra>
 __device__ __forceinline__ void transform_tile(const Shape& s, const Layer& l, const PrefillTile& tile,
-                                               const Walk& walk, const RowsView& rows, int i, int head, int in_tile,
+                                               const TileWalk& walk, const RowsView& rows, int i, int head, int in_tile,
                                                int tid, float unit, float (&score)[kTileKeys / 2]) {
-  const Sequence& seq = tile.of;
+  const DeviceSequence& seq = tile.of;
   int t;
   const bool fresh = walk.at(i, &t);
   const int base = (fresh ? seq.start_pos : 0) + t * kTileKeys;

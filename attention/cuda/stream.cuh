@@ -50,12 +50,12 @@ int stream_prepare(int scale_bytes) {
   return blocks;
 }
 
-// Warps of a block that has a multiprocessor to itself and joins their results; 0: no room.
+// Warps of a block that has a multiprocessor to itself and merges their results; 0: no room.
 template <class K, int kD>
-int stream_joined(int scale_bytes) {
+int stream_shared_warps(int scale_bytes) {
   using Size = FewSize<K, kD>;
-  const int bytes = Size::bytes(scale_bytes) * (Size::kJoinedWarps / kStreamWarps);
-  return bytes <= most_shared(stream_kernel<K, kD, 0>()) ? Size::kJoinedWarps : 0;
+  const int bytes = Size::bytes(scale_bytes) * (Size::kSharedWarps / kStreamWarps);
+  return bytes <= most_shared(stream_kernel<K, kD, 0>()) ? Size::kSharedWarps : 0;
 }
 
 // Whether the kernel whose warps append has the room that the usual one has.
@@ -77,17 +77,17 @@ void stream_run(const Shape& s, const StepView& v, const Layer& l, const StreamL
                 cudaStream_t stream) {
   int warps = kStreamWarps, bytes = SizeOf<K, kD, kList>::bytes(scale_bytes);
   if constexpr (kList == 0)
-    if (list.joined > 0) warps = FewSize<K, kD>::kJoinedWarps, bytes *= warps / kStreamWarps;
+    if (list.blocks_per_head > 0) warps = FewSize<K, kD>::kSharedWarps, bytes *= warps / kStreamWarps;
   auto* kernel = stream_kernel<K, kD, kList>();
   if constexpr (kList == 0 && kAppendsRuns<K, kD>)
-    if (l.appended_here && list.joined == 0) kernel = few_rows_kernel<K, kD, true>;
+    if (l.appended_here && list.blocks_per_head == 0) kernel = few_rows_kernel<K, kD, true>;
   launch_early(kernel, dim3((list.count * s.kv_heads + warps - 1) / warps), warps * 32, bytes, stream, s, v, l, list,
                scale_bytes);
 }
 
 // StreamingLLM: of 16 rows, whose keys are rotated as they are read.
 template <class K, int kD>
-int turned_prepare(int scale_bytes) {
+int rotated_prepare(int scale_bytes) {
   const int bytes = StreamSize<K, kD>::bytes(scale_bytes);
   auto* kernel = many_rows_kernel<K, kD, 1, true>;
   int blocks = 0;
@@ -96,8 +96,8 @@ int turned_prepare(int scale_bytes) {
   return blocks;
 }
 template <class K, int kD>
-void turned_run(const Shape& s, const StepView& v, const Layer& l, const StreamList& list, int scale_bytes,
-                cudaStream_t stream) {
+void rotated_run(const Shape& s, const StepView& v, const Layer& l, const StreamList& list, int scale_bytes,
+                 cudaStream_t stream) {
   launch_early(many_rows_kernel<K, kD, 1, true>, dim3((list.count * s.kv_heads + kStreamWarps - 1) / kStreamWarps),
                kStreamWarps * 32, StreamSize<K, kD>::bytes(scale_bytes), stream, s, v, l, list, scale_bytes);
 }
@@ -106,12 +106,12 @@ void turned_run(const Shape& s, const StepView& v, const Layer& l, const StreamL
 struct StreamEntry {
   int (*prepare)(int scale_bytes) = nullptr;
   void (*run)(const Shape&, const StepView&, const Layer&, const StreamList&, int, cudaStream_t) = nullptr;
-  int (*joined)(int scale_bytes) = nullptr;  // of the first list, as the next
+  int (*shared_warps)(int scale_bytes) = nullptr;  // of the first list, as the next
   bool (*appends)() = nullptr;
 };
 template <class K, int kD>
 StreamEntry few_rows_entry() {
-  return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>, stream_joined<K, kD>, stream_appends<K, kD>};
+  return {stream_prepare<K, kD, 0>, stream_run<K, kD, 0>, stream_shared_warps<K, kD>, stream_appends<K, kD>};
 }
 template <class K, int kD>
 StreamEntry stream_entry(int list) {
@@ -140,10 +140,10 @@ StreamEntry stream_entries(int head_dim, int list) {
 }
 
 template <class K>
-StreamEntry turned_entry(int head_dim) {
-  if (head_dim == 128) return {turned_prepare<K, 128>, turned_run<K, 128>};
+StreamEntry rotated_entry(int head_dim) {
+  if (head_dim == 128) return {rotated_prepare<K, 128>, rotated_run<K, 128>};
 #ifndef KVASIR_CUDA_FEW
-  if (head_dim == 64) return {turned_prepare<K, 64>, turned_run<K, 64>};
+  if (head_dim == 64) return {rotated_prepare<K, 64>, rotated_run<K, 64>};
 #endif
   return {};
 }
@@ -158,6 +158,6 @@ StreamEntry stream_i4(int head_dim, int list);
 StreamEntry stream_i8_group64();
 StreamEntry stream_i4_group32();
 // StreamingLLM's; none for a kind or a head it has no kernel for.
-StreamEntry stream_turned(const Shape&, const CacheLayer&);
+StreamEntry stream_rotated(const Shape&, const CacheLayer&);
 
 }  // namespace kvasir::attention::cuda

@@ -1,6 +1,6 @@
 // The append of a decode by those that attend it (Layer::appended_here): its key and value go into the cache by the
-// warp whose keys end with them, which alone reads them. Joined blocks rotate their queries into shared memory, other
-// warps rotate theirs in registers.
+// warp whose keys end with them, which alone reads them. Blocks that share a kv head rotate their queries into shared
+// memory, other warps rotate theirs in registers.
 #pragma once
 
 #include "attention/cuda/append.cuh"

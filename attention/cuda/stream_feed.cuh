@@ -18,7 +18,7 @@ struct StreamSize {
   static constexpr int kFit = 24576 / kTileBytes;
   static constexpr int kStages = kFit > 6 ? 6 : kFit < 3 ? 3 : kFit;
   static constexpr int kBlocks = kStages * kTileBytes <= 28672 ? 2 : 1;
-  static constexpr int kAhead = 8192 / kRow > 64 ? 64 : 8192 / kRow;  // keys asked for before the kernel may begin
+  static constexpr int kAhead = 8192 / kRow > 64 ? 64 : 8192 / kRow;  // keys prefetched before the kernel may begin
   __host__ __device__ static int stage_bytes(int scale_bytes) {
     return kTileBytes + (K::kGroup ? 2 * kTile * scale_bytes : 0);
   }
@@ -27,13 +27,13 @@ struct StreamSize {
 
 // kOnce: nobody else reads these keys.
 template <class K, int kD, class Size, bool kOnce>
-class Feed {
+class StreamFeed {
  public:
   static constexpr int kTile = Size::kTile, kStages = Size::kStages, kRow = Size::kRow, kChunks = kRow / 16;
 
-  __device__ __forceinline__ Feed(const Shape& s, const StepView& v, const CacheLayer& c, const StreamList& list,
-                                  const PartHead& head, uint8_t* ring, int stage_bytes, int scale_bytes, int kv_head,
-                                  int lane)
+  __device__ __forceinline__ StreamFeed(const Shape& s, const StepView& v, const CacheLayer& c, const StreamList& list,
+                                        const PartHead& head, uint8_t* ring, int stage_bytes, int scale_bytes,
+                                        int kv_head, int lane)
       : s_(s),
         v_(v),
         c_(c),
@@ -69,8 +69,9 @@ class Feed {
     // Where heads lie side by side, sixteen keys of all of them are one run of bytes. An ask costs much the same
     // whatever its length, so the warps that have the same keys of other heads ask for the others of these runs. Not in
     // a short part, whose first keys would come later so, nor for wide types (1 x 128k took 1 % longer).
-    if (kOnce && K::kBits < 16 && list_.joined > 0 && segment_ == known_segment_ && end_ - key_ > 2 * kKeyBlock &&
-        key_ >= seen_begin_ && c_.head == kRow && c_.token == int64_t(kRow) * s_.kv_heads) {
+    if (kOnce && K::kBits < 16 && list_.blocks_per_head > 0 && segment_ == known_segment_ &&
+        end_ - key_ > 2 * kKeyBlock && key_ >= seen_begin_ && c_.head == kRow &&
+        c_.token == int64_t(kRow) * s_.kv_heads) {
       for (int i = kv_head_; i < Size::kAhead / kPlaceKeys * 2; i += s_.kv_heads) {
         const int32_t place = __shfl_sync(0xffffffffu, i < 4 ? known_[0] : known_[1], i / 2 % 2 * kPlaceKeys);
         if (lane_ == 0)

@@ -19,13 +19,13 @@ struct FewSize : StreamSize<K, kD> {
   static constexpr int kStages = !kThree ? All::kStages : 17408 / All::kTileBytes > 4 ? 4 : 17408 / All::kTileBytes;
   static constexpr int kBlocks = kThree ? 3 : All::kBlocks;
   static int bytes(int scale_bytes) { return All::stage_bytes(scale_bytes) * kStages * kStreamWarps; }
-  static constexpr int kJoinedWarps = kBlocks * kStreamWarps;  // of a block that has a multiprocessor to itself
+  static constexpr int kSharedWarps = kBlocks * kStreamWarps;  // of a block that has a multiprocessor to itself
   static_assert(kStages * All::kTileBytes >= int(sizeof(WarpResult<kD>)));
 };
 // kOwn: the warps append what their runs of keys end with, and rotate their queries in registers (Layer::appended_here,
 // where no blocks share an item). A kernel of its own, so that the others keep their registers.
 template <class K, int kD, bool kOwn = false>
-__global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
+__global__ void __launch_bounds__(FewSize<K, kD>::kSharedWarps * 32, 1)
     few_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                     const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int given_scale_bytes) {
   using Size = FewSize<K, kD>;
@@ -39,15 +39,15 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
 
   const int warps = blockDim.x / 32, index = blockIdx.x * warps + warp;
   int kv_head = index % s.kv_heads, part = index / s.kv_heads;
-  if (list.joined > 0) {  // so many blocks have one kv head of an item
-    const int pair = blockIdx.x / list.joined;
+  if (list.blocks_per_head > 0) {  // so many blocks have one kv head of an item
+    const int pair = blockIdx.x / list.blocks_per_head;
     kv_head = pair % s.kv_heads;
-    part = (pair / s.kv_heads * list.joined + blockIdx.x % list.joined) * warps + warp;
+    part = (pair / s.kv_heads * list.blocks_per_head + blockIdx.x % list.blocks_per_head) * warps + warp;
   }
   // The plan lies in memory since before the previous kernel: it is read while that one still runs.
   const PartHead head = part < list.count ? list.heads[part] : PartHead{};
   const CacheLayer& c = l.cache;
-  Feed<K, kD, Size, true> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
+  StreamFeed<K, kD, Size, true> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.prefetch();
   Segment seg = head.first;
   QueryRow rows[2];  // 2 * tid and 2 * tid + 1
@@ -110,11 +110,12 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kJoinedWarps * 32, 1)
       tile.multiply_values(stage + kTile * Size::kRow, scales, x);
     }
 
-    if (list.joined > 0) {
+    if (list.blocks_per_head > 0) {
       copies_wait<0>();
       __syncwarp();
       tile.leave(*reinterpret_cast<WarpResult<kD>*>(ring), rows);
-      merge_warps<kD, Size::kJoinedWarps>(s, l, seg, shared, kStages * stage_bytes, kv_head, list.joined, Tile::kShift);
+      merge_warps<kD, Size::kSharedWarps>(s, l, seg, shared, kStages * stage_bytes, kv_head, list.blocks_per_head,
+                                          Tile::kShift);
       return;
     }
     tile.store(s, v, l, seg, kv_head);

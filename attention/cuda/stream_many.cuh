@@ -1,5 +1,5 @@
 // The stream kernel for tiles of up to 16 or 32 query rows of one kv head: rows of q are the matrix units' tall side.
-// kTurned: StreamingLLM, whose keys and queries are rotated as they are read (stream_turned.cuh).
+// kRotated: StreamingLLM, whose keys and queries are rotated as they are read (stream_rotated.cuh).
 #pragma once
 
 #include "attention/cuda/stream_feed.cuh"
@@ -7,12 +7,12 @@
 
 namespace kvasir::attention::cuda {
 
-template <class K, int kD, int kRowTiles, bool kTurned = false>
+template <class K, int kD, int kRowTiles, bool kRotated = false>
 __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
     many_rows_kernel(const __grid_constant__ Shape s, const __grid_constant__ StepView v,
                      const __grid_constant__ Layer l, const __grid_constant__ StreamList list, int scale_bytes) {
   using Size = StreamSize<K, kD>;
-  using Tile = ManyTile<K, kD, kRowTiles, kTurned>;
+  using Tile = ManyTile<K, kD, kRowTiles, kRotated>;
   constexpr int kTile = Size::kTile, kStages = Size::kStages;
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, tid = lane & 3;
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
   // The plan lies in memory since before the previous kernel: it is read while that one still runs.
   const PartHead head = part < list.count ? list.heads[part] : PartHead{};
   const CacheLayer& c = l.cache;
-  Feed<K, kD, Size, false> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
+  StreamFeed<K, kD, Size, false> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.prefetch();
   wait_for_kernel_ahead();
   let_next_kernel_start();
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
       const TileScales scales{stage + Size::kTileBytes, scale_bytes, c.group_shift, c.scale_dtype == DType::f16};
       float score[kRowTiles][Tile::kN][4] = {};
       uint32_t weights[kRowTiles][Tile::kN / 2][4];
-      if constexpr (kTurned)
-        tile.multiply_turned_keys(s, stage, scales, key - max(seg.ranked_from, 0), score);
+      if constexpr (kRotated)
+        tile.multiply_rotated_keys(s, stage, scales, key - max(seg.ranked_from, 0), score);
       else
         tile.multiply_keys(stage, scales, score);
       tile.softmax(s, l, extra, key, seg.kv_end, score, weights);

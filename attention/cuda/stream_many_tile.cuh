@@ -7,12 +7,12 @@
 #include "attention/cuda/score.cuh"
 #include "attention/cuda/softmax.cuh"
 #include "attention/cuda/stream_kind.cuh"
+#include "attention/cuda/stream_rotated.cuh"
 #include "attention/cuda/stream_rows.cuh"
-#include "attention/cuda/stream_turned.cuh"
 
 namespace kvasir::attention::cuda {
 
-template <class K, int kD, int kRowTiles, bool kTurned>
+template <class K, int kD, int kRowTiles, bool kRotated>
 struct ManyTile {
   using T = typename K::T;
   static constexpr int kTile = K::kTile, kN = kTile / 8;  // columns of 8 keys
@@ -22,12 +22,12 @@ struct ManyTile {
   ScoreRow row[kRowTiles][2];
   float top[kRowTiles][2], sum[kRowTiles][2], out[kRowTiles][kD / 8][4];
   int safe_begin, safe_end;  // keys that all rows see
-  int last_rank, sinks;      // kTurned: of the run's keys; and those of its keys that rows see whatever they begin with
+  int last_rank, sinks;  // kRotated: of the run's keys; and those of its keys that rows see whatever they begin with
 
   __device__ __forceinline__ void begin_rows(const Shape& s, const StepView& v, const Layer& l, const Segment& seg,
                                              int kv_head) {
     safe_begin = 0, safe_end = 0x7fffffff;
-    if constexpr (kTurned)
+    if constexpr (kRotated)
       last_rank = seg.kv_end - 1 - max(seg.ranked_from, 0), sinks = seg.ranked_from == kSinkRun ? s.sinks : 0;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
@@ -47,7 +47,7 @@ struct ManyTile {
 
         uint32_t raw[kD / 16][2];
         load_query<K>(static_cast<const uint16_t*>(l.q) + (int64_t(from.token) * s.heads + head) * kD, live, tid, raw);
-        if constexpr (kTurned) {
+        if constexpr (kRotated) {
           const int rank = from.own - (seg.ranked_from == kSinkRun ? max(from.begin - s.sinks, 0) : seg.ranked_from);
           turn_query<K, kD>(s, l, rank, tid, raw);
         }
@@ -136,8 +136,8 @@ struct ManyTile {
   }
 
   // The same with keys that are rotated on their way: the first of them has rank `rank`.
-  __device__ __forceinline__ void multiply_turned_keys(const Shape& s, const uint8_t* stage, const TileScales& scales,
-                                                       int rank, float (&score)[kRowTiles][kN][4]) const {
+  __device__ __forceinline__ void multiply_rotated_keys(const Shape& s, const uint8_t* stage, const TileScales& scales,
+                                                        int rank, float (&score)[kRowTiles][kN][4]) const {
     prefetch_angles<kD, kTile>(reinterpret_cast<const float2*>(s.rope_ranks), rank + kTile, last_rank, lane);
 #pragma unroll
     for (int half = 0; half < kN / 2; ++half) {
@@ -182,7 +182,7 @@ struct ManyTile {
 #pragma unroll
         for (int e = 0; e < kN * 2; ++e) x[e] = score[m][e / 2][h * 2 + e % 2] * row[m][h].scale;
         if (extra) transform_scores(s, l, row[m][h], kv_end, x, key_of);
-        if (!whole) hide_unseen(kTurned ? sinks : s.sinks, row[m][h], kv_end, x, key_of);
+        if (!whole) hide_unseen(kRotated ? sinks : s.sinks, row[m][h], kv_end, x, key_of);
         const float next = fmaxf(top[m][h], lanes_max<1, 2>(largest(x)));
         grew |= next > top[m][h];
         rescale[m][h] = move_maximum(top[m][h], next, 1.0f, kShift);

@@ -84,11 +84,11 @@ __device__ inline float to_bytes(uint32_t (&raw)[kN][2], DType type) {
 
 // kN elements side by side, as wide as they go.
 template <int kN>
-struct Run {
+struct RowPiece {
   float x[kN];
 };
 template <int kN>
-__device__ inline void store_run(void* base, DType type, int64_t i, const Run<kN>& v) {
+__device__ inline void store_run(void* base, DType type, int64_t i, const RowPiece<kN>& v) {
   if (type == DType::f32) {
     float* p = static_cast<float*>(base) + i;
     if constexpr (kN == 2) *reinterpret_cast<float2*>(p) = {v.x[0], v.x[1]};

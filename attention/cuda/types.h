@@ -16,7 +16,7 @@ enum SequenceFlag : int32_t {
   kEight = 8,       // FP8 prefill reads its queries, as E4M3
 };
 
-struct Sequence {
+struct DeviceSequence {
   int32_t q_begin = 0, q_len = 0;     // rows of query
   int32_t kv_len = 0, start_pos = 0;  // logical
   int64_t kv_begin = 0;               // column of attn_mask, row of KVC output
@@ -76,7 +76,7 @@ struct Merge {
 
 // 128 queries of one sequence for the prefill kernels, with all they need to know of it.
 struct alignas(16) PrefillTile {
-  Sequence of;
+  DeviceSequence of;
   int32_t sequence = 0, row = 0;
 };
 static_assert(sizeof(PrefillTile) == 48);
@@ -90,20 +90,20 @@ struct TileQueue {
 };
 
 struct StepView {
-  const Sequence* sequences = nullptr;
+  const DeviceSequence* sequences = nullptr;
   const int32_t* table = nullptr;  // physical tokens
   const Token* tokens = nullptr;   // [T]
   const int32_t* beam = nullptr;   // [groups, beam_width, max_kvlen]
   const QueryRow* rows = nullptr;
   const Merge* merges = nullptr;
   const int32_t* merge_slots = nullptr;
-  const int32_t* counts = nullptr;  // see Count
+  const int32_t* counts = nullptr;  // see StepCount
   int32_t beam_width = 0;
   int64_t beam_stride = 0;
 };
 
 // Numbers a replayed graph must find in device memory, because they change from step to step.
-enum Count : int32_t { kCountTokens, kCountSequences, kCountMerges, kCountTiles, kCountPlain, kCounts = 8 };
+enum StepCount : int32_t { kCountTokens, kCountSequences, kCountMerges, kCountTiles, kCountPlain, kCounts = 8 };
 
 struct Shape {
   int32_t heads = 0, kv_heads = 0, group = 0, head_dim = 0;
@@ -164,8 +164,8 @@ struct Layer {
 
 constexpr int kKeyBlock = 64;  // keys: what segments start at, absolutely
 
-// Runs that a warp (or a block of joined ones) merges where it finds itself the last; more are left to a kernel with
-// a block a query.
+// Runs that a warp (or a block of those that share a kv head) merges where it finds itself the last; more are left to a
+// kernel with a block a query.
 constexpr int32_t kMergedInPlace = 16;
 
 }  // namespace kvasir::attention::cuda

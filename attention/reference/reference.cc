@@ -67,7 +67,7 @@ class Reference final : public Attention {
   // ---- inputs ------------------------------------------------------------------------------------
 
   // Element-wise: converted, bias added, rotated (q and k) at `position`.
-  Numbers input(Part part, int64_t token, int64_t head, int64_t position, bool rotate) const {
+  Numbers input(InputPart part, int64_t token, int64_t head, int64_t position, bool rotate) const {
     // Without a bias nothing is added: -0 stays -0, as a copy of the cache's bytes must.
     std::vector<float> x(size_t(a_.head_dim)), bias(size_t(a_.head_dim), -0.0f);
     read_elements(part_tensor(a_, *t_, part), a_.io, part_element(a_, part, token, head), a_.head_dim,
@@ -99,7 +99,7 @@ class Reference final : public Attention {
 
   std::vector<float> new_token(int64_t b, int64_t t, int64_t head, bool value) const {
     const int64_t start = held_.step.start_pos[b];
-    Numbers row = input(value ? Part::value : Part::key, held_.step.seqstarts[b] + (t - start), head, t,
+    Numbers row = input(value ? InputPart::value : InputPart::key, held_.step.seqstarts[b] + (t - start), head, t,
                         !value && roped() && !a_.streaming_positions);
     return {row.begin(), row.end()};
   }
@@ -199,7 +199,7 @@ class Reference final : public Attention {
 
     // StreamingLLM: positions are ranks among the visible keys, and the query is the last of them.
     int64_t position = a_.streaming_positions ? int64_t(keys.size()) - 1 : s.start_pos + i;
-    Numbers q = input(Part::query, token, h, position, roped());
+    Numbers q = input(InputPart::query, token, h, position, roped());
     if (a_.fp8_query)
       for (double& x : q) x = double(as_fp8(float(x), t_->q_scale));
 

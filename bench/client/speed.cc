@@ -162,7 +162,7 @@ double at_once(const std::string& protocol, int port) {
   o.concurrency = 16;
   const std::atomic<bool> never{false};
   const double cpu = cpu_seconds();
-  const client::Run run = run_load(*target, w, o, never, {});
+  const client::LoadRun run = run_load(*target, w, o, never, {});
   const double used = cpu_seconds() - cpu;
   const client::Figures f = figures_of(run, {});
   const double a_core = static_cast<double>(f.output_tokens) / used;
@@ -196,7 +196,7 @@ void paced(Outcome& out, int port) {
 }
 
 // The gaps as the server made them, from the clock in each token's text: a busy machine wakes sleepers late.
-client::Spread servers_gaps(const client::Run& run) {
+client::Spread servers_gaps(const client::LoadRun& run) {
   std::vector<double> gaps;
   for (const client::Record& r : run.records) {
     std::istringstream clocks(r.text);
@@ -219,7 +219,7 @@ void known(Outcome& out, const std::vector<std::pair<double, int>>& servers) {
     o.requests = 8;
     o.concurrency = 4;
     o.keep_text = true;
-    const client::Run run = run_load(*target, w, o, never, {});
+    const client::LoadRun run = run_load(*target, w, o, never, {});
     const client::Figures f = figures_of(run, {});
     const client::Spread made = servers_gaps(run);
     for (const double ratio : {f.itl.p50 / made.p50, f.itl.mean / made.mean, f.tpot.mean / made.mean})

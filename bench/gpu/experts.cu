@@ -70,13 +70,13 @@ void measure(const Shape& s, const std::vector<int64_t>& row_counts, cudaStream_
   for (DeviceMemory& m : ints) room(m, slots * 4);
   room(by_expert, (4 * s.experts + 1) * 4);
   CUDA(cudaMemset(by_expert.get(), 0, size_t(s.experts) * 4));
-  room(items, (s.experts + slots) * int64_t(sizeof(Item)));
+  room(items, (s.experts + slots) * int64_t(sizeof(ExpertItem)));
   auto* e = by_expert.as<int32_t>();
   const Routed routed{.chosen = ints[0].as<int32_t>(),
                       .weights = ints[1].as<float>(),
                       .slot_of = ints[2].as<int32_t>(),
                       .slot_rows = ints[3].as<int32_t>(),
-                      .items = items.as<Item>(),
+                      .items = items.as<ExpertItem>(),
                       .count = e + 4 * s.experts,
                       .own = int32_t(s.experts),
                       .counts = e,

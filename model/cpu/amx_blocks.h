@@ -48,7 +48,7 @@ template <Packing P>
       put(to[c], zero ? _mm512_xor_si512(w, _mm512_set1_epi8(-128)) : w, c < 4 ? first : second);
     }
   }
-  Scales<P> s;
+  BlockScales<P> s;
   s.load(scales, 0);
   for (int h = 0; h < parts<P>(); ++h) {
     _mm512_store_ps(rooms[h].d, s.d[h]);
@@ -58,9 +58,9 @@ template <Packing P>
 
 // The next block to unpack, of groups that follow each other.
 template <Packing P>
-struct Reader {
+struct BlockReader {
   static constexpr PackingInfo kInfo = packing_info(P);
-  Reader(const PackedMatrix& m, int64_t group, int64_t block)
+  BlockReader(const PackedMatrix& m, int64_t group, int64_t block)
       : blocks(m.blocks), group_bytes(m.group_bytes), group_at(m.quants(group)) {
     ahead = (kFetchBytes / group_bytes + 1) * group_bytes;
     seek(block);
@@ -181,7 +181,7 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
     const int64_t n = rows - span < kSpan ? rows - span : kSpan;
     for (int64_t b = 0; b < m.blocks; b += chunk) {
       const int64_t count = (m.blocks - b < chunk ? m.blocks - b : chunk) * parts<P>();
-      Reader<P> reader(m, group, b);
+      BlockReader<P> reader(m, group, b);
       for (int64_t i = 0; i < count; i += parts<P>()) reader.next(room + i);
       int64_t begun = 0, scaled = 0;  // products within their tiles
       TileInput in(x, first + span, b, parts<P>());
@@ -217,7 +217,7 @@ void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantR
               float* y, int64_t y_stride, bool add) {
   alignas(64) Room ring[kRing];
   const TileInput in(x, first, 0, parts<P>());
-  Reader<P> reader(m, group, 0);
+  BlockReader<P> reader(m, group, 0);
   const int64_t count = m.blocks * parts<P>(), total = count * groups;
   for (int64_t i = 0; i < kAhead && i < total; i += parts<P>()) reader.next(ring + i);
   alignas(64) float made_rows[kTileRows][kGroup];

@@ -254,11 +254,11 @@ void few_rows_of_blocks(const PackedMatrix& m, int64_t group, int64_t groups, co
     const uint8_t* at = scales + scaled * L::kPairBlocks * L::kInfo.scale_bytes;
 #pragma GCC unroll 4
     for (int k = 0; k < L::kPairBlocks * L::kInfo.scale_bytes; k += 64) __builtin_prefetch(at + ahead + k, 0, 2);
-    Scales<P> of_block[L::kPairBlocks];
+    BlockScales<P> of_block[L::kPairBlocks];
     for (int b = 0; b < L::kPairBlocks; ++b) of_block[b].load(at + b * L::kInfo.scale_bytes, 0);
 #pragma GCC unroll 2
     for (int part = 0; part < 2; ++part) {
-      const Scales<P>& s = of_block[L::kPairBlocks == 2 ? part : 0];
+      const BlockScales<P>& s = of_block[L::kPairBlocks == 2 ? part : 0];
       const int half = L::kPairBlocks == 2 ? 0 : part;
 #pragma GCC unroll 8
       for (int t = 0; t < R; ++t) {

@@ -113,8 +113,8 @@ struct alignas(64) PairTileSums {
 
 // `between` is what else there is to do, a little after every two products.
 template <bool Begins, class Between>
-[[gnu::always_inline]] inline void add_pair_step(const uint8_t* x, const Step& w, [[maybe_unused]] PairTileSums* made,
-                                                 const Between& between) {
+[[gnu::always_inline]] inline void add_pair_step(const uint8_t* x, const UnpackedStep& w,
+                                                 [[maybe_unused]] PairTileSums* made, const Between& between) {
   asm volatile("" ::: "memory");  // what is loaded has been stored
   _tile_loadd(7, w.high, 64);
   KVASIR_PAIRS(_tile_dpbssd, 0, 0)
@@ -181,7 +181,7 @@ template <Packing P>
 void sum_pairs(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                int64_t y_stride, bool add) {
   constexpr int64_t kTiles = 16;  // whose sums wait between two panels
-  alignas(64) Step panel[kPanelSteps];
+  alignas(64) UnpackedStep panel[kPanelSteps];
   alignas(64) PairRowSums between[kTiles];
   PairTileSums made[2];
   const int64_t steps = (m.blocks + 1) / 2, panels = (steps + kPanelSteps - 1) / kPanelSteps;

@@ -18,7 +18,7 @@ constexpr int64_t kPanelSteps = 12;
 // Where one tile of rows is all there is: steps unpacked ahead of the one that is multiplied.
 constexpr int64_t kStepsAhead = 3, kStepRing = 4;
 
-struct alignas(64) Step {
+struct alignas(64) UnpackedStep {
   uint8_t high[16][64], low[16][64];
 };
 
@@ -47,7 +47,8 @@ struct WidePair {
 
 // Block `half` of a step.
 template <Packing P>
-[[gnu::always_inline]] inline void unpack_weights(const uint8_t* quants, const uint8_t* scales, int half, Step& to) {
+[[gnu::always_inline]] inline void unpack_weights(const uint8_t* quants, const uint8_t* scales, int half,
+                                                  UnpackedStep& to) {
   const __m512i low = _mm512_set1_epi16(15);
   const WidePair<P> first(scales, 0), second = packing_info(P).halves ? WidePair<P>(scales, 1) : first;
 #pragma GCC unroll 4
@@ -77,15 +78,15 @@ struct StepReader {
     b = block, quants = group_at + b * kInfo.quant_bytes;
     scales = group_at + blocks * kInfo.quant_bytes + b * kInfo.scale_bytes;
   }
-  [[gnu::always_inline]] void next(Step& to) {
+  [[gnu::always_inline]] void next(UnpackedStep& to) {
     block(0, to);
     rest(to);
   }
-  [[gnu::always_inline]] void rest(Step& to) {
+  [[gnu::always_inline]] void rest(UnpackedStep& to) {
     if (b < blocks) block(1, to);  // else what is there meets activations of 0
     if (b == blocks) group_at += group_bytes, seek(0);
   }
-  [[gnu::always_inline]] void block(int half, Step& to) {
+  [[gnu::always_inline]] void block(int half, UnpackedStep& to) {
 #pragma GCC unroll 8
     for (int i = 0; i < kInfo.quant_bytes; i += 64) __builtin_prefetch(quants + ahead + i, 0, 2);
 #pragma GCC unroll 4
@@ -120,7 +121,7 @@ constexpr auto kNothing = []() __attribute__((always_inline)){};
 // `first` and `second` are what else there is to do: vector instructions and tile products go on beside each other only
 // as near as that, not one after another (unpacking a step: 168 and 100 cycles).
 template <bool Begins, class First, class Second>
-[[gnu::always_inline]] inline void add_step(const uint8_t* x, const Step& w, [[maybe_unused]] TileSums* made,
+[[gnu::always_inline]] inline void add_step(const uint8_t* x, const UnpackedStep& w, [[maybe_unused]] TileSums* made,
                                             const First& first, const Second& second) {
   asm volatile("" ::: "memory");  // what is loaded has been stored
   _tile_loadd(4, x, 64);
@@ -188,7 +189,7 @@ template <Packing P>
 void sum_one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
                   float* y, int64_t y_stride, bool add) {
   constexpr int64_t kMostSteps = 64;  // 32 bits hold the sums of low bytes of 516
-  Step ring[kStepRing];
+  UnpackedStep ring[kStepRing];
   TileSums made[2];
   RowSums between;
   StepReader<P> reader(m, group, 0);
@@ -205,7 +206,7 @@ void sum_one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const Qu
   };
   for (int64_t i = 0, step = 0; i < total; ++i) {
     const uint8_t* from = in + step * kStepBytes;
-    Step& to = ring[(i + kStepsAhead) % kStepRing];
+    UnpackedStep& to = ring[(i + kStepsAhead) % kStepRing];
     const bool more = i + kStepsAhead < total;
     if (step % kMostSteps == 0) {
       while (part < kEndParts) end_part();

@@ -83,13 +83,13 @@ template <Stored S, int kind>
 inline simd::V scale_of(const uint8_t* p, int part, const SuperScales& super) {
   constexpr StoredInfo info = stored_info(S);
   const int row = part * simd::W;
-  if constexpr (info.scaling == Scaling::half) return simd::mul(simd::load_f16(p + 2 * row), super.factor);
-  if constexpr (info.scaling == Scaling::power)
+  if constexpr (info.scaling == StoredScales::half) return simd::mul(simd::load_f16(p + 2 * row), super.factor);
+  if constexpr (info.scaling == StoredScales::power)
     return simd::mul(Blocks::as_float(Blocks::template left<23>(Blocks::bytes(p + row))), simd::set1(0.5f));
-  if constexpr (info.scaling == Scaling::e4m3) return simd::mul(simd::load_e4m3(p + row), super.factor);
+  if constexpr (info.scaling == StoredScales::e4m3) return simd::mul(simd::load_e4m3(p + row), super.factor);
   const simd::V by = kind == 0 ? super.d : super.m;
-  if constexpr (info.scaling == Scaling::small) return simd::mul(simd::load_i8(p + row), by);
-  if constexpr (info.scaling == Scaling::nibble)
+  if constexpr (info.scaling == StoredScales::small) return simd::mul(simd::load_i8(p + row), by);
+  if constexpr (info.scaling == StoredScales::nibble)
     return simd::mul(simd::add(simd::load_i4(p + row / 2), simd::set1(8.0f)), by);
 }
 
@@ -160,7 +160,7 @@ inline void expand_blocks(const uint8_t* group, int64_t group_bytes, int64_t blo
       const simd::V s = simd::load(row_scales + part * simd::W);
       super[part].factor = simd::select_ge(s, simd::set1(1e-37f), simd::div_v(simd::set1(1.0f), s), simd::zero());
     }
-    if constexpr (info.scaling == Scaling::e4m3) super[part].factor = simd::load(row_scales + part * simd::W);
+    if constexpr (info.scaling == StoredScales::e4m3) super[part].factor = simd::load(row_scales + part * simd::W);
   }
   for (int64_t b = begin; b < end; ++b) {
     if (info.super_bytes() > 0 && (b == begin || b % kSuper == 0)) {

@@ -76,19 +76,20 @@ struct StoredRow {
   float scale_at(int64_t b, int h, int kind) const {
     const int64_t place = scale(b, h, kind);
     switch (info.scaling) {
-      case Scaling::half: return f16_to_f32(at<uint16_t>(place));
-      case Scaling::power:
+      case StoredScales::half: return f16_to_f32(at<uint16_t>(place));
+      case StoredScales::power:
         if (group[place] == 0 || group[place] == 255) return group[place] == 0 ? 0 : INFINITY;
         return std::ldexp(1.0f, group[place] - 128);
-      case Scaling::e4m3: {
+      case StoredScales::e4m3: {
         float scale;
         dequantize(WeightType::f8_e4m3, group + place, 1, &scale);
         return scale * at<float>(factor());
       }
-      case Scaling::small:
-      case Scaling::nibble: break;
+      case StoredScales::small:
+      case StoredScales::nibble: break;
     }
-    const int small = info.scaling == Scaling::small ? int8_t(group[place]) : (group[place] >> (r % 2 * 4) & 15) ^ 8;
+    const int small =
+        info.scaling == StoredScales::small ? int8_t(group[place]) : (group[place] >> (r % 2 * 4) & 15) ^ 8;
     const float by = f16_to_f32(at<uint16_t>(super(b, kind))) * float(small);
     return kind == 0 ? by : -by;
   }
@@ -101,9 +102,9 @@ void put_scales(const StoredRow& at, int64_t b, const Unpacked& u, uint8_t* grou
       uint8_t* to = group + at.scale(b, h, kind);
       const int8_t small = kind == 0 ? u.scale[h] : u.min[h];
       const uint16_t of = kind == 0 ? u.of_d : u.of_m;
-      if (info.scaling == Scaling::half) {
+      if (info.scaling == StoredScales::half) {
         std::memcpy(to, &of, 2);
-      } else if (info.scaling == Scaling::nibble) {
+      } else if (info.scaling == StoredScales::nibble) {
         *to = uint8_t(*to | (small ^ 8) << (at.r % 2 * 4));  // less 8, as the vectors' nibbles are
       } else {
         *to = uint8_t(small);
@@ -164,7 +165,7 @@ void store_row(const PackedMatrix& m, uint8_t* group, int r, WeightType type, co
     put_integers(group + at.quants(b), info.bits, r, u.q);
     put_scales(at, b, u, group);
   }
-  if (info.scaling == Scaling::e4m3) std::memcpy(group + at.factor(), &u.of_row, sizeof u.of_row);
+  if (info.scaling == StoredScales::e4m3) std::memcpy(group + at.factor(), &u.of_row, sizeof u.of_row);
   if (packing_info(m.packing).of_rows) find_row_scale(at, group);
 }
 

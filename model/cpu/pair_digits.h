@@ -54,7 +54,7 @@ inline void with_digits(int64_t rows, const F& f) {
 }
 
 // How quantize_to() writes a row's block, as integers of 16 bits, until its pair is made of it.
-struct Wide {
+struct Int16Blocks {
   static void quantize_block(const float* x, float inverse, int8_t* to, int8_t*) {
     const __m256 magic = _mm256_set1_ps(12582912.0f), by = _mm256_set1_ps(inverse);
     const __m256i most = _mm256_set1_epi16(int16_t(kActivationRange)), least = _mm256_set1_epi16(-kActivationRange);

@@ -188,7 +188,7 @@ void digit_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
 }
 
 void quantize_pair_row(const float* x, const PackingInfo& info, const QuantRows& to, int64_t row) {
-  quantize_digits<Wide>(x, info, to, row, [&](int8_t* block, int64_t b, __m128i first, __m128i second) {
+  quantize_digits<Int16Blocks>(x, info, to, row, [&](int8_t* block, int64_t b, __m128i first, __m128i second) {
     auto* sums = reinterpret_cast<__m128i*>(block + kDigitSums);
     if (kVnni) {
       put_upper_sums(block, info.halves, first, second);

@@ -127,7 +127,7 @@ struct PairTile {
 #pragma GCC unroll 2
           for (int g = 0; g < G; ++g) made[j][g] = kInfo.zero != 0 ? value(b, j, 0) : Blocks::zero_i();
         add_block(b, h, made);
-        Scales<P> of[G];
+        BlockScales<P> of[G];
 #pragma GCC unroll 2
         for (int g = 0; g < G; ++g) of[g].load(scales(b, g), 0);
         each_row_of<C>(made, [&]<int t, int g>(Blocks::I sum) {
@@ -189,7 +189,7 @@ void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const
   });
 }
 
-struct WidePairs : Wide {
+struct WidePairs : Int16Blocks {
   static float magnitude(const float* x, int64_t cols) { return Blocks::magnitude(x, cols); }
 };
 

@@ -106,7 +106,7 @@ struct Panel {
           How::template unpack<P>(q + 4 * simd::W * part, s, part,
                                   [&](int i, Blocks::I v) { w[kPairs * (b - begin) + i][n] = v; });
           if constexpr (!info.of_rows) {
-            Scales<P> of;
+            BlockScales<P> of;
             of.load(s, part);
             for (int h = 0; h < parts; ++h) {
               d[(b - begin) * parts + h][n] = of.d[h];

@@ -12,7 +12,7 @@ namespace {
 // Fewer rows are not worth unpacking for.
 inline int64_t least_rows(const PackingInfo& info) { return !kVnni ? 2 : info.of_rows ? 3 : 5; }
 
-struct Words {
+struct WordPanels {
   static constexpr int64_t kPanelRows = cpu::kPanelRows;
   template <int G>
   static constexpr int64_t kPanelBlocks = 20;  // a panel and the rows at it stay in a first-level cache of 32 KB
@@ -64,7 +64,7 @@ void integer_of_many(const PackedMatrix& m, int64_t group, int64_t groups, const
           if constexpr (packing_info(P).of_rows)
             digit_rows<P>(m, group + g, x, first + t, some, to, y_stride, add);
           else
-            panel_rows<Words, P, 1>(m, group + g, x, first + t, some, to, y_stride, add);
+            panel_rows<WordPanels, P, 1>(m, group + g, x, first + t, some, to, y_stride, add);
         }
     }
   });

@@ -6,7 +6,7 @@
 //     4*r + j: row r, input 4c+j; or a fifth and a sixth: two such, of two bits each, for the inputs of either half.
 //     Of 2 and 3 bits: two times 64 bytes, bits 2c and 2c+1 of byte 4*r + j: row r, input 4c+j of either half; then a
 //     third bit as a fifth would be
-//   scales: as Scaling has them, rows beside one another, once or for each half
+//   scales: as StoredScales has them, rows beside one another, once or for each half
 // of each 8 blocks 16 d, then 16 m where there are minima (float16), by which small scales are multiplied; and 16
 // floats, the rows' s where kernels want integers of rows (packed.h), or what E4M3 scales are multiplied by.
 #pragma once
@@ -20,7 +20,7 @@ namespace kvasir::model::cpu {
 // q4_k lies so only where results are to be float32's own.
 enum class Stored : uint8_t { none, q2_k, q3_k, q4_k, q5_0, q5_1, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, nvfp4 };
 
-enum class Scaling : uint8_t {
+enum class StoredScales : uint8_t {
   half,    // float16 d, then m where there are minima
   power,   // a byte, d = 2^(byte - 128); the least is 0, the greatest infinite
   small,   // int8, then as many for minima: times the d and m of 8 blocks
@@ -37,7 +37,7 @@ constexpr int64_t kSuper = 8;  // blocks that share d and m
 
 struct StoredInfo {
   int bits;  // of an integer or code
-  Scaling scaling;
+  StoredScales scaling;
   bool halves;
   int zero;               // the integer that stands for 0, where there are no minima
   const uint8_t* values;  // of codes
@@ -45,12 +45,12 @@ struct StoredInfo {
 
   constexpr int quant_bytes() const { return 64 * bits; }
   constexpr int scale_width() const {  // of 16 rows
-    return scaling == Scaling::half ? 32 : scaling == Scaling::nibble ? 8 : 16;
+    return scaling == StoredScales::half ? 32 : scaling == StoredScales::nibble ? 8 : 16;
   }
   constexpr int kinds() const { return zero == 0 ? 2 : 1; }  // d, and m
   constexpr int scale_bytes() const { return scale_width() * kinds() * (halves ? 2 : 1); }
   constexpr int super_bytes() const {
-    return scaling == Scaling::small || scaling == Scaling::nibble ? 32 * kinds() : 0;
+    return scaling == StoredScales::small || scaling == StoredScales::nibble ? 32 * kinds() : 0;
   }
   constexpr int64_t scales_at(int64_t blocks) const { return blocks * quant_bytes(); }
   constexpr int64_t supers_at(int64_t blocks) const { return blocks * (quant_bytes() + scale_bytes()); }
@@ -63,17 +63,17 @@ constexpr StoredInfo stored_info(Stored s) {
   constexpr auto wide = Packing::n8_wide, halves = Packing::n8_halves;
   switch (s) {
     case Stored::none: break;
-    case Stored::q2_k: return {2, Scaling::nibble, true, 0, nullptr, Packing::i4_halves, halves};
-    case Stored::q3_k: return {3, Scaling::small, true, 4, nullptr, Packing::i4_halves, halves};
-    case Stored::q4_k: return {4, Scaling::small, false, 0, nullptr, Packing::i4_min, wide};
-    case Stored::q5_0: return {5, Scaling::half, false, 16, nullptr, wide, wide};
-    case Stored::q5_1: return {5, Scaling::half, false, 0, nullptr, wide, wide};
-    case Stored::q5_k: return {5, Scaling::small, false, 0, nullptr, wide, wide};
-    case Stored::q6_k: return {6, Scaling::small, true, 32, nullptr, halves, halves};
-    case Stored::iq4_nl: return {4, Scaling::half, false, 128, kIq4Values, Packing::n8_zero, Packing::n8_zero};
-    case Stored::iq4_xs: return {4, Scaling::small, false, 128, kIq4Values, Packing::n8_float, Packing::n8_float};
-    case Stored::mxfp4: return {4, Scaling::power, false, 12, kE2m1Values, wide, wide};
-    case Stored::nvfp4: return {4, Scaling::e4m3, true, 16, kE2m1From4, halves, halves};
+    case Stored::q2_k: return {2, StoredScales::nibble, true, 0, nullptr, Packing::i4_halves, halves};
+    case Stored::q3_k: return {3, StoredScales::small, true, 4, nullptr, Packing::i4_halves, halves};
+    case Stored::q4_k: return {4, StoredScales::small, false, 0, nullptr, Packing::i4_min, wide};
+    case Stored::q5_0: return {5, StoredScales::half, false, 16, nullptr, wide, wide};
+    case Stored::q5_1: return {5, StoredScales::half, false, 0, nullptr, wide, wide};
+    case Stored::q5_k: return {5, StoredScales::small, false, 0, nullptr, wide, wide};
+    case Stored::q6_k: return {6, StoredScales::small, true, 32, nullptr, halves, halves};
+    case Stored::iq4_nl: return {4, StoredScales::half, false, 128, kIq4Values, Packing::n8_zero, Packing::n8_zero};
+    case Stored::iq4_xs: return {4, StoredScales::small, false, 128, kIq4Values, Packing::n8_float, Packing::n8_float};
+    case Stored::mxfp4: return {4, StoredScales::power, false, 12, kE2m1Values, wide, wide};
+    case Stored::nvfp4: return {4, StoredScales::e4m3, true, 16, kE2m1From4, halves, halves};
   }
   return {};
 }

@@ -13,7 +13,7 @@ constexpr int kMostTopK = 1024;  // of which the greatest are sorted
 constexpr unsigned kAll = ~0u;
 constexpr float kLeastAllowed = -3.4028232635611926e38f;  // a forbidden logit is -FLT_MAX
 
-struct Scratch {
+struct DrawScratch {
   uint32_t count[kBins];
   unsigned long long mass[kBins];
   double sums[kWarps], more_sums[kWarps];
@@ -88,7 +88,7 @@ struct Kept {
 };
 
 // The bin in which those before it and its own reach `tokens`, or where tokens is 0 `mass`. Of warp 0.
-__device__ void choose(Scratch& s, uint32_t tokens, double mass) {
+__device__ void choose(DrawScratch& s, uint32_t tokens, double mass) {
   if (threadIdx.x >= 32) return;
   constexpr int kEach = kBins / 32;
   const int lane = int(threadIdx.x), first = lane * kEach;
@@ -122,7 +122,7 @@ __device__ void choose(Scratch& s, uint32_t tokens, double mass) {
   s.bin = bin, s.above = above, s.mass_above = mass_above;
 }
 
-__device__ void clear(Scratch& s) {
+__device__ void clear(DrawScratch& s) {
   for (int i = int(threadIdx.x); i < kBins; i += kThreads) s.count[i] = 0, s.mass[i] = 0;
   __syncthreads();
 }
@@ -130,7 +130,7 @@ __device__ void clear(Scratch& s) {
 // Of those that are kept so far the border of the first `tokens` in an order, or where that is 0 of the first that hold
 // `share` of their mass. `exact`: the last tie is said even where all are in.
 template <class Order>
-__device__ Border border(const Distribution& row, Scratch& s, const Kept& from, const Order& order, uint32_t tokens,
+__device__ Border border(const Distribution& row, DrawScratch& s, const Kept& from, const Order& order, uint32_t tokens,
                          double share, bool exact = false) {
   clear(s);
   if (threadIdx.x == 0) s.above = 0, s.mass_above = 0, s.all = 0;
@@ -213,7 +213,7 @@ struct Sums {
   uint32_t count;
 };
 template <class F>  // f(x, id, a, b): whether they are there
-__device__ Sums sums(const Distribution& row, Scratch& s, F f) {
+__device__ Sums sums(const Distribution& row, DrawScratch& s, F f) {
   double a = 0, b = 0;
   uint32_t count = 0;
   for (int32_t i = int32_t(threadIdx.x); i < row.size; i += kThreads) {
@@ -233,7 +233,7 @@ __device__ Sums sums(const Distribution& row, Scratch& s, F f) {
 }
 
 // top-n-sigma: of the logits that are allowed at all.
-__device__ float least_of_sigma(const Distribution& row, Scratch& s, float n) {
+__device__ float least_of_sigma(const Distribution& row, DrawScratch& s, float n) {
   const Sums all = sums(row, s, [](float x, int32_t, double& a, double& b) {
     a = double(x), b = double(x) * double(x);
     return x != -FLT_MAX;
@@ -243,7 +243,7 @@ __device__ float least_of_sigma(const Distribution& row, Scratch& s, float n) {
 }
 
 // Surprise that is to be expected of those that are kept.
-__device__ double expected_surprise(const Distribution& row, Scratch& s, const Kept& kept) {
+__device__ double expected_surprise(const Distribution& row, DrawScratch& s, const Kept& kept) {
   const Sums all = sums(row, s, [&](float x, int32_t id, double& a, double& b) {
     if (!kept.has(row, x, id)) return false;
     const auto w = double(row.weight(x));
@@ -253,7 +253,7 @@ __device__ double expected_surprise(const Distribution& row, Scratch& s, const K
   return all.b / all.a;
 }
 
-__device__ float heaviest_weight(const Distribution& row, Scratch& s, const Kept& kept) {
+__device__ float heaviest_weight(const Distribution& row, DrawScratch& s, const Kept& kept) {
   if (threadIdx.x == 0) s.bin = 0;
   __syncthreads();
   float most = 0;
@@ -276,7 +276,7 @@ __device__ double sum_to(double v, int lane) {
 }
 
 // The token in whose share of what is kept, in the order of ids, u falls.
-__device__ int32_t draw_by_id(const Distribution& row, Scratch& s, const Kept& kept, double u) {
+__device__ int32_t draw_by_id(const Distribution& row, DrawScratch& s, const Kept& kept, double u) {
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int32_t begin = row.begin(warp), end = row.begin(warp + 1);
   auto weight = [&](int32_t i) {
@@ -319,7 +319,7 @@ __device__ int32_t draw_by_id(const Distribution& row, Scratch& s, const Kept& k
 }
 
 // The same among the `tokens` greatest, in the order of their weights.
-__device__ int32_t draw_of_few(const Distribution& row, Scratch& s, const Kept& kept, float least_logit,
+__device__ int32_t draw_of_few(const Distribution& row, DrawScratch& s, const Kept& kept, float least_logit,
                                uint32_t tokens, const Wish& wish) {
   if (threadIdx.x == 0) s.kept = 0;
   for (int i = int(threadIdx.x); i < kMostTopK; i += kThreads) s.sorted[i] = 0;
@@ -365,7 +365,7 @@ __device__ int32_t draw_of_few(const Distribution& row, Scratch& s, const Kept& 
 }
 
 // Whatever is asked for: typical-p, and a top-k of more than are sorted, whose draws go by these orders.
-__device__ int32_t draw_of_any(const Distribution& row, Scratch& s, Kept kept, const Wish& wish) {
+__device__ int32_t draw_of_any(const Distribution& row, DrawScratch& s, Kept kept, const Wish& wish) {
   auto keep_heaviest = [&](uint32_t tokens, double share) {
     kept.heaviest = border(row, s, kept, ByWeight(), tokens, share, kept.by_weight);  // within the one before
     kept.by_weight = true;
@@ -385,7 +385,7 @@ __device__ int32_t draw_of_any(const Distribution& row, Scratch& s, Kept kept, c
 
 __global__ void __launch_bounds__(kThreads) draw(const float* logits, const Wish* wishes, DeviceDraw* out,
                                                  int32_t* tokens, int64_t cols, const int32_t* which) {
-  __shared__ Scratch s;
+  __shared__ DrawScratch s;
   const Wish wish = wishes[blockIdx.x];
   const DeviceDraw greatest = out[blockIdx.x];
   if (wish.scale == 0 || greatest.bad_logits || greatest.nothing_allowed) return;

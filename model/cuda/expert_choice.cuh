@@ -34,12 +34,12 @@ __device__ Best best_of(const float* values, const bool* taken, int first, int c
 }
 
 // A warp's room in shared memory.
-struct Scratch {
+struct ChoiceScratch {
   float *scores, *choice;
   bool *taken, *kept;
 };
 __host__ __device__ size_t scratch_bytes(int experts) { return size_t(experts) * (2 * sizeof(float) + 2); }
-__device__ Scratch scratch_of(uint8_t* shared, int warp, int experts) {
+__device__ ChoiceScratch scratch_of(uint8_t* shared, int warp, int experts) {
   const int each = (experts + 3) / 4 * 4;
   auto* at = reinterpret_cast<float*>(shared + size_t(warp) * scratch_bytes(each));
   auto* flags = reinterpret_cast<bool*>(at + 2 * each);
@@ -47,7 +47,7 @@ __device__ Scratch scratch_of(uint8_t* shared, int warp, int experts) {
 }
 
 // No expert outside the best groups may be chosen.
-__device__ void take_worst_groups(const Routing& r, const Scratch& s) {
+__device__ void take_worst_groups(const Routing& r, const ChoiceScratch& s) {
   const int size = r.experts / r.groups, lane = threadIdx.x % 32;
   for (int g = lane; g < r.groups; g += 32) s.kept[g] = false;
   __syncwarp();
@@ -73,7 +73,7 @@ __device__ void take_worst_groups(const Routing& r, const Scratch& s) {
 }
 
 // As Routing::choose(), by a warp.
-__device__ void choose(const Routing& r, const float* logits, const float* correction, const Scratch& s,
+__device__ void choose(const Routing& r, const float* logits, const float* correction, const ChoiceScratch& s,
                        int32_t* chosen, float* weights) {
   const int lane = threadIdx.x % 32;
   float greatest = -INFINITY, sum = 0;

@@ -47,7 +47,7 @@ __device__ void group_few(const Routed& out, int used, int slots) {
   if (i < slots && !here) out.slot_of[i] = -1;
   if (!here) return;
   item = item_of[leader];
-  Item& to = out.items[item];
+  ExpertItem& to = out.items[item];
   if (leads) to.expert = experts[i], to.first = item * kItemRows, to.count = count;
   to.rows[rank] = i / used;
   out.slot_of[i] = item * kItemRows + rank;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) cut_items(Routed out, int experts, i
   if (e == experts - 1) *out.count = items[e];
   out.counts[e] = 0, out.next[e] = out.first_slots[e] = first, out.first_items[e] = item;
   for (int j = 0; j < own_items; ++j) {
-    Item& to = out.items[item + j];
+    ExpertItem& to = out.items[item + j];
     to.expert = e, to.first = first + j * item_rows, to.count = min(item_rows, own - j * item_rows);
     to.unused = 0;
   }

@@ -11,7 +11,7 @@ namespace kvasir::model::cuda {
 struct ExpertProduct {
   const uint8_t* tiles;
   const float* bias;
-  const Item* items;
+  const ExpertItem* items;
   const int32_t *count, *rows;  // rows: null where slots are the rows
   const __nv_bfloat16* in;
   void* out;

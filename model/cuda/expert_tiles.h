@@ -47,7 +47,7 @@ struct ExpertMatrix {
 // A slot is one (row, expert) pair; the slots of an expert are contiguous. An item is a run of them that a block
 // multiplies together.
 constexpr int kItemRows = 8;  // whose indices stand in the item itself
-struct Item {
+struct ExpertItem {
   int32_t expert, first, count, unused;  // slots
   int32_t rows[kItemRows];               // of the input; where items have no more
 };
@@ -59,7 +59,7 @@ struct Routed {
   float* weights = nullptr;       // likewise
   int32_t* slot_of = nullptr;     // likewise
   int32_t* slot_rows = nullptr;   // of each slot
-  Item* items = nullptr;
+  ExpertItem* items = nullptr;
   int32_t* count = nullptr;  // of items
   // The experts that are here: others' slots are -1, and items name experts from the first of these on.
   int32_t first = 0, own = 0;

@@ -102,7 +102,7 @@ Status ExpertLayers::make_room(const Layer& layer) {
     KVASIR_TRY(experts_.allocate(size_t(4 * most_experts_ + 1) * sizeof(int32_t)));
     KVASIR_TRY(check(cudaMemset(experts_.get(), 0, size_t(most_experts_) * sizeof(int32_t)), "experts"));
   }
-  if (items > most_items_) KVASIR_TRY(items_.allocate(size_t(items) * sizeof(Item)));
+  if (items > most_items_) KVASIR_TRY(items_.allocate(size_t(items) * sizeof(ExpertItem)));
   most_items_ = std::max(most_items_, items);
   const int64_t gated = layer.up.matrix.results(), sums = layer.down.matrix.results();
   if (slots > slots_ || gated > gated_cols_)
@@ -134,7 +134,7 @@ Status ExpertLayers::run(int32_t id, const void* in, const float* logits, const 
                       .weights = weights_.as<float>(),
                       .slot_of = slot_of_.as<int32_t>(),
                       .slot_rows = slot_rows_.as<int32_t>(),
-                      .items = items_.as<Item>(),
+                      .items = items_.as<ExpertItem>(),
                       .count = by_expert + 4 * most_experts_,
                       .first = layer.first,
                       .own = layer.own,

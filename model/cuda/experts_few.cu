@@ -40,7 +40,7 @@ struct Kept {
 };
 __device__ Kept keep(const ExpertProduct& p, int tile, int work, int lane) {
   if (tile >= work) return {};
-  const Item& item = p.items[tile / p.down];
+  const ExpertItem& item = p.items[tile / p.down];
   Kept k{item.expert, item.first, item.count, {}};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) experts_few(ExpertProduc
 
   int fill = kStages - 1, use = 0, turn = 0;
   for (int t = blockIdx.x; t < work; t += gridDim.x, turn ^= 1) {
-    const Item& item = p.items[t / p.down];
+    const ExpertItem& item = p.items[t / p.down];
     float sum[1][1][4] = {};
     for (int i = 0; i < mine; ++i) {
       copies_wait<kStages - 2>();

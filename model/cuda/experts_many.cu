@@ -1,13 +1,13 @@
 // Products of many rows by their experts' weights, on Hopper's warpgroup instructions. Tiles of 128 features of an item
 // pass through a ring in shared memory: a producer warpgroup fills it, weights by bulk copies and rows of the input by
 // gathers, and two consumer warpgroups multiply half of the features each.
-#include "attention/cuda/bulk.cuh"
 #include "attention/cuda/launch_early.cuh"
 #include "attention/cuda/shared_memory.h"
 #include "attention/cuda/wgmma.cuh"
 #include "model/cuda/early.cuh"
 #include "model/cuda/expert_sums.cuh"
 #include "model/cuda/mxfp4.cuh"
+#include "model/cuda/ring.cuh"
 #include "model/cuda/tile_end.cuh"
 
 namespace kvasir::model::cuda {
@@ -15,8 +15,7 @@ namespace {
 
 using namespace attention::cuda;
 
-constexpr int kGroup = 128, kThreads = 3 * kGroup;  // a warpgroup
-constexpr int kShared = 227 << 10;
+constexpr int kThreads = 3 * kGroup;
 
 template <int kRows, bool kMxfp4>
 struct Ring {
@@ -30,38 +29,14 @@ struct Ring {
   static constexpr int kBytes = kStages * kStage + 1024 + 2 * 8 * int(sizeof(uint64_t));  // 1024 to align
 };
 
-// Arrives when what this thread has copied so far is there.
-[[maybe_unused]] __device__ inline void arrive_when_copied(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
-}
-// What cp.async wrote, for the tensor cores.
-[[maybe_unused]] __device__ inline void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
-
-template <int kRegisters>
-__device__ void shrink() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ void grow() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
-}
-
-struct Place {
-  int stage = 0, phase = 0;
-};
-template <int kStages>
-__device__ void advance(Place& at) {
-  if (++at.stage == kStages) at.stage = 0, at.phase ^= 1;
-}
-
 template <int kRows, bool kMxfp4>
 __device__ void fill(const ExpertProduct& p, uint8_t* ring, uint64_t* full, uint64_t* empty, int work) {
   using R = Ring<kRows, kMxfp4>;
   constexpr int kMine = kRows / 16;
   const int thread = threadIdx.x, chunk = thread % 8, row0 = thread / 8;
-  Place at;
+  RingPlace at;
   for (int w = blockIdx.x; w < work; w += gridDim.x) {
-    const Item& item = p.items[w / p.down];
+    const ExpertItem& item = p.items[w / p.down];
     const int first = item.first, count = item.count;
     const uint8_t* weights = p.tiles + item.expert * p.expert_bytes + int64_t(w % p.down) * p.steps * R::kTile;
     int rows[kMine];
@@ -89,8 +64,8 @@ __device__ void fill(const ExpertProduct& p, uint8_t* ring, uint64_t* full, uint
 
 // One tile, of up to kWide rows of the item.
 template <int kRows, int kWide, bool kGated, bool kMxfp4>
-__device__ void multiply(const ExpertProduct& p, uint8_t* ring, uint64_t* full, uint64_t* empty, int half, Place& at,
-                         const Item& item, int tile) {
+__device__ void multiply(const ExpertProduct& p, uint8_t* ring, uint64_t* full, uint64_t* empty, int half,
+                         RingPlace& at, const ExpertItem& item, int tile) {
   using R = Ring<kRows, kMxfp4>;
   float sums[kWide / 2];
   const bool leads = threadIdx.x % kGroup == 0;
@@ -173,14 +148,14 @@ __global__ void __launch_bounds__(kThreads, Ring<kRows, kMxfp4>::kBlocks) expert
   wait_for_kernel_ahead();
   const int work = *p.count * p.down;
   if (group == 0) {
-    shrink<R::kFillRegisters>();
+    give_registers<R::kFillRegisters>();
     fill<kRows, kMxfp4>(p, ring, full, empty, work);
     return;
   }
-  grow<R::kMultiplyRegisters>();
-  Place at;
+  take_registers<R::kMultiplyRegisters>();
+  RingPlace at;
   for (int w = blockIdx.x; w < work; w += gridDim.x) {
-    const Item& item = p.items[w / p.down];
+    const ExpertItem& item = p.items[w / p.down];
     const int count = __shfl_sync(0xffffffffu, item.count, 0), tile = w % p.down;  // or wgmma is not met by all
     if (count <= 64)
       multiply<kRows, 64, kGated, kMxfp4>(p, ring, full, empty, group - 1, at, item, tile);

@@ -12,13 +12,13 @@ using attention::cuda::Brain;
 // Both operands are read as they lie, 16 bytes a lane: the order of the contracted index is chosen freely.
 constexpr int kTall = 16, kStep = 32, kWarps = 8;
 
-struct Tile {
+struct WeightTile {
   uint4 low, high;  // features g and g + 8
 };
 __device__ uint4 load16(const __nv_bfloat16* p) { return *reinterpret_cast<const uint4*>(p); }
 __device__ uint4 load16_once(const __nv_bfloat16* p) { return __ldcs(reinterpret_cast<const uint4*>(p)); }
 
-__device__ void multiply(float (&sum)[4], const Tile& a, const uint4& b) {
+__device__ void multiply(float (&sum)[4], const WeightTile& a, const uint4& b) {
   const uint32_t first[4] = {a.low.x, a.high.x, a.low.y, a.high.y}, second[4] = {a.low.z, a.high.z, a.low.w, a.high.w};
   Brain::mma(sum, first, b.x, b.y);
   Brain::mma(sum, second, b.z, b.w);
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, tid = lane % 4;
   const int steps = k / kStep;
   const int64_t feature = int64_t(blockIdx.x) * kTall;
-  Tile tiles[kAhead][kParts];
-  auto ask = [&](int step, Tile(&to)[kParts]) {
+  WeightTile tiles[kAhead][kParts];
+  auto ask = [&](int step, WeightTile(&to)[kParts]) {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       const __nv_bfloat16* at = weight + (p * n + feature + g) * k + step * kStep + tid * 8;

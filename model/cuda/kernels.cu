@@ -163,27 +163,27 @@ __global__ void take_rows(const float* in, const int32_t* which, float* out, int
 }
 
 // The greatest so far, where it is, and the sum of exp(x - greatest).
-struct Best {
+struct BestToken {
   float value, sum;
   int32_t at;
-  __device__ void join(const Best& o) {
+  __device__ void join(const BestToken& o) {
     const float most = fmaxf(value, o.value);
     sum =
         (value == most ? sum : sum * __expf(value - most)) + (o.value == most ? o.sum : o.sum * __expf(o.value - most));
     at = value == o.value ? min(at, o.at) : value > o.value ? at : o.at;
     value = most;
   }
-  __device__ Best from(int lanes) const {
+  __device__ BestToken from(int lanes) const {
     return {__shfl_xor_sync(~0u, value, lanes), __shfl_xor_sync(~0u, sum, lanes), __shfl_xor_sync(~0u, at, lanes)};
   }
 };
 
 __global__ void __launch_bounds__(kPickThreads)
     greatest(const float* logits, DeviceDraw* out, int32_t* tokens, int64_t cols, const int32_t* which) {
-  __shared__ Best parts[kPickThreads / 32];
+  __shared__ BestToken parts[kPickThreads / 32];
   const float* row = logits + (which ? int64_t(which[blockIdx.x]) : int64_t(blockIdx.x)) * cols;
   constexpr float kLeast = -3.402823466e38f;
-  Best best{kLeast, 0, INT32_MAX};
+  BestToken best{kLeast, 0, INT32_MAX};
   bool bad = false;
   constexpr int kAtOnce = 8;  // whose exponentials wait for one greatest
   for (int64_t first = threadIdx.x; first < cols; first += kAtOnce * kPickThreads) {

@@ -24,7 +24,7 @@ namespace {
 constexpr int kWarps = 8, kShared = 227 << 10;
 
 template <Packing kPacking, int kWide, int kTall, bool kHeld>
-struct Shape {
+struct PackedShape {
   static constexpr int kSets = kHeld ? 2 : 1, kThreads = kSets * kWarps * 32;
   static constexpr int kTile = 2 * block_bytes(kPacking);  // sixteen features
   // Rows are padded so that those which lanes read at once lie in different banks.
@@ -113,11 +113,11 @@ __device__ void await(uint32_t barrier, int phase) {
 }
 
 template <Packing kPacking, int kWide, int kTall, bool kHeld>
-__global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads, 1)
+__global__ void __launch_bounds__(PackedShape<kPacking, kWide, kTall, kHeld>::kThreads, 1)
     packed(const __nv_bfloat16* in, const uint8_t* weight, float unit, void* out, int rows, int64_t n, int k, int tiles,
            int stages, bool gated, Form form) {
 #if __CUDA_ARCH__ >= 900
-  using S = Shape<kPacking, kWide, kTall, kHeld>;
+  using S = PackedShape<kPacking, kWide, kTall, kHeld>;
   using namespace attention::cuda;
   using Plain = TileEnd<kWarps, kWide, kTall, false>;
   constexpr bool kTotals = kHeld && has_offset(kPacking);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(Shape<kPacking, kWide, kTall, kHeld>::kThreads
 template <Packing kPacking, int kWide, int kTall, bool kHeld>
 void run(const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n, int64_t k, Form form,
          cudaStream_t stream) {
-  using S = Shape<kPacking, kWide, kTall, kHeld>;
+  using S = PackedShape<kPacking, kWide, kTall, kHeld>;
   auto* kernel = packed<kPacking, kWide, kTall, kHeld>;
   constexpr int kBytes = kShared - 2048;
   static std::atomic<uint64_t> given;
@@ -242,14 +242,15 @@ void run(const void* in, const void* weight, float unit, void* out, int64_t rows
 // each set has enough tiles to make up for the wait.
 template <Packing kPacking>
 bool holds(int64_t tiles, int64_t k) {
-  return tiles > 4 * device().multiprocessors && k <= (1 << 15) && Shape<kPacking, 2, 1, true>::stages(16, int(k)) >= 2;
+  return tiles > 4 * device().multiprocessors && k <= (1 << 15) &&
+         PackedShape<kPacking, 2, 1, true>::stages(16, int(k)) >= 2;
 }
 template <Packing kPacking>
 auto by_shape(int64_t rows, int64_t n, int64_t k, bool gated) {
   const int64_t tiles = n / (gated ? 8 : 16);
   if (holds<kPacking>(tiles, k)) return rows > 8 ? run<kPacking, 2, 1, true> : run<kPacking, 1, 1, true>;
   if (!worth_tall(tiles)) return rows > 8 ? run<kPacking, 2, 1, false> : run<kPacking, 1, 1, false>;
-  constexpr int kMost = Shape<kPacking, 2, 2, false>::stages(16, 0) >= 3 ? 2 : 1;
+  constexpr int kMost = PackedShape<kPacking, 2, 2, false>::stages(16, 0) >= 3 ? 2 : 1;
   return rows > 8 ? run<kPacking, 2, kMost, false> : run<kPacking, 1, 2, false>;
 }
 

@@ -11,12 +11,12 @@
 #include <algorithm>
 #include <array>
 
-#include "attention/cuda/bulk.cuh"
 #include "attention/cuda/shared_memory.h"
 #include "attention/cuda/wgmma.cuh"
 #include "model/cuda/early.cuh"
 #include "model/cuda/packed.h"
 #include "model/cuda/packed_strip.cuh"
+#include "model/cuda/ring.cuh"
 #include "model/cuda/tile_end.cuh"
 
 namespace kvasir::model::cuda {
@@ -24,8 +24,6 @@ namespace {
 
 using namespace attention::cuda;
 
-constexpr int kGroup = 128;  // threads of a warpgroup
-constexpr int kShared = 227 << 10;
 // Warpgroups that multiply, 64 features each. The sums of more rows leave registers for two alone.
 template <int kRows>
 constexpr int kConsumers = kRows > 64 ? 2 : 4;
@@ -55,13 +53,6 @@ struct Ring {
   static constexpr int kFillRegisters = kRows > 64 ? 72 : 64, kMultiplyRegisters = kRows > 64 ? 216 : 104;
 };
 
-// Arrives when what this thread has copied so far is there.
-__device__ inline void arrive_when_copied(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
-}
-// What cp.async wrote, for the tensor cores.
-__device__ inline void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
-
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
 }
@@ -73,18 +64,10 @@ __device__ inline void store_remote(uint32_t address, int block, const float* v)
       : "memory");
 }
 
-struct Place {
-  int stage = 0, phase = 0;
-};
-template <int kStages>
-__device__ void advance(Place& at) {
-  if (++at.stage == kStages) at.stage = 0, at.phase ^= 1;
-}
-
 // A block's part of the work: these tiles, and of each these steps of k.
-struct Part {
+struct BlockShare {
   int first, every, begin, end;
-  __device__ explicit Part(const PackedProduct& p) {
+  __device__ explicit BlockShare(const PackedProduct& p) {
     const int steps = (p.k + kBlockElements - 1) / kBlockElements, part = int(blockIdx.x) % p.parts;
     first = int(blockIdx.x) / p.parts, every = int(gridDim.x) / p.parts;
     begin = steps * part / p.parts, end = steps * (part + 1) / p.parts;
@@ -106,7 +89,7 @@ __device__ void fill_weights(const PackedProduct& p, uint8_t* stage, uint64_t* f
 }
 
 template <Packing kPacking, int kRows>
-__device__ void fill(const PackedProduct& p, const Part& part, uint8_t* ring, uint64_t* full, uint64_t* empty) {
+__device__ void fill(const PackedProduct& p, const BlockShare& part, uint8_t* ring, uint64_t* full, uint64_t* empty) {
   using R = Ring<kPacking, kRows>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Weights are nobody's result: the first stages' are fetched while the kernel ahead still runs.
@@ -129,7 +112,7 @@ __device__ void fill(const PackedProduct& p, const Part& part, uint8_t* ring, ui
     rows[i] = p.in + int64_t(row < p.rows ? row : 0) * p.k + part.begin * kBlockElements + lane * 2;
   }
   const int64_t rewind = int64_t(part.end - part.begin) * kBlockElements, further_on = int64_t(64) * p.k;
-  Place at;
+  RingPlace at;
   for (int tile = part.first; tile < p.tiles; tile += part.every) {
     for (int step = part.begin; step < part.end; ++step, advance<R::kStages>(at)) {
       uint8_t* stage = ring + at.stage * R::kStage;
@@ -156,8 +139,8 @@ __device__ void fill(const PackedProduct& p, const Part& part, uint8_t* ring, ui
 
 // The sums of a tile, or of this block's steps of it: sums[strip of the warp][row, by eights][feature and row of it].
 template <Packing kPacking, int kRows>
-__device__ void multiply(const Part& part, const uint8_t* ring, uint64_t* full, uint64_t* empty, int group, Place& at,
-                         float (&sums)[kRows / 2]) {
+__device__ void multiply(const BlockShare& part, const uint8_t* ring, uint64_t* full, uint64_t* empty, int group,
+                         RingPlace& at, float (&sums)[kRows / 2]) {
   using R = Ring<kPacking, kRows>;
   const bool leads = threadIdx.x % kGroup == 0;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -279,19 +262,19 @@ __global__ void __launch_bounds__(kThreads<kRows>, 1) packed_many(PackedProduct 
   }
   __syncthreads();
   let_next_kernel_start();
-  const Part part(p);
+  const BlockShare part(p);
   float sums[kRows / 2];
   if (group < 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(R::kFillRegisters));
+    give_registers<R::kFillRegisters>();
     fill<kPacking, kRows>(p, part, ring, full, empty);
     asm volatile("cp.async.wait_all;\n" ::: "memory");  // the ring is others' to write into, once the cluster has met
     if (p.parts > 1) exchange<kRows>(p, ring, group, part.first, sums);
     return;
   }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(R::kMultiplyRegisters));
+  take_registers<R::kMultiplyRegisters>();
   wait_for_kernel_ahead();  // results of it may be what this one adds to or overwrites
   const int warp = threadIdx.x / 32 % 4;
-  Place at;
+  RingPlace at;
   for (int tile = part.first; tile < p.tiles; tile += part.every) {
     multiply<kPacking, kRows>(part, ring, full, empty, group, at, sums);
     if (p.parts > 1) {

@@ -208,9 +208,9 @@ class Tekken {
 };
 
 // Fields of a protocol buffer, one after another. Ends at the first that is not whole.
-class Fields {
+class ProtoFields {
  public:
-  explicit Fields(std::string_view bytes) : left_(bytes) {}
+  explicit ProtoFields(std::string_view bytes) : left_(bytes) {}
   bool next() {
     if (left_.empty()) return false;
     const auto tag = varint();
@@ -273,11 +273,11 @@ Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const s
   v.unk = 0, v.bos = 1, v.eos = 2, v.add_bos = true;
   uint64_t kind = 1;  // unigram, where it does not say
   bool folds = false, trims = true;
-  Fields model(bytes);
+  ProtoFields model(bytes);
   bool whole = true;
   while (model.next()) {
     if (model.kind != 2) continue;
-    Fields in(model.text);
+    ProtoFields in(model.text);
     if (model.field == 1) {  // a piece
       std::string piece;
       float score = 0;

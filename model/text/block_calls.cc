@@ -215,13 +215,13 @@ class Python {
 };
 
 // Calls and their parameters as elements that carry a name.
-struct Elements {
+struct NamedElements {
   std::string_view function, parameter;  // as they begin, up to the name
   std::string_view name_end, function_end, parameter_end;
   bool own_lines;  // a value stands on lines of its own
 };
 
-WrittenCalls read_elements(std::string_view block, const TextParameters& texts, const Elements& tags) {
+WrittenCalls read_elements(std::string_view block, const TextParameters& texts, const NamedElements& tags) {
   std::vector<WrittenCall> out;
   for (size_t at = 0; auto function = between(block, at, tags.function, tags.function_end);) {
     const size_t name_end = function->find(tags.name_end);

@@ -11,12 +11,12 @@ namespace kvasir::text {
 
 inline kvt_str as_str(std::string_view s) { return {s.data(), s.size()}; }
 
-class Buffer {
+class TextBuffer {
  public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { kvt_buf_free(buf_); }
+  TextBuffer() = default;
+  TextBuffer(const TextBuffer&) = delete;
+  TextBuffer& operator=(const TextBuffer&) = delete;
+  ~TextBuffer() { kvt_buf_free(buf_); }
 
   kvt_buf* out() { return &buf_; }
   const uint8_t* data() const { return buf_.data; }

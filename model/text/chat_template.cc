@@ -13,7 +13,7 @@ class RustTemplate final : public ChatTemplate {
 
   Result<std::string> render(std::string_view messages_json, std::string_view tools_json, bool add_generation_prompt,
                              std::string_view extra_json) const override {
-    Buffer out;
+    TextBuffer out;
     if (const int code = kvt_template_render(handle_, as_str(messages_json), as_str(tools_json), add_generation_prompt,
                                              as_str(extra_json), out.out())) {
       return out.error(code).with_field("messages");
@@ -34,7 +34,7 @@ Result<std::shared_ptr<const ChatTemplate>> ChatTemplate::compile(std::string_vi
   const std::string bos = tokenizer.token_text(tokenizer.bos());
   const std::string eos = end.empty() ? std::string() : tokenizer.token_text(end[0]);
   kvt_template* handle = nullptr;
-  Buffer error;
+  TextBuffer error;
   if (const int code = kvt_template_compile(as_str(source), as_str(bos), as_str(eos), &handle, error.out())) {
     return error.error(code);
   }

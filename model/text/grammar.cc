@@ -40,12 +40,12 @@ class RustMatcher final : public Matcher {
   RustMatcher& operator=(const RustMatcher&) = delete;
 
   Status mask(std::span<uint32_t> bits) override {
-    Buffer error;
+    TextBuffer error;
     if (const int code = kvt_matcher_mask(handle_, bits.data(), bits.size(), error.out())) return error.error(code);
     return {};
   }
   Status consume(int32_t token) override {
-    Buffer error;
+    TextBuffer error;
     if (const int code = kvt_matcher_consume(handle_, token, error.out())) return error.error(code);
     return {};
   }
@@ -54,7 +54,7 @@ class RustMatcher final : public Matcher {
   std::unique_ptr<Matcher> clone() const override { return copy(); }
   std::unique_ptr<RustMatcher> copy() const {
     kvt_matcher* other = nullptr;
-    Buffer error;
+    TextBuffer error;
     if (kvt_matcher_clone(handle_, &other, error.out())) return nullptr;
     return std::make_unique<RustMatcher>(other, tokenizer_);
   }
@@ -66,7 +66,7 @@ class RustMatcher final : public Matcher {
 };
 
 Result<std::vector<int32_t>> RustMatcher::forced() {
-  Buffer bytes, error;
+  TextBuffer bytes, error;
   if (const int code = kvt_matcher_forced(handle_, bytes.out(), error.out())) return error.error(code);
   std::vector<int32_t> out;
   for (std::string_view left = bytes.text(); !left.empty();) {
@@ -124,7 +124,7 @@ class RustCompiler final : public StoppableCompiler {
     std::vector<kvt_str> choices;
     for (const std::string& choice : spec.choices) choices.push_back(as_str(choice));
     kvt_matcher* made = nullptr;
-    Buffer error;
+    TextBuffer error;
     const auto asked = [](void* of) -> uint8_t { return (*static_cast<const Stopped*>(of))(); };
     if (const int code =
             kvt_grammar_compile(handle_, static_cast<int>(spec.kind), as_str(spec.text), choices.data(), choices.size(),
@@ -163,7 +163,7 @@ Result<std::shared_ptr<GrammarCompiler>> GrammarCompiler::create(TokenizerPtr to
   const auto* rust = dynamic_cast<const RustTokenizer*>(tokenizer.get());
   if (!rust) return invalid_argument("grammars need a tokenizer made by Tokenizer::from_gguf or from_json");
   kvt_grammar* handle = nullptr;
-  Buffer error;
+  TextBuffer error;
   if (const int code = kvt_grammar_new(rust->handle(), &handle, error.out())) return error.error(code);
   return std::shared_ptr<GrammarCompiler>(std::make_shared<RustCompiler>(std::move(tokenizer), handle));
 }

@@ -16,8 +16,8 @@ std::vector<kvt_str> as_strs(const std::vector<std::string>& v) {
   return out;
 }
 
-Result<TokenizerPtr> take(int code, kvt_tokenizer* handle, const Buffer& error, std::span<const int32_t> more_ends = {},
-                          std::string_view config_json = {}) {
+Result<TokenizerPtr> take(int code, kvt_tokenizer* handle, const TextBuffer& error,
+                          std::span<const int32_t> more_ends = {}, std::string_view config_json = {}) {
   if (code != 0) return error.error(code);
   auto made = std::make_shared<RustTokenizer>(handle);
   made->keep_config(config_json);
@@ -30,7 +30,7 @@ Result<TokenizerPtr> take(int code, kvt_tokenizer* handle, const Buffer& error, 
 Result<TokenizerPtr> Tokenizer::from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                                           std::span<const int32_t> more_ends) {
   kvt_tokenizer* handle = nullptr;
-  Buffer error;
+  TextBuffer error;
   const int code = kvt_tokenizer_from_json(as_str(tokenizer_json), as_str(tokenizer_config_json), &handle, error.out());
   return take(code, handle, error, more_ends, tokenizer_config_json);
 }
@@ -61,7 +61,7 @@ Result<TokenizerPtr> Tokenizer::from_gguf(const GgufVocab& v) {
   c.charsmap = v.charsmap.data();
   c.n_charsmap = v.charsmap.size();
   kvt_tokenizer* handle = nullptr;
-  Buffer error;
+  TextBuffer error;
   const int code = kvt_tokenizer_from_gguf(&c, &handle, error.out());
   return take(code, handle, error);
 }
@@ -84,7 +84,7 @@ Result<std::vector<int32_t>> RustTokenizer::encode_within(const EncodeLimits& li
                                                           bool add_bos, bool parse_special) const {
   auto stopped = [](void*) -> uint8_t { return !Awaited::still(); };
   const kvt_encode_limits within{limits.piece_bytes, limits.most_tokens, stopped, nullptr, limits.by_library};
-  Buffer out;
+  TextBuffer out;
   if (const int code = kvt_encode(handle_, as_str(text), add_bos, parse_special, &within, out.out()))
     return out.error(code);
   std::vector<int32_t> ids(out.size() / sizeof(int32_t));
@@ -113,7 +113,7 @@ Result<std::string> RustTokenizer::decode(std::span<const int32_t> ids, bool ski
 }
 
 Result<std::string> RustTokenizer::to_json() const {
-  Buffer out;
+  TextBuffer out;
   if (const int code = kvt_tokenizer_json(handle_, out.out())) return out.error(code);
   return std::string(reinterpret_cast<const char*>(out.data()), out.size());
 }

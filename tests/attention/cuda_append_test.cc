@@ -147,7 +147,7 @@ TEST_F(Cuda, TokensAppendedByTheWarpLeaveTheBitsOfTheOtherWay) {
           }
 }
 
-// So many decodes that no blocks are joined, of all lengths.
+// So many decodes that no blocks share a kv head, of all lengths.
 std::vector<int64_t> steps_of(int64_t count, int64_t step) {
   std::vector<int64_t> pasts;
   for (int64_t i = 0; i < count; ++i) pasts.push_back(i * step % 640);

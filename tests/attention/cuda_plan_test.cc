@@ -87,7 +87,7 @@ void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>*
   for (int list = 0; list < kLists; ++list)
     for (int i = 0; i < segment_count(p, list); ++i) {
       const Segment& s = p.planner.segments(base, list)[i];
-      EXPECT_EQ(s.kv_begin % (list == 0 && p.planner.launch().joined ? kJoinedKeys : kKeyBlock), 0);
+      EXPECT_EQ(s.kv_begin % (list == 0 && p.planner.launch().blocks_per_head ? kSharedKeys : kKeyBlock), 0);
       EXPECT_LE(s.row_count, kTileRows[list]);
       EXPECT_EQ(s.table, p.view.sequences[s.sequence].table);
       for (int r = 0; r < s.row_count; r += group) {
@@ -132,7 +132,7 @@ void expect_complete(const Planned& p, int group, int64_t tokens) {
     for (auto [key, n] : reads[token]) EXPECT_EQ(n, 1) << "token " << token << " key " << key;
   }
   for (int i = 0; i < int(p.view.counts[kCountSequences]); ++i) {
-    const Sequence& s = p.view.sequences[i];
+    const DeviceSequence& s = p.view.sequences[i];
     for (int q = 0; q < s.q_len; ++q)
       EXPECT_EQ(int(reads[s.q_begin + q].size()), s.flags & kCausal ? s.kv_len - s.q_len + q + 1 : s.kv_len);
   }
@@ -190,28 +190,28 @@ TEST(CudaPlan, PartsAreEven) {
 // As an H200 has it: 132 multiprocessors, blocks of 8 warps.
 Machine joining_machine() {
   Machine m = kMachine;
-  m.multiprocessors = 132, m.joined_warps = 8;
+  m.multiprocessors = 132, m.shared_warps = 8;
   return m;
 }
 
 TEST(CudaPlan, FewItemsOfOneLengthJoinTheirResults) {
-  auto joined = [](const std::vector<std::pair<int64_t, int64_t>>& sequences, Attributes a = llama()) {
+  auto blocks_per_head = [](const std::vector<std::pair<int64_t, int64_t>>& sequences, Attributes a = llama()) {
     Steps steps(sequences, 16);
     Planned p(a, steps.limits(), steps.step, joining_machine());
     const Launch& n = p.planner.launch();
-    if (n.joined > 0) {
-      EXPECT_EQ(n.parts[0], int(sequences.size()) * n.joined * 8);
+    if (n.blocks_per_head > 0) {
+      EXPECT_EQ(n.parts[0], int(sequences.size()) * n.blocks_per_head * 8);
       EXPECT_EQ(n.merges, 0);
       EXPECT_EQ(segment_count(p, 0), n.parts[0]);
       int64_t part = 0, slot = 0;
       for (auto [old, fresh] : sequences) {  // its parts are all of an item's keys in order, a slot a block
         const int64_t first_slot = slot;
         int64_t at = 0;
-        for (int i = 0; i < n.joined * 8; ++i) {
+        for (int i = 0; i < n.blocks_per_head * 8; ++i) {
           const Segment& s = p.planner.segments(p.buffer.data(), 0)[part++];
           EXPECT_EQ(s.kv_begin, at);
           at = s.kv_end;
-          if (n.joined == 1) {
+          if (n.blocks_per_head == 1) {
             EXPECT_EQ(s.slot, -1);
           } else {
             EXPECT_EQ(s.first_slot, first_slot);
@@ -224,33 +224,33 @@ TEST(CudaPlan, FewItemsOfOneLengthJoinTheirResults) {
     } else if (a.window == 0) {
       expect_complete(p, a.num_heads / a.num_kv_heads, steps.seqstarts.back());
     }
-    return n.joined;
+    return n.blocks_per_head;
   };
   using Sequences = std::vector<std::pair<int64_t, int64_t>>;
-  EXPECT_EQ(joined({{131071, 1}}), 16);
-  EXPECT_EQ(joined({{8191, 1}}), 16);
-  EXPECT_EQ(joined({{8191, 2}}), 16) << "two queries of four heads are a tile";
-  EXPECT_EQ(joined({{700, 1}}), 2) << "64 keys a warp, of the next power of two";
-  EXPECT_EQ(joined({{70, 1}}), 1) << "some warps have no keys";
-  EXPECT_EQ(joined(Sequences(16, {4095, 1})), 1);
-  EXPECT_EQ(joined(Sequences(8, {4095, 1})), 2);
-  EXPECT_EQ(joined(Sequences(4, {16383, 1})), 4);
-  EXPECT_EQ(joined(Sequences(12, {4095, 1})), 0) << "a quarter of the device would wait";
-  EXPECT_EQ(joined(Sequences(64, {2047, 1})), 0) << "more than the device holds at once";
-  EXPECT_EQ(joined({{60000, 1}, {500, 1}}), 0) << "the long one would be last by far";
+  EXPECT_EQ(blocks_per_head({{131071, 1}}), 16);
+  EXPECT_EQ(blocks_per_head({{8191, 1}}), 16);
+  EXPECT_EQ(blocks_per_head({{8191, 2}}), 16) << "two queries of four heads are a tile";
+  EXPECT_EQ(blocks_per_head({{700, 1}}), 2) << "64 keys a warp, of the next power of two";
+  EXPECT_EQ(blocks_per_head({{70, 1}}), 1) << "some warps have no keys";
+  EXPECT_EQ(blocks_per_head(Sequences(16, {4095, 1})), 1);
+  EXPECT_EQ(blocks_per_head(Sequences(8, {4095, 1})), 2);
+  EXPECT_EQ(blocks_per_head(Sequences(4, {16383, 1})), 4);
+  EXPECT_EQ(blocks_per_head(Sequences(12, {4095, 1})), 0) << "a quarter of the device would wait";
+  EXPECT_EQ(blocks_per_head(Sequences(64, {2047, 1})), 0) << "more than the device holds at once";
+  EXPECT_EQ(blocks_per_head({{60000, 1}, {500, 1}}), 0) << "the long one would be last by far";
   Attributes sinks = llama();
   sinks.window = 1000, sinks.sinks = 4;
-  EXPECT_EQ(joined({{8191, 1}}, sinks), 0) << "sinks are a run of their own";
+  EXPECT_EQ(blocks_per_head({{8191, 1}}, sinks), 0) << "sinks are a run of their own";
   Attributes invariant = llama();
   invariant.batch_invariant = true;
-  EXPECT_EQ(joined({{8191, 1}}, invariant), 0);
+  EXPECT_EQ(blocks_per_head({{8191, 1}}, invariant), 0);
 }
 
 TEST(CudaPlan, JoiningKeepsItsKeyWhileLengthsGrow) {
   auto key = [](int64_t kv) {
     Steps steps({{kv, 1}, {kv + 50, 1}}, 16);
     Planned p(llama(), steps.limits(), steps.step, joining_machine());
-    EXPECT_GT(p.planner.launch().joined, 0);
+    EXPECT_GT(p.planner.launch().blocks_per_head, 0);
     return p.planner.launch().key();
   };
   EXPECT_EQ(key(2100), key(2500));
@@ -319,7 +319,7 @@ TEST(CudaPlan, StreamingRanksAreThoseAmongTheKeysSeen) {
       }
     }
     for (int b = 0; b < int(steps.step.batch); ++b) {
-      const Sequence& s = p.view.sequences[b];
+      const DeviceSequence& s = p.view.sequences[b];
       for (int q = 0; q < s.q_len; ++q) {
         const int own = s.start_pos + q;
         std::vector<int> seen;
@@ -408,8 +408,8 @@ TEST(CudaPlan, OnlyDecodesWithPagesOfTheirOwnAppendWhereTheyAttend) {
   EXPECT_TRUE(own({{4000, 1}, {4010, 1}}, llama(), {100, 351})) << "an old page may be shared";
   EXPECT_FALSE(own({{4000, 2}})) << "two tokens";
   EXPECT_FALSE(own({{4000, 1}, {4000, 2}}));
-  EXPECT_TRUE(own(std::vector<std::pair<int64_t, int64_t>>(100, {1000, 1}))) << "not joined";
-  EXPECT_TRUE(own({{4000, 1}, {5, 1}, {0, 1}})) << "not joined either";
+  EXPECT_TRUE(own(std::vector<std::pair<int64_t, int64_t>>(100, {1000, 1}))) << "blocks share no head";
+  EXPECT_TRUE(own({{4000, 1}, {5, 1}, {0, 1}})) << "nor here";
   EXPECT_FALSE(own(std::vector<std::pair<int64_t, int64_t>>(257, {1, 1}))) << "too many to look into";
   EXPECT_FALSE(own(std::vector<std::pair<int64_t, int64_t>>(40, {8000, 1}))) << "too many pages to look into";
   Attributes reads = llama();

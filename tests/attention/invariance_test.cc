@@ -132,7 +132,7 @@ TEST(Plan, CutsDearItemsAlongKeysAndCoversEveryRowOnce) {
     EXPECT_TRUE(threads == 2 || plan.merges.empty() == (threads == 1)) << threads;
     std::vector<std::vector<int>> covered(shapes.size());
     for (size_t b = 0; b < shapes.size(); ++b) covered[b].assign(size_t(shapes[b].seqlen) * 3 * 20, 0);
-    for (const cpu::Item& i : plan.items)
+    for (const cpu::AttendItem& i : plan.items)
       for (int t = i.token_begin; t < i.token_end; ++t)
         for (int split = i.split_begin; split < i.split_end; ++split)
           ++covered[size_t(i.sequence)][size_t((t * 3 + i.kv_head) * 20 + split)];

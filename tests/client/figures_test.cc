@@ -25,8 +25,8 @@ Record answered(double due, double first, int tokens, double gap) {
   return r;
 }
 
-Run two_good_one_bad() {
-  client::Run run;
+LoadRun two_good_one_bad() {
+  client::LoadRun run;
   run.records.push_back(answered(0, 0.5, 11, 0.05));
   run.records.push_back(answered(1, 1.1, 11, 0.09));
   Record bad;
@@ -72,7 +72,7 @@ TEST(Figures, OfARun) {
 
 // Eight clients, each with one request behind the other: never more than eight at once, however many a second.
 TEST(Figures, RequestsUnderWayAreThoseAtAnInstant) {
-  client::Run run;
+  client::LoadRun run;
   for (int client = 0; client < 8; ++client)
     for (int i = 0; i < 10; ++i) {
       Record r;
@@ -89,7 +89,7 @@ TEST(Figures, RequestsUnderWayAreThoseAtAnInstant) {
 }
 
 TEST(Figures, LatencyCountsFromWhenItWasDue) {
-  client::Run run;
+  client::LoadRun run;
   Record r = answered(1.0, 3.0, 1, 0);
   r.sent = 2.9;  // the client was late: that is latency too
   run.records.push_back(r);
@@ -112,7 +112,7 @@ Report hostile_report() {
   r.title = "<script>alert(1)</script>";
   r.command = "kvasir bench '\"><img src=x>'";
   r.settings = {{"model", "<b>&"}};
-  Run run = two_good_one_bad();
+  LoadRun run = two_good_one_bad();
   run.records[2].status = Status(Code::internal, "<script>bad()</script>\xFF");
   r.figures = figures_of(run, {});
   r.sweep = "rate";
@@ -162,7 +162,7 @@ TEST(Reports, TheTerminalShowsWhatChangedOnTheServersSide) {
 }
 
 TEST(Reports, AnswersAreOneLineARequest) {
-  client::Run run = two_good_one_bad();
+  client::LoadRun run = two_good_one_bad();
   run.records[0].text = "say \"x\"\n";
   run.records[1].asked = "and then";
   Workload w;

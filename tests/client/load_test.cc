@@ -21,7 +21,7 @@ TEST(OverGrpc, FiguresAreTheServersDelaysWithinTwoPercent) {
   LoadOptions o;
   o.requests = 24;
   o.concurrency = 4;
-  const client::Run run = run_load(*target, same_prompt(12), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(12), o, never, {});
   const Figures f = figures_of(run, {});
   EXPECT_EQ(f.good, 24) << table_of(f);
   const Spread first = spread_of(server.firsts), gap = spread_of(server.gaps);
@@ -55,7 +55,7 @@ TEST(OverGrpc, AnOpenLoopDoesNotWaitForASlowServer) {
   LoadOptions o;
   o.requests = 20;
   for (int i = 0; i < 20; ++i) o.due.push_back(i * 0.02);
-  const client::Run run = run_load(*target, same_prompt(1), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(1), o, never, {});
   const Figures f = figures_of(run, {});
   EXPECT_EQ(f.good, 20);
   EXPECT_LT(run.seconds, 3.0);  // one after the other would take four seconds
@@ -72,7 +72,7 @@ TEST(OverGrpc, AServerKilledMidRunLeavesAPartialReport) {
   LoadOptions o;
   o.requests = 100000;
   o.concurrency = 4;
-  const client::Run run = run_load(*target, same_prompt(4), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(4), o, never, {});
   killer.join();
   const Figures f = figures_of(run, {});
   EXPECT_TRUE(f.partial);
@@ -104,7 +104,7 @@ TEST(OverGrpc, LaterTurnsSayAllThatWasSaidBefore) {
   o.concurrency = 1;
   o.turns = 3;
   o.turn_words = 4;
-  const client::Run run = run_load(*target, same_prompt(3, "hello"), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(3, "hello"), o, never, {});
   ASSERT_EQ(run.records.size(), 6u);
   for (int i = 0; i < 6; ++i) {
     EXPECT_EQ(run.records[i].turn, i % 3);
@@ -124,7 +124,7 @@ TEST(OverGrpc, LaterTurnsAskWhatTheFileSays) {
   o.concurrency = 1;
   o.turns = 3;
   o.turn_words = 1;
-  const client::Run run = run_load(*target, w, o, never, {});
+  const client::LoadRun run = run_load(*target, w, o, never, {});
   ASSERT_EQ(run.records.size(), 3u);
   EXPECT_EQ(run.records[1].asked, "hello" + run.records[0].text + " and then?");
   EXPECT_TRUE(run.records[2].asked.starts_with(run.records[1].asked + run.records[1].text + " "));  // a word of ours
@@ -137,7 +137,7 @@ TEST(OverGrpc, AnOpenLoopHoldsConversationsToo) {
   o.requests = 6;
   o.turns = 2;
   o.due = {0, 0.02, 0.04};
-  const client::Run run = run_load(*target, same_prompt(3, "hello"), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(3, "hello"), o, never, {});
   ASSERT_EQ(run.records.size(), 6u);
   int later = 0;
   for (const Record& r : run.records) {
@@ -207,7 +207,7 @@ TEST(OverGrpc, PplCarriesManyRequestsInOneCallAndEachEndsAlone) {
   o.due.assign(7, 0.0);
   o.batch = 4;
   o.keep_text = true;
-  const client::Run run = run_load(*target, w, o, never, {});
+  const client::LoadRun run = run_load(*target, w, o, never, {});
   std::sort(server.sizes.begin(), server.sizes.end());
   EXPECT_EQ(server.sizes, (std::vector<int>{3, 4}));
   ASSERT_EQ(run.records.size(), 7u);

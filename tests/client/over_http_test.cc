@@ -91,7 +91,7 @@ TEST(OverHttp, StreamsUsageAndErrors) {
   o.requests = 3;
   o.concurrency = 1;
   o.keep_text = true;
-  const client::Run run = run_load(*target, same_prompt(2), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(2), o, never, {});
   ASSERT_EQ(run.records.size(), 3u);
   EXPECT_TRUE(run.records[0].status.ok()) << run.records[0].status.to_string();
   EXPECT_EQ(run.records[0].text, "ab");
@@ -112,7 +112,7 @@ TEST(OverHttp, ThoughtsAreTokensAndNoPartOfTheAnswer) {
   LoadOptions o;
   o.requests = o.concurrency = 1;
   o.keep_text = true;
-  const client::Run run = run_load(*target, same_prompt(3), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(3), o, never, {});
   ASSERT_EQ(run.records.size(), 1u);
   EXPECT_TRUE(run.records[0].status.ok()) << run.records[0].status.to_string();
   EXPECT_EQ(run.records[0].output_tokens, 3);

@@ -63,7 +63,7 @@ Status outcome(const TargetOptions& options) {
   LoadOptions o;
   o.requests = 2;
   o.concurrency = 1;
-  const client::Run run = run_load(**target, w, o, never, {});
+  const client::LoadRun run = run_load(**target, w, o, never, {});
   for (const Record& r : run.records) {
     if (!r.status.ok()) return r.status;
     EXPECT_EQ(r.output_tokens, 2);

@@ -21,7 +21,7 @@ TEST(OverGrpc, VerificationFindsWhatDiffers) {
   o.concurrency = 1;
   o.keep_text = true;
   server.flaky = true;
-  const client::Run run = run_load(*target, same_prompt(5), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(5), o, never, {});
   const Verification v = verify(*target, same_prompt(5), o, run, 6, never);
   EXPECT_EQ(v.compared, 6);
   EXPECT_EQ(v.equal, 5);
@@ -38,7 +38,7 @@ TEST(OverGrpc, LaterTurnsAreVerifiedWithAllThatWasSaidBefore) {
   o.concurrency = 1;
   o.turns = 3;
   o.turn_words = 4;
-  const client::Run run = run_load(*target, same_prompt(3, "hello"), o, never, {});
+  const client::LoadRun run = run_load(*target, same_prompt(3, "hello"), o, never, {});
   EXPECT_EQ(verify(*target, same_prompt(3, "hello"), o, run, 6, never).equal, 6);
   EXPECT_EQ(verify(*target, same_prompt(3, "jello"), o, run, 6, never).different,
             2);  // the first turns asked something else
@@ -71,7 +71,7 @@ Verification verified(std::vector<Oracle::Token> under_load, std::vector<Oracle:
   o.requests = 1;
   o.concurrency = 1;
   o.keep_text = true;
-  const client::Run run = run_load(oracle, same_prompt(2), o, never, {});
+  const client::LoadRun run = run_load(oracle, same_prompt(2), o, never, {});
   Verification v = verify(oracle, same_prompt(2), o, run, 1, never);
   EXPECT_EQ(oracle.asked_top_two, (std::vector<bool>{false, true}));
   return v;

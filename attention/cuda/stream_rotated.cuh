@@ -10,7 +10,7 @@
 
 namespace kvasir::attention::cuda {
 
-__device__ __forceinline__ void turn(float& x, float& y, float2 angle) {
+__device__ __forceinline__ void rotate(float& x, float& y, float2 angle) {
   const float was = x;
   x = was * angle.x - y * angle.y;
   y = y * angle.x + was * angle.y;
@@ -49,23 +49,23 @@ __device__ __forceinline__ void turn_elements(int style, const float2* angles, i
           const float4 both = __ldg(reinterpret_cast<const float4*>(angles + d0));
           first = {both.x, both.y}, second = {both.z, both.w};
         }
-        turn(a[reg].x, b[reg].x, first);
-        turn(a[reg].y, b[reg].y, second);
+        rotate(a[reg].x, b[reg].x, first);
+        rotate(a[reg].y, b[reg].y, second);
       }
     } else if constexpr (kApart) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int d = K::query_dim(kk, k, 0, half, tid);
         const float2 near = __ldg(angles + d / 2), far = __ldg(angles + d / 2 + kD / 4);
-        half == 0 ? turn(a[0].x, a[1].x, near) : turn(a[0].y, a[1].y, near);
-        half == 0 ? turn(b[0].x, b[1].x, far) : turn(b[0].y, b[1].y, far);
+        half == 0 ? rotate(a[0].x, a[1].x, near) : rotate(a[0].y, a[1].y, near);
+        half == 0 ? rotate(b[0].x, b[1].x, far) : rotate(b[0].y, b[1].y, far);
       }
     } else {
 #pragma unroll
       for (int reg = 0; reg < 2; ++reg) {
         const int d = K::query_dim(kk, k, reg, 0, tid);
-        turn(a[reg].x, a[reg].y, __ldg(angles + d / 2));
-        turn(b[reg].x, b[reg].y, __ldg(angles + d / 2 + kD / 4));
+        rotate(a[reg].x, a[reg].y, __ldg(angles + d / 2));
+        rotate(b[reg].x, b[reg].y, __ldg(angles + d / 2 + kD / 4));
       }
     }
     if (fp8)
