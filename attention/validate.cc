@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/cat.h"
+#include "kvcache/form.h"
 
 namespace kvasir::attention {
 namespace {
@@ -22,8 +23,8 @@ Status validate_heads(const Attributes& a) {
   if (a.num_kv_heads < 1 || a.num_heads % a.num_kv_heads != 0)
     return bad("num_kv_heads", cat("num_kv_heads is ", a.num_kv_heads, "; it must be at least 1 and divide num_heads, ",
                                    "which is ", a.num_heads));
-  if (a.head_dim < 1 || a.head_dim > 512)
-    return bad("head_dim", cat("head_dim is ", a.head_dim, "; it must be from 1 to 512"));
+  if (a.head_dim < 1 || a.head_dim > 576)
+    return bad("head_dim", cat("head_dim is ", a.head_dim, "; it must be from 1 to 576"));
   return {};
 }
 
@@ -129,6 +130,19 @@ Status validate_quant(const CacheView& c) {
   return {};
 }
 
+// Values are the keys as they lie.
+Status validate_keys_alone(const Attributes& a, const CacheView& c) {
+  if (a.cyclic_capacity > 0)
+    return bad("cyclic_capacity", cat("cyclic_capacity is ", a.cyclic_capacity,
+                                      " and the cache holds keys alone (kv stride 0); a cyclic one holds values, too"));
+  if (c.quant == QuantKind::group && c.scale_strides.kv != 0)
+    return bad("scale", cat("scale has a kv stride of ", c.scale_strides.kv, "; the cache's is 0, and so must it be"));
+  if (c.quant == QuantKind::per_tensor && c.v_scale != c.k_scale)
+    return bad("v_scale", cat("v_scale is ", c.v_scale, " and k_scale ", c.k_scale,
+                              "; a cache of keys alone (kv stride 0) has one scale"));
+  return {};
+}
+
 }  // namespace
 
 Status validate_attributes(const Attributes& a, const Limits& limits) {
@@ -161,6 +175,7 @@ Status validate_cache(const Attributes& a, const CacheView& c, int32_t layer) {
   if (extent(c.strides, c, c.head_dim) < 0)
     return bad("cache", "the strides of cache are negative or reach past 2^63 elements");
   KVASIR_TRY(validate_quant(c));
+  if (kvcache::keys_alone(c)) KVASIR_TRY(validate_keys_alone(a, c));
   if (a.io == DType::f8_e4m3 && a.append && !(c.quant == QuantKind::per_tensor && c.dtype == DType::f8_e4m3))
     return bad("io_dtype", "float8_e4m3 keys and values carry the cache's scales, so the cache must be float8_e4m3");
   return {};

@@ -70,6 +70,12 @@ Status read_scales(const FormWish& wish, CacheForm* form) {
   return {};
 }
 
+// A layout's dimension of keys and values is 1 instead of 2: what is outside of it lies half as far apart.
+Strides without_values(const Strides& s) {
+  auto closer = [&](int64_t stride) { return stride > s.kv ? stride / 2 : stride; };
+  return {closer(s.token), closer(s.layer), 0, closer(s.head)};
+}
+
 }  // namespace
 
 const std::vector<std::string> kLayoutNames = {"auto", "0", "1", "2", "3", "lht2d", "2lhtd"};
@@ -103,7 +109,8 @@ Result<CacheForm> cache_form(const FormWish& wish, int32_t head_dim, DType other
   return form;
 }
 
-Result<CacheView> view_of(const CacheForm& form, int64_t tokens, int32_t layers, int32_t kv_heads, int32_t head_dim) {
+Result<CacheView> view_of(const CacheForm& form, int64_t tokens, int32_t layers, int32_t kv_heads, int32_t head_dim,
+                          bool values) {
   CacheView v;
   v.dtype = form.dtype, v.scale_dtype = form.scale_dtype;
   v.quant = form.quant(), v.quant_group = form.quant_group;
@@ -113,14 +120,15 @@ Result<CacheView> view_of(const CacheForm& form, int64_t tokens, int32_t layers,
     const int64_t scales = head_dim / form.quant_group;
     KVASIR_ASSIGN(v.scale_strides, layout_strides(form.revision, form.layout, tokens, layers, kv_heads, scales));
   }
+  if (!values) v.strides = without_values(v.strides), v.scale_strides = without_values(v.scale_strides);
   return v;
 }
 
 // Each layout's dimensions are those before the tokens (the stretches), the tokens, and those after them.
 std::array<Plane, 2> planes_of(const CacheView& v) {
   auto plane = [&](DType type, const Strides& s, int64_t row) {
-    return Plane{2 * int64_t(v.layers) * v.kv_heads * row / s.token, dtype_bytes(type, v.max_tokens * s.token),
-                 dtype_bytes(type, s.token)};
+    return Plane{(keys_alone(v) ? 1 : 2) * int64_t(v.layers) * v.kv_heads * row / s.token,
+                 dtype_bytes(type, v.max_tokens * s.token), dtype_bytes(type, s.token)};
   };
   std::array<Plane, 2> planes{plane(v.dtype, v.strides, v.head_dim), Plane{}};
   if (v.quant == QuantKind::group) planes[1] = plane(v.scale_dtype, v.scale_strides, v.head_dim / v.quant_group);

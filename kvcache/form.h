@@ -49,8 +49,12 @@ extern const std::vector<std::string> kLayoutNames;
 // `otherwise`: what `auto` is here. A combination that cannot be is refused with the ones that can.
 Result<CacheForm> cache_form(const FormWish& wish, int32_t head_dim, DType otherwise);
 
+// Latent attention: values are the keys as they lie, and only keys are stored. The value of a key lies 0 further on.
+inline bool keys_alone(const CacheView& view) { return view.strides.kv == 0; }
+
 // A view of a cache of this form, of layers x heads x head_dim; the memory is still to come.
-Result<CacheView> view_of(const CacheForm& form, int64_t tokens, int32_t layers, int32_t kv_heads, int32_t head_dim);
+Result<CacheView> view_of(const CacheForm& form, int64_t tokens, int32_t layers, int32_t kv_heads, int32_t head_dim,
+                          bool values = true);
 
 // One array of a cache as pages see it: token t of each stretch begins t * token_bytes after it.
 struct Plane {

@@ -129,8 +129,8 @@ Status read_attributes(const json& j, CaseHead* head) {
   KVASIR_TRY(o.get("num_kv_heads", &a.num_kv_heads));
   if (a.num_kv_heads == 0) a.num_kv_heads = a.num_heads;
   KVASIR_TRY(o.get("head_dim", &a.head_dim));
-  if (a.head_dim < 1 || a.head_dim > 512)
-    return bad("head_dim", cat("head_dim is ", a.head_dim, "; it must be from 1 to 512"));
+  if (a.head_dim < 1 || a.head_dim > 576)
+    return bad("head_dim", cat("head_dim is ", a.head_dim, "; it must be from 1 to 576"));
   if (a.num_kv_heads < 1 || a.num_kv_heads > 4096 || a.num_heads > 4096)
     return bad("num_heads", cat("num_heads is ", a.num_heads, " and num_kv_heads ", a.num_kv_heads,
                                 "; both must be from 1 to 4096"));

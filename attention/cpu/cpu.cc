@@ -8,6 +8,7 @@
 #include "attention/validate.h"
 #include "core/cpu.h"
 #include "core/thread_pool.h"
+#include "kvcache/form.h"
 
 namespace kvasir::attention {
 namespace cpu {
@@ -140,6 +141,7 @@ class CpuAttention final : public Attention {
     const int64_t at = fresh_.get() ? 0 : held_.physical(b, position(token));
     for (int h = 0; h < a_.num_kv_heads; ++h)
       for (bool value : {false, true}) {
+        if (value && kvcache::keys_alone(c)) continue;
         float* row = s.values.get();
         read_part(call, int(value ? InputPart::value : InputPart::key), token, h, row, s.row.get());
         if (!value && a_.rope.style != RopeStyle::none && !a_.streaming_positions)
@@ -177,6 +179,7 @@ class CpuAttention final : public Attention {
     const int64_t at = held_.physical(owner_[size_t(token)], position(token));
     for (int h = 0; h < a_.num_kv_heads; ++h)
       for (bool value : {false, true}) {
+        if (value && kvcache::keys_alone(k.cache)) continue;
         const void* from = value ? k.value : k.key;
         const int64_t element = (token * a_.num_kv_heads + h) * a_.head_dim;
         if (a_.io == DType::i8) {  // quantized already: the bytes are stored as they are

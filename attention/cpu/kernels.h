@@ -17,7 +17,7 @@ namespace kvasir::attention::cpu {
 
 constexpr int kTile = 64;    // keys
 constexpr int kSplit = 512;  // keys with an online softmax of their own, merged in order
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;
 constexpr int kFewRows = 8;         // that read the cache themselves: more of them share a packed tile
 constexpr int kLeastReadGroup = 8;  // of a scale: tiles of smaller ones are packed for few rows too (small_groups.h)
 

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "attention/cpu/attend.h"
+#include "kvcache/form.h"
 #include "kvcache/quant.h"
 
 namespace kvasir::attention::cpu {
@@ -91,6 +92,7 @@ void point_at(const LayerCall& call, const AttendItem& item, Scratch& s, Tile* t
   int64_t lines = 0;
   for (bool value : {false, true}) {
     KvRows& rows = value ? tile->values : tile->keys;
+    const bool known = value && kvcache::keys_alone(c);  // the same memory
     describe(call, value, &rows);
     rows.begin = tile->begin;
     rows.end = tile->end;
@@ -111,14 +113,15 @@ void point_at(const LayerCall& call, const AttendItem& item, Scratch& s, Tile* t
       const int64_t scale_step = dtype_bytes(c.scale_dtype, c.scale_strides.token);
       for (const Run* r = runs; r < runs + count; ++r) {
         const uint8_t* at = scale + r->at * scale_step;
-        lines +=
-            add_piece(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step, &end);
+        if (!known)
+          lines += add_piece(at, r->end - r->begin, dtype_bytes(c.scale_dtype, c.head_dim / c.quant_group), scale_step,
+                             &end);
         call.kernels->point(rows.scales + r->begin, r->end - r->begin, at, scale_step);
       }
     }
     for (const Run* r = runs; r < runs + count; ++r) {
       const uint8_t* at = data + r->at * step;
-      lines += add_piece(at, r->end - r->begin, row_bytes, step, &end);
+      if (!known) lines += add_piece(at, r->end - r->begin, row_bytes, step, &end);
       call.kernels->point(rows.row + r->begin, r->end - r->begin, at, step);
     }
   }

@@ -10,6 +10,7 @@
 #include "attention/held_step.h"
 #include "attention/rules.h"
 #include "attention/validate.h"
+#include "kvcache/form.h"
 
 namespace kvasir::attention {
 namespace cuda {
@@ -213,6 +214,9 @@ class CudaAttention final : public Attention, public GraphKeyed {
   Status learn(const kvcache::CacheView& view, const CacheLayer& cache) {
     if (planner_) return {};
     KVASIR_TRY(validate_cache(a_, view, 0));
+    if (kvcache::keys_alone(view))
+      return unimplemented("the cache holds keys alone (kv stride 0), which the cuda back end does not take")
+          .with_field("cache");
     if (view.quant == kvcache::QuantKind::group &&  // a warp finds a group's greatest, eight elements a lane
         (view.quant_group < 8 || view.quant_group > 256))
       return unimplemented(cat("quant_group is ", view.quant_group, "; the cuda back end takes from 8 to 256"))

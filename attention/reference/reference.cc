@@ -7,6 +7,7 @@
 #include "attention/held_step.h"
 #include "attention/io.h"
 #include "attention/validate.h"
+#include "kvcache/form.h"
 
 namespace kvasir::attention {
 namespace {
@@ -112,9 +113,11 @@ class Reference final : public Attention {
         for (int64_t later = t + 1; later < s.kvlen; ++later) overwritten |= cache_slot(a_, later) == cache_slot(a_, t);
         if (overwritten) continue;
         for (int h = 0; h < a_.num_kv_heads; ++h)
-          for (bool value : {false, true})
+          for (bool value : {false, true}) {
+            if (value && kvcache::keys_alone(t_->cache)) continue;
             kvcache::store_row(t_->cache, held_.physical(b, cache_slot(a_, t)), t_->layer, h, value,
                                new_token(b, t, h, value).data());
+          }
       }
     }
   }
@@ -144,6 +147,7 @@ class Reference final : public Attention {
       for (int64_t t = s.start_pos; t < s.kvlen; ++t)
         for (int h = 0; h < a_.num_kv_heads; ++h)
           for (bool value : {false, true}) {
+            if (value && kvcache::keys_alone(k.cache)) continue;
             int64_t token = held_.step.seqstarts[b] + t - s.start_pos;
             const void* from = value ? k.value : k.key;
             int64_t element = (token * a_.num_kv_heads + h) * a_.head_dim;

@@ -89,7 +89,7 @@ inline const Refusal kRefusals[] = {
     {"is_causal is 1; it must be true or false", [](CaseFiles& f) { edit(f, "attributes", "is_causal", 1); }},
     {"num_kv_heads is 3; it must be at least 1 and divide num_heads",
      [](CaseFiles& f) { edit(f, "attributes", "num_kv_heads", 3); }},
-    {"head_dim is 0; it must be from 1 to 512", [](CaseFiles& f) { edit(f, "attributes", "head_dim", 0); }},
+    {"head_dim is 0; it must be from 1 to 576", [](CaseFiles& f) { edit(f, "attributes", "head_dim", 0); }},
     {"query has shape (13, 4, 32); it must have (13, 8, 32)",
      [](CaseFiles& f) { edit(f, "attributes", "num_heads", 8); }},
     {"page_size is 0; it must be from 1 to 65536", [](CaseFiles& f) { edit(f, "attributes", "page_size", 0); }},

@@ -1,6 +1,7 @@
 // Sections 2 to 5: where tokens live, the six layouts, KeyValueCache, quantized caches.
 #include <sys/mman.h>
 
+#include "attention/rope.h"
 #include "tests/attention/testing.h"
 
 namespace kvasir::attention {
@@ -221,6 +222,52 @@ TEST_P(Cache, QuantGroupsAndScaleTypes) {
         ASSERT_TRUE(o.status.ok()) << o.status.to_string();
         EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << describe(c);
       }
+}
+
+// Where the kv stride is 0: one head of 576, as latent attention has it, few rows and many, and rotated keys.
+TEST_P(Cache, ValuesAreTheKeysAsTheyLie) {
+  const struct {
+    DType dtype;
+    QuantKind quant;
+    int group;
+  } kinds[] = {{DType::f32, QuantKind::none, 0},  {DType::f16, QuantKind::none, 0},
+               {DType::bf16, QuantKind::none, 0}, {DType::f8_e4m3, QuantKind::per_tensor, 0},
+               {DType::i8, QuantKind::group, 64}, {DType::i4, QuantKind::group, 32}};
+  for (const auto& kind : kinds)
+    for (int heads : {2, 12})
+      for (bool roped : {false, true}) {
+        CaseShape s = three();
+        s.attributes.num_heads = heads, s.attributes.num_kv_heads = 1, s.attributes.head_dim = 576;
+        s.cache.dtype = kind.dtype, s.cache.quant = kind.quant, s.cache.quant_group = kind.group;
+        if (roped)
+          s.attributes.rope = rope_frequencies({.style = RopeStyle::gptj, .rotary_dim = 64}).value();
+        else
+          s.sequences = {{0, 1}, {0, 3}, {0, 70}}, s.decoding_batches = 0;
+        Case c = make_case(s), twice = c;
+        c.view.strides.kv = c.view.scale_strides.kv = 0;
+        c.view.v_scale = twice.view.v_scale = c.view.k_scale;
+        twice.value = twice.key;
+        const Outcome o = run(c);
+        ASSERT_TRUE(o.status.ok()) << o.status.to_string();
+        EXPECT_EQ(compare_with_reference(c, o.after, o.out), "") << describe(c);
+        // Nothing is rotated, and all is new: as if each key had been given as a value, too.
+        if (!roped) EXPECT_TRUE(same_bytes(o.out, run(twice).out)) << describe(c);
+      }
+}
+
+TEST(CacheOfKeysAlone, WhatItCannotBeIsRefused) {
+  auto refusal = [](auto change) {
+    CaseShape s = three();
+    Case c = make_case(s);
+    c.view.strides.kv = c.view.scale_strides.kv = 0;
+    change(c);
+    return run_on("cpu", c).status.field();
+  };
+  EXPECT_EQ(refusal([](Case& c) { c.attributes.window = c.attributes.cyclic_capacity = 16; }), "cyclic_capacity");
+  EXPECT_EQ(refusal([](Case& c) {
+              c.view.dtype = DType::f8_e4m3, c.view.quant = QuantKind::per_tensor, c.view.v_scale = 2 * c.view.k_scale;
+            }),
+            "v_scale");
 }
 
 // A scale for each element, for two and for four; heads of no whole vector too; few rows and many, and rotated keys.

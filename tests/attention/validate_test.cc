@@ -33,7 +33,7 @@ const Broken kBroken[] = {
      }},
     {"num_kv_heads", "num_kv_heads is 3; it must be at least 1 and divide num_heads, which is 4",
      [](Case& c) { c.attributes.num_kv_heads = 3; }},
-    {"head_dim", "head_dim is 513; it must be from 1 to 512", [](Case& c) { c.attributes.head_dim = 513; }},
+    {"head_dim", "head_dim is 577; it must be from 1 to 576", [](Case& c) { c.attributes.head_dim = 577; }},
     {"q_scaling", "q_scaling is nan", [](Case& c) { c.attributes.q_scaling = NAN; }},
     {"softcap", "softcap is -1", [](Case& c) { c.attributes.softcap = -1; }},
     {"sinks", "they must be from 0 to window-1", [](Case& c) { c.attributes.sinks = 4, c.attributes.window = 4; }},

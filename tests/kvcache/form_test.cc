@@ -51,6 +51,35 @@ TEST(Planes, HoldAPagesBytesAndNoOthers) {
     }
 }
 
+// Half of the bytes, and every layer's, head's and token's key is in a place of its own.
+TEST(Planes, OfKeysAloneAreHalfAsLarge) {
+  for (const std::string& layout : kLayoutNames)
+    for (auto [dtype, group] : {std::pair{"float16", -1}, {"int8", 8}}) {
+      SCOPED_TRACE(layout + " " + dtype);
+      FormWish wish;
+      wish.dtype = dtype, wish.group = group, wish.layout = layout;
+      auto form = cache_form(wish, kDim, DType::f16);
+      ASSERT_TRUE(form.ok()) << form.status().message();
+      for (int32_t heads : {1, kHeads}) {
+        const auto view = view_of(*form, kTokens, kLayers, heads, kDim, false);
+        ASSERT_TRUE(view.ok() && keys_alone(*view));
+        const auto planes = planes_of(*view);
+        EXPECT_EQ(planes[0].bytes() + planes[1].bytes(), kTokens * kLayers * heads * form->row_bytes(kDim));
+        for (int part = 0; part < (group > 0 ? 2 : 1); ++part) {
+          const int64_t row = part ? kDim / group : kDim;
+          std::set<int64_t> elements;
+          for (int64_t t = 0; t < kTokens; ++t)
+            for (int64_t layer = 0; layer < kLayers; ++layer)
+              for (int64_t head = 0; head < heads; ++head)
+                for (int64_t i = 0; i < row; ++i)
+                  elements.insert(row_element(part ? view->scale_strides : view->strides, t, layer, head, true) + i);
+          EXPECT_EQ(std::ssize(elements), kTokens * kLayers * heads * row);
+          EXPECT_EQ(*elements.rbegin() + 1, std::ssize(elements));
+        }
+      }
+    }
+}
+
 TEST(CacheForm, TakesTheGroupThatSuitsTheHead) {
   auto group = [](const char* dtype, int32_t head_dim) {
     FormWish wish;
