@@ -260,6 +260,12 @@ int inspect(int argc, char** argv) {
                                   {"limit", needs->limit},
                                   {"free", needs->free},
                                   {"lacking", needs->lacking()}}}};
+    if (c.latent.on())
+      j["latent"] = {{"rank", c.latent.rank},
+                     {"rope", c.latent.rope},
+                     {"nope", c.latent.nope},
+                     {"value", c.latent.value},
+                     {"query_rank", c.latent.query_rank}};
     if (c.encoder_layers > 0) j["encoder_layers"] = c.encoder_layers, j["decoder_layers"] = c.decoder_layers;
     for (const scheduler::PageGroup& g : pools->groups)
       j["pools"].push_back({{"pages", g.pages}, {"page_size", steps.page_size}, {"window", g.window}});
@@ -290,6 +296,9 @@ int inspect(int argc, char** argv) {
   std::printf("parameters    %.1f M in %zu tensors\n", double(parameters) / 1e6, all.size());
   std::printf("layers        %d, hidden %d, ffn %d, heads %d of %d, kv heads %d\n", c.layers, c.hidden, c.ffn, c.heads,
               c.head_dim, c.kv_heads);
+  if (c.latent.on())
+    std::printf("latent        %d and %d that turn in the cache; heads' queries %d, values %d\n", c.latent.rank,
+                c.latent.rope, c.latent.nope + c.latent.rope, c.latent.value);
   if (c.encoder_layers > 0)
     std::printf("kind          encoder-decoder, of %d and %d layers that take turns in the cache\n", c.encoder_layers,
                 c.decoder_layers);

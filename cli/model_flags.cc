@@ -150,7 +150,7 @@ void ModelFlags::define(Options& o) {
       .value_name("MODEL");
   o.add("mtp", &engine.mtp,
         "Where no draft_model is named: draft with the model's own layer of multi-token prediction, if its files carry "
-        "one (GLM 4.5 and later; not with ranks)");
+        "one (GLM 4.5 and later, DeepSeek V3; not with ranks)");
   max_running_option_ = &o.add("max_running", &engine.max_running,
                                cat("Sequences in a step at most; where nothing is said, ", kGpuRunning, " on a GPU"))
                              .range(1, 65536);

@@ -60,7 +60,7 @@ Result<kvcache::CacheForm> cache_form_of(const ModelConfig& config, const kvcach
 CacheLayout cache_layout(const ModelConfig& config, const kvcache::CacheForm& form, int32_t page_size, bool apart) {
   const bool two = apart || config.two_cache_shapes();
   CacheLayout out;
-  out.shapes.assign(two ? 2 : 1, {form, 0, config.kv_heads, config.head_dim, page_size});
+  out.shapes.assign(two ? 2 : 1, {form, 0, config.kv_heads, config.head_dim, page_size, config.latent.on()});
   for (int32_t layer = 0; layer < config.layers; ++layer) {
     CacheShape& of = out.shapes[two && config.windowed(layer) ? 1 : 0];
     of.kv_heads = config.kv_heads_of(layer), of.head_dim = config.head_dim_of(layer);

@@ -17,6 +17,7 @@ Result<kvcache::CacheForm> cache_form_of(const ModelConfig& config, const kvcach
 struct CacheShape {
   kvcache::CacheForm form;
   int32_t layers = 0, kv_heads = 0, head_dim = 0, page_size = 16;
+  bool keys_alone = false;  // values are the keys as they lie
 };
 
 struct CacheLayout {

@@ -27,7 +27,8 @@ Status ModelConfig::validate() const {
   KVASIR_TRY(in_range("feed-forward size", ffn, 1, 1 << 19));
   KVASIR_TRY(in_range("number of heads", heads, 1, 1024));
   KVASIR_TRY(in_range("number of key/value heads", kv_heads, 1, heads));
-  KVASIR_TRY(in_range("head size", head_dim, 2, 512));
+  if (latent.on()) KVASIR_TRY(validate_latent());
+  KVASIR_TRY(in_range("head size", head_dim, 2, latent.on() ? 576 : 512));
   if (heads % kv_heads != 0)
     return invalid_argument(
         cat("the model has ", heads, " heads, which is no multiple of its ", kv_heads, " key/value heads"));
@@ -86,6 +87,14 @@ Status ModelConfig::validate() const {
   return in_range("step time in ms", step_ms, 0, 60000);
 }
 
+Status ModelConfig::validate_latent() const {
+  KVASIR_TRY(in_range("kv_lora_rank", latent.rank, 2, 512));
+  KVASIR_TRY(in_range("qk_rope_head_dim", latent.rope, 2, 512));
+  KVASIR_TRY(in_range("qk_nope_head_dim", latent.nope, 1, 1 << 10));
+  KVASIR_TRY(in_range("v_head_dim", latent.value, 1, 1 << 10));
+  return in_range("q_lora_rank", latent.query_rank, 0, 1 << 16);
+}
+
 Status ModelConfig::validate_layer_sizes() const {
   struct Field {
     const char* name;
@@ -139,7 +148,7 @@ int64_t ModelConfig::kv_bytes_per_token(const kvcache::CacheForm& form, bool win
   int64_t out = 0;
   for (int32_t i = 0; i < layers; ++i)
     if (cache_layer(i) == i && (windowed(i) || !windowed_only))
-      out += 2 * int64_t(kv_heads_of(i)) * form.row_bytes(head_dim_of(i));
+      out += (latent.on() ? 1 : 2) * int64_t(kv_heads_of(i)) * form.row_bytes(head_dim_of(i));
   return out;
 }
 

@@ -21,6 +21,17 @@ enum class Activation : uint8_t { silu, gelu_tanh, gelu, relu, relu_squared, tan
 enum class NormKind : uint8_t { rms, layer };  // layer: with the mean taken off, and a bias
 enum class QkNorm : uint8_t { none, head, full };
 
+// Latent attention (MLA): a token's key and value are one row of the cache that all heads share, a rotated part and a
+// latent which each head's own weights read its keys and values from. head_dim is then the row's, kv_heads 1.
+struct LatentConfig {
+  int32_t rank = 0;        // of the latent; 0: attention is the usual one
+  int32_t rope = 0;        // the rotated part of queries and of the row
+  int32_t nope = 0;        // the other part of a head's queries
+  int32_t value = 0;       // a head's value
+  int32_t query_rank = 0;  // of what queries are made of; 0: the stream itself
+  bool on() const { return rank > 0; }
+};
+
 // How one layer attends where layers differ.
 struct LayerKind {
   bool windowed = false;
@@ -101,6 +112,7 @@ struct ModelConfig {
   int32_t dummy_lost_step = 0;
   int32_t dummy_hung_rank = -1;  // whose GPU stops in that step
   RankPart part;  // of a network that is split over ranks: heads, ffn, vocab and the like are then this rank's
+  LatentConfig latent;
 
   LayerKind kind(int32_t layer) const {
     return layer_kinds.empty() ? LayerKind{.windowed = window > 0} : layer_kinds[size_t(layer)];
@@ -127,6 +139,7 @@ struct ModelConfig {
 
  private:
   Status validate_layer_sizes() const;
+  Status validate_latent() const;
 };
 
 Result<ModelConfig> config_from_gguf(const Gguf& gguf);

@@ -88,7 +88,8 @@ Status read_decoder(const GgufKeys& in, ModelConfig* c) {
   KVASIR_TRY(in.get("attention.key_length", &c->head_dim));
   int32_t value_length = c->head_dim;
   KVASIR_TRY(in.get("attention.value_length", &value_length));
-  if (value_length != c->head_dim)
+  // Latent attention's are its own (deepseek.cc).
+  if (value_length != c->head_dim && !in.file().value(in.key("attention.kv_lora_rank")))
     return invalid_argument(
         cat(in.file().name(), ": values of ", value_length, " beside keys of ", c->head_dim, " are not supported"));
   KVASIR_TRY(in.get(c->norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",

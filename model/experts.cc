@@ -32,7 +32,7 @@ void take_worst_groups(const Routing& r, const float* choice, bool* taken) {
   for (int32_t g = 0; g < r.groups; ++g) {
     const int32_t first = best(choice, taken, g * size, size);
     taken[first] = true;
-    const int32_t second = best(choice, taken, g * size, size);
+    const int32_t second = r.group_best < 2 ? -1 : best(choice, taken, g * size, size);
     taken[first] = false;
     sums[g] = choice[first] + (second < 0 ? 0.0f : choice[second]);
   }

@@ -17,9 +17,10 @@ struct Routing {
   ExpertScores scores_of = ExpertScores::softmax;
   bool normalized = false;  // the chosen ones' scores are made to sum to 1
   bool corrected = false;   // a number an expert is added to its score where they are chosen, and only there
+  uint8_t group_best = 2;   // one or two
   float scale = 1;          // of what is added up
   int32_t groups = 1;       // of experts that follow one another; chosen is among the `used_groups` best groups,
-  int32_t used_groups = 1;  // by the sum of the best two scores in each
+  int32_t used_groups = 1;  // by the sum of the best `group_best` scores in each
 
   // The experts of one row by falling score, and what each counts. Of equal ones the first; NaN is chosen last.
   // `correction` is null where there is none.

@@ -237,6 +237,10 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
+  if (gpu && options.device == "auto" && files.config.latent.on()) {
+    gpu = false;
+    log_info("no GPU in use", {{"reason", "latent attention is not supported there"}});
+  }
   if (gpu && options.device == "auto" && files.config.sizes_by_layer && widest_head(files.config) > kFastHead) {
     gpu = false;
     log_info("no GPU in use", {{"reason", cat("heads of ", widest_head(files.config),

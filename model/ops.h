@@ -36,6 +36,11 @@ struct Buffer {  // one row a token (or a logit row)
   int64_t cols = 0;
 };
 
+// Columns of a row in pieces, one a head: the first begins at `first`, the next `step` further on.
+struct Pieces {
+  int64_t first = 0, step = 0;
+};
+
 // Which row of a table a token is given: that of its position, or of the text of a pair it belongs to.
 enum class RowOf : uint8_t { position, type };
 
@@ -188,6 +193,19 @@ class Ops {
   virtual Status take_logit_rows(Buffer in, int64_t first, int64_t count, Buffer out) = 0;
   // The columns of all ranks beside one another, on the first of them.
   virtual Result<Buffer> gather(Buffer logits) { return logits; }
+
+  // Latent attention (LatentConfig). A device that has none says so here.
+  virtual Status takes_latent_attention() const {
+    return unimplemented("latent attention is not supported on this device; on the CPU it is (--device cpu)");
+  }
+  // Piece h of `out` = piece h of `in` * weights[h]': each head's own product. All are of one shape.
+  virtual Status linear_heads(Buffer, Pieces, std::span<const Matrix>, Buffer, Pieces) {
+    return unimplemented("this device has no products by head");
+  }
+  // `count` pieces of `cols` columns.
+  virtual Status copy_pieces(Buffer, Pieces, Buffer, Pieces, int64_t, int64_t) {
+    return unimplemented("this device copies no columns");
+  }
 };
 
 }  // namespace kvasir::model

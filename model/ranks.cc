@@ -41,6 +41,7 @@ Status splits(const ModelConfig& c, int64_t block, int32_t ranks) {
   if (ranks > kMostRanks) return refuse(cat(n, "at most ", kMostRanks, " are supported"));
   if (c.encoder) return refuse(n + "encoders are not split over ranks: 1");
   if (c.encoder_layers > 0) return refuse(n + "encoder-decoders are not split over ranks: 1");
+  if (c.latent.on()) return refuse(n + "models with latent attention are not split over ranks: 1");
   if (c.sizes_by_layer) return refuse(n + "models whose layers differ in their sizes are not split over ranks: 1");
   struct Piece {
     const char* name;

@@ -10,6 +10,10 @@
 namespace kvasir::model {
 namespace {
 
+// What adapters change. kv_b_proj of latent attention is none: it is served as each head's parts, which queries and
+// results are multiplied by.
+constexpr const char *kUsual = "q, k, v, o, gate, up, down", *kLatent = "q or q_a and q_b, kv_a, o, gate, up, down";
+
 class Places {
  public:
   Places(const AdapterFile& file, const ModelConfig& config, const Network& network)
@@ -62,7 +66,7 @@ class Places {
     if (it == by_name_.end())
       return invalid_argument(cat(file_.path, ": module ", m.name.substr(0, 128),
                                   " is none that adapters of this model are served for; the ",
-                                  "projections of its layers are (q, k, v, o, gate, up, down)",
+                                  "projections of its layers are (", config_.latent.on() ? kLatent : kUsual, ")",
                                   config_.experts.routing.experts > 0 ? ", those of experts and routers are not" : ""));
     const Projection& p = *it->second;
     int64_t rows = p.outputs.empty() ? p.rows : 0;  // of all ranks

@@ -49,6 +49,7 @@ Result<attention::Attributes> attention_of(const ModelConfig& c, LayerKind kind)
 // both once their epsilon is divided by r squared.
 Decoder::Decoder(const ModelConfig& config, Ops& ops) : c_(config), ops_(ops) {
   if (const float r = c_.residual_scale; r != 1) c_.embedding_scale /= r, c_.norm_eps /= r * r;
+  if (c_.latent.on()) latent_ = std::make_unique<LatentAttention>(c_, ops_);
 }
 
 Status Decoder::load(Weights& w, const LoadProgress& progress) {
@@ -92,7 +93,11 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
   }
   l.attention = known->second;
   if (c_.input_norms && (i > 0 || c_.first_norm)) KVASIR_TRY(norm("attn_norm", &l.attn_norm));
-  KVASIR_ASSIGN(l.qkv, in.qkv(i));
+  if (latent_)
+    KVASIR_TRY(latent_->load_layer(i, in));
+  else {
+    KVASIR_ASSIGN(l.qkv, in.qkv(i));
+  }
   if (c_.qk_norm != QkNorm::none) {
     const bool full = c_.qk_norm == QkNorm::full;
     auto of_heads = [&](const char* name, int64_t heads, const Share& share) {
@@ -140,10 +145,14 @@ std::vector<Projection> Decoder::projections() const {
     auto columns = [&](std::string_view name, Matrix weight, const Share& inputs) {
       out.push_back({LayerLoader::of(i, name), weight, 0, c_.hidden, Order::plain, {}, inputs});
     };
-    rows("attn_q", l.qkv, 0, q, {of_q}, Order::heads);
-    rows("attn_k", l.qkv, q, kv, {of_kv}, Order::heads);
-    rows("attn_v", l.qkv, q + kv, kv, {of_kv});
-    rows("attn_qkv", l.qkv, 0, q + 2 * kv, {of_q, of_kv, of_kv}, Order::groups);
+    if (latent_) {
+      for (const auto& [name, weight] : latent_->weights(i)) rows(name, weight, 0, weight.rows, {Share()});
+    } else {
+      rows("attn_q", l.qkv, 0, q, {of_q}, Order::heads);
+      rows("attn_k", l.qkv, q, kv, {of_kv}, Order::heads);
+      rows("attn_v", l.qkv, q + kv, kv, {of_kv});
+      rows("attn_qkv", l.qkv, 0, q + 2 * kv, {of_q, of_kv, of_kv}, Order::groups);
+    }
     columns("attn_output", l.attn_out, of_q);
     if (l.mlp.down.id < 0) continue;
     const bool shared = l.experts >= 0;
@@ -163,7 +172,8 @@ Status Decoder::make_buffers() {
   KVASIR_ASSIGN(x_, ops_.make_buffer(c_.hidden, false));
   KVASIR_ASSIGN(h_, ops_.make_buffer(c_.hidden, false));
   KVASIR_ASSIGN(qkv_, ops_.make_buffer(q + 2 * kv, false, Shard::rows));
-  KVASIR_ASSIGN(attended_, ops_.make_buffer(q, false, Shard::rows));
+  if (latent_) KVASIR_TRY(latent_->make_buffers());
+  KVASIR_ASSIGN(attended_, ops_.make_buffer(latent_ ? int64_t(c_.heads) * c_.latent.value : q, false, Shard::rows));
   KVASIR_ASSIGN(up_, ops_.make_buffer((c_.gated ? 2 : 1) * int64_t(c_.ffn), false, Shard::rows));
   KVASIR_ASSIGN(ffn_, ops_.make_buffer(c_.ffn, false, Shard::rows));
   if (c_.experts.shared_ffn > 0) {
@@ -182,6 +192,7 @@ Status Decoder::norm(Buffer in, const Norm& norm, Buffer out) {
 
 Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
   const Attend how{.kind = l.attention, .layer = i, .sinks = l.sinks};
+  if (latent_) return latent_->attend(how, in, qkv_, attended_);
   if (c_.qk_norm == QkNorm::none && c_.query_position_slope == 0)
     return ops_.linear_attend(in, l.qkv, how, qkv_, attended_);
   KVASIR_TRY(ops_.linear(in, l.qkv, qkv_));

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/arch/latent_attention.h"
 #include "model/arch/registry.h"
 
 namespace kvasir::model {
@@ -59,14 +60,15 @@ class Decoder : public Network {
   Matrix embedding_, head_;
   Norm embedding_norm_, output_norm_;
   std::vector<DecoderLayer> layers_;
-  Buffer x_, h_;                   // [T, hidden]: the residual stream, and what a sublayer reads
-  Buffer qkv_;                     // [T, (heads + 2 * kv_heads) * head_dim]
-  Buffer attended_;                // [T, heads * head_dim]
-  Buffer up_, ffn_;                // [T, 2 * ffn] (without gates [T, ffn]), [T, ffn]
-  Buffer shared_up_, shared_ffn_;  // likewise, of the MLP beside experts
-  Buffer last_;                    // [R, hidden]: the rows that want logits
-  Buffer logits_;                  // [R, vocab]
-  std::vector<int32_t> kept_;      // layers whose stream is handed over
+  std::unique_ptr<LatentAttention> latent_;  // where the model has it
+  Buffer x_, h_;                             // [T, hidden]: the residual stream, and what a sublayer reads
+  Buffer qkv_;                               // [T, (heads + 2 * kv_heads) * head_dim]
+  Buffer attended_;                          // [T, heads * head_dim]
+  Buffer up_, ffn_;                          // [T, 2 * ffn] (without gates [T, ffn]), [T, ffn]
+  Buffer shared_up_, shared_ffn_;            // likewise, of the MLP beside experts
+  Buffer last_;                              // [R, hidden]: the rows that want logits
+  Buffer logits_;                            // [R, vocab]
+  std::vector<int32_t> kept_;                // layers whose stream is handed over
 };
 
 Result<std::unique_ptr<Network>> load_decoder(const ModelConfig& config, Weights& weights, Ops& ops,

@@ -107,7 +107,7 @@ Result<Matrix> LayerLoader::qkv(int32_t layer) {
 }
 
 Result<Matrix> LayerLoader::attention_out(int32_t layer) {
-  const int64_t head = c_.head_dim_of(layer);
+  const int64_t head = c_.latent.on() ? c_.latent.value : c_.head_dim_of(layer);
   return matrix(of(layer, "attn_output"), c_.hidden, c_.heads * head, Shard::cols, c_.out_bias,
                 c_.part.heads.times(head));
 }

@@ -30,6 +30,7 @@ class LayerLoader {
   // [(heads + 2 * kv_heads) * head_dim, hidden], rows; of a layer without a cache of its own [heads * head_dim, hidden]
   Result<Matrix> qkv(int32_t layer);
   Result<Matrix> attention_out(int32_t layer);  // [hidden, heads * head_dim], cols
+  Weights& weights() { return w_; }
   Result<Mlp> mlp(int32_t layer) { return mlp(layer, c_.ffn_of(layer), c_.part.ffn, ""); }
   Result<Mlp> shared_expert(int32_t layer) { return mlp(layer, c_.experts.shared_ffn, c_.part.shared_ffn, "_shexp"); }
   Result<Experts> experts(int32_t layer);

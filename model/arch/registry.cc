@@ -8,15 +8,17 @@ namespace kvasir::model {
 
 extern const Architecture kLlama, kMistral, kGemma3, kGemma2, kGemma, kQwen2, kQwen3, kPhi2, kPhi3, kSmolLm3, kGranite,
     kOlmo2, kOlmo3, kSeedOss, kMinistral3, kGptNeox, kGptj, kFalcon, kBloom, kMpt, kQwen2Moe, kQwen3Moe, kMixtral,
-    kGptOss, kGlm4Moe, kMinimaxM2, kGemma4, kBert, kXlmRoberta, kRoberta, kModernBert, kT5, kMt5;
+    kGptOss, kGlm4Moe, kMinimaxM2, kGemma4, kBert, kXlmRoberta, kRoberta, kModernBert, kT5, kMt5, kDeepseekV3,
+    kDeepseekV2, kKimiK2, kGlm4MoeLite;
 
 namespace {
 
-const Architecture* const kAll[] = {&kLlama,      &kMistral, &kGemma3,     &kGemma2,  &kGemma,     &kQwen2,  &kQwen3,
-                                    &kPhi2,       &kPhi3,    &kSmolLm3,    &kGranite, &kOlmo2,     &kOlmo3,  &kSeedOss,
-                                    &kMinistral3, &kGptNeox, &kGptj,       &kFalcon,  &kBloom,     &kMpt,    &kQwen2Moe,
-                                    &kQwen3Moe,   &kMixtral, &kGptOss,     &kGlm4Moe, &kMinimaxM2, &kGemma4, &kBert,
-                                    &kXlmRoberta, &kRoberta, &kModernBert, &kT5,      &kMt5};
+const Architecture* const kAll[] = {
+    &kLlama,   &kMistral,    &kGemma3,     &kGemma2, &kGemma,      &kQwen2,    &kQwen3,      &kPhi2,
+    &kPhi3,    &kSmolLm3,    &kGranite,    &kOlmo2,  &kOlmo3,      &kSeedOss,  &kMinistral3, &kGptNeox,
+    &kGptj,    &kFalcon,     &kBloom,      &kMpt,    &kQwen2Moe,   &kQwen3Moe, &kMixtral,    &kGptOss,
+    &kGlm4Moe, &kMinimaxM2,  &kGemma4,     &kBert,   &kXlmRoberta, &kRoberta,  &kModernBert, &kT5,
+    &kMt5,     &kDeepseekV3, &kDeepseekV2, &kKimiK2, &kGlm4MoeLite};
 
 template <class Name>
 const Architecture* find(std::string_view name, const Name& name_of) {

@@ -75,6 +75,7 @@ Status CpuOps::attend(const Attend& how, Buffer qkv, Buffer out) {
 kvcache::CacheView CpuOps::cache_for(const Attend& how) const {
   kvcache::CacheView c = caches_[cache_of(size_t(how.kind))];
   if (!scales_.empty()) c.k_scale = scales_[size_t(how.layer)].k, c.v_scale = scales_[size_t(how.layer)].v;
+  if (kvcache::keys_alone(c)) c.v_scale = c.k_scale;
   return c;
 }
 

@@ -43,12 +43,21 @@ void put(uint8_t* p, T value) {
 struct Counts {
   int64_t experts = 0, others = 0;
 };
+// Of a layer's attention.
+int64_t attention_parameters(const ModelConfig& c) {
+  const int64_t hidden = c.hidden, heads = c.heads;
+  if (!c.latent.on()) return 2 * (heads + c.kv_heads) * c.head_dim * hidden;
+  const LatentConfig& l = c.latent;
+  const int64_t q = heads * (l.nope + l.rope);
+  return (l.query_rank > 0 ? l.query_rank * (hidden + q) : q * hidden) + (l.rank + l.rope) * hidden +
+         heads * (l.rank * (l.nope + l.value) + l.value * hidden);
+}
 Counts parameters_of(const ModelConfig& c) {
-  const int64_t hidden = c.hidden, heads = 2 * (int64_t(c.heads) + c.kv_heads);
+  const int64_t hidden = c.hidden;
   Counts out{0, c.vocab * hidden};
   for (int32_t i = 0; i < c.layers; ++i) {
     const bool experts = c.experts.in_layer(i);
-    out.others += heads * c.head_dim * hidden + (c.gated ? 3 : 2) * (experts ? c.experts.shared_ffn : c.ffn) * hidden;
+    out.others += attention_parameters(c) + (c.gated ? 3 : 2) * (experts ? c.experts.shared_ffn : c.ffn) * hidden;
     if (!experts) continue;
     out.others += c.experts.routing.experts * hidden;
     out.experts += 3 * int64_t(c.experts.ffn) * c.experts.routing.experts * hidden;
@@ -268,6 +277,7 @@ void fill_in(ModelConfig& c) {
   if (c.kv_heads == 0) c.kv_heads = c.heads % 2 == 0 && !c.encoder ? c.heads / 2 : c.heads;
   if (c.ffn == 0) c.ffn = 2 * c.hidden;
   if (c.experts.routing.experts > 0 && c.experts.ffn == 0) c.experts.ffn = std::max(32, c.hidden / 64 * 32);
+  if (!c.experts.dense.empty()) c.experts.dense.resize(size_t(std::clamp(c.layers, 0, 1024)), false);
 }
 
 // Rows are whole blocks of their type.
@@ -306,8 +316,10 @@ Result<ModelConfig> config_from_dummy(std::string_view rest) {
   KVASIR_TRY(c.validate());
   const ExpertsConfig& experts = c.experts;
   const bool dense = !spec.has_experts() || std::count(experts.dense.begin(), experts.dense.end(), true) > 0;
-  KVASIR_TRY(check_blocks("type", spec.type,
-                          {c.hidden, dense ? c.ffn : 0, int64_t(c.heads) * c.head_dim, experts.shared_ffn}));
+  KVASIR_TRY(
+      check_blocks("type", spec.type,
+                   {c.hidden, dense ? c.ffn : 0, int64_t(c.heads) * (c.latent.on() ? c.latent.value : c.head_dim),
+                    experts.shared_ffn, c.latent.rank, c.latent.nope, c.latent.query_rank}));
   if (spec.has_experts())
     KVASIR_TRY(check_blocks(spec.expert_type ? "expert_type" : "type", spec.expert_type.value_or(spec.type),
                             {c.hidden, experts.ffn}));

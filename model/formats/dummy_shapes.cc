@@ -5,6 +5,10 @@
 namespace kvasir::model {
 namespace {
 
+constexpr LatentConfig kV2{.rank = 512, .rope = 64, .nope = 128, .value = 128},
+    kV3{.rank = 512, .rope = 64, .nope = 128, .value = 128, .query_rank = 1536},
+    kGlm{.rank = 512, .rope = 64, .nope = 192, .value = 256, .query_rank = 768};
+
 constexpr DummyShape kShapes[] = {
     {"smollm2-135m", "llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, 100000},
     {"llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 500000},
@@ -34,6 +38,13 @@ constexpr DummyShape kShapes[] = {
     {"gpt-oss-120b", "gpt_oss", 36, 2880, 2880, 64, 8, 64, 201088, 131072, 150000, 128, 128, 4, 2880},
     {"glm-4.5-air", "glm4_moe", 46, 4096, 10944, 96, 8, 128, 151552, 131072, 1e6, 0, 128, 8, 1408, 1408},
     {"minimax-m2", "minimax_m2", 62, 3072, 1536, 48, 8, 128, 200064, 196608, 5e6, 0, 256, 8, 1536},
+    {"deepseek-v2-lite", "deepseek_v2", 27, 2048, 10944, 16, 16, 128, 102400, 163840, 10000, 0, 64, 6, 1408, 2816, 1,
+     kV2},
+    {"deepseek-v3", "deepseek_v3", 61, 7168, 18432, 128, 128, 128, 129280, 163840, 10000, 0, 256, 8, 2048, 2048, 3,
+     kV3},
+    {"kimi-k2", "kimi_k2", 61, 7168, 18432, 64, 64, 128, 163840, 131072, 50000, 0, 384, 8, 2048, 2048, 1, kV3},
+    {"glm-4.7-flash", "glm4_moe_lite", 47, 2048, 10240, 20, 20, 128, 154880, 202752, 1e6, 0, 64, 4, 1536, 1536, 1,
+     kGlm},
 };
 
 }  // namespace
@@ -43,9 +54,13 @@ void DummyShape::apply(ModelConfig& c) const {
   c.layers = layers, c.hidden = hidden, c.ffn = ffn, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = head_dim;
   c.vocab = vocab, c.context = context, c.window = window;
   c.rope.base = rope_base;
+  c.latent = latent;
   if (experts == 0) return;
   c.experts.routing.experts = experts, c.experts.routing.used = experts_used;
   c.experts.ffn = expert_ffn, c.experts.shared_ffn = shared_ffn;
+  if (dense_layers == 0) return;
+  c.experts.dense.assign(size_t(layers), false);
+  std::fill_n(c.experts.dense.begin(), dense_layers, true);
 }
 
 std::span<const DummyShape> dummy_shapes() { return kShapes; }

@@ -15,6 +15,8 @@ struct DummyShape {
   double rope_base = 10000;
   int32_t window = 0;
   int32_t experts = 0, experts_used = 0, expert_ffn = 0, shared_ffn = 0;
+  int32_t dense_layers = 0;  // before those with experts
+  LatentConfig latent = {};
 
   void apply(ModelConfig& c) const;
 };

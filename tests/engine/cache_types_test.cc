@@ -13,6 +13,11 @@ constexpr const char* kGemma =
 constexpr const char* kGemma4 =
     "dummy:gemma4,layers=6,hidden=128,heads=4,kv_heads=2,head_dim=64,ffn=128,window=24,type=f32,step_ms=1";
 
+// Keys and values are one row of 160 for all heads.
+constexpr const char* kLatent =
+    "dummy:deepseek_v3,layers=2,hidden=128,heads=4,head_dim=32,ffn=128,experts=4,experts_used=2,expert_ffn=32,type=f32,"
+    "step_ms=1";
+
 kvcache::FormWish wish(std::string dtype, int32_t group = -1, std::string scale = "auto", std::string layout = "auto") {
   kvcache::FormWish w;
   w.dtype = std::move(dtype), w.group = group, w.scale_dtype = std::move(scale), w.layout = std::move(layout);
@@ -31,7 +36,7 @@ class CacheType : public ::testing::TestWithParam<kvcache::FormWish> {
 };
 
 TEST_P(CacheType, TheSameTokensWhicheverWay) {
-  for (const char* model : {kLlama, kGemma, kGemma4}) {
+  for (const char* model : {kLlama, kGemma, kGemma4, kLatent}) {
     SCOPED_TRACE(model);
     Case c(model);
     c.kv = GetParam();

@@ -133,6 +133,7 @@ class StoredNetwork {
   // A tensor of the GGUF file out of the folder's.
   std::vector<float> made(const nlohmann::json& t) const {
     const std::string how = t[2];
+    const std::vector<int64_t> shape = t[1];
     if (how == "values") return t[3];
     if (how == "experts") {
       std::vector<float> all;
@@ -150,6 +151,17 @@ class StoredNetwork {
       for (int64_t e = 0; e < experts; ++e)
         for (int64_t o = t[5]; o < outputs; o += t[4].get<int64_t>())
           for (int64_t i = 0; i < inputs; ++i) out.push_back(from.values[size_t((e * inputs + i) * outputs + o)]);
+      return out;
+    }
+    if (how == "head keys" || how == "head values") {  // of each head: some rows, of keys as columns
+      const int64_t heads = shape[0], each = from.shape[0] / heads, cols = from.shape[1], first = t[4], count = t[5];
+      std::vector<float> out;
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t i = 0; i < count * cols; ++i) {
+          const int64_t row = how == "head keys" ? i % count : i / cols,
+                        col = how == "head keys" ? i / count : i % cols;
+          out.push_back(from.values[size_t((h * each + first + row) * cols + col)]);
+        }
       return out;
     }
     std::vector<float> w = from.values;
@@ -185,6 +197,9 @@ class StoredNetwork {
   std::map<std::string, Tensor> tensors_;
   std::map<std::string, std::pair<std::vector<int64_t>, std::string>> bytes_;  // of U8
 };
+
+// On a CPU alone.
+inline bool latent_attention(const nlohmann::json& network) { return network["configs"][0].contains("kv_lora_rank"); }
 
 inline const nlohmann::json& stored_networks() {
   static const nlohmann::json networks = fixture("architectures.json");

@@ -46,6 +46,39 @@ TEST(Architectures, AGgufFileIsAsTransformersHasIt) {
   }
 }
 
+// Older ones have a head's keys and values as one weight, and no word of the cache's row.
+TEST(Architectures, AnOlderGgufFileOfLatentAttentionIsTheSame) {
+  for (json one : all()["cases"]) {
+    if (one["name"] != "deepseek_v2") continue;
+    json& g = one["gguf"];
+    json tensors = json::array();
+    for (const json& t : g["tensors"]) {
+      const std::string name = t[0];
+      if (name.ends_with("attn_v_b.weight")) continue;
+      if (!name.ends_with("attn_k_b.weight")) {
+        tensors.push_back(t);
+        continue;
+      }
+      const int64_t heads = t[1][0], rank = t[1][1];
+      tensors.push_back(
+          {name.substr(0, name.find("attn_k_b")) + "attn_kv_b.weight", {heads * (16 + 24), rank}, "same", t[3]});
+    }
+    g["tensors"] = tensors;
+    json kv = json::array();
+    for (json k : g["kv"]) {
+      const std::string key = k[0];
+      if (key.ends_with("_mla")) continue;
+      if (key == "attention.key_length" || key == "attention.value_length") k[2] = 24;
+      if (key == "attention.head_count_kv") k[2] = 4;
+      kv.push_back(k);
+    }
+    g["kv"] = kv;
+    Folder folder("architecture");
+    folder.write("m.gguf", StoredNetwork(one).gguf());
+    EXPECT_LT(worst(folder.path.string(), one), 1e-3);
+  }
+}
+
 struct Answer {
   Ids tokens;
   std::vector<float> logprobs;
@@ -101,11 +134,12 @@ TEST(Architectures, APrefixHitChangesNothing) {
 
 TEST(Architectures, EachHasANetworkHere) {
   std::set<std::string> seen;
-  for (const json& one : all()["cases"]) {
-    auto config = config_from_json(one["configs"][0].dump(), "config.json");
-    ASSERT_TRUE(config.ok()) << config.status().message();
-    seen.insert(config->architecture);
-  }
+  for (const json& one : all()["cases"])
+    for (const json& as : one["configs"]) {
+      auto config = config_from_json(as.dump(), "config.json");
+      ASSERT_TRUE(config.ok()) << config.status().message();
+      seen.insert(config->architecture);
+    }
   const json encoders = fixture("embeddings.json")["encoders"];
   for (const json& one : encoders) seen.insert(one["configs"][0]["model_type"].get<std::string>());
   const json pairs = fixture("t5.json")["cases"];
@@ -184,6 +218,17 @@ TEST(Architectures, AKeyThatChangesNumbersIsReadOrRefusedByName) {
                {"qwen3_moe", "mlp_only_layers", {"x"}, "mlp_only_layers must be a list of layers"},
                {"qwen3_moe", "moe_intermediate_size", 40, "feed-forward size is 40; it must be a multiple of 16"},
                {"mixtral", "num_local_experts", 0, "num_experts must be at least 1"},
+               {"deepseek_v2", "topk_method", "noaux_tc", "topk_method must be greedy or group_limited_greedy"},
+               {"deepseek_v2", "norm_topk_prob", true, "norm_topk_prob is true"},
+               {"deepseek_v2", "kv_lora_rank", 0, "kv_lora_rank must be at least 1"},
+               {"deepseek_v2", "kv_lora_rank", 600, "kv_lora_rank is 600"},
+               {"deepseek_v3", "scoring_func", "softmax", "scoring_func is \"softmax\""},
+               {"deepseek_v3", "topk_method", "greedy", "topk_method is \"greedy\""},
+               {"deepseek_v3", "moe_layer_freq", 2, "moe_layer_freq is 2"},
+               {"deepseek_v3", "partial_rotary_factor", 0.5, "partial_rotary_factor must be 1"},
+               {"deepseek_v3", "v_head_dim", 0, "v_head_dim is 0"},
+               {"glm4_moe_lite", "mlp_layer_types", {"dense"}, "mlp_layer_types must be one kind a layer"},
+               {"glm4_moe_lite", "mlp_layer_types", {"dense", "thin", "sparse", "sparse"}, "dense or sparse"},
                {"mpt", "no_bias", false, "no_bias is false"},
                {"mpt", "attn_config", {{"clip_qkv", 6.0}}, "clip_qkv is 6"},
                {"mpt", "attn_config", {{"alibi", false}}, "alibi is false"},

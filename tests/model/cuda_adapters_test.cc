@@ -61,7 +61,7 @@ TEST_F(CudaAdapters, AreAsPeftMergesThem) {
   for (const json& one : adapters["cases"]) {
     SCOPED_TRACE(one["name"].get<std::string>());
     for (const json& base : networks["cases"]) {
-      if (base["name"] != one["network"]) continue;
+      if (base["name"] != one["network"] || latent_attention(base)) continue;
       Folder folder("adapters");
       StoredNetwork(base).write_folder(folder);
       const std::string path = StoredAdapter(one).write(folder.path / "adapter");

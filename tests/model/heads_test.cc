@@ -76,13 +76,15 @@ TEST(Heads, TheNextLayerOfAGgufFile) {
     if (one.contains("head")) continue;
     nlohmann::json both = one["model"];
     for (const auto& n : stored_networks()["cases"])
-      if (n["name"] == "glm4_moe") both["gguf"] = n["gguf"];
+      if (n["name"] == one["model"]["configs"][0]["model_type"]) both["gguf"] = n["gguf"];
     ASSERT_TRUE(both.contains("gguf"));
     const int layers = one["model"]["configs"][0]["num_hidden_layers"];
+    bool said = false;
     for (auto& kv : both["gguf"]["kv"]) {
       if (kv[0] == "block_count") kv[2] = layers + 1;
-      if (kv[0] == "nextn_predict_layers") kv[2] = 1;
+      if (kv[0] == "nextn_predict_layers") kv[2] = 1, said = true;
     }
+    if (!said) both["gguf"]["kv"].push_back({"nextn_predict_layers", 4, 1, 4});
     const std::string last = "blk." + std::to_string(layers - 1) + ".", added = "blk." + std::to_string(layers) + ".";
     const std::string hf_last = "model.layers." + std::to_string(layers - 1) + ".",
                       hf_added = "model.layers." + std::to_string(layers) + ".";

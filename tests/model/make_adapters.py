@@ -42,6 +42,8 @@ def cases():
         "DoRA of phi3": ("phi3", dict(r=3, lora_alpha=6, use_dora=True, target_modules=["qkv_proj", "gate_up_proj", "down_proj"])),
         "grouped of gpt_neox": ("gpt_neox", dict(r=4, lora_alpha=4, use_dora=True, target_modules="all-linear")),
         "grouped of falcon": ("falcon grouped", dict(r=4, lora_alpha=4, target_modules="all-linear")),
+        "latent of deepseek_v3": ("deepseek_v3", dict(r=4, lora_alpha=4, target_modules=[
+            "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"])),
         "attention of mixtral": ("mixtral", dict(r=4, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     }
 

@@ -81,6 +81,9 @@ def cases():
         YARN, beta_fast=32.0, beta_slow=1.0, truncate=False, rope_theta=150000.0))
     glm = dict(plain, moe_intermediate_size=32, n_routed_experts=6, num_experts_per_tok=3, routed_scaling_factor=1.5,
                first_k_dense_replace=1, num_nextn_predict_layers=0)
+    latent = dict(base, num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16,
+                  v_head_dim=24, moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3)
+    deep = dict(YARN, mscale=.7, mscale_all_dim=.7, beta_fast=32.0, beta_slow=1.0)
     gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=16)
     gemma4 = dict(plain, num_hidden_layers=6, sliding_window=8, global_head_dim=32, hidden_size_per_layer_input=0,
                   layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2)
@@ -142,14 +145,27 @@ def cases():
         "glm4_moe in groups": ("glm4_moe", dict(glm, n_group=3, topk_group=2, norm_topk_prob=False), []),
         "minimax_m2": ("minimax_m2", dict(base, head_dim=32, intermediate_size=48, num_local_experts=6, num_experts_per_tok=2,
                                           rotary_dim=16), []),
+        "deepseek_v2": ("deepseek_v2", dict(latent, q_lora_rank=None, n_shared_experts=2, first_k_dense_replace=1,
+                                            rope_parameters=deep),
+                        old(rope_theta=10000.0, rope_scaling={k: v for k, v in dict(deep, type="yarn").items()
+                                                              if k not in ("rope_type", "rope_theta")},
+                            scoring_func="softmax", moe_layer_freq=1, ep_size=1)),
+        "deepseek_v2 in groups": ("deepseek_v2", dict(latent, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+                                                      first_k_dense_replace=1, routed_scaling_factor=4.0), []),
+        "deepseek_v3": ("deepseek_v3", dict(latent, n_shared_experts=1, first_k_dense_replace=2, n_group=4, topk_group=2,
+                                            num_mtp_layers=0, rope_parameters=dict(deep, mscale=1.0, mscale_all_dim=1.0)),
+                        [dict(model_type="kimi_k2", topk_method="noaux_tc", scoring_func="sigmoid")]),
+        "deepseek_v3 of halves": ("deepseek_v3", dict(latent, rope_interleave=False, attention_bias=True, n_group=1,
+                                                      topk_group=1, norm_topk_prob=False, num_mtp_layers=0), []),
+        "glm4_moe_lite": ("glm4_moe_lite", dict(latent, n_shared_experts=1), []),
         "mixtral": ("mixtral", dict(base, head_dim=16, num_local_experts=4, num_experts_per_tok=2), []),
     }
 
 
-# Of the two of transformers' parameters that a config.json does not have in old files.
+# Of the two of transformers' parameters that a config.json does not have in old files. (Without q_lora_rank there is a default.)
 def written(config, also):
     out = dict(config, **also)
-    return {k: v for k, v in out.items() if v is not None}
+    return {k: v for k, v in out.items() if v is not None or k == "q_lora_rank"}
 
 
 def reference(case, model_type, kw, work):
@@ -219,6 +235,17 @@ def of_experts(name, shape, data, tensors):
             return [name, shape, "experts", names]
 
 
+def of_latent(name, shape, data, tensors):
+    """Each head's part of kv_b_proj, of its keys (rows and columns exchanged) or of its values."""
+    for source, w in tensors.items():
+        if not source.endswith("kv_b_proj.weight"):
+            continue
+        w = w.reshape(shape[0], -1, w.shape[1])
+        for first, count, part in ((0, shape[2], w[:, :shape[2]].swapaxes(1, 2)), (w.shape[1] - shape[1], shape[1], w[:, -shape[1]:])):
+            if part.shape == data.shape and np.allclose(part, data, atol=1e-7):
+                return [name, shape, "head keys" if first == 0 else "head values", source, first, count]
+
+
 def recipe(name, shape, data, tensors, heads, kv):
     """How a tensor of the GGUF file comes of the folder's."""
     same = lambda a: a.shape == data.shape and np.allclose(a, data, atol=1e-7)
@@ -242,6 +269,8 @@ def recipe(name, shape, data, tensors, heads, kv):
                 if same(turned[:, first::step]):
                     return [name, shape, "turned", source, step, first]
     if len(shape) == 3 and (made := of_experts(name, shape, data, tensors)):
+        return made
+    if len(shape) == 3 and (made := of_latent(name, shape, data, tensors)):
         return made
     if data.size <= 64:
         return [name, shape, "values", [float(v) for v in data.ravel()]]
@@ -268,9 +297,9 @@ def make(case, model_type, kw, also):
 
 
 # What GGUF files do not say: ALiBi in Falcon, windows of Mistral and Qwen, Gemma's scale and pattern, which of Qwen's
-# layers have experts and how these are weighed, gpt-oss' limit.
+# layers have experts and how these are weighed, gpt-oss' limit; which rows of DeepSeek's queries rope turns together.
 NO_GGUF = {"falcon rw", "mistral with windows", "qwen2 with windows", "gemma2 of another scale",
-           "gemma3 in threes", "qwen2_moe of some layers", "qwen3_moe as it is", "gpt_oss of a lower limit"}
+           "gemma3 in threes", "deepseek_v3 of halves", "qwen2_moe of some layers", "qwen3_moe as it is", "gpt_oss of a lower limit"}
 # What the converter reads and transformers no longer writes.
 OLD_NAMES = {"gpt_neox": {"rotary_pct": .25}, "gpt_neox in turn": {"rotary_pct": .25}, "falcon": {"num_kv_heads": 1},
              "mpt": {"architectures": ["MPTForCausalLM"]}}

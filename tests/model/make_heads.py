@@ -92,7 +92,7 @@ class Eagle3:
 
 
 class NextLayer:
-    """GLM 4's: its block is transformers' own."""
+    """GLM 4's and DeepSeek's: its block is transformers' own."""
     def __init__(self, w, model, number):
         self.w = {n.removeprefix(f"model.layers.{number}."): torch.tensor(t) for n, t in w.items()}
         self.block, self.rotary = model.model.layers[number], model.model.rotary_emb
@@ -172,11 +172,11 @@ def eagle3_cases():
                        **said(head, torch.cat(streams, -1), of))
 
 
-def next_layer_case():
-    model_type, config, _ = networks.cases()["glm4_moe"]
+def next_layer_case(name, of):
+    model_type, config, _ = networks.cases()[of]
     number = config["num_hidden_layers"]
     with tempfile.TemporaryDirectory() as folder:
-        _, tensors, _, _ = networks.reference("glm4_moe", model_type, dict(config, num_hidden_layers=number + 1), folder)
+        _, tensors, _, _ = networks.reference(of, model_type, dict(config, num_hidden_layers=number + 1), folder)
         at = f"model.layers.{number}."
         more = made({at + "enorm.weight": [H], at + "hnorm.weight": [H], at + "eh_proj.weight": [H, 2 * H],
                      at + "embed_tokens.weight": [networks.VOCAB, H], at + "shared_head.norm.weight": [H],
@@ -187,12 +187,12 @@ def next_layer_case():
         shorter = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=number)
         _, states = states_of(folder, shorter)
         head = NextLayer(more, whole, number)
-        return dict(name="next layer", model=described(written, {**tensors, **more}), d2t=[],
+        return dict(name=name, model=described(written, {**tensors, **more}), d2t=[],
                     **said(head, states[-1][0], list(range(networks.VOCAB))))
 
 
 def main():
-    cases = [*eagle3_cases(), next_layer_case()]
+    cases = [*eagle3_cases(), next_layer_case("next layer", "glm4_moe"), next_layer_case("latent next layer", "deepseek_v3")]
     with open(HERE / "fixtures" / "heads.json", "w") as f:
         f.write('{"tokens":%s,"rows":%s,"cases":[\n%s\n]}\n' % (
             json.dumps(networks.TOKENS), json.dumps(ROWS), ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)))

@@ -39,6 +39,9 @@ std::string refusal(const std::string& model, int32_t ranks) {
 const std::map<std::string, std::string>& whole_families() {
   static const std::map<std::string, std::string> out = {
       {"gemma4_text", "layers differ in their sizes"},
+      {"deepseek_v2", "latent attention"},
+      {"deepseek_v3", "latent attention"},
+      {"glm4_moe_lite", "latent attention"},
   };
   return out;
 }
