@@ -131,11 +131,12 @@ void Publisher::token(Job& job, Publication& record, Time now) {
   }
   ++job.completion_tokens;
   ++counts_.output_tokens;
-  if (record.stop_token && !job.request.include_stop) return;  // the finish follows, and names it
+  const bool shown = !record.stop_token || job.request.include_stop;
+  if (!shown && !job.request.every_token) return;  // the finish follows, and names it
 
   Tokens event{record.choice};
   text::Detokenizer::Piece piece;
-  if (text.detokenizer) {
+  if (text.detokenizer && shown) {
     piece = text.detokenizer->push(record.token.id);
     event.text = std::move(piece.text);
   }
@@ -161,13 +162,12 @@ void Publisher::answer(Job& job, Publication& record, Time now) {
   counts_.output_tokens += text.tokens;
   Finished end{record.choice, record.answer.stopped ? FinishReason::stop_token : FinishReason::length};
   end.score = record.answer.score;
-  if (record.answer.stopped) {
-    end.stop_token = tokens.back().id;
-    if (!job.request.include_stop) tokens.pop_back();
-  }
+  const bool hidden = record.answer.stopped && !job.request.include_stop;
+  if (record.answer.stopped) end.stop_token = tokens.back().id;
   Tokens event{record.choice};
   if (text.detokenizer)
-    for (const TokenOut& t : tokens) event.text += text.detokenizer->push(t.id).text;
+    for (size_t i = 0; i + hidden < tokens.size(); ++i) event.text += text.detokenizer->push(tokens[i].id).text;
+  if (hidden && !job.request.every_token) tokens.pop_back();
   event.tokens = std::move(tokens);
   push(job, std::move(event));
   finish(job, record.choice, std::move(end), now);

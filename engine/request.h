@@ -55,6 +55,7 @@ struct Request {
   std::vector<std::string> stop_strings;
   std::vector<std::string> bad_words;  // as they were said; what holds is sampling.bad_sequences
   bool include_stop = false;           // show the stop token or string; usage counts it either way
+  bool every_token = false;            // the stop token is among the tokens also where its text is not shown
   bool ignore_eos = false;
   bool skip_special = true;
   bool detokenize = true;        // false: token ids only

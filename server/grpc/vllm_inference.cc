@@ -48,7 +48,6 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
       KVASIR_TRY(keep_last(services, caller_, most, in));
     drawn_.resize(size_t(std::clamp(in.request.n, 1, services.options().max_choices)));
     stop_tokens_ = in.request.stop_tokens;
-    shows_stop_ = in.request.include_stop;
     KVASIR_ASSIGN(Submitted submitted, services.generate(caller_, std::move(in)));
     prompt_ = std::move(submitted.prompt);
     feed_.add(std::move(submitted.stream));
@@ -101,7 +100,6 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
     using Info = pb::FinishInfo;
     to.set_index(uint32_t(e.choice));
     Info& info = *to.mutable_finish_info();
-    uint32_t drawn = drawn_[size_t(e.choice)];
     switch (e.reason) {
       case engine::FinishReason::length: info.set_finish_reason(Info::LENGTH); break;
       case engine::FinishReason::cancelled: info.set_finish_reason(Info::ABORTED); break;
@@ -111,17 +109,15 @@ class GenerateCall final : public AnswerCall<pb::GenerateRequest, pb::GenerateRe
         break;
       case engine::FinishReason::stop_token:
         info.set_finish_reason(Info::STOP);
-        if (!shows_stop_) ++drawn;  // it counts, as it does in usage
         if (std::find(stop_tokens_.begin(), stop_tokens_.end(), e.stop_token) != stop_tokens_.end())
           info.set_stop_token_id(uint32_t(e.stop_token));
         else
           info.set_eos_token_id(uint32_t(e.stop_token));
     }
-    info.set_num_output_tokens(drawn);
+    info.set_num_output_tokens(drawn_[size_t(e.choice)]);
   }
 
   const bool streamed_;
-  bool shows_stop_ = false;
   std::vector<int32_t> prompt_, stop_tokens_;
   std::vector<uint32_t> drawn_;  // of each sequence
   pb::GenerateResponse whole_;

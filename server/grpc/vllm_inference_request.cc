@@ -112,10 +112,9 @@ Result<GenerateInput> read_vllm_inference(const pb::GenerateRequest& from, bool 
   KVASIR_TRY(read_logprobs(shape.prompt_logprobs(), shape.has_prompt_candidates(), shape.prompt_candidates(),
                            "prompt_logprobs", in));
   if (shape.has_skip_special_tokens()) r.skip_special = shape.skip_special_tokens();
-  if (!wants_text(from)) {  // then ids are all that were drawn, those that stop too; only stop strings need the text
-    r.include_stop = true;
-    r.detokenize = !r.stop_strings.empty();
-  }
+  // Ids are all that were drawn, as vLLM's are: Dynamo adds them up and fails the answer where the end says otherwise.
+  r.every_token = true;
+  if (!wants_text(from)) r.detokenize = !r.stop_strings.empty();  // only these need the text
   return in;
 }
 

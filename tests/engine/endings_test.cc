@@ -26,7 +26,9 @@ TEST_P(Endings, AStopTokenIsNamedCountedAndNotShown) {
   EXPECT_EQ(a.finished[0].reason, FinishReason::stop_token);
   EXPECT_EQ(a.finished[0].stop_token, all[7]);
   EXPECT_EQ(a.finished[0].usage.completion_tokens, int64_t(first) + 1);
-  r.include_stop = true;
+  r.every_token = true;
+  EXPECT_EQ(run(e, r).tokens[0].back(), all[7]);
+  r.every_token = false, r.include_stop = true;
   EXPECT_EQ(run(e, r).tokens[0].back(), all[7]);
 }
 

@@ -113,6 +113,23 @@ TEST_F(Text, AStopStringAcrossTokensEndsItAndIsCutOrShown) {
   EXPECT_EQ(run(r).text, whole.text.substr(0, at + 4));
 }
 
+TEST_F(Text, EveryTokenIsToldAndTheStopTokensTextIsNot) {
+  Request r = ask("stop here", 60);
+  r.sampling.temperature = 1;
+  r.sampling.seed = 5;
+  const Answer whole = run(r);
+  ASSERT_GT(whole.tokens.size(), 8u);
+  r.stop_tokens = {whole.tokens[8]};
+  const Answer cut = run(r);
+  r.every_token = true;
+  const Answer told = run(r);
+  std::vector<int32_t> ids = cut.tokens;
+  ids.push_back(r.stop_tokens[0]);
+  EXPECT_EQ(told.tokens, ids);
+  EXPECT_EQ(told.text, cut.text);
+  EXPECT_EQ(told.finished[0].usage.completion_tokens, std::ssize(ids));
+}
+
 TEST_F(Text, AGrammarHoldsForEachOfSeveralChoices) {
   Request r = ask("a digit and a letter", 30);
   r.ignore_eos = false;

@@ -298,7 +298,7 @@ class FakeEngine final : public engine::Engine {
         if (!named.empty() && std::find(named.begin(), named.end(), id) == named.end()) named.push_back(id);
         for (int32_t t : named) token.top.push_back({t, -1.0f});
         for (int32_t k = 0; named.empty() && k < r.sampling.logprobs; ++k) token.top.push_back({k, -1.0f - float(k)});
-        if (!stop || r.include_stop)
+        if (!stop || r.include_stop || r.every_token)
           out.push_back(engine::Tokens{choice, {token}, stop || id == 256 ? "" : std::string(1, char(id))});
         ++usage.completion_tokens;
         if (stop) {

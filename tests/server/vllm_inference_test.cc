@@ -20,8 +20,8 @@ TEST_F(VllmInference, GenerateAnswersAllInOne) {
   EXPECT_EQ(out.prompt_info().num_prompt_tokens(), 2u);
   EXPECT_THAT(out.prompt_info().token_ids(), ElementsAre(65, 66));
   EXPECT_EQ(out.outputs().text(), "AB");
-  EXPECT_EQ(out.outputs().num_tokens(), 2u);
-  EXPECT_THAT(out.outputs().token_ids(), ElementsAre(65, 66));
+  EXPECT_EQ(out.outputs().num_tokens(), 3u);
+  EXPECT_THAT(out.outputs().token_ids(), ElementsAre(65, 66, 256));
   EXPECT_EQ(out.outputs().finish_info().finish_reason(), pb::FinishInfo::STOP);
   EXPECT_EQ(out.outputs().finish_info().eos_token_id(), 256u);
   EXPECT_EQ(out.outputs().finish_info().num_output_tokens(), 3u);
@@ -105,6 +105,33 @@ TEST_F(VllmInference, AStopTokenIsToldFromTheModelsEnd) {
   std::tie(out, status) = generate(r);
   EXPECT_TRUE(engine_.last().include_stop);
   EXPECT_EQ(out.outputs().finish_info().num_output_tokens(), 2u);
+}
+
+// Dynamo adds up num_tokens and fails an answer whose end counts otherwise, or whose token has no log-probability.
+TEST_F(VllmInference, TheTokenThatEndsAStreamIsAmongItsIdsAndNotInItsText) {
+  for (const bool by_model : {true, false}) {
+    pb::GenerateRequest r = text("AB");
+    if (!by_model) r.mutable_stopping()->add_stop_token_ids(66);
+    r.mutable_response()->set_output_token_ids(true);
+    r.mutable_response()->set_output_logprobs(true);
+    auto [all, status] = stream(r);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    std::vector<uint32_t> ids;
+    uint32_t tokens = 0;
+    int logprobs = 0;
+    std::string said;
+    for (const pb::GenerateResponse& piece : all) {
+      ids.insert(ids.end(), piece.outputs().token_ids().begin(), piece.outputs().token_ids().end());
+      tokens += piece.outputs().num_tokens();
+      logprobs += piece.outputs().logprobs_size();
+      said += piece.outputs().text();
+    }
+    EXPECT_EQ(said, by_model ? "AB" : "A");
+    EXPECT_EQ(ids, by_model ? std::vector<uint32_t>({65, 66, 256}) : std::vector<uint32_t>({65, 66}));
+    EXPECT_EQ(all.back().outputs().finish_info().num_output_tokens(), tokens);
+    EXPECT_EQ(tokens, ids.size());
+    EXPECT_EQ(size_t(logprobs), ids.size());
+  }
 }
 
 TEST_F(VllmInference, CandidatesMayBeNamedByTheirIds) {
