@@ -12,7 +12,6 @@ class HttpStream {
   // Feeds bytes; `body` is called with what they add to the body. False when they are not HTTP.
   bool feed(std::string_view bytes, const std::function<void(std::string_view)>& body);
 
-  bool head_done() const { return head_done_; }
   bool done() const { return done_; }
   bool ends_with_connection() const { return head_done_ && (last_chunk_ || (!chunked_ && length_ < 0)); }
   int status() const { return status_; }

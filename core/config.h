@@ -65,9 +65,7 @@ class Option {
   std::string flag() const;      // "--http-port"
   std::string variable() const;  // "KVASIR_HTTP_PORT"
   std::string value() const;     // as it would be typed
-  std::string default_value() const { return default_; }
   const std::string& source() const { return source_; }  // "default", "flag", "$KVASIR_...", or the file
-  bool is_flag_only() const { return only_flag_; }
   bool is_bool() const { return std::holds_alternative<bool*>(target_); }
   bool is_list() const { return std::holds_alternative<std::vector<std::string>*>(target_); }
 

@@ -293,8 +293,6 @@ Stats EngineImpl::stats() const {
   s.prompt_length = std::move(p.prompt_tokens);
   s.output_length = std::move(p.output_length);
   s.preempted = std::move(p.preempted);
-  s.step_seconds_p50 = s.step_time.percentile(0.50);
-  s.step_seconds_p99 = s.step_time.percentile(0.99);
   s.requests = requests_.load();
   const WaitingRoom::Held waiting = shared_.waiting.all();
   s.waiting += waiting.requests;

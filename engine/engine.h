@@ -101,7 +101,6 @@ struct Stats {
   int64_t moved = 0;  // preemptions that moved their pages to the second tier
   model::ExpertLoad experts;
   std::map<std::string, int64_t> errors;  // by cause (code name)
-  double step_seconds_p50 = 0, step_seconds_p99 = 0;
   double tokens_per_second = 0;   // computed, prompts included, lately
   double outputs_per_second = 0;  // of those that run
 

@@ -53,7 +53,7 @@ struct ModelInfo {
   int32_t labels = 0;           // scores of its classification head; 0: it has none
   bool two_separators = false;  // of a pair: an end stands where the second text would begin (RoBERTa)
   int32_t next_layers = 0;      // that predict tokens behind the next one, as its files say
-  int64_t kept = 0;             // columns at Batch::kept_at; 0: nothing can be asked for
+  int64_t kept = 0;             // of a head: columns at Batch::kept_at, of its own rows; 0: it is none
   int64_t given = 0;            // of a head: those of the model's rows; 0: it is none
   int64_t places = 0;           // of a head: for rows of either, in one memory
   std::vector<RankInfo> ranks;  // empty: there is one

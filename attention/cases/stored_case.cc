@@ -26,7 +26,7 @@ class Parser {
     CaseHead head;
     KVASIR_TRY(read_case_json(file->second, &head));
     c_ = std::move(head.c);
-    cache_mode_ = head.cache_mode, quant_bit_ = head.quant_bit, has_scale_dtype_ = head.has_scale_dtype;
+    quant_bit_ = head.quant_bit, has_scale_dtype_ = head.has_scale_dtype;
     max_seqlen_ = head.max_seqlen, max_kvlen_ = head.max_kvlen;
     KVASIR_TRY(read_arrays());
     KVASIR_TRY(read_inputs());
@@ -330,7 +330,7 @@ class Parser {
   const CaseFiles& files_;
   std::set<std::string> used_;
   Case c_;
-  int cache_mode_ = 0, quant_bit_ = 0;
+  int quant_bit_ = 0;
   bool has_scale_dtype_ = false;
   int64_t max_seqlen_ = -1, max_kvlen_ = -1;
 };

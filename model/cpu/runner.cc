@@ -156,7 +156,6 @@ Status CpuRunner::load_as_head(const HeadConfig& head, Weights& weights, const a
   head.describe(places, &info_);
   KVASIR_TRY(model.network().keep(head.kept));
   model.ops().hand_over(states, head.given);
-  of.info_.kept = head.given;
   return {};
 }
 

@@ -142,7 +142,6 @@ Status CudaRunner::load_as_head(const HeadConfig& head, Weights& weights, const 
   head.describe(places, &info_);
   KVASIR_TRY(model.network().keep(head.kept));
   model.ops().hand_over(states, head.given);
-  of.info_.kept = head.given;
   return {};
 }
 
