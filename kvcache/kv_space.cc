@@ -48,7 +48,14 @@ Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m
   pin(lease, tree_.root(key, tenant_id));
   if (m.tokens == 0) return lease;
 
-  // Hold all that was found before anything is taken: taking may evict.
+  // All that was found is held before anything is taken: taking may evict.
+  hold_found(lease, m);
+  const bool room = move_found_in(lease, m);
+  if (m.partial != kNoNode) copy_partial(lease, m, room);
+  return lease;
+}
+
+void KvSpace::hold_found(Lease& lease, const Match& m) {
   const int32_t whole = m.pages;
   for (int g = 0; g < groups(); ++g) {
     lease.first_held_[g] =
@@ -64,23 +71,24 @@ Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m
       }
     }
   }
-  std::array<int32_t, kMaxGroups> from{};
   if (m.partial != kNoNode) {
-    from = tree_[m.partial].page;
     ++tree_[m.partial].hits;
-    for (int g = 0; g < groups(); ++g) ref(g, from[g]);
+    for (int g = 0; g < groups(); ++g) ref(g, tree_[m.partial].page[g]);
   }
   for (int32_t k = 0; k < whole; ++k) ++tree_[m.path[k]].hits;
   int32_t resident = 0;  // commit() gives what is moved in to its nodes once the move is done
   while (resident < whole && (lease.tables_[0][resident] >= 0 || resident < lease.first_held_[0])) ++resident;
   if (resident > 0) pin(lease, m.path[resident - 1]);
   lease.committed_ = resident;
+}
 
+bool KvSpace::move_found_in(Lease& lease, const Match& m) {
+  std::vector<int32_t>& table = lease.tables_[0];
   bool room = true;
-  int32_t whole_taken = whole;
-  for (int32_t k = resident; k < whole; ++k) {
-    if (lease.tables_[0][k] >= 0) continue;
-    const int32_t host = tree_[m.path[k]].host, page = room ? take(0, tenant_id, false) : -1;
+  int32_t whole_taken = m.pages;
+  for (int32_t k = lease.committed_; k < m.pages; ++k) {
+    if (table[k] >= 0) continue;
+    const int32_t host = tree_[m.path[k]].host, page = room ? take(0, lease.tenant_, false) : -1;
     if (page < 0) {  // the hit ends where room does
       if (room) whole_taken = k;
       room = false;
@@ -89,15 +97,18 @@ Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m
     }
     moves_.push_back({page, host, false});
     deferred_.push_back({step_, host, -1});  // until the move is done
-    lease.tables_[0][k] = page;
+    table[k] = page;
   }
-  for (; !room && static_cast<int32_t>(lease.tables_[0].size()) > whole_taken; lease.tables_[0].pop_back())
-    if (lease.tables_[0].back() >= 0) unref(0, lease.tables_[0].back());
+  for (; !room && static_cast<int32_t>(table.size()) > whole_taken; table.pop_back())
+    if (table.back() >= 0) unref(0, table.back());
+  return room;
+}
 
-  if (m.partial == kNoNode) return lease;
+void KvSpace::copy_partial(Lease& lease, const Match& m, bool room) {
+  const std::array<int32_t, kMaxGroups> from = tree_[m.partial].page;
   std::array<int32_t, kMaxGroups> to{};
   int got = 0;
-  while (room && got < groups() && (to[got] = take(got, tenant_id, false)) >= 0) ++got;
+  while (room && got < groups() && (to[got] = take(got, lease.tenant_, false)) >= 0) ++got;
   const bool copied = got == groups();
   for (int g = 0; g < groups(); ++g) {
     if (copied) {
@@ -109,7 +120,6 @@ Lease KvSpace::acquire(const std::string& key, int32_t tenant_id, const Match& m
       unref(g, from[g]);
     }
   }
-  return lease;
 }
 
 int64_t KvSpace::pages_missing(const Lease& lease, int64_t tokens) const {

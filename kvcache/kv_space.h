@@ -220,6 +220,10 @@ class KvSpace {
   void drop_host(NodeId node);
   void attach(int g, NodeId node, int32_t page);
   void pin(Lease& lease, NodeId node);
+  // The parts of acquire(). Pages of the second tier come in until there is no room, where the hit ends: false.
+  void hold_found(Lease& lease, const Match& m);
+  bool move_found_in(Lease& lease, const Match& m);
+  void copy_partial(Lease& lease, const Match& m, bool room);
   void announce(CacheEvent::Kind kind, NodeId node);
   void enforce_share(int g, int32_t tenant);
   bool readable_from_host(const PrefixNode& n) const { return n.host >= 0 && n.host_ready <= retired_; }

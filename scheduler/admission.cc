@@ -50,60 +50,8 @@ bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
   const int32_t sequences_wanted = r.forked ? 1 : r.n;
   const int64_t left = options.max_running - static_cast<int64_t>(running.size()) - sequences_wanted;
   if (left < 0 || left < forks_to_come()) return false;
-  const int64_t size = static_cast<int64_t>(s->tokens.size());
-  if (auto* swapped = std::get_if<Swapped>(&s->state)) {
-    const int64_t need = urgent ? kv.pages_for(s->planned) : kv.pages_for(size + 1) + state.growth_pages;
-    if (kv.available(0, r.tenant, urgent) < need) {
-      load.slots = static_cast<int64_t>(running.size());
-      return false;
-    }
-    state.dequeue(s);
-    kvcache::Lease lease;
-    bool in = kv.move_in(swapped->kv, lease, r.cache_key, r.tenant, urgent);
-    KVASIR_CHECK(in, "pages were available and did not come");
-    if (s->planned + 1 < size || s->outputs() == 0) {
-      s->state = Prefilling{std::move(lease)};
-    } else {
-      s->state = Decoding{std::move(lease), {}};
-    }
-  } else {
-    const bool read = !(r.no_prefix_read && s->outputs() == 0);
-    kvcache::Match m;
-    const bool offset = options.index_mode == kvcache::IndexMode::offset;
-    if (read) m = kv.match(r.cache_key, s->tokens, size - 1);
-    for (int g = 0; g < kv.groups(); ++g) {
-      // When nothing runs, what it needs to start is enough: it will have all there is.
-      int64_t want = urgent ? kv.pages_for(size) : kv.pages_for(size + 1) + sequences_wanted - 1;
-      if (offset) want = kv.pages_for(r.prompt_tokens + r.max_new);
-      int64_t growth = urgent || offset ? 0 : state.growth_pages;
-      if (options.groups[g].window > 0 && !offset) {
-        // When nothing else runs, a chunk of one page will do (plan_chunk).
-        const int64_t window = options.groups[g].window;
-        want = std::min(
-            want, urgent ? pages_in_window(window)
-                         : kv.pages_for(window + options.max_tokens_per_step) + 1 + (options.groups[g].sinks > 0));
-      } else {
-        want += m.idle_pages - (m.pages - m.host_pages);
-      }
-      const int64_t available = kv.available(g, r.tenant, urgent);
-      if (available < want + growth) {
-        load.slots = static_cast<int64_t>(running.size());
-        return false;
-      }
-      if (available == want + growth) kvcache::drop_partial(m);  // its source would have to stay, too
-    }
-    kvcache::Lease lease = kv.acquire(r.cache_key, r.tenant, m);
-    if (offset && !kv.grow(lease, r.prompt_tokens + r.max_new)) return false;
-    state.dequeue(s);
-    s->computed = s->planned = kv.lease_tokens(lease, m);
-    if (!r.announced) {
-      r.cached_tokens = s->planned;
-      state.stats.cached_tokens += s->planned;
-      state.stats.prompt_tokens += r.prompt_tokens;
-    }
-    s->state = Prefilling{std::move(lease)};
-  }
-  state.growth_pages += kv.pages_missing(*s->lease(), size + options.lookahead_tokens);
+  if (!(std::holds_alternative<Swapped>(s->state) ? admit_swapped(s, urgent) : admit_waiting(s, urgent))) return false;
+  state.growth_pages += kv.pages_missing(*s->lease(), std::ssize(s->tokens) + options.lookahead_tokens);
   if (!r.announced) {
     r.announced = true;
     state.event(Notice::Kind::admitted, *s);
@@ -115,12 +63,79 @@ bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
   return true;
 }
 
+bool Scheduler::PlanMaker::admit_swapped(Sequence* s, bool urgent) {
+  const RequestState& r = *s->request;
+  const int64_t size = std::ssize(s->tokens);
+  const int64_t need = urgent ? kv.pages_for(s->planned) : kv.pages_for(size + 1) + state.growth_pages;
+  if (kv.available(0, r.tenant, urgent) < need) {
+    load.slots = static_cast<int64_t>(running.size());
+    return false;
+  }
+  state.dequeue(s);
+  kvcache::Lease lease;
+  bool in = kv.move_in(std::get<Swapped>(s->state).kv, lease, r.cache_key, r.tenant, urgent);
+  KVASIR_CHECK(in, "pages were available and did not come");
+  if (s->planned + 1 < size || s->outputs() == 0) {
+    s->state = Prefilling{std::move(lease)};
+  } else {
+    s->state = Decoding{std::move(lease), {}};
+  }
+  return true;
+}
+
+bool Scheduler::PlanMaker::admit_waiting(Sequence* s, bool urgent) {
+  RequestState& r = *s->request;
+  const bool offset = options.index_mode == kvcache::IndexMode::offset;
+  kvcache::Match m;
+  if (!r.no_prefix_read || s->outputs() > 0) m = kv.match(r.cache_key, s->tokens, std::ssize(s->tokens) - 1);
+  if (!has_room(*s, urgent, m)) {
+    load.slots = static_cast<int64_t>(running.size());
+    return false;
+  }
+  kvcache::Lease lease = kv.acquire(r.cache_key, r.tenant, m);
+  if (offset && !kv.grow(lease, r.prompt_tokens + r.max_new)) return false;
+  state.dequeue(s);
+  s->computed = s->planned = kv.lease_tokens(lease, m);
+  if (!r.announced) {
+    r.cached_tokens = s->planned;
+    state.stats.cached_tokens += s->planned;
+    state.stats.prompt_tokens += r.prompt_tokens;
+  }
+  s->state = Prefilling{std::move(lease)};
+  return true;
+}
+
+bool Scheduler::PlanMaker::has_room(const Sequence& s, bool urgent, kvcache::Match& m) const {
+  const RequestState& r = *s.request;
+  const int64_t size = std::ssize(s.tokens);
+  const bool offset = options.index_mode == kvcache::IndexMode::offset;
+  for (int g = 0; g < kv.groups(); ++g) {
+    // When nothing runs, what it needs to start is enough: it will have all there is.
+    int64_t want = urgent ? kv.pages_for(size) : kv.pages_for(size + 1) + (r.forked ? 1 : r.n) - 1;
+    if (offset) want = kv.pages_for(r.prompt_tokens + r.max_new);
+    int64_t growth = urgent || offset ? 0 : state.growth_pages;
+    if (options.groups[g].window > 0 && !offset) {
+      // When nothing else runs, a chunk of one page will do (plan_chunk).
+      const int64_t window = options.groups[g].window;
+      want = std::min(want,
+                      urgent ? pages_in_window(window)
+                             : kv.pages_for(window + options.max_tokens_per_step) + 1 + (options.groups[g].sinks > 0));
+    } else {
+      want += m.idle_pages - (m.pages - m.host_pages);
+    }
+    const int64_t available = kv.available(g, r.tenant, urgent);
+    if (available < want + growth) return false;
+    if (available == want + growth) kvcache::drop_partial(m);  // its source would have to stay, too
+  }
+  return true;
+}
+
 // `before`: only those that go before this prefill.
 void Scheduler::PlanMaker::plan_admissions(const Sequence* before) {
   while (budget > 0 && !waits_whole) {
     state.compact();
     Sequence* s = policy->best(now);
-    if (s == nullptr || s->in_flight > 0 || s->preempted == state.asked) return;
+    if (s == nullptr || s->in_flight > 0 || s->preempted == state.passes) return;
     if (before != nullptr && !policy->goes_first(*s, *before)) return;
     if (lead != nullptr && !policy->may_join(*lead, *s)) return;
     if (state.hopeless(*s, now)) {

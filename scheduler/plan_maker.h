@@ -1,5 +1,5 @@
 // One call of next_step: what is being put together lives here and is gone with it. What it decides is left in State:
-// who runs, who holds which pages, and the plan in flight. The looks of a call are in plan_step.cc, who comes in for
+// who runs, who holds which pages, and the plan in flight. The passes of a call are in plan_step.cc, who comes in for
 // the plan in admission.cc, who loses pages to it in preempt.cc.
 #pragma once
 
@@ -18,7 +18,7 @@ class Scheduler::PlanMaker {
   using Flight = State::Flight;
 
   // plan_step.cc
-  void look();
+  void pass();
   void plan_decodes();
   void plan_verifications();
   void plan_prefills();
@@ -34,6 +34,10 @@ class Scheduler::PlanMaker {
   void make_room();  // for one the policy puts before somebody running
   void plan_admissions(const Sequence* before);
   bool admit(Sequence* s, bool urgent);
+  bool admit_swapped(Sequence* s, bool urgent);  // its pages come back from the second tier
+  bool admit_waiting(Sequence* s, bool urgent);
+  // Whether there are pages for it, given what was found cached. A partial page is dropped where its copy has none.
+  bool has_room(const Sequence& s, bool urgent, kvcache::Match& m) const;
   bool admit_and_start(Sequence* s, bool urgent);
   bool admit_beams(RequestState& r);
   void start_chunk(Sequence* s, bool ordered);
@@ -65,7 +69,7 @@ class Scheduler::PlanMaker {
   double most_seconds = 0;         // that it is to take then
   bool cut = false;                // max_step_ms kept prompts out of it
   const Sequence* lead = nullptr;  // its first prefill
-  bool moved = false;              // this look admitted or preempted somebody
+  bool moved = false;              // this pass admitted or preempted somebody
   bool waits_whole = false;        // a prompt that is computed whole has no room beside those that decode
   int64_t budget = 0;              // tokens left
 };

@@ -35,11 +35,11 @@ void Scheduler::PlanMaker::make() {
   }
   policy->refresh(kv);
   load.slots = options.max_running;
-  // An empty plan is to mean that there is nothing to do: if this look moved somebody, look again.
-  int looks = 0;
+  // An empty plan is to mean that there is nothing to do: if this pass moved somebody, make another.
+  int passes = 0;
   do {
-    look();
-  } while (plan.empty() && moved && ++looks < 8);
+    pass();
+  } while (plan.empty() && moved && ++passes < 8);
   if (plan.empty()) {  // nothing was given a place in it
     --state.step;
     state.spare_flights.push_back(std::move(making));
@@ -59,8 +59,8 @@ void Scheduler::PlanMaker::make() {
   ++state.stats.steps;
 }
 
-void Scheduler::PlanMaker::look() {
-  ++state.asked;
+void Scheduler::PlanMaker::pass() {
+  ++state.passes;
   moved = false;
   budget = options.max_tokens_per_step;
   waits_whole = false;
@@ -139,7 +139,7 @@ void Scheduler::PlanMaker::plan_decodes() {
       int64_t n = std::min<int64_t>({static_cast<int64_t>(d->draft.size()), spare, wanted - 1});
       if (n > 0 && s->awaiting == 0 && make_writable(s, false) && kv.grow(d->kv, s->planned + 1 + n)) {
         d->draft.resize(n);
-        s->claimed = state.asked;
+        s->claimed = state.passes;
         spare -= n;
         verifications.push_back(s);
         continue;

@@ -10,7 +10,7 @@ bool Scheduler::PlanMaker::secure(Sequence* s, int64_t tokens) {
   while (s->running()) {
     kvcache::Lease& lease = *s->lease();
     if (make_writable(s, false) && kv.grow(lease, tokens)) {
-      s->claimed = state.asked;
+      s->claimed = state.passes;
       return true;
     }
     if (state.leaving > 0) return false;  // pages are on their way back
@@ -27,10 +27,10 @@ bool Scheduler::PlanMaker::secure(Sequence* s, int64_t tokens) {
   return false;
 }
 
-// Beams go together or not at all; asked for each of them, found out once a plan.
+// Beams go together or not at all: found out once a pass, for all of them.
 bool Scheduler::PlanMaker::secure_beams(RequestState& r) {
-  if (r.beams_asked == state.asked) return r.beams_go;
-  r.beams_asked = state.asked;
+  if (r.beams_pass == state.passes) return r.beams_go;
+  r.beams_pass = state.passes;
   const auto is_waiting = [](const Sequence* s) { return s->waits(); };
   if (std::any_of(r.sequences.begin(), r.sequences.end(), is_waiting)) {  // half a search only holds pages
     for (Sequence* s : r.sequences)
@@ -48,7 +48,7 @@ bool Scheduler::PlanMaker::secure_beams(RequestState& r) {
 bool Scheduler::PlanMaker::make_writable(Sequence* s, bool urgent) {
   const size_t orders = kv.orders();
   const bool done = kv.make_writable(*s->lease(), s->planned, urgent);
-  if (kv.orders() != orders) s->ordered = state.asked;
+  if (kv.orders() != orders) s->ordered = state.passes;
   return done;
 }
 
@@ -57,7 +57,7 @@ Sequence* Scheduler::PlanMaker::victim_for(const Sequence* s) const {
   const Sequence* paused = nullptr;
   for (size_t i = running.size(); i-- > 0;) {
     Sequence* v = running[i];
-    if (v == s || !v->running() || v->last_step == state.step || v->claimed == state.asked ||
+    if (v == s || !v->running() || v->last_step == state.step || v->claimed == state.passes ||
         (v->request == s->request && v->request->beam))
       continue;
     if (before(s, v)) return v;
@@ -79,7 +79,7 @@ void Scheduler::PlanMaker::preempt(Sequence* s) {
 void Scheduler::PlanMaker::preempt_one(Sequence* s) {
   kvcache::Lease lease = std::move(*s->lease());
   kvcache::HostLease host;
-  if (s->ordered == state.asked) {  // this plan copies into its pages: they are not free before it has run
+  if (s->ordered == state.passes) {  // this plan copies into its pages: they are not free before it has run
     making.named.push_back({s, s->planned, 0, false, false});
     ++s->in_flight;
     s->last_step = state.step;
@@ -89,7 +89,7 @@ void Scheduler::PlanMaker::preempt_one(Sequence* s) {
              !(s->request->needs_mask && s->awaiting > 0) && cheaper_to_move(*s, lease)) {
     host = kv.move_out(lease, s->planned);
   }
-  s->preempted = state.asked;
+  s->preempted = state.passes;
   moved = true;
   state.lose_pages(s, std::move(lease), std::move(host));
 }

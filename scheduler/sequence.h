@@ -56,7 +56,7 @@ struct Sequence {
   double key = 0;                     // the policy's order, least first
   double rank = 0;                    // its place among the running
   uint64_t last_step = 0;             // the last plan that names it
-  uint64_t preempted = 0;             // the look that last preempted it
+  uint64_t preempted = 0;             // the pass that last preempted it
   uint64_t claimed = 0, ordered = 0;  // the call of next_step that gave it pages, or listed a copy for it
   int64_t computed = 0;               // [0, computed) is written by retired plans
   int64_t planned = 0;                // [0, planned) is written once all plans in flight have retired
@@ -88,8 +88,8 @@ struct RequestState {
   bool announced = false;  // admitted was said
   int32_t alive = 0;       // sequences not over
   int64_t prompt_tokens = 0, max_new = 0, cached_tokens = 0;
-  uint64_t ordinal = 0;      // of arrival
-  uint64_t beams_asked = 0;  // the plan that asked whether all beams can go, and the answer
+  uint64_t ordinal = 0;     // of arrival
+  uint64_t beams_pass = 0;  // the pass that found out whether all beams can go, and what it found
   bool beams_go = false;
   SeqId first = 0;
   Time arrival{};

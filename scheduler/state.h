@@ -117,7 +117,7 @@ struct Scheduler::State {
   uint64_t next_ordinal = 1;
   SeqId next_seq = 1;
   uint64_t step = 0;    // the last plan made
-  uint64_t asked = 0;   // looks for something to run
+  uint64_t passes = 0;  // of all plans, over those who could run
   LearnedCost learned;  // from options.cost on: what plans go by with max_step_ms (planning_cost), waits always
   Time last_advance{};
   int64_t growth_pages = 0;  // what those running will want soon
