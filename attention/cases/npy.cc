@@ -105,6 +105,16 @@ bool known_descr(std::string_view d) {
 
 }  // namespace
 
+const char* descr_of(DType type) {
+  switch (type) {
+    case DType::f32: return "<f4";
+    case DType::f16: return "<f2";
+    case DType::bf16: return "<u2";
+    case DType::i8: return "|i1";
+    default: return "|u1";
+  }
+}
+
 int64_t NpyArray::elements() const {
   int64_t n = 1;
   for (int64_t d : shape) n *= d;

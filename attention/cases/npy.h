@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "core/status.h"
 
 namespace kvasir::attention {
@@ -18,6 +19,7 @@ struct NpyArray {
   std::string shape_text() const;  // "(3, 4)"
 };
 
+const char* descr_of(DType type);  // of arrays of such elements; unsigned where NumPy has no such type
 constexpr int npy_item_bytes(char digit) { return digit - '0'; }
 
 // `name` is what messages call it. The header must describe exactly the bytes that follow it.

@@ -60,16 +60,6 @@ class Parser {
     return {};
   }
 
-  static std::string_view descr_of(DType type) {
-    switch (type) {
-      case DType::f32: return "<f4";
-      case DType::f16: return "<f2";
-      case DType::bf16: return "<u2";
-      case DType::i8: return "|i1";
-      default: return "|u1";
-    }
-  }
-
   Status read_int64(const std::string& name, bool required, std::vector<int64_t>* out, std::vector<int64_t>* shape) {
     NpyArray t;
     bool there = false;

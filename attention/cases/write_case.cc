@@ -21,16 +21,6 @@ using kvcache::IndexMode;
 using kvcache::QuantKind;
 using nlohmann::json;
 
-std::string descr_of(DType type) {
-  switch (type) {
-    case DType::f32: return "<f4";
-    case DType::f16: return "<f2";
-    case DType::bf16: return "<u2";
-    case DType::i8: return "|i1";
-    default: return "|u1";
-  }
-}
-
 void put(CaseFiles& files, const std::string& name, std::string descr, std::vector<int64_t> shape, const void* data) {
   NpyArray t{std::move(descr), std::move(shape), {}};
   const auto* bytes = static_cast<const uint8_t*>(data);
