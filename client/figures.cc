@@ -1,7 +1,6 @@
 #include "client/figures.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace kvasir::client {

@@ -1,5 +1,4 @@
 // Workloads in, reports and a plot out.
-#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <sstream>

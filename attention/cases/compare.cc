@@ -1,7 +1,6 @@
 #include "attention/cases/compare.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "attention/held_step.h"
 #include "attention/io.h"

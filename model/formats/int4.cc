@@ -1,6 +1,5 @@
 #include "model/formats/int4.h"
 
-#include <cmath>
 #include <cstring>
 
 #include "core/cat.h"

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "model/text/stop_scanner.h"
 #include "model/text/text.h"
 #include "model/text/utf8.h"

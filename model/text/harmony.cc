@@ -1,6 +1,5 @@
 #include "model/text/harmony.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace kvasir::text {
