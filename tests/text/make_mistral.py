@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Writes tests/text/data/mistral.json: small vocabularies as Mistral's tekken.json and SentencePiece's tokenizer.model have
-them, and the ids that mistral-common and sentencepiece give the 10,000 strings (a hash of 24 bits a string).
+them, and the ids that mistral-common and sentencepiece give the 10,000 strings (a hash of 24 bits a string); and
+mistral_files.json: those that they have by the real files in mistral-common's wheel.
 
     python3 -m venv /tmp/v && /tmp/v/bin/pip install mistral-common==1.13.1 sentencepiece==0.2.3 && /tmp/v/bin/python tests/text/make_mistral.py
 """
-import base64, io, json, os, re, tempfile, zlib
+import base64, io, json, os, pathlib, re, tempfile, zlib
 
+import mistral_common
 import sentencepiece
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
@@ -67,13 +69,39 @@ def sentence_piece(texts, prefix):
     return {"file": base64.b64encode(model).decode(), "hashes": hashes(s.encode, texts)}
 
 
+def real(path, texts):
+    if path.suffix == ".json":
+        t = Tekkenizer.from_file(path)
+        encode = lambda s: t.encode(s, bos=False, eos=False)
+        special = {p["token_str"]: p["rank"] for p in t._all_special_tokens}
+        size = t.n_words
+    else:
+        t = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        encode = t.encode
+        size = t.vocab_size()
+        special = {t.id_to_piece(i): i for i in range(size) if t.IsControl(i)}
+    shown = {name: rank for name, rank in special.items() if not re.search(r"control_|SPECIAL_", name)}
+    return {"tokens": size, "special": shown, "hashes": hashes(encode, texts)}
+
+
+def real_files(texts):
+    folder = pathlib.Path(mistral_common.__file__).parent / "data"
+    # The same file is there once more with the name of a model that sees.
+    return {p.name: real(p, texts) for p in sorted(folder.iterdir()) if p.suffix != ".v7m1"}
+
+
+def write(name, content):
+    with open(os.path.join(HERE, name), "w") as f:
+        json.dump(content, f, separators=(",", ":"))
+        f.write("\n")
+
+
 def main():
     with open(os.path.join(HERE, "strings.json")) as f:
         texts = json.load(f)
     out = {"tekken": tekken(texts), "spm": sentence_piece(texts, True), "spm without a prefix": sentence_piece(texts, False)}
-    with open(os.path.join(HERE, "mistral.json"), "w") as f:
-        json.dump(out, f, separators=(",", ":"))
-        f.write("\n")
+    write("mistral.json", out)
+    write("mistral_files.json", real_files(texts))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
 
 #include <gmock/gmock.h>
 
-#include <fstream>
-#include <nlohmann/json.hpp>
+#include "tests/text/stored_ids.h"
 
 namespace kvasir::model {
 namespace {
@@ -13,49 +12,10 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-json data(const std::string& name) {
-  std::ifstream in("tests/text/data/" + name + ".json");
-  return json::parse(in);
-}
+using text::expect_stored_ids;
+using text::from_base64;
 
-std::string from_base64(const std::string& text) {
-  static const std::string letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  uint32_t bits = 0;
-  int have = 0;
-  for (const char c : text.substr(0, text.find('='))) {
-    bits = bits << 6 | uint32_t(letters.find(c)), have += 6;
-    if (have >= 8) out += char(bits >> (have -= 8) & 255);
-  }
-  return out;
-}
-
-uint32_t crc24(const std::vector<int32_t>& ids) {
-  std::string s;
-  for (const int32_t id : ids) s += (s.empty() ? "" : ",") + std::to_string(id);
-  uint32_t crc = ~0u;
-  for (const char c : s) {
-    crc ^= uint8_t(c);
-    for (int i = 0; i < 8; ++i) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
-  }
-  return ~crc & 0xffffff;
-}
-
-void expect_same(const text::Tokenizer& t, const std::string& hashes) {
-  const std::vector<std::string> texts = data("strings");
-  const std::string want = from_base64(hashes);
-  ASSERT_EQ(want.size(), 3 * texts.size());
-  int different = 0;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const auto ids = t.encode(texts[i], false, false);
-    ASSERT_TRUE(ids.ok()) << ids.status().to_string();
-    uint32_t h = 0;
-    for (size_t k = 3; k-- > 0;) h = h << 8 | uint8_t(want[3 * i + k]);
-    if (crc24(*ids) != h && ++different <= 5)
-      ADD_FAILURE() << i << " " << json(texts[i]).dump(-1, ' ', true) << ": " << json(*ids).dump();
-  }
-  EXPECT_EQ(different, 0);
-}
+json data(const std::string& name) { return text::stored(name); }
 
 TEST(MistralVocab, TekkenHasMistralCommonsIds) {
   const json f = data("mistral")["tekken"];
@@ -63,7 +23,7 @@ TEST(MistralVocab, TekkenHasMistralCommonsIds) {
   ASSERT_TRUE(made.ok()) << made.status().message();
   auto t = text::Tokenizer::from_json(*made, R"({"bos_token": "<s>", "eos_token": "</s>"})");
   ASSERT_TRUE(t.ok()) << t.status().message();
-  expect_same(**t, f["hashes"]);
+  expect_stored_ids(**t, f["hashes"]);
   EXPECT_EQ((*t)->bos(), 1);
   EXPECT_EQ((*t)->end_of_generation(), std::vector<int32_t>{2});
   EXPECT_EQ((*t)->token_id("[TOOL_CALLS]"), 5);
@@ -81,7 +41,7 @@ TEST(MistralVocab, SentencePieceHasItsIds) {
     ASSERT_TRUE(vocab.ok()) << vocab.status().message();
     auto t = text::Tokenizer::from_gguf(*vocab);
     ASSERT_TRUE(t.ok()) << t.status().message();
-    expect_same(**t, f["hashes"]);
+    expect_stored_ids(**t, f["hashes"]);
     EXPECT_EQ((*t)->bos(), 1);
     EXPECT_EQ((*t)->end_of_generation(), std::vector<int32_t>{2});
   }
