@@ -151,8 +151,10 @@ int inspect(int argc, char** argv) {
       cat("Shows what a model file is: architecture, tensors, types, context, memory needed here on a CPU and whether "
           "there is as much; of one that cannot be served, what is missing. Architectures: ",
           model::known_architectures(), "."));
-  o.positional("model", &model,
-               "A GGUF file, a directory with config.json and safetensors, hf:ORG/REPO[:FILE], or dummy:...");
+  o.positional(
+      "model", &model,
+      "A GGUF file, a directory with config.json and safetensors (or Mistral's params.json), hf:ORG/REPO[:FILE], or "
+      "dummy:...");
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
   o.add("ranks", &rank_count, "Show what each of so many ranks has").range(1, model::kMostRanks).only_flag();

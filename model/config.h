@@ -106,6 +106,7 @@ struct ModelConfig {
   double step_ms = 0;  // dummy: a step takes at least so long
   uint64_t dummy_seed = 0;
   bool from_gguf = false;         // its tensors lie as GGUF's converters leave them
+  bool from_mistral = false;      // a folder as Mistral publishes it: names of its own, rows of heads as in GGUF files
   int32_t int4_zero_shift = 0;    // of the zeros that a folder of 4 bits stores (Int4)
   std::string dummy_expert_type;  // where experts' weights are of another type than the others
   int32_t dummy_lost_rank = -1;   // which fails at step `dummy_lost_step`: tests see what becomes of the others
@@ -143,8 +144,9 @@ struct ModelConfig {
 };
 
 Result<ModelConfig> config_from_gguf(const Gguf& gguf);
-Result<ModelConfig> config_from_json(std::string_view text, const std::string& name);    // Hugging Face's config.json
-Result<ModelConfig> config_from_params(std::string_view text, const std::string& name);  // ppl.llm's params.json
-Result<ModelConfig> config_from_dummy(std::string_view spec);                            // what follows "dummy:"
+Result<ModelConfig> config_from_json(std::string_view text, const std::string& name);     // Hugging Face's config.json
+Result<ModelConfig> config_from_params(std::string_view text, const std::string& name);   // ppl.llm's params.json
+Result<ModelConfig> config_from_mistral(std::string_view text, const std::string& name);  // Mistral's params.json
+Result<ModelConfig> config_from_dummy(std::string_view spec);                             // what follows "dummy:"
 
 }  // namespace kvasir::model

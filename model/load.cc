@@ -22,6 +22,7 @@
 #include "model/formats/mistral_vocab.h"
 #include "model/formats/safetensors.h"
 #include "model/generation_config.h"
+#include "model/text/mistral_template.h"
 
 namespace kvasir::model {
 namespace {
@@ -30,13 +31,26 @@ namespace fs = std::filesystem;
 constexpr std::string_view kDummy = "dummy:";
 constexpr size_t kMaxText = size_t(256) << 20;
 
-// A folder as Hugging Face lays models out; ppl.llm's params.json may stand for config.json.
+bool holds(const std::string& folder, const std::string& name) {
+  std::error_code error;
+  return fs::exists(fs::path(folder) / name, error);
+}
+
+bool holds_weights(const std::string& folder, const std::string& stem) {
+  return holds(folder, stem + ".safetensors") || holds(folder, stem + ".safetensors.index.json");
+}
+
+// A folder as Mistral publishes it. Where it is Hugging Face's, too, it is read as such.
+bool is_mistral_folder(const std::string& model) {
+  return holds(model, "params.json") && holds_weights(model, "consolidated") && !holds_weights(model, "model");
+}
+
+// A folder as Hugging Face lays models out; ppl.llm's params.json may stand for config.json. Or Mistral's.
 bool is_folder(const std::string& model) {
   std::error_code error;
-  return fs::is_directory(model, error) &&
-         (fs::exists(fs::path(model) / "config.json", error) || fs::exists(fs::path(model) / "params.json", error)) &&
-         (fs::exists(fs::path(model) / "model.safetensors", error) ||
-          fs::exists(fs::path(model) / "model.safetensors.index.json", error));
+  if (!fs::is_directory(model, error)) return false;
+  const bool config = holds(model, "config.json") || holds(model, "params.json");
+  return (config && holds_weights(model, "model")) || is_mistral_folder(model);
 }
 
 // A small file of a folder; empty when it is not there.
@@ -71,7 +85,8 @@ Result<std::string> find_file(const std::string& model) {
                          "PMX graphs are not read: put the checkpoint they were made from, or a .gguf, beside it"))
         .with_field("model");
   if (found.empty())
-    return not_found(cat("the directory ", model, " holds no .gguf file, nor config.json with model.safetensors"))
+    return not_found(cat("the directory ", model, " holds no .gguf file, nor config.json with model.safetensors, nor ",
+                         "params.json with consolidated.safetensors"))
         .with_field("model");
   if (found.size() > 1)
     return invalid_argument(cat("the directory ", model, " holds ", found.size(), " models; name one of its files"))
@@ -103,7 +118,21 @@ Status read_pooling(const std::string& folder, PoolingRule& rule) {
   return {};
 }
 
-TensorNames names(const ModelConfig& config) { return TensorNames(find_architecture(config.architecture)->names); }
+TensorNames names(const ModelConfig& config) {
+  return config.from_mistral ? mistral_names() : TensorNames(find_architecture(config.architecture)->names);
+}
+
+Result<ModelConfig> folder_config(const std::string& folder) {
+  const std::string params = (fs::path(folder) / "params.json").string();
+  if (is_mistral_folder(folder)) {
+    KVASIR_ASSIGN(const std::string json, read_text(folder, "params.json"));
+    return config_from_mistral(json, params);
+  }
+  KVASIR_ASSIGN(std::string json, read_text(folder, "config.json"));
+  if (!json.empty()) return config_from_json(json, (fs::path(folder) / "config.json").string());
+  KVASIR_ASSIGN(json, read_text(folder, "params.json"));
+  return config_from_params(json, params);
+}
 
 Status gpu_there() {
 #ifdef KVASIR_CUDA
@@ -143,15 +172,10 @@ Result<ModelFiles> open_model(const std::string& model) {
     return out;
   }
   if (is_folder(model)) {
-    KVASIR_ASSIGN(std::string json, read_text(model, "config.json"));
-    if (json.empty()) {
-      KVASIR_ASSIGN(json, read_text(model, "params.json"));
-      KVASIR_ASSIGN(out.config, config_from_params(json, (fs::path(model) / "params.json").string()));
-    } else {
-      KVASIR_ASSIGN(out.config, config_from_json(json, (fs::path(model) / "config.json").string()));
-    }
+    KVASIR_ASSIGN(out.config, folder_config(model));
+    const char* stem = out.config.from_mistral ? "consolidated" : "model";
     KVASIR_ASSIGN(out.weights,
-                  open_safetensors(model, out.config.tied_head, names(out.config), out.config.int4_zero_shift));
+                  open_safetensors(model, out.config.tied_head, names(out.config), out.config.int4_zero_shift, stem));
     out.config.quantization = main_type(*out.weights);
     KVASIR_TRY(read_pooling(model, out.config.pooling));
     return out;
@@ -165,11 +189,9 @@ Result<ModelFiles> open_model(const std::string& model) {
 }
 
 Result<CacheIndexing> read_cache_indexing(const std::string& model) {
-  if (model.starts_with(kDummy) || !is_folder(model)) return CacheIndexing();
-  KVASIR_ASSIGN(std::string json, read_text(model, "config.json"));
-  if (!json.empty()) return CacheIndexing();
-  KVASIR_ASSIGN(json, read_text(model, "params.json"));
-  KVASIR_ASSIGN(auto config, config_from_params(json, (fs::path(model) / "params.json").string()));
+  if (model.starts_with(kDummy) || !is_folder(model) || is_mistral_folder(model) || holds(model, "config.json"))
+    return CacheIndexing();
+  KVASIR_ASSIGN(const ModelConfig config, folder_config(model));
   return CacheIndexing{config.kv_index, config.page_size};
 }
 
@@ -180,17 +202,65 @@ Result<GenerationConfig> read_generation_config(const std::string& model) {
   return generation_config_from_json(json, (fs::path(model) / "generation_config.json").string());
 }
 
+namespace {
+
+// That of a folder without one, by the version of its tokenizer.
+void take_mistral_template(int version, bool thinks, const std::string& file, TextAssets& out) {
+  const auto config = nlohmann::json::parse(out.tokenizer_config_json, nullptr, false);
+  if (!out.chat_template.empty() || (config.is_object() && config.contains("chat_template"))) return;
+  out.chat_template = text::mistral_template(version, thinks);
+  if (out.chat_template.empty())
+    log_warn("no chat template is known for this version of Mistral's tokenizers; chats need one (chat_template)",
+             {{"file", file}, {"version", version}});
+}
+
+// Mistral's SentencePiece files have their version for an ending: the newest.
+struct VersionedFile {
+  std::string name;
+  int version = 0;
+};
+VersionedFile find_versioned(const std::string& folder) {
+  constexpr std::string_view kBegins[] = {"tokenizer.model.", "tokenizer.mm.model."};
+  VersionedFile best;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    for (const std::string_view begin : kBegins) {
+      const int version = name.starts_with(begin) ? version_number(std::string_view(name).substr(begin.size())) : 0;
+      if (version > best.version || (version == best.version && version > 0 && name < best.name))
+        best = {name, version};
+    }
+  }
+  return best;
+}
+
+// Of a file whose name does not say it: what tokens there are.
+int version_of(const text::GgufVocab& vocab) {
+  auto has = [&](const char* token) {
+    return std::find(vocab.tokens.begin(), vocab.tokens.end(), token) != vocab.tokens.end();
+  };
+  return has("[SYSTEM_PROMPT]") ? 7 : has("[INST]") ? 3 : 1;
+}
+
 // Of a folder without tokenizer.json: Mistral's own file, or SentencePiece's.
-static Status read_mistral_vocab(const std::string& folder, TextAssets& out) {
+Status read_mistral_vocab(const std::string& folder, TextAssets& out) {
   KVASIR_ASSIGN(const std::string tekken, read_text(folder, "tekken.json"));
   if (!tekken.empty()) {
-    KVASIR_ASSIGN(out.tokenizer_json, tokenizer_json_from_tekken(tekken, (fs::path(folder) / "tekken.json").string()));
+    const std::string file = (fs::path(folder) / "tekken.json").string();
+    KVASIR_ASSIGN(Tekken read, read_tekken(tekken, file));
+    out.tokenizer_json = std::move(read.tokenizer_json);
+    take_mistral_template(read.version, read.thinks, file, out);
     if (out.tokenizer_config_json.empty()) out.tokenizer_config_json = R"({"bos_token": "<s>", "eos_token": "</s>"})";
     return {};
   }
-  KVASIR_ASSIGN(const std::string model, read_text(folder, "tokenizer.model"));
+  VersionedFile found = find_versioned(folder);
+  if (found.version == 0) found.name = holds(folder, "spiece.model") ? "spiece.model" : "tokenizer.model";
+  KVASIR_ASSIGN(const std::string model, read_text(folder, found.name.c_str()));
   if (model.empty()) return {};
-  KVASIR_ASSIGN(out.vocab, vocab_from_sentencepiece(model, (fs::path(folder) / "tokenizer.model").string()));
+  const std::string file = (fs::path(folder) / found.name).string();
+  KVASIR_ASSIGN(out.vocab, vocab_from_sentencepiece(model, file));
+  if (found.version > 0 || is_mistral_folder(folder))
+    take_mistral_template(found.version > 0 ? found.version : version_of(*out.vocab), false, file, out);
   const auto config = nlohmann::json::parse(out.tokenizer_config_json, nullptr, false);
   if (out.chat_template.empty() && config.is_object() && config.contains("chat_template") &&
       config["chat_template"].is_string())
@@ -198,6 +268,8 @@ static Status read_mistral_vocab(const std::string& folder, TextAssets& out) {
   out.vocab->chat_template = out.chat_template;
   return {};
 }
+
+}  // namespace
 
 Result<TextAssets> load_text_assets(const std::string& model) {
   TextAssets out;

@@ -34,32 +34,52 @@ std::string list_names(const std::vector<const RemoteFile*>& files) {
   return files.size() > 12 ? cat(out, " and ", files.size() - 12, " more") : out;
 }
 
-bool is_text_part(const std::string& name) {
-  constexpr std::string_view kNames[] = {
-      "config.json",         "tokenizer.json",         "tokenizer_config.json",
-      "chat_template.jinja", "generation_config.json", "model.safetensors.index.json"};
-  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
-}
+// A folder as Hugging Face lays models out, or as Mistral publishes them.
+struct FolderForm {
+  std::string config, weights;  // what names of files of weights begin with
 
-bool is_weight_part(const std::string& name) {
-  return name.starts_with("model") && ends(name, ".safetensors") && name.find('/') == std::string::npos;
+  bool is_weights(const std::string& name) const {
+    return name.starts_with(weights) && ends(name, ".safetensors") && name.find('/') == std::string::npos;
+  }
+  std::string single() const { return weights + ".safetensors"; }
+  std::string index() const { return weights + ".safetensors.index.json"; }
+
+  bool is_in(const std::vector<RemoteFile>& all) const {
+    bool has_config = false, some = false, whole = false;
+    for (const RemoteFile& f : all) {
+      has_config |= f.name == config, some |= is_weights(f.name);
+      whole |= f.name == single() || f.name == index();
+    }
+    return has_config && some && whole;
+  }
+};
+
+bool is_text_part(const std::string& name) {
+  constexpr std::string_view kNames[] = {"tokenizer.json",         "tokenizer_config.json", "chat_template.jinja",
+                                         "generation_config.json", "tekken.json",           "spiece.model"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) ||
+         (name.starts_with("tokenizer.") && name.find(".model") != std::string::npos &&
+          name.find('/') == std::string::npos);
 }
 
 Result<std::vector<RemoteFile>> folder_files(const HubName& name, const std::vector<RemoteFile>& all) {
   std::vector<RemoteFile> out;
-  bool config = false, weights = false, index = false, single = false;
-  for (const RemoteFile& f : all) {
-    index |= f.name == "model.safetensors.index.json", single |= f.name == "model.safetensors";
-    config |= f.name == "config.json", weights |= is_weight_part(f.name);
-  }
-  if (!config || !weights || !(index || single))
-    return not_found(cat(name.repo, " holds no .gguf file, nor config.json with model.safetensors"))
+  FolderForm form{"config.json", "model"};
+  if (!form.is_in(all)) form = {"params.json", "consolidated"};
+  if (!form.is_in(all))
+    return not_found(cat(name.repo, " holds no .gguf file, nor config.json with model.safetensors, nor params.json ",
+                         "with consolidated.safetensors"))
         .with_field("model");
+  auto is = [](const std::string& name) { return [&name](const RemoteFile& f) { return f.name == name; }; };
+  const std::string whole = form.single(), index = form.index();
+  const bool single = std::any_of(all.begin(), all.end(), is(whole));
+  const bool tokens = std::any_of(all.begin(), all.end(), is("tokenizer.json"));
   for (const RemoteFile& f : all) {
-    // A repository may hold its weights whole and in shards: the loader reads the whole file then.
-    if (single ? f.name == "model.safetensors" || (is_text_part(f.name) && !ends(f.name, ".index.json"))
-               : is_text_part(f.name) || is_weight_part(f.name))
-      out.push_back(f);
+    // A repository may hold its weights whole and in shards: the loader reads the whole file then. Of vocabularies it
+    // reads tokenizer.json.
+    const bool weights = single ? f.name == whole : f.name == index || form.is_weights(f.name);
+    const bool other_vocabulary = tokens && (f.name == "tekken.json" || f.name.find(".model") != std::string::npos);
+    if (weights || f.name == form.config || (is_text_part(f.name) && !other_vocabulary)) out.push_back(f);
   }
   std::sort(out.begin(), out.end(), [](const RemoteFile& a, const RemoteFile& b) { return a.name < b.name; });
   return out;

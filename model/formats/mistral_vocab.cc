@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -68,14 +69,15 @@ std::array<std::string, 256> byte_letters() {
   return out;
 }
 
-class Tekken {
+class TekkenReader {
  public:
-  Tekken(const json& root, const std::string& name) : root_(root), name_(name) {}
+  TekkenReader(const json& root, const std::string& name) : root_(root), name_(name) {}
 
-  Result<std::string> tokenizer_json() {
+  Result<Tekken> read() {
     KVASIR_TRY(read_config());
     KVASIR_TRY(read_special());
     KVASIR_TRY(read_tokens());
+    const bool thinks = vocab_.contains("[THINK]") && vocab_.contains("[/THINK]");
     json model = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", std::move(vocab_)}, {"merges", merges()}};
     const json bytes = {
         {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
@@ -95,7 +97,7 @@ class Tekken {
                         {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {begin_}}, {"tokens", {"<s>"}}}}}}}},
                       {"decoder", bytes},
                       {"model", std::move(model)}};
-    return out.dump();
+    return Tekken{out.dump(), version_, thinks};
   }
 
  private:
@@ -114,6 +116,8 @@ class Tekken {
     const auto pattern = config->find("pattern");
     if (pattern == config->end() || !pattern->is_string()) return bad("config.pattern must be a text");
     pattern_ = *pattern;
+    if (const json version = config->value("version", json()); version.is_string())
+      version_ = version_number(version.get_ref<const std::string&>());
     int64_t all = 0;
     KVASIR_TRY(count(*config, "default_vocab_size", &all));
     KVASIR_TRY(count(*config, "default_num_special_tokens", &reserved_));
@@ -201,6 +205,7 @@ class Tekken {
   const json& root_;
   const std::string& name_;
   std::string pattern_;
+  int version_ = 0;
   int64_t reserved_ = 0, count_ = 0, begin_ = -1;
   json special_, vocab_;
   std::vector<std::string> tokens_;
@@ -261,10 +266,16 @@ class ProtoFields {
 
 }  // namespace
 
-Result<std::string> tokenizer_json_from_tekken(std::string_view text, const std::string& name) {
+int version_number(std::string_view version) {
+  int out = 0;
+  if (version.starts_with('v')) std::from_chars(version.data() + 1, version.data() + version.size(), out);
+  return out > 0 && out < 1000 ? out : 0;
+}
+
+Result<Tekken> read_tekken(std::string_view text, const std::string& name) {
   const json root = json::parse(text, nullptr, false);
   if (!root.is_object()) return invalid_argument(cat(name, " is not a JSON object"));
-  return Tekken(root, name).tokenizer_json();
+  return TekkenReader(root, name).read();
 }
 
 Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const std::string& name) {
@@ -272,7 +283,7 @@ Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const s
   v.model = "llama";
   v.unk = 0, v.bos = 1, v.eos = 2, v.add_bos = true;
   uint64_t kind = 1;  // unigram, where it does not say
-  bool folds = false, trims = true;
+  bool trims = true, suffixes = false, escapes = true;
   ProtoFields model(bytes);
   bool whole = true;
   while (model.next()) {
@@ -294,14 +305,16 @@ Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const s
       while (in.next()) {
         if (in.kind != 0) continue;
         if (in.field == 3) kind = in.number;
+        if (in.field == 24) suffixes = in.number != 0;
         for (const auto& [field, id] : {std::pair{40, &v.unk}, {41, &v.bos}, {42, &v.eos}, {43, &v.pad}})
           if (in.field == field) *id = int32_t(uint32_t(in.number));
       }
     } else if (model.field == 3) {  // what texts become first
       while (in.next()) {
-        if (in.field == 2 && in.kind == 2) folds = !in.text.empty();
+        if (in.field == 2 && in.kind == 2) v.charsmap.assign(in.text.begin(), in.text.end());
         if (in.field == 3 && in.kind == 0) v.add_space_prefix = in.number != 0;
         if (in.field == 4 && in.kind == 0) trims = in.number != 0;
+        if (in.field == 5 && in.kind == 0) escapes = in.number != 0;
       }
     }
     whole &= in.whole();
@@ -309,12 +322,25 @@ Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const s
   constexpr const char* kInstead = ": put the tokenizer.json there that transformers writes of it";
   if (!model.whole() || !whole || v.tokens.empty())
     return invalid_argument(cat(name, " is no SentencePiece model, or not all of one"));
-  if (kind != 2)
-    return unimplemented(cat(name, " is a SentencePiece model of ", kind == 1 ? "unigrams" : "another kind",
-                             "; BPE is supported", kInstead));
-  if (folds || trims)
-    return unimplemented(cat(name, " changes texts (", folds ? "a map of characters" : "spaces that it removes",
-                             "), which is not supported in SentencePiece models", kInstead));
+  if (kind != 1 && kind != 2)
+    return unimplemented(
+        cat(name, " is a SentencePiece model of words or characters; BPE and unigrams are supported", kInstead));
+  if (kind == 2 && (!v.charsmap.empty() || trims))
+    return unimplemented(cat(name, " changes texts (", trims ? "spaces that it removes" : "a map of characters",
+                             "), which is not supported in SentencePiece models of BPE", kInstead));
+  if (suffixes || !escapes)
+    return unimplemented(cat(name, suffixes ? " has the mark of a space behind words" : " does not mark spaces",
+                             ", which is not supported in SentencePiece models", kInstead));
+  if (kind == 1) {
+    // Those stand before a text is changed, and in the middle of it.
+    if (std::find(v.types.begin(), v.types.end(), 4) != v.types.end())
+      return unimplemented(cat(
+          name, " has pieces of its user's, which are not supported in SentencePiece models of unigrams", kInstead));
+    v.model = "sentencepiece";
+    v.remove_extra_spaces = trims;
+    // T5's and its like end a text instead of beginning it.
+    v.add_bos = v.bos >= 0, v.add_eos = v.bos < 0 && v.eos >= 0;
+  }
   for (int32_t* id : {&v.unk, &v.bos, &v.eos, &v.pad})
     if (*id >= int32_t(v.tokens.size()) || *id < -1)
       return invalid_argument(cat(name, " names the token ", *id, " of ", v.tokens.size()));

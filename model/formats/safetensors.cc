@@ -83,12 +83,19 @@ bool is_shape(const std::vector<int64_t>& shape, int64_t rows, int64_t cols) {
   return shape.back() == cols && before == rows && (rows > 1 || shape.size() < 3);
 }
 
+// What Mistral's own folders hold beside a model of text.
+bool of_other_senses(std::string_view name) {
+  constexpr std::string_view kBegins[] = {"vision_encoder.", "vision_language_adapter.", "patch_merger.",
+                                          "pre_mm_projector_norm.", "mm_whisper_embeddings."};
+  return std::any_of(std::begin(kBegins), std::end(kBegins), [&](std::string_view s) { return name.starts_with(s); });
+}
+
 class FolderWeights final : public Weights {
  public:
   FolderWeights(TensorNames names, int32_t int4_zero_shift) : int4_zero_shift_(int4_zero_shift), names_(names) {}
 
-  Status open(const std::string& folder, bool tied) {
-    folder_ = folder, tied_ = tied;
+  Status open(const std::string& folder, bool tied, const std::string& stem) {
+    folder_ = folder, tied_ = tied, stem_ = stem;
     KVASIR_ASSIGN(std::vector<std::string> names, file_names());
     for (size_t i = 0; i < names.size(); ++i) {
       KVASIR_ASSIGN(auto file, MappedFile::open((fs::path(folder) / names[i]).string()));
@@ -133,7 +140,8 @@ class FolderWeights final : public Weights {
     for (auto& [name, t] : tensors_)
       if (!read_.count(name) && !name.ends_with("rotary_emb.inv_freq") && !name.ends_with(".masked_bias") &&
           !name.ends_with(".attn.bias") && !name.ends_with(".attention.bias") &&
-          !(tied_ && name.ends_with("lm_head.weight")))
+          !(tied_ && (name.ends_with("lm_head.weight") || name == "output.weight")) && !of_other_senses(name) &&
+          !name.ends_with("fake_quantizer.qscale_act"))
         out.push_back(name);
     std::sort(out.begin(), out.end());
     return out;
@@ -202,9 +210,10 @@ class FolderWeights final : public Weights {
     if (!name.ends_with("weight"))
       return invalid_argument(cat(folder_, ": tensor ", name, " is F8_E4M3; weights alone may be"));
     const std::string stem = name.substr(0, name.size() - 6);
-    for (const char* other : {"input_scale", "k_scale", "v_scale"})
+    for (const char* other : {"input_scale", "k_scale", "v_scale", "qscale_act"})
       if (tensors_.count(stem + other)) read_.insert(stem + other);
     auto it = tensors_.find(name + "_scale");
+    if (it == tensors_.end()) it = tensors_.find(stem + "qscale_weight");  // Mistral's
     const bool blocks = it == tensors_.end();
     if (blocks) it = tensors_.find(name + "_scale_inv");
     if (it == tensors_.end())
@@ -384,9 +393,9 @@ class FolderWeights final : public Weights {
 
   // The one file, or what the index lists: plain names of files that lie in the folder.
   Result<std::vector<std::string>> file_names() const {
-    std::string index = (fs::path(folder_) / "model.safetensors.index.json").string();
+    std::string index = (fs::path(folder_) / (stem_ + ".safetensors.index.json")).string();
     std::error_code error;
-    if (!fs::exists(index, error)) return std::vector<std::string>{"model.safetensors"};
+    if (!fs::exists(index, error)) return std::vector<std::string>{stem_ + ".safetensors"};
     KVASIR_ASSIGN(auto file, MappedFile::open(index));
     auto bytes = file->bytes();
     KVASIR_ASSIGN(json j, parse_object(index, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
@@ -408,7 +417,7 @@ class FolderWeights final : public Weights {
     return std::vector<std::string>(names.begin(), names.end());
   }
 
-  std::string folder_;
+  std::string folder_, stem_;
   bool tied_ = false;
   bool leave_bytes_ = false;
   int32_t int4_zero_shift_ = 0;
@@ -445,9 +454,9 @@ Status parse_safetensors(const std::string& name, std::span<const uint8_t> bytes
 }
 
 Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names,
-                                                  int32_t int4_zero_shift) {
+                                                  int32_t int4_zero_shift, const std::string& stem) {
   auto w = std::make_unique<FolderWeights>(names, int4_zero_shift);
-  KVASIR_TRY(w->open(folder, tied));
+  KVASIR_TRY(w->open(folder, tied, stem));
   return std::unique_ptr<Weights>(std::move(w));
 }
 

@@ -1,5 +1,5 @@
 // A folder of safetensors (one file, or shards named by an index) as a network's weights. Tensors are asked
-// for by GGUF's names and found under Hugging Face's.
+// for by GGUF's names and found under Hugging Face's, or Mistral's.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,8 @@ using SafeTensors = std::unordered_map<std::string, SafeTensor>;
 // Adds one file's tensors; every claim is checked against the bytes there are.
 Status parse_safetensors(const std::string& name, std::span<const uint8_t> bytes, int file, SafeTensors* out);
 
-// `tied`: the head is the embedding, whatever else the files hold.
+// `tied`: the head is the embedding, whatever else the files hold. `stem`: what the files' names begin with.
 Result<std::unique_ptr<Weights>> open_safetensors(const std::string& folder, bool tied, TensorNames names = {},
-                                                  int32_t int4_zero_shift = 0);
+                                                  int32_t int4_zero_shift = 0, const std::string& stem = "model");
 
 }  // namespace kvasir::model

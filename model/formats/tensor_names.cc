@@ -44,6 +44,30 @@ constexpr TensorName kLlama[] = {
     {"blk.#.ffn_gate_inp_shexp", "model.layers.#.mlp.shared_expert_gate"},
 };
 
+constexpr TensorName kMistral[] = {
+    {"token_embd", "tok_embeddings"},
+    {"output_norm", "norm"},
+    {"output", "output"},
+    {"blk.#.attn_norm", "layers.#.attention_norm"},
+    {"blk.#.attn_q", "layers.#.attention.wq"},
+    {"blk.#.attn_k", "layers.#.attention.wk"},
+    {"blk.#.attn_v", "layers.#.attention.wv"},
+    {"blk.#.attn_output", "layers.#.attention.wo"},
+    {"blk.#.attn_k_cache", "layers.#.attention.k_fake_quantizer.qscale_act$"},
+    {"blk.#.attn_k_cache", "layers.#.attention.kv_fake_quantizer.qscale_act$"},
+    {"blk.#.attn_v_cache", "layers.#.attention.v_fake_quantizer.qscale_act$"},
+    {"blk.#.attn_v_cache", "layers.#.attention.kv_fake_quantizer.qscale_act$"},
+    {"blk.#.attn_q_cache", "layers.#.attention.q_fake_quantizer.qscale_act$"},
+    {"blk.#.ffn_norm", "layers.#.ffn_norm"},
+    {"blk.#.ffn_gate", "layers.#.feed_forward.w1"},
+    {"blk.#.ffn_up", "layers.#.feed_forward.w3"},
+    {"blk.#.ffn_down", "layers.#.feed_forward.w2"},
+    {"blk.#.ffn_gate_inp", "layers.#.feed_forward.gate"},
+    {"blk.#.ffn_gate.%", "layers.#.feed_forward.experts.%.w1"},
+    {"blk.#.ffn_up.%", "layers.#.feed_forward.experts.%.w3"},
+    {"blk.#.ffn_down.%", "layers.#.feed_forward.experts.%.w2"},
+};
+
 // A name in parts: "blk.3.ffn_up.17.weight" is "blk.#.ffn_up.%", "3", "17" and ".weight".
 struct Parts {
   std::string stem;
@@ -76,6 +100,8 @@ struct Parts {
 };
 
 }  // namespace
+
+TensorNames mistral_names() { return TensorNames(kMistral); }
 
 std::vector<std::string> TensorNames::hugging_face(std::string_view name) const {
   const Parts parts(name);

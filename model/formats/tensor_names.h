@@ -1,5 +1,5 @@
 // What files call a network's tensors. A network asks by GGUF's names; a table of an architecture says where Hugging
-// Face's folders, or GGUF files of that architecture, differ from Llama's.
+// Face's folders, or GGUF files of that architecture, differ from Llama's; and one where Mistral's own folders do.
 #pragma once
 
 #include <span>
@@ -27,5 +27,8 @@ class TensorNames {
  private:
   std::span<const TensorName> own_;
 };
+
+// Of a folder as Mistral publishes it.
+TensorNames mistral_names();
 
 }  // namespace kvasir::model

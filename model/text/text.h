@@ -18,7 +18,8 @@ using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 // What a GGUF file says of its vocabulary; model/formats fills it, so that text knows no file format.
 struct GgufVocab {
-  std::string model;  // tokenizer.ggml.model: "gpt2" (byte-level BPE), "llama" (SentencePiece), "t5" (its unigrams)
+  std::string model;  // tokenizer.ggml.model: "gpt2" (byte-level BPE), "llama" (SentencePiece), "t5" (its unigrams); or
+                      // "sentencepiece", unigrams that are read as SentencePiece itself reads them
   std::string pre;    // tokenizer.ggml.pre: "smollm", "llama-bpe", "qwen2", ...
   std::vector<std::string> tokens;
   std::vector<float> scores;
@@ -26,7 +27,7 @@ struct GgufVocab {
   std::vector<std::string> merges;
   int32_t bos = -1, eos = -1, unk = -1, eot = -1, pad = -1;
   bool add_bos = false, add_eos = false, add_space_prefix = true, remove_extra_spaces = false;
-  std::vector<uint8_t> charsmap;  // SentencePiece's own table of characters to replace (t5); empty: none are
+  std::vector<uint8_t> charsmap;  // SentencePiece's own table of characters to replace (unigrams); empty: none are
   std::string chat_template;
 };
 

@@ -229,6 +229,34 @@ TEST_F(Hub, AFolderOfSafetensorsComesWhole) {
   EXPECT_TRUE(fs::exists(folder / "o/r/tokenizer.json"));
 }
 
+TEST_F(Hub, AFolderAsMistralPublishesItComesWhole) {
+  repository.files = {{"params.json", "{}"},
+                      {"tekken.json", "{\"x\":1}"},
+                      {"consolidated.safetensors", noise(1000)},
+                      {"README.md", "x"}};
+  HubServer server(plain);
+  auto got = local_model("hf:o/r", options(server));
+  ASSERT_TRUE(got.ok()) << got.status().to_string();
+  for (const char* name : {"params.json", "tekken.json", "consolidated.safetensors"})
+    EXPECT_EQ(read(folder / "o/r" / name), repository.files[name]) << name;
+  EXPECT_FALSE(fs::exists(folder / "o/r/README.md"));
+}
+
+// Of what is there in both forms Hugging Face's comes; of vocabularies tokenizer.json, where there is one.
+TEST_F(Hub, WhatIsThereTwiceComesOnce) {
+  repository.files = {{"params.json", "{}"},
+                      {"config.json", "{\"y\":1}"},
+                      {"tekken.json", "{\"x\":1}"},
+                      {"tokenizer.json", "[1]"},
+                      {"consolidated.safetensors", noise(1000)},
+                      {"model.safetensors", noise(1001)}};
+  HubServer server(plain);
+  ASSERT_TRUE(local_model("hf:o/r", options(server)).ok());
+  EXPECT_TRUE(fs::exists(folder / "o/r/model.safetensors"));
+  for (const char* name : {"params.json", "tekken.json", "consolidated.safetensors"})
+    EXPECT_FALSE(fs::exists(folder / "o/r" / name)) << name;
+}
+
 TEST_F(Hub, AllPartsOfASplitModelCome) {
   repository.files = {{"a-00001-of-00002.gguf", noise(10)}, {"a-00002-of-00002.gguf", noise(20)}};
   HubServer server(plain);

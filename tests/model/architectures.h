@@ -18,6 +18,11 @@ namespace kvasir::model {
 
 class StoredNetwork {
  public:
+  struct Tensor {
+    std::vector<int64_t> shape;
+    std::vector<float> values;
+  };
+
   explicit StoredNetwork(const nlohmann::json& one) : one_(one) {
     for (const auto& t : one["tensors"]) {
       std::vector<int64_t> shape = t[1];
@@ -105,12 +110,9 @@ class StoredNetwork {
     return out.pad().text + data;
   }
 
- private:
-  struct Tensor {
-    std::vector<int64_t> shape;
-    std::vector<float> values;
-  };
+  std::map<std::string, Tensor>& tensors() { return tensors_; }
 
+ private:
   static bool is_norm(const std::string& name) {
     for (const char* last : {"layer_scalar", "router.scale", "per_expert_scale"})
       if (name.ends_with(last)) return true;

@@ -69,6 +69,20 @@ def sentence_piece(texts, prefix):
     return {"file": base64.b64encode(model).decode(), "hashes": hashes(s.encode, texts)}
 
 
+def unigrams(texts, changes):
+    """As T5's, with the map of characters of its makers, or with nothing that changes texts and a token for each byte."""
+    out = io.BytesIO()
+    corpus = [re.sub(r"<\S*?>|\x00", "", t).replace("\n", " ") for t in texts[::3]]
+    own = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1) if changes else dict(
+        normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=True, allow_whitespace_only_pieces=True)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus), model_writer=out, vocab_size=800, model_type="unigram", character_coverage=0.98,
+        num_threads=1, minloglevel=2, **own)
+    model = out.getvalue()
+    s = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return {"file": base64.b64encode(model).decode(), "hashes": hashes(s.encode, texts)}
+
+
 def real(path, texts):
     if path.suffix == ".json":
         t = Tekkenizer.from_file(path)
@@ -99,7 +113,8 @@ def write(name, content):
 def main():
     with open(os.path.join(HERE, "strings.json")) as f:
         texts = json.load(f)
-    out = {"tekken": tekken(texts), "spm": sentence_piece(texts, True), "spm without a prefix": sentence_piece(texts, False)}
+    out = {"tekken": tekken(texts), "spm": sentence_piece(texts, True), "spm without a prefix": sentence_piece(texts, False),
+           "unigrams": unigrams(texts, True), "unigrams as they are": unigrams(texts, False)}
     write("mistral.json", out)
     write("mistral_files.json", real_files(texts))
 

@@ -19,8 +19,8 @@ Result<TokenizerPtr> load(const std::string& name, const std::string& bytes) {
     KVASIR_ASSIGN(const GgufVocab vocab, model::vocab_from_sentencepiece(bytes, name));
     return Tokenizer::from_gguf(vocab);
   }
-  KVASIR_ASSIGN(const std::string made, model::tokenizer_json_from_tekken(bytes, name));
-  return Tokenizer::from_json(made, R"({"bos_token": "<s>", "eos_token": "</s>"})");
+  KVASIR_ASSIGN(const model::Tekken made, model::read_tekken(bytes, name));
+  return Tokenizer::from_json(made.tokenizer_json, R"({"bos_token": "<s>", "eos_token": "</s>"})");
 }
 
 TEST(MistralFiles, HaveMistralCommonsIds) {

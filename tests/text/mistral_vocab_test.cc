@@ -19,9 +19,9 @@ json data(const std::string& name) { return text::stored(name); }
 
 TEST(MistralVocab, TekkenHasMistralCommonsIds) {
   const json f = data("mistral")["tekken"];
-  auto made = tokenizer_json_from_tekken(f["file"].get<std::string>(), "tekken.json");
+  auto made = read_tekken(f["file"].get<std::string>(), "tekken.json");
   ASSERT_TRUE(made.ok()) << made.status().message();
-  auto t = text::Tokenizer::from_json(*made, R"({"bos_token": "<s>", "eos_token": "</s>"})");
+  auto t = text::Tokenizer::from_json(made->tokenizer_json, R"({"bos_token": "<s>", "eos_token": "</s>"})");
   ASSERT_TRUE(t.ok()) << t.status().message();
   expect_stored_ids(**t, f["hashes"]);
   EXPECT_EQ((*t)->bos(), 1);
@@ -34,7 +34,7 @@ TEST(MistralVocab, TekkenHasMistralCommonsIds) {
 }
 
 TEST(MistralVocab, SentencePieceHasItsIds) {
-  for (const char* name : {"spm", "spm without a prefix"}) {
+  for (const char* name : {"spm", "spm without a prefix", "unigrams", "unigrams as they are"}) {
     SCOPED_TRACE(name);
     const json f = data("mistral")[name];
     auto vocab = vocab_from_sentencepiece(from_base64(f["file"]), "tokenizer.model");
@@ -42,8 +42,12 @@ TEST(MistralVocab, SentencePieceHasItsIds) {
     auto t = text::Tokenizer::from_gguf(*vocab);
     ASSERT_TRUE(t.ok()) << t.status().message();
     expect_stored_ids(**t, f["hashes"]);
-    EXPECT_EQ((*t)->bos(), 1);
-    EXPECT_EQ((*t)->end_of_generation(), std::vector<int32_t>{2});
+    const bool of_t5 = std::string(name) == "unigrams";  // a text ends there, and begins with nothing
+    EXPECT_EQ((*t)->bos(), of_t5 ? -1 : 1);
+    EXPECT_EQ((*t)->end_of_generation(), std::vector<int32_t>{of_t5 ? 1 : 2});
+    const auto ids = *(*t)->encode("hello world", true, false);
+    EXPECT_EQ(of_t5 ? ids.back() : ids.front(), 1);
+    EXPECT_EQ(*(*t)->decode(*(*t)->encode("hello world", false, false), true), "hello world");
   }
 }
 
@@ -72,9 +76,9 @@ TEST(MistralVocab, BrokenTekkenIsRefused) {
   for (const auto& w : wrong) {
     json file = good;
     file[json::json_pointer(w.pointer)] = w.value;
-    EXPECT_THAT(tokenizer_json_from_tekken(file.dump(), "tekken.json").status().message(), HasSubstr(w.says)) << w.says;
+    EXPECT_THAT(read_tekken(file.dump(), "tekken.json").status().message(), HasSubstr(w.says)) << w.says;
   }
-  EXPECT_THAT(tokenizer_json_from_tekken("[", "tekken.json").status().message(), HasSubstr("is not a JSON object"));
+  EXPECT_THAT(read_tekken("[", "tekken.json").status().message(), HasSubstr("is not a JSON object"));
 }
 
 TEST(MistralVocab, OtherSentencePieceModelsAreRefused) {
@@ -90,7 +94,11 @@ TEST(MistralVocab, OtherSentencePieceModelsAreRefused) {
     for (const int byte : more) out += char(byte);
     return out;
   };
-  EXPECT_THAT(says(with({0x12, 2, 0x18, 1})), HasSubstr("unigrams; BPE is supported: put the tokenizer.json"));
+  EXPECT_THAT(says(with({0x12, 2, 0x18, 3})),
+              HasSubstr("words or characters; BPE and unigrams are supported: put the"));
+  EXPECT_THAT(says(with({0x12, 3, 0xc0, 0x01, 1})), HasSubstr("has the mark of a space behind words"));
+  EXPECT_THAT(says(with({0x1a, 2, 0x28, 0})), HasSubstr("does not mark spaces"));
+  EXPECT_THAT(says(with({0x12, 2, 0x18, 1, 0x0a, 4, 0x0a, 0, 0x18, 4})), HasSubstr("has pieces of its user's"));
   EXPECT_THAT(says(with({0x1a, 2, 0x20, 1})), HasSubstr("spaces that it removes"));
   EXPECT_THAT(says(with({0x1a, 3, 0x12, 1, 'x'})), HasSubstr("a map of characters"));
   EXPECT_THAT(says(with({0x12, 4, 0xc8, 0x02, 0xff, 0x7f})), HasSubstr("names the token 16383"));

@@ -5,6 +5,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer};
 
 use crate::chars::Chars;
+use crate::charsmap::Charsmap;
 use crate::json::BYTES_AS_WRITTEN;
 use crate::merges::{Merges, Scratch};
 use crate::normal::Normal;
@@ -107,6 +108,21 @@ impl Direct {
             normal,
             words,
             kind,
+        })
+    }
+
+    /// SentencePiece's own way, of a vocabulary of unigrams. `has`: whether a text may have this token.
+    pub fn of_sentence_piece(pipeline: &Pipeline, charsmap: Charsmap, has: impl Fn(usize) -> bool) -> Option<Direct> {
+        let AnyModel::Hf(ModelWrapper::Unigram(model)) = &*pipeline.get_model().0 else {
+            return None;
+        };
+        let added = pipeline.get_added_vocabulary().get_added_tokens_decoder();
+        Some(Direct {
+            raw: AddedTokens::new(added.iter().map(|(&id, t)| (id as i32, t.clone())).collect())?,
+            normalized: AddedTokens::new(Vec::new())?,
+            normal: Normal::of_sentence_piece(charsmap),
+            words: Words::whole(),
+            kind: Kind::Unigrams(Unigrams::of_those(model, has)?),
         })
     }
 

@@ -8,6 +8,8 @@ use tokenizers::models::unigram::Unigram;
 use tokenizers::{AddedToken, Model, ModelWrapper};
 
 use crate::border::{invalid, slice, Error, Result, Str, UNIMPLEMENTED};
+use crate::charsmap::Charsmap;
+use crate::direct::Direct;
 use crate::json::{byte_level_bytes, spm_bytes};
 use crate::pretok;
 use crate::spm::Spm;
@@ -46,6 +48,9 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
+
+/// Unigrams of a SentencePiece file: read as SentencePiece itself reads a text.
+const SENTENCE_PIECE: &str = "sentencepiece";
 
 const MAX_TOKENS: usize = 4_000_000;
 
@@ -105,7 +110,7 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
             let _ = pipeline.with_normalizer(Some(pretok::sentence_piece(space_prefix)?));
         }
         // Unigrams, of which a text's likeliest are taken. (T5's models read no more than one space between words.)
-        "t5" => {
+        "t5" | SENTENCE_PIECE => {
             if v.n_scores == 0 {
                 return Err(invalid("tokenizer.ggml.scores is missing; a \"t5\" vocabulary needs it"));
             }
@@ -138,7 +143,15 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
         .collect();
     pipeline.add_tokens(added).map_err(|e| invalid(format!("the special tokens cannot be matched: {e}")))?;
 
-    let mut t = Tokenizer::new(pipeline, merges.iter().map(|(a, b)| (a.as_str(), b.as_str())));
+    let mut t = match name {
+        SENTENCE_PIECE => {
+            let charsmap = Charsmap::new(slice(v.charsmap, v.n_charsmap), v.remove_extra_spaces != 0, space_prefix)?;
+            let direct = Direct::of_sentence_piece(&pipeline, charsmap, |id| types[id] == NORMAL)
+                .ok_or_else(|| invalid("the unigrams have no token for each byte, or no unknown one"))?;
+            Tokenizer::of_direct(pipeline, direct)
+        }
+        _ => Tokenizer::new(pipeline, merges.iter().map(|(a, b)| (a.as_str(), b.as_str()))),
+    };
     t.bytes = Pieces::with_capacity(n);
     t.text = Pieces::with_capacity(n);
     for (i, token) in tokens.iter().enumerate() {
@@ -155,7 +168,7 @@ pub unsafe fn load(v: &Vocab) -> Result<Tokenizer> {
     t.bos = v.bos;
     t.find_end_of_generation(&[v.eos, v.eot]);
     t.chat_template = v.chat_template.text("tokenizer.chat_template")?.to_string();
-    t.strips_leading_space = matches!(name, "llama" | "t5") && space_prefix;
+    t.strips_leading_space = matches!(name, "llama" | "t5" | SENTENCE_PIECE) && space_prefix;
     if v.add_bos != 0 && v.bos >= 0 {
         t.prefix.push(v.bos);
     }

@@ -8,6 +8,7 @@ mod call_forms;
 mod call_values;
 mod calls;
 mod chars;
+mod charsmap;
 mod cuts;
 mod date;
 mod direct;

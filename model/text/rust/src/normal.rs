@@ -8,6 +8,8 @@ use tokenizers::normalizers::Precompiled;
 use tokenizers::NormalizerWrapper;
 use unicode_normalization_alignments::{is_nfc_quick, IsNormalized, UnicodeNormalization};
 
+use crate::charsmap::Charsmap;
+
 enum Step {
     Nfc,
     Before(String),
@@ -15,6 +17,7 @@ enum Step {
     OneSpace, // of many
     Strip { left: bool, right: bool },
     Table { by: Precompiled, ascii: Vec<Option<String>> },
+    SentencePiece(Charsmap),
 }
 
 #[derive(Default)]
@@ -28,6 +31,10 @@ impl Normal {
         let mut normal = Normal::default();
         normalizer.map_or(Some(()), |n| normal.add(n))?;
         Some(normal)
+    }
+
+    pub fn of_sentence_piece(charsmap: Charsmap) -> Normal {
+        Normal { steps: vec![Step::SentencePiece(charsmap)] }
     }
 
     fn add(&mut self, normalizer: &NormalizerWrapper) -> Option<()> {
@@ -83,6 +90,7 @@ impl Step {
                 Some(if *right { text.trim_end() } else { text }.to_string())
             }
             Step::Table { by, ascii } => Some(by_table(text, by, ascii)),
+            Step::SentencePiece(charsmap) => Some(charsmap.apply(text)),
         }
     }
 }

@@ -42,6 +42,7 @@ struct Knows {
     developer: bool,
     text_arguments: bool, // of calls: as text, not as an object
     no_content: bool,     // a message with calls has no content, not an empty one
+    parts: bool,          // a content of several parts as it came: the template says so (takes_parts)
 }
 
 fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {
@@ -148,6 +149,14 @@ fn tojson(value: Value, kwargs: Kwargs) -> std::result::Result<String, minijinja
     Ok(out)
 }
 
+/// Of our own: the value that a text of JSON stands for; any other text stays as it is.
+fn fromjson(text: String) -> Value {
+    match serde_json::from_str::<Json>(&text) {
+        Ok(json) => Value::from(Serde(&json)),
+        Err(_) => Value::from(text),
+    }
+}
+
 /// Jinja's: a last line break stays, and the first line is not indented unless it is asked.
 fn indent(
     text: String,
@@ -220,7 +229,7 @@ fn settle(messages: &mut Json, knows: &Knows) {
         if !knows.developer && message["role"] == "developer" {
             message["role"] = Json::String("system".into());
         }
-        if let Some(parts) = message["content"].as_array() {
+        if let Some(parts) = message["content"].as_array().filter(|_| !knows.parts) {
             let texts: Option<Vec<&str>> =
                 parts.iter().map(|p| if p["type"] == "text" { p["text"].as_str() } else { None }).collect();
             if let Some(texts) = texts {
@@ -268,6 +277,7 @@ impl Template {
         env.add_function("raise_exception", raise_exception);
         env.add_function("strftime_now", strftime_now);
         env.add_filter("tojson", tojson);
+        env.add_filter("fromjson", fromjson);
         env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         template_bounds::install(&mut env);
         env.add_filter("native indent", indent); // behind the bounds on what may be asked of it
@@ -277,7 +287,11 @@ impl Template {
         let (instructions, blocks) = compile_with_stack(text, syntax)?
             .map_err(|e| invalid(format!("the chat template does not compile: {}", explain(&e))))?;
         let writes_calls = source.contains("tool_calls");
-        let knows = Knows { developer: source.contains("developer"), ..Knows::default() };
+        let knows = Knows {
+            developer: source.contains("developer"),
+            parts: source.contains("set takes_parts = true"),
+            ..Knows::default()
+        };
         let mut template = Template {
             instructions,
             blocks,

@@ -144,8 +144,19 @@ const MOST_UNCUT: usize = 1 << 20;
 
 impl Tokenizer {
     /// `merges`: the pairs of a vocabulary that has them, in the order in which they were learned.
-    pub fn new<'a>(mut pipeline: Pipeline, merges: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Tokenizer {
+    pub fn new<'a>(pipeline: Pipeline, merges: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Tokenizer {
         let direct = Direct::of(&pipeline, merges);
+        Tokenizer::with(pipeline, direct).with_cuts()
+    }
+
+    /// Of a way that is not the pipeline's, which is what others are told: texts are never cut.
+    pub fn of_direct(pipeline: Pipeline, direct: Direct) -> Tokenizer {
+        let mut t = Tokenizer::with(pipeline, Some(direct));
+        t.around = Some((Vec::new(), Vec::new()));
+        t
+    }
+
+    fn with(mut pipeline: Pipeline, direct: Option<Direct>) -> Tokenizer {
         let special = pipeline.clone();
         pipeline.set_encode_special_tokens(true);
         Tokenizer {
@@ -164,7 +175,6 @@ impl Tokenizer {
             direct,
             around: None,
         }
-        .with_cuts()
     }
 
     fn with_cuts(mut self) -> Tokenizer {

@@ -32,6 +32,11 @@ pub struct Paths {
 
 impl Unigrams {
     pub fn of(model: &Unigram) -> Option<Unigrams> {
+        Unigrams::of_those(model, |_| true)
+    }
+
+    /// `has`: whether a text may have this token.
+    pub fn of_those(model: &Unigram, has: impl Fn(usize) -> bool) -> Option<Unigrams> {
         #[derive(serde::Deserialize)]
         struct Unknown {
             unk_id: Option<u32>,
@@ -40,8 +45,12 @@ impl Unigrams {
             return None;
         }
         let unknown = serde_json::from_str::<Unknown>(&serde_json::to_string(model).ok()?).ok()?.unk_id?;
-        let trie = Trie::of(model.iter().enumerate().map(|(id, (text, _))| (text.as_bytes(), id as u32)));
-        let bytes = model.byte_fallback().then(|| byte_tokens(|token| trie.find(token.as_bytes())));
+        let all = || model.iter().enumerate().map(|(id, (text, _))| (text.as_str(), id as u32));
+        let trie = Trie::of(all().filter(|&(_, id)| has(id as usize)).map(|(text, id)| (text.as_bytes(), id)));
+        let bytes = model.byte_fallback().then(|| {
+            let ids: std::collections::HashMap<&str, u32> = all().filter(|(text, _)| text.len() == 6).collect();
+            byte_tokens(|token| ids.get(token).copied())
+        });
         if bytes.is_some_and(|bytes| bytes.contains(&NONE)) {
             return None;
         }

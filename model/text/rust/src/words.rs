@@ -53,6 +53,11 @@ impl Words {
         (!unclear).then_some(Words { steps })
     }
 
+    /// Texts stay whole.
+    pub fn whole() -> Words {
+        Words { steps: Vec::new() }
+    }
+
     /// Of a pre-tokenizer that ends by writing bytes as characters.
     pub fn of_bytes(pre_tokenizer: &Value) -> Option<Words> {
         let (last, before) = parts(pre_tokenizer)?.split_last()?;
