@@ -106,7 +106,7 @@ struct ThreadPool::State {
       ticket.fetch_add(1, std::memory_order_release);
       wake = parked > 0;
     }
-    if (wake) start.notify_all();  // with the lock let go: whom it wakes takes it first of all
+    if (wake) start.notify_all();  // after the lock is released: whom it wakes takes it first of all
   }
 };
 

@@ -11,7 +11,7 @@ namespace kvasir::attention::cuda {
 
 // Programmatic launches (sm_90; elsewhere a kernel starts when the one ahead has ended): until it waits, a kernel may
 // read only what was there before the one ahead began.
-__device__ inline void wait_for_kernel_ahead() {
+__device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -1,5 +1,5 @@
-// Launches that may begin before the kernel ahead of them has ended: they wait for it themselves
-// (wait_for_kernel_ahead), once what needs nothing of it is done.
+// Launches that may begin before the previous kernel has ended: they wait for it themselves
+// (wait_for_previous_kernel), once what needs nothing of it is done.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
     }
   };
   find(m.begin + warp);
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   if (!live) return;
   float top = -INFINITY, total = 0.0f, acc[8] = {};
   for (int first = m.begin + warp; first < m.end; first += kInFlight * warps) {

@@ -36,10 +36,10 @@ __device__ __forceinline__ void produce_tiles(PrefillShared<M>& sh, const typena
                                               const TileQueue& queue) {
   // The plan lies in memory since before the previous kernel.
   if (threadIdx.x == 64) take_tiles<M>(sh, s, tiles, queue, v.counts[kCountTiles] * s.heads);
-  if (!queue.beside) wait_for_kernel_ahead();
+  if (!queue.beside) wait_for_previous_kernel();
   if (threadIdx.x == 64) {
     leave_queue(queue);
-    if (queue.beside) wait_for_kernel_ahead();
+    if (queue.beside) wait_for_previous_kernel();
   }
   if (threadIdx.x == 0) feed_tiles<M>(sh, maps, s);
   if constexpr (M::kStores)
@@ -188,7 +188,7 @@ __device__ inline void prefill_block(const typename M::Maps& maps, const Shape& 
     produce_tiles<M>(sh, maps, s, v, l, tiles, queue);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;\n");
-    if (!queue.beside) wait_for_kernel_ahead();
+    if (!queue.beside) wait_for_previous_kernel();
     compute_tiles<M, kExtra>(sh, maps, s, l);
   }
 }

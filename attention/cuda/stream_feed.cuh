@@ -61,7 +61,7 @@ class StreamFeed {
     next_place_ = place();
   }
 
-  // The first keys on their way into L2, while the kernel ahead still runs. What it writes is seen all the same:
+  // The first keys on their way into L2, while the previous kernel still runs. What it writes is seen all the same:
   // nothing comes nearer than L2, which is where its writes go.
   __device__ __forceinline__ void prefetch() const {
 #if __CUDA_ARCH__ >= 900

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(FewSize<K, kD>::kSharedWarps * 32, 1)
       rows[h] = v.rows[seg.tokens + (seg.row_begin + (tid * 2 + h < seg.row_count ? tid * 2 + h : 0)) / s.group];
   };
   if (head.begin < head.end) find_rows();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   let_next_kernel_start();
   if constexpr (kOwn) append_runs<kD>(s, v, l, list, head, kv_head, lane);
   // Into the stage that the first copies leave free.

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kStreamWarps * 32, StreamSize<K, kD>::kBlocks)
   const CacheLayer& c = l.cache;
   StreamFeed<K, kD, Size, false> feed(s, v, c, list, head, ring, stage_bytes, scale_bytes, kv_head, lane);
   feed.prefetch();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   let_next_kernel_start();
   if (head.begin == head.end) return;
   for (int i = 0; i < kStages - 1; ++i) feed.issue();

@@ -84,8 +84,8 @@ static_assert(sizeof(PrefillTile) == 48);
 // Where the blocks of a prefill kernel take their tiles.
 struct TileQueue {
   int32_t* taken = nullptr;  // how many, and how many blocks found none; both 0 between launches
-  // Nothing is read that the kernel ahead writes, and all before that one has ended when it lets this one start: tiles
-  // are computed wherever a multiprocessor is done with it, and only the end waits.
+  // Nothing is read that the previous kernel writes, and all before that one has ended when it lets this one start:
+  // tiles are computed wherever a multiprocessor is done with it, and only the end waits.
   bool beside = false;
 };
 

@@ -1,4 +1,4 @@
-// Launches that may begin before the kernel ahead has ended: each waits in the kernel for it.
+// Launches that may begin before the previous kernel has ended: each waits in the kernel for it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 namespace kvasir::model::cuda {
 
 using attention::cuda::let_next_kernel_start;
-using attention::cuda::wait_for_kernel_ahead;
+using attention::cuda::wait_for_previous_kernel;
 
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream, Arguments... arguments) {

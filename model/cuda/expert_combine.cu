@@ -13,7 +13,7 @@ namespace {
 template <bool kApart>
 __global__ void combine(const float* in, Routed routed, int used, void* out, int64_t cols) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int64_t row = blockIdx.y, col = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * 4;
   if (col >= cols) return;
   float4 sum = kApart ? float4{0, 0, 0, 0} : *reinterpret_cast<float4*>(static_cast<float*>(out) + row * cols + col);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(256)
     sigmoid_gate(const __nv_bfloat16* in, const float* gate, int64_t cols, T* in_out, int64_t out_cols) {
   __shared__ float parts[8];
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int64_t row = blockIdx.x;
   float sum = 0;
   for (int64_t i = threadIdx.x; i < cols; i += 256) sum += read(in + row * cols + i) * gate[i];

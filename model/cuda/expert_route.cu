@@ -56,7 +56,7 @@ __device__ void group_few(const Routed& out, int used, int slots) {
 __global__ void __launch_bounds__(kThreads)
     route_few(Routing r, const float* logits, const float* correction, Routed out, int rows) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   choose_row(r, logits, correction, out, int(threadIdx.x / 32), rows);
   __syncthreads();
   group_few(out, r.used, rows * r.used);
@@ -66,7 +66,7 @@ constexpr int kRowsABlock = 4;
 __global__ void __launch_bounds__(kRowsABlock * 32)
     choose_rows(Routing r, const float* logits, const float* correction, Routed out, int rows) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int row = int(blockIdx.x) * kRowsABlock + int(threadIdx.x / 32);
   choose_row(r, logits, correction, out, row, rows);
   __syncwarp();
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kRowsABlock * 32)
 __global__ void __launch_bounds__(kThreads) cut_items(Routed out, int experts, int item_rows) {
   __shared__ int32_t firsts[kMostExperts], items[kMostExperts];
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int e = int(threadIdx.x);
   const int own = e < experts ? out.counts[e] : 0, own_items = (own + item_rows - 1) / item_rows;
   firsts[e] = own, items[e] = own_items;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) cut_items(Routed out, int experts, i
 // In which order an expert's rows lie does not change what they become.
 __global__ void place_slots(Routed out, int used, int64_t slots, int item_rows) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= slots) return;
   const int expert = out.own_expert(out.chosen[i]), row = int(i / used);

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) experts_few(ExpertProduc
   const uint64_t policy = attention::cuda::read_once();
   const int mine = (p.steps - warp + kWarps - 1) / kWarps;  // steps of a tile; 0 of short rows
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
 
   const int work = *p.count * p.down;
   const int total = mine * ((work - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x));

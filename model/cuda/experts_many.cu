@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, Ring<kRows, kMxfp4>::kBlocks) expert
   }
   __syncthreads();
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int work = *p.count * p.down;
   if (group == 0) {
     give_registers<R::kFillRegisters>();

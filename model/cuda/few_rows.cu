@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int steps = k / kStep;
   const int64_t feature = int64_t(blockIdx.x) * kTall;
   WeightTile tiles[kAhead][kParts];
-  auto ask = [&](int step, WeightTile(&to)[kParts]) {
+  auto prefetch = [&](int step, WeightTile(&to)[kParts]) {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       const __nv_bfloat16* at = weight + (p * n + feature + g) * k + step * kStep + tid * 8;
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)
-    if (warp + i * kWarps < steps) ask(warp + i * kWarps, tiles[i]);
-  wait_for_kernel_ahead();
+    if (warp + i * kWarps < steps) prefetch(warp + i * kWarps, tiles[i]);
+  wait_for_previous_kernel();
 
   float sum[kParts][kWide][4] = {};
   for (int first = warp; first < steps; first += kAhead * kWarps) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       for (int p = 0; p < kParts; ++p)
 #pragma unroll
         for (int w = 0; w < kWide; ++w) multiply(sum[p][w], tiles[i][p], x[i][w]);
-      if (const int next = first + (kAhead + i) * kWarps; next < steps) ask(next, tiles[i]);
+      if (const int next = first + (kAhead + i) * kWarps; next < steps) prefetch(next, tiles[i]);
     }
   }
 #pragma unroll
@@ -105,13 +105,13 @@ bool few_rows_takes(int64_t rows, int64_t n, int64_t k, Form form) {
   // Every block reads all rows: where these are long, a library that shares them is faster sooner. And where the
   // weights are many, it is they that take the time, which it knows well how to hide.
   constexpr int64_t kRowElements = 32768, kWeights = 26 << 20;
-  const int64_t parts = joins_gates(form) ? 2 : 1;
+  const int64_t parts = fuses_gates(form) ? 2 : 1;
   return rows <= 32 && rows * k <= kRowElements && parts * n * k <= kWeights && n % kTall == 0 && k % kStep == 0;
 }
 
 void launch_few_rows(const void* in, const void* weight, void* out, int64_t rows, int64_t n, int64_t k, Form form,
                      cudaStream_t stream) {
-  auto kernel = joins_gates(form) ? kernel_for<2>(rows) : kernel_for<1>(rows);
+  auto kernel = fuses_gates(form) ? kernel_for<2>(rows) : kernel_for<1>(rows);
   launch_early(kernel, unsigned(n / kTall), kWarps * 32, stream, static_cast<const __nv_bfloat16*>(in),
                static_cast<const __nv_bfloat16*>(weight), out, int(rows), n, int(k), form);
 }

@@ -1,5 +1,5 @@
-// Products of a few rows, which take as long as their weights are on their way: these are asked for before the kernel
-// ahead has ended.
+// Products of a few rows, which take as long as their weights are on their way: these are prefetched before the
+// previous kernel has ended.
 #pragma once
 
 #include <cuda_runtime_api.h>

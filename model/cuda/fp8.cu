@@ -72,7 +72,7 @@ __device__ void row_to_bytes(uint8_t* out, float* scale, int64_t cols, Make make
 __global__ void __launch_bounds__(kThreads)
     to_bytes(const __nv_bfloat16* in, uint8_t* out, float* scales, int64_t cols) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const auto* row = reinterpret_cast<const Half8*>(in + blockIdx.x * cols);
   row_to_bytes(out + blockIdx.x * cols, scales + blockIdx.x, cols, [&](int64_t i) { return row[i]; });
 }
@@ -95,7 +95,7 @@ template <bool kScaled>
 __global__ void __launch_bounds__(kThreads)
     glu_bytes(bool gelu, const __nv_bfloat16* in, Scales by, uint8_t* out, float* scales, int64_t cols) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const auto* gates = reinterpret_cast<const Half8*>(in + blockIdx.x * 2 * cols);
   const float row = kScaled ? by.in[blockIdx.x] : 1.0f;
   row_to_bytes(out + blockIdx.x * cols, scales + blockIdx.x, cols, [&](int64_t i) {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
                uint8_t* out, float* scales, int64_t cols) {
   let_next_kernel_start();
   const int64_t pieces = cols / kWide;
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   float* row = x_rows + blockIdx.x * cols;
   float x[kHeld][kWide];
   float sum = 0;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(256) scale_half(__nv_bfloat16* in_out, Scales 
   if (i * kWide >= cols) return;
   float w[kWide], y[kWide];
   load_eight(by.weight, i, w);
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   Half8& at = reinterpret_cast<Half8*>(in_out + blockIdx.y * cols)[i];
   scale_eight(at, by.in[blockIdx.y], w, y);
   Half8 v;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(256) scale(const float* in, Scales by, bool ad
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i * 4 >= cols) return;
   const float4 w = reinterpret_cast<const float4*>(by.weight)[i];
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const float r = by.in[blockIdx.y];
   const float4 x = reinterpret_cast<const float4*>(in + blockIdx.y * cols)[i];
   float4& to = reinterpret_cast<float4*>(out + blockIdx.y * cols)[i];

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
     if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces) w[h] = scale[i];
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
     if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces) x[h] = from[i];
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   let_next_kernel_start();
   const int64_t head = int64_t(blockIdx.x) * kHeadWarps + threadIdx.x / 32, of_row = head % (q_heads + 2 * kv_heads);
   const int lane = threadIdx.x % 32;
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   if (head >= count) return;
   const float* weight = of_row < q_heads ? q : of_row < q_heads + kv_heads ? k : nullptr;
   const auto* from = reinterpret_cast<const Wide<float, 4>*>(in + head * size);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
     glu(bool gelu, const In* in, __nv_bfloat16* out, int64_t rows, int64_t cols) {
   let_next_kernel_start();
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   if (i >= cols / kWide) return;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     const auto* from = reinterpret_cast<const Wide<In, kWide>*>(in + row * 2 * cols);

@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_sums(float* out, bool add, const float (&t
 __global__ void __launch_bounds__(kThreads, 2)
     sum(const __grid_constant__ LinkView v, int turn, bool add, float* out, int64_t count) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   meet(v);
   const int64_t whole = count / kEach;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < whole; i += int64_t(gridDim.x) * kThreads) {
@@ -112,7 +112,7 @@ __device__ int64_t slice_begin(int64_t pieces, int rank, int ranks) { return pie
 __global__ void __launch_bounds__(kThreads, 2)
     sum_by_slices(const __grid_constant__ LinkView v, int turn, bool add, float* out, int64_t count) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   meet(v);
   const int64_t pieces = count / kEach, stride = int64_t(gridDim.x) * kThreads;
   const int64_t mine = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int h = 0; h < kHeld; ++h)
     if (const int64_t i = threadIdx.x + int64_t(h) * blockDim.x; i < pieces)
       for (int k = 0; k < kEach; ++k) by[h][k] = weight[i * kEach + k];
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   meet(v);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     float x[kHeld][kEach] = {}, squares = 0;
@@ -195,7 +195,7 @@ __device__ float squares_of(const float* x, int64_t count) {
 __global__ void __launch_bounds__(kThreads, 2)
     qk_norm_over_ranks(const __grid_constant__ LinkView v, const __grid_constant__ QkNormOverRanks n, int64_t rows) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const float* x = n.x + row * n.stride;
     const float q = squares_of(x, n.q_cols), k = n.counts_keys ? squares_of(x + n.q_cols, n.kv_cols) : 0;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 __global__ void __launch_bounds__(kThreads)
     gather(const __grid_constant__ LinkView v, float* out, int64_t rows, int64_t all) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   meet(v);
   for (int r = 0; r < v.ranks; ++r) {
     const int64_t cols = v.count[r], first = v.first[r];
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void barrier(const __grid_constant__ LinkView v) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   meet(v);
 }
 
@@ -254,7 +254,7 @@ __device__ int64_t own_row(const int32_t* tokens, const int32_t* before, int64_t
 __global__ void own_tokens(const int32_t* tokens, const int32_t* before, int64_t first, int64_t count, int32_t* own,
                            int64_t rows) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int64_t t = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (t >= rows) return;
   const int64_t row = own_row(tokens, before, first, count, t);
@@ -264,7 +264,7 @@ __global__ void own_tokens(const int32_t* tokens, const int32_t* before, int64_t
 __global__ void own_rows(const int32_t* tokens, const int32_t* before, int64_t first, int64_t count, const float* in,
                          __nv_bfloat16* out, int64_t cols) {
   let_next_kernel_start();
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   const int64_t t = blockIdx.x;
   const bool mine = own_row(tokens, before, first, count, t) >= 0;
   for (int64_t i = threadIdx.x; i < cols; i += blockDim.x)

@@ -21,7 +21,8 @@ __device__ void multiply(float (&sum)[4], const uint4& tile, const uint2& x) {
   Brain::mma(sum, a, x.x, x.y);
 }
 
-// A block has 16 ranks of a tile's adapter and a chunk of k. Its weights are on their way before the kernel ahead ends.
+// A block has 16 ranks of a tile's adapter and a chunk of k. Its weights are on their way before the previous kernel
+// ends.
 template <int kWide>
 __global__ void __launch_bounds__(kThreads) shrink(LowRankProduct p, int splits, int chunk_tiles) {
   constexpr int kRows = kWide * 8, kAhead = kWide == 1 ? 8 : 4;
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) shrink(LowRankProduct p, int splits,
   const LowRankTile tile = p.tiles[blockIdx.y];
   const int ranks = int(blockIdx.x) / splits, split = int(blockIdx.x) % splits;
   const LowRankWeight* w = tile.rows > 0 ? tile.weights + p.weight : nullptr;
-  if (!w || ranks >= w->ranks) return wait_for_kernel_ahead();
+  if (!w || ranks >= w->ranks) return wait_for_previous_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, tid = lane % 4;
   const int k_tiles = int(p.k / kSide), end = min(k_tiles, (split + 1) * chunk_tiles);
   const uint4* a = static_cast<const uint4*>(w->a) + int64_t(ranks) * k_tiles * kLanes + lane;
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) shrink(LowRankProduct p, int splits,
                   ? static_cast<const __nv_bfloat16*>(p.in) + int64_t(p.rows[tile.first + row]) * p.k + tid * 4
                   : nullptr;
   }
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   float sum[kWide][4] = {};
   for (; at < end; at += kAhead * kWarps) {
     uint2 x[kAhead][kWide] = {};
@@ -102,18 +103,18 @@ __global__ void __launch_bounds__(kThreads) expand(LowRankProduct p, int splits)
   const LowRankTile tile = p.tiles[blockIdx.y];
   int block = blockIdx.x;
   const LowRankPart* found = tile.rows > 0 ? find_part(tile.weights[p.weight], block) : nullptr;
-  if (!found) return wait_for_kernel_ahead();
+  if (!found) return wait_for_previous_kernel();
   const LowRankPart part = *found;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, tid = lane % 4;
   const int first = block * (kFeatureTiles * kWarps) + warp, feature_tiles = (part.rows + kSide - 1) / kSide;
   const uint4* b = static_cast<const uint4*>(part.b) + lane;
-  auto ask = [&](int t, int r) {
+  auto fetch = [&](int t, int r) {
     const int at = first + t * kWarps;
     return at < feature_tiles ? __ldg(b + (int64_t(at) * part.ranks + r) * kLanes) : uint4{};
   };
   uint4 weights[kFeatureTiles];
 #pragma unroll
-  for (int t = 0; t < kFeatureTiles; ++t) weights[t] = ask(t, 0);
+  for (int t = 0; t < kFeatureTiles; ++t) weights[t] = fetch(t, 0);
   int64_t row_at[kWide][2];  // of the rows of the input that this lane's sums belong to; none: -1
 #pragma unroll
   for (int j = 0; j < kWide; ++j)
@@ -123,9 +124,9 @@ __global__ void __launch_bounds__(kThreads) expand(LowRankProduct p, int splits)
       row_at[j][i] = row < tile.rows ? int64_t(p.rows[tile.first + row]) * p.n + part.first : -1;
     }
   auto feature = [&](int t, int i) { return (first + t * kWarps) * kSide + g + i / 2 * 8; };
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
 
-  // Of few rows what they are added to is asked for before the sums are there.
+  // Of few rows what they are added to is prefetched while the sums are made.
   Out* out = static_cast<Out*>(p.out);
   float y[kFeatureTiles][4] = {};
   if constexpr (kWide == 1)
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) expand(LowRankProduct p, int splits)
     for (int t = 0; t < kFeatureTiles; ++t) {
 #pragma unroll
       for (int j = 0; j < kWide; ++j) multiply(sum[t][j], weights[t], x[j]);
-      if (r + 1 < part.ranks) weights[t] = ask(t, r + 1);
+      if (r + 1 < part.ranks) weights[t] = fetch(t, r + 1);
     }
   }
 #pragma unroll
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) take_out(LowRankProduct p) {
   const LowRankTile tile = p.tiles[blockIdx.y];
   int block = blockIdx.x;
   const LowRankPart* part = tile.rows > 0 ? find_part(tile.weights[p.weight], block) : nullptr;
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   if (!part || !part->factors) return;
   for (int e = threadIdx.x; e < tile.rows * int(kBlockFeatures); e += kThreads) {
     const int row = e / int(kBlockFeatures), f = block * int(kBlockFeatures) + e % int(kBlockFeatures);

@@ -35,7 +35,7 @@ Status CudaOps::product(Buffer in, Matrix weight, Form form, Buffer out, bool bi
   if (adapted && added) KVASIR_TRY(adapters_.before_adding(weight, to, w.rows, stream_));
   KVASIR_TRY(products_->run(half, bytes, w, to, rows, form));
   if (adapted) {
-    KVASIR_CHECK(!gated, "gates are joined before adapters have changed them");
+    KVASIR_CHECK(!gated, "gates are fused before adapters have changed them");
     KVASIR_ASSIGN(half, read_half(in));
     KVASIR_TRY(adapters_.add(weight, half, w.cols, to, !wide, w.rows, added, stream_));
   }
@@ -47,8 +47,8 @@ Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buff
   const Form form = activation == Activation::silu ? Form::silu : Form::gelu;
   const Loaded& w = *matrices_[size_t(weight.id)];
   const bool fused = !w.bias && (activation == Activation::silu || activation == Activation::gelu_tanh);
-  const bool joins = fused && products_->joins(w, product_rows(in), form);
-  if (joins && !adapters_.changes(weight)) return product(in, weight, form, out);
+  const bool fuses = fused && products_->fuses(w, product_rows(in), form);
+  if (fuses && !adapters_.changes(weight)) return product(in, weight, form, out);
   if (fused && leaves_sums(in, weight) && gates_to_bytes(activation, out)) {
     KVASIR_ASSIGN(const Products::Sums sums, unscaled(in, weight, between));
     launch_glu_bytes(activation != Activation::silu, sums.data, sums.by, room(out).as_bytes(), rows(in), out.cols,
@@ -56,12 +56,12 @@ Status CudaOps::linear_glu(Buffer in, Matrix weight, Activation activation, Buff
     room(out).half = room(out).bytes = room(out).half_lacks = true;
     return launched("glu");
   }
-  // What adapters change is joined after that: as the same float32 sums, of which it makes the same bits.
-  KVASIR_TRY(product(in, weight, joins ? Form::apart : Form::bf16, between));
+  // What adapters change is fused after that: as the same float32 sums, of which it makes the same bits.
+  KVASIR_TRY(product(in, weight, fuses ? Form::apart : Form::bf16, between));
   return glu(activation, between, out);
 }
 
-// Whether gates that are joined become E4M3 and nothing else.
+// Whether gates that are fused become E4M3 and nothing else.
 bool CudaOps::gates_to_bytes(Activation activation, Buffer out) {
   const bool known = activation == Activation::silu || activation == Activation::gelu_tanh;
   return known && makes_bytes(out) && !room(out).wants_half && out.cols % 8 == 0;

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(PackedShape<kPacking, kWide, kTall, kHeld>::kT
     prefetch_weights();
     advance();
   }
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   if constexpr (kHeld)
     hold<S, kWide>(in, rows, k, held, totals, &ready);
   else
@@ -230,7 +230,7 @@ void run(const void* in, const void* weight, float unit, void* out, int64_t rows
   constexpr int kBytes = kShared - 2048;
   static std::atomic<uint64_t> given;
   if (attention::cuda::allow_shared(kernel, kBytes, given) != cudaSuccess) return;
-  const bool gated = joins_gates(form);
+  const bool gated = fuses_gates(form);
   const int tiles = int(n / (kTall * (gated ? 8 : 16)));
   const int blocks = std::min((tiles + S::kSets - 1) / S::kSets, device().multiprocessors);
   attention::cuda::launch_early(kernel, dim3(unsigned(blocks)), S::kThreads, kBytes, stream,
@@ -259,7 +259,7 @@ auto by_shape(int64_t rows, int64_t n, int64_t k, bool gated) {
 template <Packing kPacking>
 void launch_few(const void* in, const void* weight, float unit, void* out, int64_t rows, int64_t n, int64_t k,
                 Form form, cudaStream_t stream) {
-  by_shape<kPacking>(rows, n, k, joins_gates(form))(in, weight, unit, out, rows, n, k, form, stream);
+  by_shape<kPacking>(rows, n, k, fuses_gates(form))(in, weight, unit, out, rows, n, k, form, stream);
 }
 
 }  // namespace kvasir::model::cuda

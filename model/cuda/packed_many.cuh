@@ -92,13 +92,13 @@ template <Packing kPacking, int kRows>
 __device__ void fill(const PackedProduct& p, const BlockShare& part, uint8_t* ring, uint64_t* full, uint64_t* empty) {
   using R = Ring<kPacking, kRows>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Weights are nobody's result: the first stages' are fetched while the kernel ahead still runs.
+  // Weights are nobody's result: the first stages' are fetched while the previous kernel still runs.
   int begun = 0;
   for (int tile = part.first, step = part.begin; begun < R::kStages && tile < p.tiles; ++begun) {
     fill_weights<R>(p, ring + begun * R::kStage, &full[begun], tile, step);
     if (++step == part.end) step = part.begin, tile += part.every;
   }
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   // A warp copies every fourth row, a pair of elements a lane; past the last row, the first again, for sums that nobody
   // wants. Rows are 128 bytes of a swizzle of eight rows, so a lane's place in a row is one of two.
   constexpr int kHeld = 16;  // rows whose addresses stay in registers; those of 64 rows further on are found from them
@@ -177,7 +177,7 @@ __device__ void multiply(const BlockShare& part, const uint8_t* ring, uint64_t* 
 template <Form kForm>
 struct FormIs {
   static constexpr Form form = kForm;
-  static constexpr bool joins = kForm == Form::silu || kForm == Form::gelu || kForm == Form::apart;
+  static constexpr bool fuses = kForm == Form::silu || kForm == Form::gelu || kForm == Form::apart;
 };
 // with(FormIs<form>())
 template <class With>
@@ -197,7 +197,7 @@ template <class Is>
 __device__ void put(Is, const PackedProduct& p, int64_t strip, int row0, const float* sums) {
   const int lane = threadIdx.x % 32, g = lane / 4, first = row0 + lane % 4 * 2;
   if (strip >= p.strips) return;
-  const int64_t feature = strip * (Is::joins ? 8 : 16) + g;
+  const int64_t feature = strip * (Is::fuses ? 8 : 16) + g;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int64_t row = first + c;
@@ -206,7 +206,7 @@ __device__ void put(Is, const PackedProduct& p, int64_t strip, int row0, const f
     if constexpr (Is::form == Form::apart) {
       float* both = static_cast<float*>(p.out) + row * 2 * p.n + feature;
       both[0] = y, both[p.n] = z;
-    } else if constexpr (Is::joins) {
+    } else if constexpr (Is::fuses) {
       static_cast<__nv_bfloat16*>(p.out)[row * p.n + feature] =
           __float2bfloat16_rn((Is::form == Form::gelu ? gelu_tanh(y) : silu(y)) * z);
     } else if constexpr (Is::form == Form::bf16) {
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kThreads<kRows>, 1) packed_many(PackedProduct 
     return;
   }
   take_registers<R::kMultiplyRegisters>();
-  wait_for_kernel_ahead();  // results of it may be what this one adds to or overwrites
+  wait_for_previous_kernel();  // results of it may be what this one adds to or overwrites
   const int warp = threadIdx.x / 32 % 4;
   RingPlace at;
   for (int tile = part.first; tile < p.tiles; tile += part.every) {
@@ -356,7 +356,7 @@ void launch_many(const void* in, const void* weight, float unit, void* out, int6
                         .unit = unit * kStripUnit,
                         .rows = int(rows),
                         .k = int(k),
-                        .strips = int(n / (joins_gates(form) ? 8 : 16)),
+                        .strips = int(n / (fuses_gates(form) ? 8 : 16)),
                         .tiles = 0,
                         .parts = 1,
                         .form = form};

@@ -22,7 +22,7 @@ constexpr int64_t kFewPackedRows = 16, kMostPackedRows = 256, kUnpacked = int64_
 constexpr int64_t kApartRows = 256, kApartResults = 2 << 20;
 bool scaled_apart(int64_t rows, int64_t n) { return rows <= kApartRows && rows * n <= kApartResults; }
 
-int64_t features(const Weight& w, Form form) { return joins_gates(form) ? w.rows / 2 : w.rows; }
+int64_t features(const Weight& w, Form form) { return fuses_gates(form) ? w.rows / 2 : w.rows; }
 
 }  // namespace
 
@@ -50,7 +50,7 @@ bool Products::scales_apart(const Weight& w, int64_t rows) const {
   return reads_bytes(w, rows) && scaled_apart(rows, w.rows);
 }
 
-bool Products::joins(const Weight& w, int64_t rows, Form form) const {
+bool Products::fuses(const Weight& w, int64_t rows, Form form) const {
   const int64_t n = features(w, form);
   if (invariant_) return w.packing != Packing::bf16 && n % 16 == 0 && (!is_blocks(w.packing) || w.half > 0);
   switch (w.packing) {
@@ -127,7 +127,7 @@ Status Products::one_order(const void* half, const Weight& w, void* out, int64_t
 }
 
 Status Products::by_parts(const void* half, const Weight& w, void* out, int64_t rows, Form form) {
-  KVASIR_CHECK(!joins_gates(form), "gates of many rows are no product's");
+  KVASIR_CHECK(!fuses_gates(form), "gates of many rows are no product's");
   const int64_t most = std::max<int64_t>(16, kUnpacked / w.cols / 16 * 16), size = form == Form::bf16 ? 2 : 4;
   KVASIR_CHECK(most * w.cols <= kUnpacked, "rows of ", w.cols, " elements");
   for (int64_t first = 0; first < w.rows; first += most) {

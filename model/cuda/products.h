@@ -22,10 +22,10 @@ class Products {
   bool reads_bytes(const Weight& w, int64_t rows) const;
   // Whether such a product's scales are another kernel's work: what reads its result may do that instead.
   bool scales_apart(const Weight& w, int64_t rows) const;
-  // Whether gate and up are joined in one launch.
-  bool joins(const Weight& w, int64_t rows, Form form) const;
+  // Whether gate and up are fused into one launch.
+  bool fuses(const Weight& w, int64_t rows, Form form) const;
 
-  // out[rows, n] = in[rows, w.cols] * w', n being w.rows, or half of it where Form joins gates. `half` or `bytes` is
+  // out[rows, n] = in[rows, w.cols] * w', n being w.rows, or half of it where Form fuses gates. `half` or `bytes` is
   // there, as reads_bytes() says.
   Status run(const void* half, Bytes bytes, const Weight& w, void* out, int64_t rows, Form form);
 

@@ -1,6 +1,6 @@
 // A block stays on its multiprocessor and takes tile after tile of features; its warps have the k elements of a tile
 // between them, and each has a ring of shared-memory stages that runs on over the ends of tiles: as many bytes of
-// weights as fit are under way all the time, the first of them before the kernel ahead has ended.
+// weights as fit are under way all the time, the first of them before the previous kernel has ended.
 #include <algorithm>
 
 #include "attention/cuda/launch_early.cuh"
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       ask_weights(asked);
       advance();
     }
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
     if (i < total) ask_rows(i, warp + i % mine * kWarps);
@@ -202,7 +202,7 @@ void (*by_rows(int64_t rows))(const void*, const void*, const float*, void*, int
 template <class Element>
 void launch(const void* in, const void* weight, const float* scales, void* out, int64_t rows, int64_t n, int64_t k,
             Form form, cudaStream_t stream) {
-  const bool gated = joins_gates(form), tall = worth_tall(n / (gated ? 8 : 16));
+  const bool gated = fuses_gates(form), tall = worth_tall(n / (gated ? 8 : 16));
   auto* run = gated  ? tall ? by_rows<Element, 2, true>(rows) : by_rows<Element, 1, true>(rows)
                : tall ? by_rows<Element, 2, false>(rows)
                      : by_rows<Element, 1, false>(rows);
@@ -214,14 +214,14 @@ void launch(const void* in, const void* weight, const float* scales, void* out, 
 bool streamed_takes(int64_t rows, int64_t n, int64_t k, Form form) {
   // Every tile reads all rows again: of many, a library that shares them is faster. And short rows leave warps idle.
   constexpr int64_t kWeights = 4 << 20, kManyFeatures = 65536, kLong = 1024;
-  const bool gated = joins_gates(form);
+  const bool gated = fuses_gates(form);
   return rows <= (n < kManyFeatures ? 32 : 16) && n % (gated ? 8 : 16) == 0 && k % kStepOf<__nv_bfloat16> == 0 &&
          k >= (rows > 8 ? kLong : kWarps * kStepOf<__nv_bfloat16>)&&(gated ? 2 : 1) * n * k >= kWeights &&
          device().shared >= kShared;
 }
 
 bool streamed_bytes_takes(int64_t rows, int64_t n, int64_t k, Form form) {
-  const bool gated = joins_gates(form);
+  const bool gated = fuses_gates(form);
   return rows <= 16 && n % (gated ? 8 : 16) == 0 && k % 16 == 0 && device().shared >= kShared;
 }
 

@@ -9,8 +9,8 @@
 namespace kvasir::model::cuda {
 
 // sums[warp][row of the input][feature]: kTall groups of sixteen features, of which with kGated eight are gates and
-// eight what these let through; `thread` is one of the warps'. What is read of memory for the end of a tile is asked
-// for before its products, which take longer than that takes to come.
+// eight what these let through; `thread` is one of the warps'. What is read of memory for the end of a tile is
+// prefetched before its products, which take longer than that takes to come.
 template <int kWarps, int kWide, int kTall, bool kGated>
 class TileEnd {
  public:
