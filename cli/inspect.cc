@@ -38,15 +38,21 @@ struct PageMemory {
   int64_t memory = 0;
   std::string formula;
   std::vector<scheduler::PageGroup> groups;
+  engine::StateSlots states;
 };
 
 Result<PageMemory> pools_of(const model::ModelInfo& info, int64_t memory, const engine::KvSteps& steps) {
   PageMemory out;
   const int64_t free = host_limits().memory_available;
   out.memory = memory > 0 ? memory : engine::default_kv_memory(free);
+  KVASIR_ASSIGN(const engine::StateSlots states, engine::state_slots(out.memory, info, steps.max_running, true));
   out.formula = memory > 0 ? human(memory) : cat("min(", human(free), " free / 4, 4 GiB) = ", human(out.memory));
+  if (states.bytes > 0)
+    out.formula = cat("(", out.formula, " - ", human(states.bytes), " of states: ", states.sequences, " sequences and ",
+                      states.kept, " prefixes)");
   out.formula += cat(" / (", steps.page_size, " tokens x ", info.kv_bytes_per_token, " bytes)");
-  KVASIR_ASSIGN(out.groups, engine::kv_pools(out.memory, info, steps, true));
+  out.states = states;
+  KVASIR_ASSIGN(out.groups, engine::kv_pools(out.memory - states.bytes, info, steps, true));
   if (out.groups.size() == 1) {
     out.formula += cat(" = ", out.groups[0].pages, " pages of all layers");
   } else {
@@ -203,7 +209,7 @@ int inspect(int argc, char** argv) {
   int64_t kv = 0, windowed_kv = 0;  // of all ranks
   for (const model::ModelConfig& r : *ranks)
     kv += r.kv_bytes_per_token(*form, false), windowed_kv += r.kv_bytes_per_token(*form, true);
-  int64_t cache = kv * context * batch;
+  int64_t cache = (kv * context + c.state_bytes()) * batch;
   std::map<std::string, std::pair<int64_t, int64_t>> types;  // count and bytes
   auto all = files->weights->tensors();
   for (const auto& t : all) {
@@ -268,6 +274,9 @@ int inspect(int argc, char** argv) {
                      {"nope", c.latent.nope},
                      {"value", c.latent.value},
                      {"query_rank", c.latent.query_rank}};
+    if (info.state_bytes > 0)
+      j["state_bytes_per_sequence"] = info.state_bytes, j["states"] = pools->states.sequences,
+      j["kept_states"] = pools->states.kept;
     if (c.encoder_layers > 0) j["encoder_layers"] = c.encoder_layers, j["decoder_layers"] = c.decoder_layers;
     for (const scheduler::PageGroup& g : pools->groups)
       j["pools"].push_back({{"pages", g.pages}, {"page_size", steps.page_size}, {"window", g.window}});
@@ -312,6 +321,9 @@ int inspect(int argc, char** argv) {
   for (auto& [name, t] : types)
     std::printf("%-13s %lld tensors, %s\n", name.c_str(), static_cast<long long>(t.first), human(t.second).c_str());
   std::printf("cache         %lld bytes a token in %s\n", static_cast<long long>(kv), form->to_string().c_str());
+  if (info.state_bytes > 0)
+    std::printf("states        %lld bytes a sequence, of layers of linear attention\n",
+                static_cast<long long>(info.state_bytes));
   if (attention_dtype == "fp8") std::printf("attention     queries, keys and values in E4M3\n");
   for (const model::ModelConfig& r : *ranks)
     if (r.part.ranks > 1)

@@ -33,6 +33,7 @@ Status score(model::Runner& runner, std::span<const int32_t> window, Score* tota
   b.tokens.assign(window.begin(), window.end() - 1);
   b.seqstarts = {0, n}, b.kvstarts = {0, n}, b.start_pos = {0};
   b.max_seqlen = b.max_kvlen = n;
+  if (runner.info().state_bytes > 0) b.states = {0};
   b.max_pages = (n + kPage - 1) / kPage;
   for (int64_t i = 0; i < n; ++i) b.positions.push_back(int32_t(i));
   for (int64_t p = 0; p < b.max_pages; ++p) b.cachestarts.push_back(p * kPage);
@@ -70,7 +71,9 @@ Status run(const model::RunnerOptions& base, const std::string& file, int window
   KVASIR_ASSIGN(auto words, model::load_text(options));
   if (!words.tokenizer) return failed_precondition(cat(options.model, " has no tokenizer"));
   KVASIR_ASSIGN(std::vector<int32_t> ids, words.tokenizer->encode(text, true, false));
-  KVASIR_TRY(runner->allocate_cache((window + kPage - 1) / kPage));
+  model::CachePages cache = int64_t(window + kPage - 1) / kPage;
+  cache.states = 1;
+  KVASIR_TRY(runner->allocate_cache(cache));
   int64_t windows = int64_t(ids.size()) / window;
   if (windows == 0) return invalid_argument(cat(file, " has ", ids.size(), " tokens; a window needs ", window));
   // A vocabulary that begins texts with a token begins each window with it.

@@ -24,6 +24,7 @@ void clear(PackedStep& s) {
   s.batch.adapters.clear();
   s.batch.types.clear();
   s.batch.sources.clear();
+  s.batch.states.clear();
   s.pooled_rows.clear();
   s.batch.wait_for_masks = nullptr;
   s.batch.max_pages = s.batch.max_seqlen = s.batch.max_kvlen = 0;
@@ -82,6 +83,7 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     b.max_kvlen = std::max(b.max_kvlen, kvlen);
     ++(item.phase == scheduler::Phase::prefill ? out.prefills : out.decodes);
     const JobPtr& job = job_of(item.request);
+    if (item.state >= 0) b.states.push_back(item.state);
     if (shape_.encodes) b.sources.push_back(int64_t(job->request.prompt.size()) - 1);
     out.jobs.push_back(job);
     out.computed.push_back({item.seq, item.begin, item.count});

@@ -24,6 +24,7 @@ constexpr int64_t kFarAhead = 256;  // tokens over which what it lacks must pay
 void StepLoop::propose_drafts() {
   drafting_ = false;
   if (options_.max_draft == 0 || options_.max_step_ms == 0 || results_.empty()) return;
+  if (runner_.info().state_bytes > 0) return;  // a state does not go back to where a draft was wrong
   double saved = 0;
   drafts_.clear();
   ++unmodelled_steps_;

@@ -160,7 +160,9 @@ Status EngineImpl::load(const Loader& loader) {
   std::vector<int64_t> pages;
   for (const scheduler::PageGroup& g : plan.groups) pages.push_back(g.pages);
   KVASIR_TRY(plan.validate());
-  KVASIR_TRY(loaded_.runner->allocate_cache({pages, plan.host_pages}));
+  model::CachePages cache{pages, plan.host_pages};
+  if (plan.recurrent) cache.states = plan.max_running + plan.kept_states;
+  KVASIR_TRY(loaded_.runner->allocate_cache(cache));
   if (plan.host_pages > 0) {
     KVASIR_ASSIGN(plan.cost.page_move_us, time_page_moves(*loaded_.runner, pages[0], plan.host_pages));
   }
@@ -192,6 +194,12 @@ Status EngineImpl::load(const Loader& loader) {
   }
   loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
                                      grammars_.get(), std::move(draft), publisher_, watchdog_, shared_);
+  if (plan.recurrent)
+    log_info("each sequence has a state; nothing is drafted", {{"state_bytes", info_.state_bytes},
+                                                               {"running", plan.max_running},
+                                                               {"max_running", options_.max_running},
+                                                               {"kept_for_prefixes", plan.kept_states},
+                                                               {"bytes", cache.states * info_.state_bytes}});
   log_info("cache ready", {{"pages", pages[0]},
                            {"window_pages", pages.size() > 1 ? pages[1] : 0},
                            {"host_pages", plan.host_pages},

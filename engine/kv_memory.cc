@@ -39,6 +39,18 @@ Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const mode
   return pools;
 }
 
+Result<StateSlots> state_slots(int64_t kv_memory, const model::ModelInfo& model, int32_t max_running, bool keeps) {
+  if (model.state_bytes == 0) return StateSlots{max_running};
+  const int64_t room = kv_memory / 2 / model.state_bytes;
+  if (room < 1)
+    return failed_precondition(cat("kv-memory is ", kv_memory, " bytes; the state of a sequence of this model takes ",
+                                   model.state_bytes, ", and states have at most half: give --kv-memory at least ",
+                                   2 * model.state_bytes));
+  const auto sequences = int32_t(std::min<int64_t>(max_running, room));
+  const auto kept = keeps ? int32_t(std::min<int64_t>(max_running, room - sequences)) : 0;
+  return StateSlots{sequences, kept, (sequences + kept) * model.state_bytes};
+}
+
 DraftPages draft_pages(int64_t kv_memory, const model::ModelInfo& model, const model::ModelInfo& draft,
                        const KvSteps& steps) {
   const int64_t page = std::max<int64_t>(1, draft.kv_bytes_per_token) * steps.page_size;

@@ -32,6 +32,15 @@ struct KvSteps {  // what a pool for windows has to have room for
 Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const model::ModelInfo& model,
                                                    const KvSteps& steps, bool apart);
 
+// Of a model with recurrent states: sequences that may run, states that may be kept for prefixes (`keeps`) beside, as
+// many where there is room, and what all of them take. At most half of the memory, so that there are pages for them as
+// well.
+struct StateSlots {
+  int32_t sequences = 0, kept = 0;
+  int64_t bytes = 0;  // of all; 0: the model has none
+};
+Result<StateSlots> state_slots(int64_t kv_memory, const model::ModelInfo& model, int32_t max_running, bool keeps);
+
 // What a draft model's cache has of it: as many tokens as the model's own, at most half of the memory, and no more than
 // running sequences can have.
 struct DraftPages {

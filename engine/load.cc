@@ -91,6 +91,11 @@ Result<std::unique_ptr<model::Runner>> load_draft(const model::RunnerOptions& mo
                                 (*runner)->info().decoder_start >= 0 ? "it" : "the model",
                                 " is an encoder-decoder, which drafts are not made for: leave it out"))
         .with_field("draft_model");
+  if ((*runner)->info().state_bytes > 0)
+    return invalid_argument(cat("draft_model is ", name,
+                                "; it keeps a state a sequence, which does not go back to where ",
+                                "a draft was wrong: name another one"))
+        .with_field("draft_model");
   KVASIR_TRY(same_vocabulary({model.model, loaded.runner->info().vocab_size, loaded.tokenizer.get()},
                              {name, (*runner)->info().vocab_size, text->tokenizer.get()}));
   return runner;
@@ -119,7 +124,8 @@ Result<std::unique_ptr<model::Runner>> load_eagle3(const model::RunnerOptions& m
 
 // The model's own layer of multi-token prediction, or null. One that cannot draft is left out: nobody has asked for it.
 std::unique_ptr<model::Runner> load_next_layer(const model::RunnerOptions& model, const Loaded& loaded) {
-  if (loaded.runner->info().next_layers == 0) return nullptr;
+  // A state does not go back to where a draft was wrong.
+  if (loaded.runner->info().next_layers == 0 || loaded.runner->info().state_bytes > 0) return nullptr;
   Timed timed("layer of multi-token prediction");
   auto head = load_head(model, "", *loaded.runner);
   if (head.ok()) return std::move(*head);
@@ -151,6 +157,11 @@ std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions 
     loaded.chat_template = std::move(text.chat_template);
     if (draft.empty() && mtp) {
       loaded.draft = load_next_layer(model, loaded);
+    } else if (!draft.empty() && loaded.runner->info().state_bytes > 0) {
+      return invalid_argument(cat("draft_model is ", draft,
+                                  "; the model keeps a state a sequence, which does not go back ",
+                                  "to where a draft was wrong: leave it out"))
+          .with_field("draft_model");
     } else if (!draft.empty()) {
       KVASIR_ASSIGN(loaded.draft,
                     model::is_eagle3(draft) ? load_eagle3(model, draft, loaded) : load_draft(model, draft, loaded));

@@ -32,8 +32,13 @@ Result<scheduler::Settings> scheduler_options(const EngineOptions& options, cons
                                 "; what it leaves behind is given back page by page: it needs kv_index page_table or "
                                 "token_table and no host_kv_memory"))
         .with_field("attention_window");
-  const KvSteps steps{options.page_size, options.max_running, options.max_tokens_per_step};
-  KVASIR_ASSIGN(o.groups, kv_pools(kv_memory, info, steps, apart));
+  o.recurrent = info.state_bytes > 0;
+  if (o.recurrent && options.host_kv_memory > 0)
+    return invalid_argument("host_kv_memory is for pages; a model with recurrent states has none to move them with: 0")
+        .with_field("host_kv_memory");
+  KVASIR_ASSIGN(const StateSlots states, state_slots(kv_memory, info, options.max_running, options.prefix_cache));
+  const KvSteps steps{options.page_size, states.sequences, options.max_tokens_per_step};
+  KVASIR_ASSIGN(o.groups, kv_pools(kv_memory - states.bytes, info, steps, apart));
   if (options.host_kv_memory > 0) {
     const int64_t page = std::max<int64_t>(1, info.kv_bytes_per_token) * options.page_size;
     o.host_pages = options.host_kv_memory / page;
@@ -45,10 +50,11 @@ Result<scheduler::Settings> scheduler_options(const EngineOptions& options, cons
   o.max_context = info.context_length + (info.decoder_start >= 0);
   o.max_tokens_per_step = options.max_tokens_per_step;
   o.max_step_ms = options.max_step_ms;
-  o.max_running = options.max_running;
-  o.max_draft = options.max_draft;
+  o.max_running = states.sequences;
+  o.max_draft = o.recurrent ? 0 : options.max_draft;
   o.depth = runner.depth();
-  o.prefix_cache = options.prefix_cache;
+  o.kept_states = states.kept;
+  o.prefix_cache = options.prefix_cache && (!o.recurrent || o.kept_states > 0);
   o.policy = options.policy;
   o.tenant_weights = options.tenant_weights;
   o.max_waiting = options.max_waiting;

@@ -59,7 +59,8 @@ bool StepLoop::launch_next() {
     packed->batch.wait_for_masks = [this, end = std::optional<Time>()]() mutable {
       const Duration once = std::clamp<Duration>(last_step_ / 8, microseconds(500), microseconds(5000));
       if (!end) end = now() + 4 * once;
-      grammars_->wait(std::min(*end, now() + once));
+      // A sequence with a state cannot run its last position again: its mask is waited for, however long it takes.
+      grammars_->wait(runner_.info().state_bytes > 0 ? now() + std::chrono::hours(1) : std::min(*end, now() + once));
     };
   }
   if (draft_model_ && options_.max_draft > 0)
@@ -159,6 +160,10 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
     if (sampled[i].bad_logits) {
       fail(job, internal_error("the model gave logits that are not numbers for this request (NaN or Inf); its "
                                "weights or this prompt are at fault"));
+      continue;
+    }
+    if (sampled[i].late && runner_.info().state_bytes > 0) {
+      fail(job, resource_exhausted("the mask of this request's grammar did not come within an hour"));
       continue;
     }
     if (sampled[i].nothing_allowed) {

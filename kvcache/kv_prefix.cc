@@ -159,6 +159,7 @@ void KvSpace::drop_page(int g, NodeId id) {
   node_of_[g][page] = kNoNode;
   n.page[g] = -1;
   if (g != 0) return;
+  drop_state(id);
   PrefixNode& parent = tree_[n.parent];
   --parent.resident_children;
   if (n.host < 0) announce(CacheEvent::Kind::removed, id);
@@ -252,6 +253,36 @@ void KvSpace::drop_host(NodeId id) {
   tree_.prune(id);
 }
 
+// A free slot, or that of the kept state which was of no use for longest. There is one: fewer leases have states than
+// there are slots.
+int32_t KvSpace::take_state() {
+  if (const int32_t slot = states_.take(); slot >= 0) return slot;
+  int32_t oldest = -1;
+  for (int32_t s = 0; s < static_cast<int32_t>(states_.size()); ++s)
+    if (states_.refs(s) == 0 && (oldest < 0 || state_use_[s] < state_use_[oldest])) oldest = s;
+  KVASIR_CHECK(oldest >= 0, "more leases have states than the ", options_.states, " that may");
+  drop_state(node_of_state_[oldest]);
+  return states_.take();
+}
+
+void KvSpace::keep_state(const Lease& lease, int64_t computed) {
+  if (lease.at_ == kNoNode || lease.state_ < 0 || computed == 0 || states_.kept(lease.state_)) return;
+  PrefixNode& n = tree_[lease.at_];
+  if (int64_t(lease.committed_) * options_.page_size != computed || n.page[0] < 0 || n.state >= 0) return;
+  states_.keep(lease.state_);
+  node_of_state_[lease.state_] = lease.at_;
+  state_use_[lease.state_] = ++tick_;
+  n.state = lease.state_;
+}
+
+// The node stays; a lease that begins with this state has it to itself from now on.
+void KvSpace::drop_state(NodeId id) {
+  const int32_t slot = std::exchange(tree_[id].state, -1);
+  if (slot < 0) return;
+  node_of_state_[slot] = kNoNode;
+  states_.forget(slot);
+}
+
 void KvSpace::pin(Lease& lease, NodeId node) {
   ++tree_[node].pins;
   NodeId before = std::exchange(lease.at_, node);
@@ -283,8 +314,9 @@ Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, in
       if (k < sink_pages(g) && n.page[g] < 0) sinks_there = false;
       covered = covered && sinks_there && run[g] >= k + 1 - hidden_before(g, (k + 1) * size) / size;
     }
-    if (covered) whole = static_cast<int32_t>(k + 1);
+    if (covered && (!recurrent() || n.state >= 0)) whole = static_cast<int32_t>(k + 1);
   }
+  if (recurrent()) m.met_pages = static_cast<int32_t>(m.path.size());
   m.pages = whole;
   NodeId end = whole > 0 ? m.path[whole - 1] : tree_.find_root(key);
   for (int32_t k = 0; k < whole; ++k) {
@@ -295,7 +327,7 @@ Match KvSpace::match(const std::string& key, std::span<const int32_t> tokens, in
       m.idle_pages += pools_[0].refs(n.page[0]) == 0;
     }
   }
-  if (whole == static_cast<int32_t>(m.path.size()) && limit > whole * size) {
+  if (!recurrent() && whole == static_cast<int32_t>(m.path.size()) && limit > whole * size) {
     auto rest = tokens.subspan(whole * size, std::min<int64_t>(size, limit - whole * size));
     m.partial = tree_.best_partial(end, rest, &m.partial_tokens, [&](NodeId c) {
       for (int g = 0; g < groups(); ++g)

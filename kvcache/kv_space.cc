@@ -8,14 +8,21 @@
 namespace kvasir::kvcache {
 
 KvSpace::KvSpace(const KvSpaceOptions& options)
-    : options_(options), host_(options.host_pages), tree_(options.page_size) {
+    : options_(options),
+      host_(options.host_pages),
+      states_(options.states + options.kept_states),
+      tree_(options.page_size) {
   KVASIR_CHECK(!options.groups.empty() && options.groups.size() <= kMaxGroups, "1 to ", kMaxGroups, " groups");
   KVASIR_CHECK(!(options.contiguous && options.prefix_cache), "runs are not shared");
+  KVASIR_CHECK(options.states == 0 || options.host_pages == 0, "states are not moved");
+  KVASIR_CHECK(options.states == 0 || !options.prefix_cache || options.kept_states > 0, "no state can be kept");
   for (const GroupShape& g : options.groups) {
     pools_.emplace_back(g.pages, options.contiguous);
     node_of_.emplace_back(g.pages, kNoNode);
   }
   node_of_host_.assign(options.host_pages, kNoNode);
+  node_of_state_.assign(states_.size(), kNoNode);
+  state_use_.assign(states_.size(), 0);
 }
 
 Lease::~Lease() {
@@ -29,6 +36,7 @@ void Lease::swap(Lease& o) noexcept {
   std::swap(tenant_, o.tenant_);
   std::swap(version_, o.version_);
   std::swap(committed_, o.committed_);
+  std::swap(state_, o.state_);
   std::swap(at_, o.at_);
   std::swap(shared_tail_, o.shared_tail_);
 }
@@ -76,6 +84,11 @@ void KvSpace::hold_found(Lease& lease, const Match& m) {
     for (int g = 0; g < groups(); ++g) ref(g, tree_[m.partial].page[g]);
   }
   for (int32_t k = 0; k < whole; ++k) ++tree_[m.path[k]].hits;
+  if (recurrent() && whole > 0) {
+    lease.state_ = tree_[m.path[whole - 1]].state;
+    states_.ref(lease.state_);
+    state_use_[lease.state_] = ++tick_;
+  }
   int32_t resident = 0;  // commit() gives what is moved in to its nodes once the move is done
   while (resident < whole && (lease.tables_[0][resident] >= 0 || resident < lease.first_held_[0])) ++resident;
   if (resident > 0) pin(lease, m.path[resident - 1]);
@@ -193,6 +206,23 @@ bool KvSpace::make_writable(Lease& lease, int64_t position, bool urgent) {
   return true;
 }
 
+int32_t KvSpace::own_state(Lease& lease) {
+  if (options_.states == 0) return -1;
+  const int32_t shared = lease.state_;
+  if (shared >= 0 && states_.refs(shared) == 1 && !states_.kept(shared)) return shared;
+  lease.state_ = take_state();
+  if (shared >= 0) {
+    copies_.push_back({shared, lease.state_, 0, kStateGroup});
+    states_.unref(shared);  // whoever writes it does so after the copy
+  }
+  return lease.state_;
+}
+
+void KvSpace::share_state(const Lease& lease, Lease& with) {
+  with.state_ = lease.state_;
+  if (lease.state_ >= 0) states_.ref(lease.state_);
+}
+
 Lease KvSpace::fork(Lease& lease, int64_t used, int64_t reserve) {
   Lease copy;
   copy.space_ = this;
@@ -208,8 +238,10 @@ Lease KvSpace::fork(Lease& lease, int64_t used, int64_t reserve) {
         deferred_.push_back({step_, lease.tables_[g][k], g});
       }
     }
+    share_state(lease, copy);
     return copy;
   }
+  share_state(lease, copy);
   copy.first_held_ = lease.first_held_;
   copy.committed_ = lease.committed_;
   if (lease.at_ != kNoNode) pin(copy, lease.at_);
@@ -259,6 +291,7 @@ void KvSpace::release(Lease& lease) {
     --tree_[at].pins;
     tree_.prune(at);
   }
+  if (lease.state_ >= 0) states_.unref(std::exchange(lease.state_, -1));
   lease.committed_ = 0;
   lease.shared_tail_ = false;
   lease.space_ = nullptr;
@@ -364,6 +397,17 @@ void KvSpace::check_integrity(std::span<const Lease* const> leases,
     for (size_t t = 0; t < tenants_.size(); ++t)
       KVASIR_CHECK(idle[t][g] == tenants_[t].idle[g], "tenant ", t, " has ", idle[t][g], " idle pages, counted ",
                    tenants_[t].idle[g]);
+  states_.check_integrity();
+  std::vector<int32_t> states(states_.size(), 0);
+  for (const Lease* l : leases)
+    if (l->state_ >= 0) ++states[l->state_];
+  for (int64_t s = 0; s < states_.size(); ++s) {
+    KVASIR_CHECK(states[s] == states_.refs(s), "state ", s, " has ", states_.refs(s), " references, held ", states[s]);
+    const NodeId n = node_of_state_[s];
+    KVASIR_CHECK((n != kNoNode) == states_.kept(s), "state ", s, " is kept and no node's, or the reverse");
+    if (n != kNoNode)
+      KVASIR_CHECK(tree_[n].live && tree_[n].state == s && tree_[n].page[0] >= 0, "state ", s, " is not its node's");
+  }
   host_.check_integrity();
   KVASIR_CHECK(static_cast<int64_t>(host_heap_.size()) <= 2 * host_.size() + 65, "the second tier has ", host_.size(),
                " pages and lists ", host_heap_.size(), " that may go");

@@ -34,8 +34,10 @@ struct KvSpaceOptions {
   bool contiguous = false;         // offset mode: a sequence's pages are one run
   bool prefix_cache = true;
   int64_t host_pages = 0;
-  double tenant_share = 1.0;            // of a pool, that one tenant's kept pages may fill
-  double recompute_slope = 0;           // how much dearer each page is to recompute than the one before it
+  int64_t states = 0;          // slots for recurrent states, of as many leases as may have one; 0: the model has none
+  int64_t kept_states = 0;     // more of them, so that states may be kept for prefixes
+  double tenant_share = 1.0;   // of a pool, that one tenant's kept pages may fill
+  double recompute_slope = 0;  // how much dearer each page is to recompute than the one before it
   std::shared_ptr<CacheEvents> events;  // null: nobody wants to know
 };
 
@@ -73,6 +75,7 @@ class Lease {
   int32_t tenant_ = 0;
   uint64_t version_ = 0;
   int32_t committed_ = 0;     // pages that are in the tree
+  int32_t state_ = -1;        // its slot, of a model that has states
   NodeId at_ = kNoNode;       // where in the tree: the node of the last of them, pinned
   bool shared_tail_ = false;  // after a fork, until the first write tells
 };
@@ -106,6 +109,8 @@ struct Match {
   int32_t idle_pages = 0;    // of group 0's whole pages, how many nobody holds now
   int32_t host_pages = 0;    // how many have to come from the second tier
   std::vector<NodeId> path;  // the whole pages' nodes, from the root on
+  // Of a recurrent model: whole pages that have been met, up to the last of which somebody's state would have helped.
+  int32_t met_pages = 0;
 };
 
 inline void drop_partial(Match& m) {
@@ -142,6 +147,11 @@ class KvSpace {
   int64_t pages_missing(const Lease& lease, int64_t tokens) const;  // group 0
   // The page of this position may be written: a shared one is copied first. False: no page for that.
   bool make_writable(Lease& lease, int64_t position, bool urgent = false);
+  // The slot of its state, which the plan being made writes: forks have one together until the first of them goes on,
+  // and that one's is copied first. -1: the model has none.
+  int32_t own_state(Lease& lease);
+  // Whoever has all of the lease's `computed` tokens in front, whole and committed pages, may begin with its state.
+  void keep_state(const Lease& lease, int64_t computed);
   // The same pages for another sequence; `used` tokens of them are written, offset mode reserves `reserve`.
   // Empty when offset mode has no run for it.
   Lease fork(Lease& lease, int64_t used, int64_t reserve);
@@ -203,6 +213,10 @@ class KvSpace {
     const GroupShape& s = options_.groups[g];
     return s.window > 0 ? std::max<int64_t>(0, position - (s.window - s.sinks)) : 0;
   }
+  bool recurrent() const { return options_.states > 0; }
+  void share_state(const Lease& lease, Lease& with);
+  int32_t take_state();
+  void drop_state(NodeId node);
   void ref(int g, int32_t page);
   void unref(int g, int32_t page);
   int32_t take(int g, int32_t tenant, bool urgent);
@@ -230,10 +244,11 @@ class KvSpace {
 
   KvSpaceOptions options_;
   std::vector<PagePool> pools_;
-  PagePool host_;
+  PagePool host_, states_;
   PrefixTree tree_;
   std::vector<std::vector<NodeId>> node_of_;  // by group and page
-  std::vector<NodeId> node_of_host_;
+  std::vector<NodeId> node_of_host_, node_of_state_;
+  std::vector<uint64_t> state_use_;  // when each kept state was last of use
   std::vector<Tenant> tenants_;
   Heap host_heap_;
   std::vector<PageCopy> copies_;

@@ -6,6 +6,9 @@
 
 namespace kvasir::kvcache {
 
+// In place of a page group: a copy is of a sequence's state, from slot to slot.
+constexpr int32_t kStateGroup = -1;
+
 struct PageCopy {
   int32_t from = 0, to = 0;
   int32_t tokens = 0;  // how many of its first tokens matter

@@ -24,6 +24,7 @@ struct PrefixNode {
   NodeId parent = kNoNode, first_child = kNoNode, next = kNoNode, prev = kNoNode;
   std::array<int32_t, kMaxGroups> page{-1, -1, -1, -1};  // on the device, by group
   int32_t host = -1;                                     // in the second tier (group 0)
+  int32_t state = -1;                                    // the slot of what a recurrent model's state is at its end
   int32_t children = 0, resident_children = 0;           // resident: with a device page in group 0
   int32_t pins = 0;                                      // sequences that stand here
   int32_t fill = 0;                                      // tokens; less than a page only in a leaf, 0 in a root

@@ -54,6 +54,9 @@ struct Batch {
   std::vector<int32_t> types;            // [T]: which text of a pair each token belongs to; empty: all to the first
   // [B]: of an encoder-decoder, tokens at the front of each sequence that its encoder reads; empty: of any other model.
   std::vector<int64_t> sources;
+  // [B]: of a model with states, the slot of each sequence's. One that begins at 0 is a new one, whatever the slot
+  // holds. Empty: of any other model.
+  std::vector<int32_t> states;
   // Called when constraints have refused what was drawn and their masks are still being computed: what is there when it
   // returns is drawn from. Empty: there are no constraints.
   std::function<void()> wait_for_masks;

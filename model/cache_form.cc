@@ -64,7 +64,7 @@ CacheLayout cache_layout(const ModelConfig& config, const kvcache::CacheForm& fo
   for (int32_t layer = 0; layer < config.layers; ++layer) {
     CacheShape& of = out.shapes[two && config.windowed(layer) ? 1 : 0];
     of.kv_heads = config.kv_heads_of(layer), of.head_dim = config.head_dim_of(layer);
-    out.places.push_back(config.cache_layer(layer) == layer ? of.layers++ : -1);
+    out.places.push_back(config.has_cache(layer) ? of.layers++ : -1);
   }
   return out;
 }

@@ -22,7 +22,7 @@ struct CacheShape {
 
 struct CacheLayout {
   std::vector<CacheShape> shapes;  // one, or that of full layers and that of windowed ones
-  std::vector<int32_t> places;     // of each layer in its cache; -1: it reads another layer's
+  std::vector<int32_t> places;     // of each layer in its cache; -1: it has none of its own
 };
 // `apart`: full layers and windowed ones have pages of their own (page groups). Where they are of different shapes they
 // have caches of their own either way.

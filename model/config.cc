@@ -81,6 +81,13 @@ Status ModelConfig::validate() const {
     KVASIR_TRY(in_range("relative_attention_max_distance", bias_reach, exact + 1, 1 << 16));
   }
   KVASIR_TRY(validate_layer_sizes());
+  if (linear.taps > 0) {
+    KVASIR_TRY(linear.validate());
+    bool full = false;
+    for (int32_t i = 0; i < layers; ++i) full |= !is_linear(i);
+    if (!full)
+      return invalid_argument("the model has layers of linear attention only; one of full attention is needed");
+  }
   KVASIR_TRY(experts.validate(layers));
   if (experts.routing.experts > 0 && (!gated || !input_norms || output_norms))
     return invalid_argument("the model has experts without gates, or beside norms that are not supported with them");
@@ -147,8 +154,15 @@ int32_t ModelConfig::cache_layer(int32_t layer) const {
 int64_t ModelConfig::kv_bytes_per_token(const kvcache::CacheForm& form, bool windowed_only) const {
   int64_t out = 0;
   for (int32_t i = 0; i < layers; ++i)
-    if (cache_layer(i) == i && (windowed(i) || !windowed_only))
+    if (has_cache(i) && (windowed(i) || !windowed_only))
       out += (latent.on() ? 1 : 2) * int64_t(kv_heads_of(i)) * form.row_bytes(head_dim_of(i));
+  return out;
+}
+
+int64_t ModelConfig::state_bytes() const {
+  int64_t out = 0;
+  for (int32_t i = 0; i < layers; ++i)
+    if (is_linear(i)) out += linear.state_floats() * int64_t(sizeof(float));
   return out;
 }
 
@@ -182,6 +196,7 @@ ModelInfo ModelConfig::info() const {
   i.next_layers = next_layers;
   if (encoder_layers > 0) i.decoder_start = decoder_start, --i.context_length;  // which takes a place of its own
   for (int32_t layer = 0; layer < layers; ++layer) i.windowed_layers += windowed(layer);
+  i.state_bytes = state_bytes();
   return i;
 }
 

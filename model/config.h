@@ -10,6 +10,7 @@
 #include "attention/rope.h"
 #include "core/status.h"
 #include "model/experts.h"
+#include "model/linear_attention.h"
 #include "model/ranks.h"
 #include "model/runner.h"
 
@@ -36,6 +37,7 @@ struct LatentConfig {
 struct LayerKind {
   bool windowed = false;
   bool rotated = true;
+  bool linear = false;  // linear attention (LinearConfig), without keys and values in the cache
   bool operator==(const LayerKind&) const = default;
 };
 
@@ -64,10 +66,12 @@ struct ModelConfig {
   bool qkv_by_group = false;  // the fused tensor has the rows of each key/value head together: its queries, key, value
 
   float embedding_scale = 1, residual_scale = 1, logit_scale = 1;
-  bool head_sinks = false;      // each head has a logit that takes part in its softmax without a value
-  float query_scale = 0;        // scores are multiplied by it; 0: 1/sqrt(head_dim)
-  float attention_softcap = 0;  // of scores; 0: none
-  float logit_softcap = 0;      // 0: none
+  LinearConfig linear;           // of the layers that are linear
+  bool gated_attention = false;  // a head's queries come with a gate; its sigmoid is what the head's output is times
+  bool head_sinks = false;       // each head has a logit that takes part in its softmax without a value
+  float query_scale = 0;         // scores are multiplied by it; 0: 1/sqrt(head_dim)
+  float attention_softcap = 0;   // of scores; 0: none
+  float logit_softcap = 0;       // 0: none
   bool alibi = false;
   std::vector<float> alibi_slopes;  // a head; empty: the usual ones
   float query_position_slope = 0;   // queries grow by 1 + slope * log(1 + floor(position / unit))
@@ -119,6 +123,8 @@ struct ModelConfig {
     return layer_kinds.empty() ? LayerKind{.windowed = window > 0} : layer_kinds[size_t(layer)];
   }
   bool windowed(int32_t layer) const { return window > 0 && kind(layer).windowed; }
+  bool is_linear(int32_t layer) const { return linear.taps > 0 && kind(layer).linear; }
+  bool has_cache(int32_t layer) const { return cache_layer(layer) == layer && !is_linear(layer); }
   int32_t ffn_of(int32_t layer) const { return layer_ffn.empty() ? ffn : layer_ffn[size_t(layer)]; }
   int32_t kv_heads_of(int32_t layer) const { return layer_kv_heads.empty() ? kv_heads : layer_kv_heads[size_t(layer)]; }
   int32_t head_dim_of(int32_t layer) const { return layer_head_dim.empty() ? head_dim : layer_head_dim[size_t(layer)]; }
@@ -128,6 +134,8 @@ struct ModelConfig {
   bool two_cache_shapes() const { return !layer_kv_heads.empty() || !layer_head_dim.empty(); }
   // Of one token, with its scales; of all layers, or of those with a window alone.
   int64_t kv_bytes_per_token(const kvcache::CacheForm& form, bool windowed_only) const;
+  // Of one sequence, in all layers; 0: it has no state.
+  int64_t state_bytes() const;
   // Every `pattern`-th layer has no window, the others do.
   void set_window_pattern(int32_t pattern);
   // LongRoPE's magnitude is that of the model's whole context, whichever part of it is served.

@@ -35,6 +35,7 @@ Status read_rope(const JsonKeys& in, attention::RopeConfig* rope) {
   KVASIR_TRY(in.get({"attention_factor"}, &rope->attention_factor));
   // llama_4_scaling_beta is read where it means something (Ministral 3).
   in.pass_over({"partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta"});
+  in.pass_over({"mrope_section", "mrope_interleaved"});  // of pictures; a text has one position in all sections
   return in.judge_unread(cat("rope scaling ", type));
 }
 
@@ -83,11 +84,13 @@ Status read_layer_kinds(const JsonKeys& in, ModelConfig* c) {
   c->layer_kinds.assign(size_t(c->layers), {});
   for (int32_t i = 0; i < c->layers; ++i) {
     const json& kind = (*kinds)[size_t(i)];
-    if (kind != "sliding_attention" && kind != "full_attention")
+    const bool linear = kind == "linear_attention" && c->linear.taps > 0;
+    if (!linear && kind != "sliding_attention" && kind != "full_attention")
       return invalid_argument(cat(in.file(), ": layer_types has ",
                                   kind.dump(-1, ' ', false, json::error_handler_t::replace),
                                   "; full_attention and sliding_attention are supported"));
     c->layer_kinds[size_t(i)].windowed = kind == "sliding_attention";
+    c->layer_kinds[size_t(i)].linear = linear;
   }
   return {};
 }

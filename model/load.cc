@@ -318,6 +318,10 @@ Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progre
     log_info("no GPU in use", {{"reason", cat("heads of ", widest_head(files.config),
                                               " are slow there; device cuda takes it all the same")}});
   }
+  if (gpu && options.device == "auto" && files.config.state_bytes() > 0) {
+    gpu = false;
+    log_info("no GPU in use", {{"reason", "the model's layers of linear attention run on the CPU alone"}});
+  }
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;
   if (o.max_tokens <= 0) o.max_tokens = 512;

@@ -70,6 +70,16 @@ struct Experts {
   std::vector<Mlp> mlps;       // of those that another rank has: ids -1
 };
 
+// A layer of linear attention, as add_delta_rule() is told of it.
+struct DeltaRule {
+  LinearConfig config;
+  Vector conv;              // [channels, taps]
+  Vector decay;             // a value head: what its state fades by a step, times softplus(alpha + bias)
+  bool log_decay = false;   // it is the logarithm of that, with the sign left out, as checkpoints have it
+  Vector decay_bias, norm;  // [value heads], [value_dim]
+  float eps = 0;            // of the norm
+};
+
 // A low-rank change of rows [first, first + b.rows) of a weight: its product gains scale * (x a') b' there, and where
 // there are magnitudes each of its rows is then as long as they say (DoRA).
 struct LowRank {
@@ -104,6 +114,11 @@ class Ops {
   // A layer's experts, for moe(). A device that has none says so here.
   virtual Result<int32_t> add_experts(Experts) {
     return unimplemented("mixtures of experts are not supported on this device; on the CPU they are (--device cpu)");
+  }
+
+  // A layer of linear attention, for delta_rule(). A device that has none says so here.
+  virtual Result<int32_t> add_delta_rule(const DeltaRule&) {
+    return unimplemented("linear attention is not supported on this device; on the CPU it is (--device cpu)");
   }
 
   // What the rows of a batch's sequences gain from here on where it names this (Batch::adapters), in every product by
@@ -175,6 +190,14 @@ class Ops {
   virtual Status linear_attend(Buffer in, Matrix weight, const Attend& how, Buffer between, Buffer out) {
     KVASIR_TRY(linear(in, weight, between));
     return attend(how, between, out);
+  }
+  // in_out *= sigmoid(gate), column by column.
+  virtual Status sigmoid_gates(Buffer, Buffer) { return unimplemented("this device has no gates of columns"); }
+  // A layer of linear attention: of each sequence the state in its slot goes on by its rows, one by one, so that it
+  // does not matter in which pieces they come. Rows are [queries | keys | values | gates] and [betas | alphas], each as
+  // wide as the value heads; out: [values].
+  virtual Status delta_rule(int32_t, Buffer, Buffer, Buffer) {
+    return unimplemented("this device has no linear attention");
   }
   // Of an encoder-decoder: from here on the step is its sources' rows, or its targets' (as it is left). How many.
   virtual Result<int64_t> turn_to(Side) { return unimplemented("this device has no encoder-decoders"); }

@@ -42,6 +42,7 @@ Status splits(const ModelConfig& c, int64_t block, int32_t ranks) {
   if (c.encoder) return refuse(n + "encoders are not split over ranks: 1");
   if (c.encoder_layers > 0) return refuse(n + "encoder-decoders are not split over ranks: 1");
   if (c.latent.on()) return refuse(n + "models with latent attention are not split over ranks: 1");
+  if (c.state_bytes() > 0) return refuse(n + "models with layers of linear attention are not split over ranks: 1");
   if (c.sizes_by_layer) return refuse(n + "models whose layers differ in their sizes are not split over ranks: 1");
   struct Piece {
     const char* name;

@@ -52,6 +52,7 @@ struct ModelInfo {
   int32_t decoder_start = -1;
   int32_t labels = 0;           // scores of its classification head; 0: it has none
   bool two_separators = false;  // of a pair: an end stands where the second text would begin (RoBERTa)
+  int64_t state_bytes = 0;      // of one sequence, beside its keys and values (model/linear_attention.h); 0: none
   int32_t next_layers = 0;      // that predict tokens behind the next one, as its files say
   int64_t kept = 0;             // of a head: columns at Batch::kept_at, of its own rows; 0: it is none
   int64_t given = 0;            // of a head: those of the model's rows; 0: it is none
@@ -91,7 +92,8 @@ struct CachePages {
   CachePages(int64_t all) : groups{all} {}  // NOLINT: a number of pages is meant to be one
   CachePages(std::vector<int64_t> by_group, int64_t in_host) : groups(std::move(by_group)), host(in_host) {}
   std::vector<int64_t> groups;
-  int64_t host = 0;  // of the second tier, in host memory
+  int64_t host = 0;    // of the second tier, in host memory
+  int64_t states = 0;  // not pages: slots for the states of sequences (ModelInfo::state_bytes each)
 };
 
 class Runner {

@@ -40,6 +40,11 @@ inline Status say_streaming(const ModelConfig& config, const RunnerOptions& o, M
     return invalid_argument(
                "attention_window is for texts without end; an encoder-decoder reads its prompt as a whole: 0")
         .with_field("attention_window");
+  if (info->state_bytes > 0)
+    return invalid_argument(
+               "attention_window is for texts without end; a model with layers of linear attention keeps what they "
+               "have seen in its states, and loses none of it: 0")
+        .with_field("attention_window");
   if (o.attention_window > config.context)
     return invalid_argument(cat("attention_window is ", o.attention_window, "; the model has positions for ",
                                 config.context, " tokens"))

@@ -48,7 +48,8 @@ bool Scheduler::PlanMaker::admit(Sequence* s, bool urgent) {
   state.compact();  // it may have been preempted in this very plan
   RequestState& r = *s->request;
   const int32_t sequences_wanted = r.forked ? 1 : r.n;
-  const int64_t left = options.max_running - static_cast<int64_t>(running.size()) - sequences_wanted;
+  const int64_t states_leaving = options.recurrent ? state.leaving : 0;  // their slots come back with their pages
+  const int64_t left = options.max_running - states_leaving - static_cast<int64_t>(running.size()) - sequences_wanted;
   if (left < 0 || left < forks_to_come()) return false;
   if (!(std::holds_alternative<Swapped>(s->state) ? admit_swapped(s, urgent) : admit_waiting(s, urgent))) return false;
   state.growth_pages += kv.pages_missing(*s->lease(), std::ssize(s->tokens) + options.lookahead_tokens);
@@ -96,6 +97,7 @@ bool Scheduler::PlanMaker::admit_waiting(Sequence* s, bool urgent) {
   if (offset && !kv.grow(lease, r.prompt_tokens + r.max_new)) return false;
   state.dequeue(s);
   s->computed = s->planned = kv.lease_tokens(lease, m);
+  s->met = int64_t(m.met_pages) * options.page_size;
   if (!r.announced) {
     r.cached_tokens = s->planned;
     state.stats.cached_tokens += s->planned;

@@ -60,6 +60,12 @@ Status Settings::validate() const {
   if (host_pages < 0) return wrong("host_pages", cat("is ", host_pages, "; it must not be negative"));
   if (host_pages > 0 && groups.size() > 1) return wrong("host_pages", "needs a model with one layer group");
   if (host_pages > 0 && groups[0].window > 0) return wrong("host_pages", "needs full attention");
+  for (const auto& [name, asked] : {std::pair("host_pages", host_pages > 0), {"max_draft", max_draft > 0}})
+    if (recurrent && asked) return wrong(name, "is not supported for models with recurrent states");
+  if (kept_states < 0 || kept_states > int64_t(1) << 20)
+    return wrong("kept_states", cat("is ", kept_states, "; it must be from 0 to ", int64_t(1) << 20));
+  if (recurrent && prefix_cache && kept_states == 0)
+    return wrong("kept_states", "is 0; with prefix_cache a recurrent model has at least 1");
   if (index_mode == kvcache::IndexMode::offset && (prefix_cache || host_pages > 0))
     return wrong("index_mode", "offset keeps one run a request: it works without prefix_cache and host_pages");
   if (index_mode == kvcache::IndexMode::offset && groups[0].sinks > 0)

@@ -41,6 +41,11 @@ struct Settings {
   std::vector<PageGroup> groups;  // at least one
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   int64_t host_pages = 0;  // the second tier; 0: none
+  // Each running sequence has a recurrent state beside its pages, in one of max_running slots. It is not moved, and
+  // does not go back: no host_pages and drafts. A prefix is of use where its state was kept, in one of so many slots
+  // more.
+  bool recurrent = false;
+  int64_t kept_states = 0;
   int64_t max_context = 4096;
   int64_t max_tokens_per_step = 512;
   int32_t max_running = 64;

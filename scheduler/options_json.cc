@@ -26,6 +26,8 @@ void each_field(O& o, const V& v) {
   v("lookahead_tokens", o.lookahead_tokens);
   v("max_draft", o.max_draft);
   v("prefix_cache", o.prefix_cache);
+  v("recurrent", o.recurrent);
+  v("kept_states", o.kept_states);
   v("policy", o.policy);
   v("max_waiting", o.max_waiting);
   v("max_waiting_tokens", o.max_waiting_tokens);

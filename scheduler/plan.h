@@ -36,6 +36,7 @@ struct PlanItem {
   // group's window are stale and never to be read.
   std::span<const int32_t> pages;                    // of group 0
   int32_t cut_begin = 0, cut_end = 0;                // of `pages`: behind the window, after the sinks; gone
+  int32_t state = -1;                                // the slot of its recurrent state; -1: the model has none
   uint64_t table_version = 0;                        // tables of the same one differ in length only
   std::span<const std::vector<int32_t>> more_pages;  // of groups 1.., when the model mixes windows
 };

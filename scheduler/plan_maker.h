@@ -25,6 +25,7 @@ class Scheduler::PlanMaker {
   bool plan_chunk(Sequence* s);
   int64_t prompt_room(int64_t begin) const;
   int64_t prefill_target(const Sequence& s) const;
+  int64_t kept_before(const Sequence& s, int64_t end) const;
   void become_decoding(Sequence* s);
   void fork_choices(Sequence* s);
   void put(Sequence* s, Phase phase, int64_t count, bool samples);

@@ -80,7 +80,7 @@ void Scheduler::PlanMaker::pass() {
 
 void Scheduler::PlanMaker::put(Sequence* s, Phase phase, int64_t count, bool samples) {
   PlanItem& item = plan.items.emplace_back();
-  const kvcache::Lease& lease = *s->lease();
+  kvcache::Lease& lease = *s->lease();
   const int64_t known = static_cast<int64_t>(s->tokens.size()) - s->planned;
   item.seq = s->id;
   item.request = s->request->id;
@@ -99,6 +99,7 @@ void Scheduler::PlanMaker::put(Sequence* s, Phase phase, int64_t count, bool sam
   item.pages = lease.pages();
   item.cut_begin = kv.sink_pages(0), item.cut_end = std::max(item.cut_begin, lease.first_held(0));
   item.table_version = lease.version();
+  item.state = kv.own_state(lease);
   if (kv.groups() > 1) item.more_pages = lease.more_pages(kv.groups());
   making.named.push_back({s, s->planned, item.count, samples, phase == Phase::verify});
   plan.decoding_batches += phase == Phase::decode;
@@ -185,6 +186,14 @@ int64_t Scheduler::PlanMaker::prefill_target(const Sequence& s) const {
   return static_cast<int64_t>(s.tokens.size()) - (later ? 1 : 0);
 }
 
+// A chunk ends where its state is to be kept.
+int64_t Scheduler::PlanMaker::kept_before(const Sequence& s, int64_t end) const {
+  const int64_t size = options.page_size;
+  for (int64_t at = (s.planned / size + 1) * size; at < end; at += size)
+    if (state.keeps_state_at(s, at)) return at;
+  return end;
+}
+
 void Scheduler::PlanMaker::become_decoding(Sequence* s) {
   kvcache::Lease lease = std::move(*s->lease());
   s->state = Decoding{std::move(lease), {}};
@@ -221,6 +230,7 @@ bool Scheduler::PlanMaker::plan_chunk(Sequence* s) {
   const bool samples_at_end = state.limit_of(*s) > s->outputs() && target == static_cast<int64_t>(s->tokens.size());
   if (end == target && samples_at_end && r.needs_mask && !s->mask_ready) end = target - 1;
   if (end < target) end = std::max(end / size * size, end < whole ? 0 : whole);
+  if (options.recurrent && whole == 0) end = kept_before(*s, end);
   if (end < whole) {
     // Nobody is let in who would decode beside it in the next step, and so for ever.
     waits_whole |= room < whole && (plan.decoding_batches > 0 || !verifications.empty());

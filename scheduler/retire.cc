@@ -74,6 +74,7 @@ void Scheduler::State::take_tokens(Sequence* s, SeqResult& r, const Named& n) {
   const bool late = r.tokens.empty();
   KVASIR_CHECK(int64_t(r.tokens.size()) <= (n.verify ? n.count : 1), "sequence ", s->id, " was given ", r.tokens.size(),
                " tokens for ", n.count);
+  KVASIR_CHECK(!late || !options.recurrent, "sequence ", s->id, " was given no token, and its state does not go back");
   KVASIR_CHECK(!late || (s->request->needs_mask && !s->request->beam && s->outputs() > 0), "sequence ", s->id,
                " was given no token");
   const int64_t room = limit_of(*s) - s->outputs();
@@ -97,6 +98,15 @@ void Scheduler::State::take_tokens(Sequence* s, SeqResult& r, const Named& n) {
   }
 }
 
+// At the end of the prompt, so that the same one or what goes on from it finds it; and where it parts from what others
+// have begun with. A few tokens are sooner computed than kept.
+bool Scheduler::State::keeps_state_at(const Sequence& s, int64_t position) const {
+  constexpr int64_t kLeastPages = 4;
+  if (!options.recurrent || s.request->cache_key.empty() || position < kLeastPages * options.page_size) return false;
+  const int64_t last = (s.request->prompt_tokens - 1) / options.page_size * options.page_size;
+  return position == last || position == s.met;
+}
+
 // After one of its plans: ends it if it is complete, shares what is whole, drops what no query can see.
 void Scheduler::State::settle(Sequence* s) {
   const bool prompt_only = s->request->max_new == 0 && s->computed >= s->request->prompt_tokens;
@@ -107,6 +117,7 @@ void Scheduler::State::settle(Sequence* s) {
   }
   if (kvcache::Lease* lease = s->lease()) {
     kv.commit(*lease, s->tokens, s->computed, s->in_flight == 0);
+    if (s->planned == s->computed && keeps_state_at(*s, s->computed)) kv.keep_state(*lease, s->computed);
     if (kv.groups() > 1 || options.groups[0].window > 0) kv.trim_front(*lease, s->computed);
     return;
   }

@@ -26,6 +26,8 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const Settings& options) {
   kv.contiguous = options.index_mode == kvcache::IndexMode::offset;
   kv.prefix_cache = options.prefix_cache;
   kv.host_pages = options.host_pages;
+  kv.states = options.recurrent ? options.max_running : 0;
+  kv.kept_states = options.recurrent && options.prefix_cache ? options.kept_states : 0;
   kv.tenant_share = options.tenant_cache_share;
   kv.events = options.cache_events;
   kv.recompute_slope = options.cost.context_us * options.page_size / std::max(options.cost.token_us, 1e-9);

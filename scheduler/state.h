@@ -94,6 +94,7 @@ struct Scheduler::State {
   // retire.cc
   void take_tokens(Sequence* s, SeqResult& r, const Named& n);
   void settle(Sequence* s);
+  bool keeps_state_at(const Sequence& s, int64_t position) const;
   void regroup_beams(RequestState* r, std::span<SeqResult> results);
   void retire(std::span<SeqResult> results, Time now);
 

@@ -58,7 +58,9 @@ Measured measure(RunnerOptions o, const Form& form, int64_t context) {
   o.kv.dtype = form.dtype, o.kv.group = form.group;
   o.max_batch = kSequences, o.max_tokens = kChunk, o.max_kvlen = room, o.page_size = kPage;
   auto loaded = load_runner(o);
-  Status s = loaded.ok() ? (*loaded)->allocate_cache(kSequences * pages(room)) : loaded.status();
+  CachePages cache = kSequences * pages(room);
+  cache.states = kSequences;
+  Status s = loaded.ok() ? (*loaded)->allocate_cache(cache) : loaded.status();
   if (!s.ok()) std::fprintf(stderr, "%s\n", s.to_string().c_str()), std::exit(1);
   Runner& runner = **loaded;
   fill(runner, context, room);

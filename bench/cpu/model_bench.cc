@@ -122,7 +122,9 @@ int run(int argc, char** argv) {
   auto loaded = load_runner(o);
   if (!loaded.ok()) return std::fprintf(stderr, "%s\n", loaded.status().to_string().c_str()), 1;
   Runner& runner = **loaded;
-  if (!runner.allocate_cache(16 * kLength / kPage).ok()) return 1;
+  CachePages cache = 16 * kLength / kPage;
+  cache.states = 16;
+  if (!runner.allocate_cache(cache).ok()) return 1;
   {
     Batch b;
     add(b, 0, 0, 1, 100);

@@ -23,6 +23,7 @@ inline void add(model::Batch& b, int64_t sequence, int64_t begin, int64_t count,
   b.seqstarts.push_back(int64_t(b.tokens.size()));
   b.kvstarts.push_back(b.kvstarts.back() + begin + count);
   b.start_pos.push_back(begin);
+  b.states.push_back(int32_t(sequence));  // of models that have them
   b.max_pages = pages(room);
   for (int64_t p = 0; p < b.max_pages; ++p) b.cachestarts.push_back((sequence * b.max_pages + p) * kPage);
   b.decoding_batches += count == 1;

@@ -84,33 +84,8 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
     }
     return {};
   };
-  const LayerKind kind = c_.kind(i);
-  auto known = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& k) { return k.first == kind; });
-  if (known == kinds_.end()) {
-    KVASIR_ASSIGN(auto attributes, attention_of(c_, kind));
-    KVASIR_ASSIGN(int32_t id, ops_.add_attention(attributes));
-    known = kinds_.insert(kinds_.end(), {kind, id});
-  }
-  l.attention = known->second;
   if (c_.input_norms && (i > 0 || c_.first_norm)) KVASIR_TRY(norm("attn_norm", &l.attn_norm));
-  if (latent_)
-    KVASIR_TRY(latent_->load_layer(i, in));
-  else {
-    KVASIR_ASSIGN(l.qkv, in.qkv(i));
-  }
-  if (c_.qk_norm != QkNorm::none) {
-    const bool full = c_.qk_norm == QkNorm::full;
-    auto of_heads = [&](const char* name, int64_t heads, const Share& share) {
-      return in.vector(in.of(i, name), c_.head_dim * (full ? heads : 1), c_.norm_shift, 1,
-                       full ? share.times(c_.head_dim) : Share());
-    };
-    KVASIR_ASSIGN(l.q_norm, of_heads("attn_q_norm.weight", c_.heads, c_.part.heads));
-    KVASIR_ASSIGN(l.k_norm, of_heads("attn_k_norm.weight", c_.kv_heads, c_.part.kv_heads));
-  }
-  if (c_.head_sinks) {
-    KVASIR_ASSIGN(l.sinks, in.vector(in.of(i, "attn_sinks.weight"), c_.heads, 0, 1, c_.part.heads));
-  }
-  KVASIR_ASSIGN(l.attn_out, in.attention_out(i));
+  KVASIR_TRY(load_attention(i, in, l));
   if (c_.output_norms) KVASIR_TRY(norm("post_attention_norm", &l.attn_output_norm));
   if (c_.input_norms && !c_.shared_norm) KVASIR_TRY(norm("ffn_norm", &l.ffn_norm));
   if (c_.experts.in_layer(i)) {
@@ -126,6 +101,43 @@ Status Decoder::load_layer(int32_t i, LayerLoader& in) {
     KVASIR_ASSIGN(l.mlp, in.mlp(i));
   }
   if (c_.output_norms) KVASIR_TRY(norm("post_ffw_norm", &l.ffn_output_norm));
+  return {};
+}
+
+Result<int32_t> Decoder::attention_kind(LayerKind kind) {
+  auto known = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& k) { return k.first == kind; });
+  if (known == kinds_.end()) {
+    KVASIR_ASSIGN(auto attributes, attention_of(c_, kind));
+    KVASIR_ASSIGN(int32_t id, ops_.add_attention(attributes));
+    known = kinds_.insert(kinds_.end(), {kind, id});
+  }
+  return known->second;
+}
+
+Status Decoder::load_attention(int32_t i, LayerLoader& in, DecoderLayer& l) {
+  KVASIR_ASSIGN(l.attention, attention_kind(c_.kind(i)));
+  if (latent_)
+    KVASIR_TRY(latent_->load_layer(i, in));
+  else {
+    KVASIR_ASSIGN(l.qkv, in.qkv(i));
+  }
+  KVASIR_TRY(load_head_norms(i, in, l));
+  if (c_.head_sinks) {
+    KVASIR_ASSIGN(l.sinks, in.vector(in.of(i, "attn_sinks.weight"), c_.heads, 0, 1, c_.part.heads));
+  }
+  KVASIR_ASSIGN(l.attn_out, in.attention_out(i));
+  return {};
+}
+
+Status Decoder::load_head_norms(int32_t i, LayerLoader& in, DecoderLayer& l) {
+  if (c_.qk_norm == QkNorm::none) return {};
+  const bool full = c_.qk_norm == QkNorm::full;
+  auto of_heads = [&](const char* name, int64_t heads, const Share& share) {
+    return in.vector(in.of(i, name), c_.head_dim * (full ? heads : 1), c_.norm_shift, 1,
+                     full ? share.times(c_.head_dim) : Share());
+  };
+  KVASIR_ASSIGN(l.q_norm, of_heads("attn_q_norm.weight", c_.heads, c_.part.heads));
+  KVASIR_ASSIGN(l.k_norm, of_heads("attn_k_norm.weight", c_.kv_heads, c_.part.kv_heads));
   return {};
 }
 
@@ -190,12 +202,22 @@ Status Decoder::norm(Buffer in, const Norm& norm, Buffer out) {
                                   : ops_.layer_norm(in, norm.weight, norm.bias, c_.norm_eps, out);
 }
 
-Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
+Result<Buffer> Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
   const Attend how{.kind = l.attention, .layer = i, .sinks = l.sinks};
-  if (latent_) return latent_->attend(how, in, qkv_, attended_);
-  if (c_.qk_norm == QkNorm::none && c_.query_position_slope == 0)
-    return ops_.linear_attend(in, l.qkv, how, qkv_, attended_);
+  if (latent_) {
+    KVASIR_TRY(latent_->attend(how, in, qkv_, attended_));
+    return attended_;
+  }
+  if (c_.qk_norm == QkNorm::none && c_.query_position_slope == 0) {
+    KVASIR_TRY(ops_.linear_attend(in, l.qkv, how, qkv_, attended_));
+    return attended_;
+  }
   KVASIR_TRY(ops_.linear(in, l.qkv, qkv_));
+  KVASIR_TRY(attend_normed(l, i));
+  return attended_;
+}
+
+Status Decoder::attend_normed(const DecoderLayer& l, int32_t i) {
   const int64_t q = int64_t(c_.heads) * c_.head_dim, kv = int64_t(c_.kv_heads) * c_.head_dim;
   if (c_.qk_norm == QkNorm::full && c_.part.ranks > 1)
     KVASIR_TRY(ops_.qk_norm_over_ranks(qkv_, q, l.q_norm, kv, l.k_norm, c_.norm_eps));
@@ -203,7 +225,7 @@ Status Decoder::attend(const DecoderLayer& l, int32_t i, Buffer in) {
     KVASIR_TRY(ops_.qk_norm(qkv_, q, l.q_norm, kv, l.k_norm, c_.norm_eps));
   if (c_.query_position_slope != 0)
     KVASIR_TRY(ops_.scale_by_position(qkv_, q, c_.query_position_slope, c_.query_position_unit));
-  return ops_.attend(how, qkv_, attended_);
+  return ops_.attend({.kind = l.attention, .layer = i, .sinks = l.sinks}, qkv_, attended_);
 }
 
 // All but the way back of an MLP.
@@ -264,16 +286,16 @@ Status Decoder::run_layers(Buffer first) {
     const DecoderLayer& l = layers_[size_t(i)];
     const Norm* ffn_norm = c_.input_norms && !c_.shared_norm ? &l.ffn_norm : nullptr;
     const Norm* next = c_.input_norms && i + 1 < c_.layers ? &layers_[size_t(i) + 1].attn_norm : nullptr;
-    KVASIR_TRY(attend(l, i, i == 0 ? first : read));
+    KVASIR_ASSIGN(const Buffer attended, attend(l, i, i == 0 ? first : read));
     if (!c_.parallel)
-      KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm, ffn_norm));
+      KVASIR_TRY(add(attended, l.attn_out, l.attn_output_norm, ffn_norm));
     else if (ffn_norm)
       KVASIR_TRY(norm(x_, *ffn_norm, h_));
     const bool experts = l.experts >= 0, mlp = l.mlp.down.id >= 0;
     const Buffer ffn = experts ? shared_ffn_ : ffn_;
     if (mlp) KVASIR_TRY(feed_forward(l, read, experts ? shared_up_ : up_, ffn));
     if (experts) KVASIR_TRY(ops_.moe(read, l.experts, x_));
-    if (c_.parallel) KVASIR_TRY(add(attended_, l.attn_out, l.attn_output_norm, nullptr));
+    if (c_.parallel) KVASIR_TRY(add(attended, l.attn_out, l.attn_output_norm, nullptr));
     if (mlp)
       KVASIR_TRY(add(ffn, l.mlp.down, l.ffn_output_norm, next));
     else if (next)

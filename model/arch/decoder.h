@@ -50,7 +50,12 @@ class Decoder : public Network {
   Status load_layer(int32_t i, class LayerLoader& in);
   Status make_buffers();
   Status norm(Buffer in, const Norm& norm, Buffer out);
-  Status attend(const DecoderLayer& layer, int32_t i, Buffer in);
+  // A layer's attention, up to the way back into the stream; what it made.
+  virtual Status load_attention(int32_t i, class LayerLoader& in, DecoderLayer& layer);
+  virtual Result<Buffer> attend(const DecoderLayer& layer, int32_t i, Buffer in);
+  Result<int32_t> attention_kind(LayerKind kind);
+  Status load_head_norms(int32_t i, class LayerLoader& in, DecoderLayer& layer);
+  Status attend_normed(const DecoderLayer& layer, int32_t i);  // of what lies in qkv_
   Status feed_forward(const DecoderLayer& layer, Buffer in, Buffer up, Buffer ffn);
   Status add(Buffer in, Matrix weight, const Norm& output_norm, const Norm* next);
 

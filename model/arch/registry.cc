@@ -8,17 +8,17 @@ namespace kvasir::model {
 
 extern const Architecture kLlama, kMistral, kGemma3, kGemma2, kGemma, kQwen2, kQwen3, kPhi2, kPhi3, kSmolLm3, kGranite,
     kOlmo2, kOlmo3, kSeedOss, kMinistral3, kGptNeox, kGptj, kFalcon, kBloom, kMpt, kQwen2Moe, kQwen3Moe, kMixtral,
-    kGptOss, kGlm4Moe, kMinimaxM2, kGemma4, kBert, kXlmRoberta, kRoberta, kModernBert, kT5, kMt5, kDeepseekV3,
-    kDeepseekV2, kKimiK2, kGlm4MoeLite;
+    kGptOss, kGlm4Moe, kMinimaxM2, kGemma4, kQwen3Next, kQwen35, kQwen35Moe, kBert, kXlmRoberta, kRoberta, kModernBert,
+    kT5, kMt5, kDeepseekV3, kDeepseekV2, kKimiK2, kGlm4MoeLite;
 
 namespace {
 
 const Architecture* const kAll[] = {
-    &kLlama,   &kMistral,    &kGemma3,     &kGemma2, &kGemma,      &kQwen2,    &kQwen3,      &kPhi2,
-    &kPhi3,    &kSmolLm3,    &kGranite,    &kOlmo2,  &kOlmo3,      &kSeedOss,  &kMinistral3, &kGptNeox,
-    &kGptj,    &kFalcon,     &kBloom,      &kMpt,    &kQwen2Moe,   &kQwen3Moe, &kMixtral,    &kGptOss,
-    &kGlm4Moe, &kMinimaxM2,  &kGemma4,     &kBert,   &kXlmRoberta, &kRoberta,  &kModernBert, &kT5,
-    &kMt5,     &kDeepseekV3, &kDeepseekV2, &kKimiK2, &kGlm4MoeLite};
+    &kLlama,   &kMistral,    &kGemma3,  &kGemma2,    &kGemma,      &kQwen2,      &kQwen3,      &kPhi2,
+    &kPhi3,    &kSmolLm3,    &kGranite, &kOlmo2,     &kOlmo3,      &kSeedOss,    &kMinistral3, &kGptNeox,
+    &kGptj,    &kFalcon,     &kBloom,   &kMpt,       &kQwen2Moe,   &kQwen3Moe,   &kMixtral,    &kGptOss,
+    &kGlm4Moe, &kMinimaxM2,  &kGemma4,  &kQwen3Next, &kQwen35,     &kQwen35Moe,  &kBert,       &kXlmRoberta,
+    &kRoberta, &kModernBert, &kT5,      &kMt5,       &kDeepseekV3, &kDeepseekV2, &kKimiK2,     &kGlm4MoeLite};
 
 template <class Name>
 const Architecture* find(std::string_view name, const Name& name_of) {
@@ -59,6 +59,8 @@ Result<std::unique_ptr<Network>> load_network(const ModelConfig& config, Weights
     std::erase_if(left, [&](const std::string& name) {
       return name.find(cat("layers.", i, ".")) != std::string::npos || name.starts_with(cat("blk.", i, "."));
     });
+  if (config.linear.taps > 0)  // likewise; not every config.json of the family says that there is one
+    std::erase_if(left, [](const std::string& name) { return name.starts_with("mtp."); });
   if (!left.empty())
     log_warn("the model's files hold tensors that its architecture has no use for",
              {{"architecture", a.name}, {"tensors", left.size()}, {"first", left.front()}});

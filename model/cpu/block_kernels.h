@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "model/cpu/delta_kernels.h"
 #include "model/cpu/expand.h"
 #include "model/cpu/low_rank.h"
 #include "model/cpu/quantize_rows.h"
@@ -412,8 +413,9 @@ void floating(const PackedMatrix& m, int64_t group, int64_t groups, const float*
 }
 
 constexpr Kernels make_kernels(const char* name) {
-  return {name,     quantize, integer,  floating,         norm,         silu,    gelu,
-          greatest, find,     at_least, exponential_sums, exponentials, low_rank};
+  return {name,      quantize, integer,  floating,         norm,         silu,     gelu,
+          greatest,  find,     at_least, exponential_sums, exponentials, low_rank, short_convolution,
+          delta_rule};
 }
 
 }  // namespace

@@ -56,6 +56,18 @@ struct Factor {
   int64_t depth = 0, outputs = 0;  // outputs: filled up to a multiple of 16
 };
 
+// Rows of one value head under the gated delta rule, in order. The state is [key_dim, value_dim], both multiples of 16;
+// each row lets it fade to `decay`, corrects by `beta` what it gives for the row's key, and reads it by the query.
+struct DeltaRows {
+  int64_t rows, key_dim, value_dim;
+  const float *q, *k;  // [rows, key_dim]
+  const float* v;      // [rows, value_dim]
+  const float *decay, *beta;
+  float* state;
+  float* out;  // rows are `stride` apart
+  int64_t stride;
+};
+
 struct Kernels {
   std::string_view name;
   // Rows 2n and 2n + 1 by one thread, in this order: kernels may keep them as one.
@@ -79,6 +91,10 @@ struct Kernels {
   void (*exponentials)(const float* x, int64_t n, float shift, float scale, float* out);
   // y[t][i] += the sum over d of x[t][d] * f of output column + i, i < n, for one or two rows t, each by itself.
   void (*low_rank)(const Factor& f, int64_t column, int64_t n, const float* const* x, int rows, float* const* y);
+  // out[c] = silu of the sum over taps j of weight[j * stride + c] * x[j][c], c < n.
+  void (*short_convolution)(const float* const* x, const float* weight, int64_t stride, int taps, int64_t n,
+                            float* out);
+  void (*delta_rule)(const DeltaRows& rows);
   bool slow_groups = false;  // of 9 rows and more: a group takes several microseconds
 };
 

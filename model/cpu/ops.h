@@ -48,6 +48,9 @@ class CpuOps final : public Ops {
   Status set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                     std::vector<kvcache::TensorScales> scales);
   float* data(Buffer b) { return buffers_[size_t(b.id)].data.get(); }
+  // Room for the states of so many sequences, once; and a copy of one.
+  Status set_states(int64_t slots);
+  void copy_state(int32_t from, int32_t to);
   // Another's weight, with its bias, as one of these too; the other must outlive them.
   Matrix borrow(const CpuOps& from, Matrix weight);
   // Where hidden states lie, `cols` of each place.
@@ -66,6 +69,7 @@ class CpuOps final : public Ops {
   Result<int32_t> add_attention_of(Side side, const attention::Attributes& attributes) override;
   Result<int32_t> add_experts(Experts experts) override;
   Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) override;
+  Result<int32_t> add_delta_rule(const DeltaRule& rule) override;
 
   Status embed(Matrix table, float scale, Buffer out) override;
   Status add_row(Matrix table, RowOf which, int64_t shift, Buffer out) override;
@@ -91,6 +95,8 @@ class CpuOps final : public Ops {
   Status gate(Activation activation, Buffer in_out, Buffer by, int64_t first) override;
   Status moe(Buffer in, int32_t experts, Buffer out, Buffer routed) override;
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
+  Status sigmoid_gates(Buffer in_out, Buffer gate) override;
+  Status delta_rule(int32_t rule, Buffer in, Buffer betas, Buffer out) override;
   Status keep(Buffer in, int64_t first, float factor) override;
   int64_t given_cols() const override { return batch_->given_cols; }
   Status take_given(Buffer out) override;
@@ -152,6 +158,17 @@ class CpuOps final : public Ops {
   const float* vector(Vector v) const { return v.id < 0 ? nullptr : vectors_[size_t(v.id)].data(); }
   int64_t rows(Buffer b) const { return buffers_[size_t(b.id)].logit_rows ? logit_rows_ : int64_t(tokens_->size()); }
   kvcache::CacheView cache_for(const Attend& how) const;  // with the layer's own scales
+  // ops_linear_attention.cc
+  struct LinearLayer {
+    LinearConfig config;
+    Vector norm;
+    float eps = 0;
+    std::vector<float> conv;         // [taps, channels]
+    std::vector<float> decay, bias;  // a value head; the decay is not negative
+    int64_t at = 0;                  // in a slot
+  };
+  struct LinearRows;
+  void run_key_head(const LinearLayer& layer, const LinearRows& rows, int64_t sequence, int64_t head);
   // moe.cc: the rows of a step by expert.
   struct ExpertRows;
   struct LayerExperts {
@@ -202,6 +219,9 @@ class CpuOps final : public Ops {
   bool apart_ = false;
   std::vector<int32_t> places_;
   std::vector<kvcache::TensorScales> scales_;
+  std::vector<LinearLayer> linear_;
+  std::unique_ptr<float, Unmap> slots_;  // of states: [slots, slot_floats_]
+  int64_t slot_floats_ = 0;
   AdapterRows adapter_rows_;
   Sides sides_;                        // of the step, in an encoder-decoder
   std::vector<float> squares_;         // of the queries and the keys of each row

@@ -40,6 +40,7 @@ Status Rank::allocate_cache(const CachePages& pages) {
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
+  if (config_.state_bytes() > 0) KVASIR_TRY(ops_->set_states(pages.states));
   return ops_->set_caches(std::move(views), apart_, std::move(layout.places), form_.tensor_scales);
 }
 
@@ -54,6 +55,8 @@ Status Rank::step(const Batch& batch, const std::vector<int32_t>& tokens, int64_
     for (const PageCopy& c : batch.copies)
       if (c.group == group) caches_[i]->copy(c);
   }
+  for (const PageCopy& c : batch.copies)
+    if (c.group == kvcache::kStateGroup) ops_->copy_state(c.from, c.to);
   if (batch.tokens.empty()) return {};
   pool_.begin_step();
   Status status = forward(batch, tokens, rows, draws);

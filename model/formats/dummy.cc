@@ -44,9 +44,11 @@ struct Counts {
   int64_t experts = 0, others = 0;
 };
 // Of a layer's attention.
-int64_t attention_parameters(const ModelConfig& c) {
+int64_t attention_parameters(const ModelConfig& c, int32_t layer) {
   const int64_t hidden = c.hidden, heads = c.heads;
-  if (!c.latent.on()) return 2 * (heads + c.kv_heads) * c.head_dim * hidden;
+  if (const LinearConfig& l = c.linear; c.is_linear(layer))
+    return (l.channels() + 2 * l.values() + 2 * l.value_heads) * hidden;
+  if (!c.latent.on()) return ((c.gated_attention ? 3 : 2) * heads + 2 * c.kv_heads) * c.head_dim * hidden;
   const LatentConfig& l = c.latent;
   const int64_t q = heads * (l.nope + l.rope);
   return (l.query_rank > 0 ? l.query_rank * (hidden + q) : q * hidden) + (l.rank + l.rope) * hidden +
@@ -57,7 +59,7 @@ Counts parameters_of(const ModelConfig& c) {
   Counts out{0, c.vocab * hidden};
   for (int32_t i = 0; i < c.layers; ++i) {
     const bool experts = c.experts.in_layer(i);
-    out.others += attention_parameters(c) + (c.gated ? 3 : 2) * (experts ? c.experts.shared_ffn : c.ffn) * hidden;
+    out.others += attention_parameters(c, i) + (c.gated ? 3 : 2) * (experts ? c.experts.shared_ffn : c.ffn) * hidden;
     if (!experts) continue;
     out.others += c.experts.routing.experts * hidden;
     out.experts += 3 * int64_t(c.experts.ffn) * c.experts.routing.experts * hidden;
@@ -76,14 +78,16 @@ class DummyWeights final : public Weights {
   bool has(std::string_view) const override { return false; }  // nothing fused, and a tied head
 
   Result<HostTensor> get(std::string_view name, int64_t rows, int64_t cols) override {
-    const bool plain = rows == 1 || name.ends_with(".ffn_gate_inp.weight");  // routers, as files have them
-    const bool expert = std::count(name.begin(), name.end(), '.') == 4;      // blk.3.ffn_up.17.weight
+    const bool plain = rows == 1 || name.ends_with(".ffn_gate_inp.weight") ||  // routers, as files have them
+                       name.ends_with(".ssm_conv1d.weight");
+    const bool expert = std::count(name.begin(), name.end(), '.') == 4;  // blk.3.ffn_up.17.weight
     HostTensor t{std::string(name), plain ? WeightType::f32 : expert ? expert_type_ : type_, rows, cols, nullptr, 0};
     const TypeInfo& info = *type_info(t.type);
     t.bytes = rows * cols / info.block * info.bytes;
     if (t.type == WeightType::int4) t.group = cols;  // one scale for all: wider than AWQ's and GPTQ's groups
     // Biases are read by the host, and T5's tables of them are made longer there.
-    const bool by_host = name.ends_with(".bias") || name.find("attn_rel_b") != std::string_view::npos;
+    const bool by_host = name.ends_with(".bias") || name.ends_with(".ssm_conv1d.weight") ||
+                         name.find("attn_rel_b") != std::string_view::npos;
     if (leave_seeded_ && rows > 1 && !host_only(t.type) && !by_host) {
       t.seeded = seeded(t);
       if (live_.emplace(t.name, nullptr).second) parameters_ += rows * cols, bytes_ += t.bytes;

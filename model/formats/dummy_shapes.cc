@@ -37,6 +37,28 @@ constexpr DummyShape kShapes[] = {
     {"gpt-oss-20b", "gpt_oss", 24, 2880, 2880, 64, 8, 64, 201088, 131072, 150000, 128, 32, 4, 2880},
     {"gpt-oss-120b", "gpt_oss", 36, 2880, 2880, 64, 8, 64, 201088, 131072, 150000, 128, 128, 4, 2880},
     {"glm-4.5-air", "glm4_moe", 46, 4096, 10944, 96, 8, 128, 151552, 131072, 1e6, 0, 128, 8, 1408, 1408},
+    {"qwen3-next-80b-a3b",
+     "qwen3_next",
+     48,
+     2048,
+     5120,
+     16,
+     2,
+     256,
+     151936,
+     262144,
+     1e7,
+     0,
+     512,
+     10,
+     512,
+     512,
+     0,
+     {},
+     32},
+    {"qwen3.5-4b", "qwen3_5", 32, 2560, 9216, 16, 4, 256, 248320, 262144, 1e7, 0, 0, 0, 0, 0, 0, {}, 32},
+    {"qwen3.5-9b", "qwen3_5", 32, 4096, 12288, 16, 4, 256, 248320, 262144, 1e7, 0, 0, 0, 0, 0, 0, {}, 32},
+    {"qwen3.5-35b-a3b", "qwen3_5_moe", 40, 2048, 512, 16, 2, 256, 248320, 262144, 1e7, 0, 256, 8, 512, 512, 0, {}, 32},
     {"minimax-m2", "minimax_m2", 62, 3072, 1536, 48, 8, 128, 200064, 196608, 5e6, 0, 256, 8, 1536},
     {"deepseek-v2-lite", "deepseek_v2", 27, 2048, 10944, 16, 16, 128, 102400, 163840, 10000, 0, 64, 6, 1408, 2816, 1,
      kV2},
@@ -55,6 +77,10 @@ void DummyShape::apply(ModelConfig& c) const {
   c.vocab = vocab, c.context = context, c.window = window;
   c.rope.base = rope_base;
   c.latent = latent;
+  if (linear_heads > 0) {
+    c.linear.key_heads = 16, c.linear.value_heads = linear_heads;
+    c.linear.key_dim = c.linear.value_dim = 128;
+  }
   if (experts == 0) return;
   c.experts.routing.experts = experts, c.experts.routing.used = experts_used;
   c.experts.ffn = expert_ffn, c.experts.shared_ffn = shared_ffn;

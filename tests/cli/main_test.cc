@@ -269,6 +269,19 @@ TEST(Inspect, SaysWhatATokenUsesOfExperts) {
   EXPECT_THAT(shell("inspect dummy:llama,experts=4").out, HasSubstr("experts is 4; it must be left out"));
 }
 
+TEST(Inspect, SaysWhatASequencesStateTakes) {
+  if (!built("inspect")) GTEST_SKIP() << "this build has no model";
+  // One layer of two: 3 inputs of 512 channels, and 4 heads of 64 x 64.
+  const std::string bytes = std::to_string(4 * (3 * 512 + 4 * 64 * 64));
+  const Ran text = shell("inspect dummy:qwen3_5 --kv-memory 64MiB --batch 1 --context 16");
+  EXPECT_EQ(text.code, 0) << text.out;
+  EXPECT_THAT(text.out, HasSubstr("states        " + bytes + " bytes a sequence"));
+  EXPECT_THAT(text.out, HasSubstr("64 sequences and 64 prefixes"));
+  const Ran object = shell("inspect --json dummy:qwen3_5 --kv-memory 64MiB");
+  EXPECT_THAT(object.out, HasSubstr("\"state_bytes_per_sequence\": " + bytes));
+  EXPECT_THAT(shell("inspect dummy:qwen3_5 --kv-memory 100KiB").out, HasSubstr("the state of a sequence"));
+}
+
 TEST(Perplexity, AWindowPastTheContextIsRefusedBeforeAnyMemoryIsAskedFor) {
   if (!built("perplexity")) GTEST_SKIP() << "this build has no model";
   const ScratchFolder folder;

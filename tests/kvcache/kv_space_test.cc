@@ -179,6 +179,33 @@ TEST_F(Space, ForksShareUntilTheyWrite) {
   expect_all_back();
 }
 
+TEST_F(Space, ForksHaveOneStateUntilTheyGoOn) {
+  KvSpaceOptions o = space_of({{16, 0}});
+  o.prefix_cache = false, o.states = 3;
+  make(o);
+  Lease first = start(text(6)), other = start(text(5, 40));
+  const int32_t state = kv->own_state(first), alone = kv->own_state(other);
+  EXPECT_NE(state, alone);
+  EXPECT_EQ(kv->own_state(first), state) << "a later step writes the same";
+  EXPECT_EQ(kv->orders(), 0u);
+  pass();
+  Lease second = kv->fork(first, 6, 0);
+  kv->check_integrity(std::vector<const Lease*>{&first, &second, &other}, {});
+  const int32_t copy = kv->own_state(second);
+  EXPECT_EQ(kv->own_state(first), state) << "the last one keeps the slot";
+  pass();
+  ASSERT_EQ(copies.size(), 1u);
+  EXPECT_EQ(copies[0].from, state);
+  EXPECT_EQ(copies[0].to, copy);
+  EXPECT_EQ(copies[0].group, kStateGroup);
+  kv->release(second);
+  Lease third = start(text(3));
+  EXPECT_EQ(kv->own_state(third), copy) << "the slot has come back";
+  kv->check_integrity(std::vector<const Lease*>{&first, &third, &other}, {});
+  for (Lease* l : {&first, &third, &other}) kv->release(*l);
+  expect_all_back();
+}
+
 TEST_F(Space, WhatAStepInFlightCopiesFromComesBackWhenItRetires) {
   make(space_of({{4, 0}}));
   Lease a = start(text(6));

@@ -168,6 +168,18 @@ class StoredNetwork {
     }
     std::vector<float> w = from.values;
     if (how == "same") return w;
+    if (how == "rows" || how == "columns") {  // in another order, or some of them
+      const bool rows = how == "rows";
+      const int64_t cols = from.shape.back(), count = int64_t(w.size()) / cols;
+      std::vector<int64_t> order;
+      for (const auto& run : t[4])
+        for (int64_t i = 0; i < run[1]; ++i) order.push_back(run[0].get<int64_t>() + i);
+      std::vector<float> out;
+      for (int64_t r = 0; r < (rows ? std::ssize(order) : count); ++r)
+        for (int64_t c = 0; c < (rows ? cols : std::ssize(order)); ++c)
+          out.push_back(w[size_t(rows ? order[size_t(r)] * cols + c : r * cols + order[size_t(c)])]);
+      return out;
+    }
     if (how == "plus one") {
       for (float& f : w) f = float(double(f) + 1);
       return w;

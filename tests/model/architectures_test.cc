@@ -124,6 +124,7 @@ TEST(Architectures, APrefixHitChangesNothing) {
     Folder folder("architecture");
     StoredNetwork(one).write_folder(folder);
     Drive drive(folder.path.string(), 2, false, 64, 2);
+    if (drive.runner->info().state_bytes > 0) continue;  // its states are not shared by prefix
     const Sampled whole = drive.step({{0, 0, prompt}})[0];
     drive.share(1, 0, 1);
     const Sampled hit = drive.step({{1, kShared, Ids(prompt.begin() + kShared, prompt.end())}})[0];

@@ -52,7 +52,9 @@ class Drive {
     auto loaded = load_runner(o);
     EXPECT_TRUE(loaded.ok()) << loaded.status().to_string();
     runner = std::move(loaded).value();
-    EXPECT_TRUE(runner->allocate_cache(pages_ * sequences).ok());
+    CachePages all = pages_ * sequences;
+    if (runner->info().state_bytes > 0) all.states = sequences;
+    EXPECT_TRUE(runner->allocate_cache(all).ok());
   }
 
   // Pages are handed out backwards, so that nothing works by being contiguous.
@@ -90,6 +92,7 @@ class Drive {
       b.start_pos.push_back(p.begin);
       b.adapters.push_back(p.adapter);
       if (p.source > 0) b.sources.push_back(p.source);
+      if (runner->info().state_bytes > 0) b.states.push_back(p.seq);
       for (int64_t i = 0; i < b.max_pages; ++i) b.cachestarts.push_back(i * kPage < kv ? page(p.seq, i) * kPage : 0);
       b.decoding_batches += n == 1 && b.decoding_batches == b.size() - 1;
       b.max_seqlen = std::max(b.max_seqlen, n);

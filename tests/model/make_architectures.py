@@ -84,6 +84,8 @@ def cases():
     latent = dict(base, num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16,
                   v_head_dim=24, moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3)
     deep = dict(YARN, mscale=.7, mscale_all_dim=.7, beta_fast=32.0, beta_slow=1.0)
+    linear = dict(base, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+                  linear_value_head_dim=16)
     gemma = dict(plain, sliding_window=8, query_pre_attn_scalar=16)
     gemma4 = dict(plain, num_hidden_layers=6, sliding_window=8, global_head_dim=32, hidden_size_per_layer_input=0,
                   layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2)
@@ -139,6 +141,14 @@ def cases():
                                                        mlp_only_layers=[3], norm_topk_prob=True), []),
         "qwen3_moe": ("qwen3_moe", dict(experts, head_dim=16, norm_topk_prob=True, num_experts=8, num_experts_per_tok=3), []),
         "qwen3_moe as it is": ("qwen3_moe", dict(experts, head_dim=16, mlp_only_layers=[0]), []),
+        "qwen3_next": ("qwen3_next", dict(linear, linear_value_head_dim=32, moe_intermediate_size=32, num_experts=4,
+                                          num_experts_per_tok=2, shared_expert_intermediate_size=48), []),
+        "qwen3_5": ("qwen3_5_text", dict(linear, linear_num_value_heads=6), []),
+        "qwen3_5 of other layers": ("qwen3_5_text", dict(linear, linear_num_value_heads=2, num_hidden_layers=3, layer_types=[
+            "full_attention", "linear_attention", "full_attention"]), []),
+        "qwen3_5_moe": ("qwen3_5_moe_text", dict({k: v for k, v in linear.items() if k != "intermediate_size"}, num_experts=4,
+                                                 moe_intermediate_size=32, num_experts_per_tok=2,
+                                                 shared_expert_intermediate_size=48), []),
         "gpt_oss": ("gpt_oss", dict(oss), []),
         "gpt_oss of a lower limit": ("gpt_oss", dict(oss, swiglu_limit=.2, num_experts_per_tok=3), []),
         "glm4_moe": ("glm4_moe", dict(glm, use_qk_norm=True, attention_bias=True, n_shared_experts=2), []),
@@ -176,7 +186,8 @@ def reference(case, model_type, kw, work):
     attention = "sdpa" if kw.get("alibi") else "eager"
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(work, safe_serialization=True)
     path = Path(work) / "model.safetensors"
-    base = 0.0 if model_type.startswith("gemma") and not model_type.startswith("gemma4") else 1.0
+    zero_centred = model_type.startswith(("gemma", "qwen3_next", "qwen3_5")) and not model_type.startswith("gemma4")
+    base = 0.0 if zero_centred else 1.0
     tensors = {n: weights(n, t.shape, base) for n, t in sorted(load_file(path).items())}
     save_file(tensors, path, metadata={"format": "pt"})
     model = transformers.AutoModelForCausalLM.from_pretrained(work, dtype=torch.float32, attn_implementation=attention).eval()
@@ -200,6 +211,7 @@ def convert(work, extra):
         kind = get_model_class(architecture)
     except NotImplementedError:
         return None
+    kind.no_mtp = True  # there is none
     model = kind(Path(work), gguf.LlamaFileType.ALL_F32, out, hparams=hparams)
     for one in (model, getattr(model, "impl", model)):
         one.set_vocab = lambda: None
@@ -246,6 +258,33 @@ def of_latent(name, shape, data, tensors):
                 return [name, shape, "head keys" if first == 0 else "head values", source, first, count]
 
 
+def runs(found):
+    """Indices as [first, count] of those that follow one another."""
+    out = []
+    for i in found:
+        if out and out[-1][0] + out[-1][1] == i:
+            out[-1][1] += 1
+        else:
+            out.append([i, 1])
+    return out
+
+
+def moved(name, shape, data, tensors):
+    """Rows, or columns, of one tensor in another order."""
+    for how, turn in (("rows", lambda a: a), ("columns", lambda a: a.T)):
+        want = turn(data.reshape(-1, data.shape[-1]))
+        for source, w in tensors.items():
+            if w.ndim < 2:
+                continue
+            have = turn(w.reshape(-1, w.shape[-1]))
+            if have.shape[1] != want.shape[1] or (how == "columns" and have.shape[0] != want.shape[0]):
+                continue
+            place = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(have))}
+            found = [place.get(row.tobytes()) for row in np.ascontiguousarray(want)]
+            if None not in found:
+                return [name, shape, how, source, runs(found)]
+
+
 def recipe(name, shape, data, tensors, heads, kv):
     """How a tensor of the GGUF file comes of the folder's."""
     same = lambda a: a.shape == data.shape and np.allclose(a, data, atol=1e-7)
@@ -271,6 +310,8 @@ def recipe(name, shape, data, tensors, heads, kv):
     if len(shape) == 3 and (made := of_experts(name, shape, data, tensors)):
         return made
     if len(shape) == 3 and (made := of_latent(name, shape, data, tensors)):
+        return made
+    if data.ndim > 1 and (made := moved(name, shape, data, tensors)):
         return made
     if data.size <= 64:
         return [name, shape, "values", [float(v) for v in data.ravel()]]

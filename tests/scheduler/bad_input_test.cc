@@ -252,6 +252,11 @@ TEST(BadInput, OptionsAreNamed) {
     change(o);
     return Scheduler::create(o).status().field();
   };
+  EXPECT_EQ(field([](Settings& o) { o.recurrent = true, o.max_draft = 0; }), "kept_states");
+  EXPECT_EQ(field([](Settings& o) { o.kept_states = -1; }), "kept_states");
+  EXPECT_EQ(field([](Settings& o) { o.recurrent = true, o.kept_states = 1; }), "max_draft");
+  EXPECT_EQ(field([](Settings& o) { o.recurrent = true, o.kept_states = 1, o.max_draft = 0, o.host_pages = 4; }),
+            "host_pages");
   EXPECT_EQ(field([](Settings& o) { o.page_size = 0; }), "page_size");
   EXPECT_EQ(field([](Settings& o) { o.page_size = 65537; }), "page_size");
   EXPECT_EQ(field([](Settings& o) { o.groups[0].pages = 0; }), "kv_memory");

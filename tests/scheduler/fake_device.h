@@ -1,4 +1,4 @@
-// A device that remembers, for each slot of each page, which prefix was written there; so a plan that
+// A device that remembers, for each slot of each page and of each state, which prefix was written there; so a plan that
 // reads a page with somebody else's tokens in it, or too early, or not yet moved, is caught at once.
 // What it samples is a function of the prefix (and the choice) alone: no output may depend on scheduling.
 #pragma once
@@ -21,6 +21,7 @@ class FakeDevice {
       starts_.push_back({kvcache::CacheStarts(options.index_mode, options.page_size), {}});
     }
     host_.assign(options.host_pages * options.page_size, 0);
+    states_.assign(options.recurrent ? size_t(options.max_running + options.kept_states) : 0, 0);
   }
 
   static uint64_t chain(uint64_t h, int32_t token) {
@@ -57,13 +58,19 @@ class FakeDevice {
         uint64_t &d = slots_[0][m.device * size + i], &h = host_[m.host * size + i];
         (m.to_host ? h : d) = m.to_host ? d : h;
       }
-    for (const PageCopy& c : plan.copies)
+    for (const PageCopy& c : plan.copies) {
+      if (c.group == kvcache::kStateGroup) {
+        states_[c.to] = states_[c.from];
+        continue;
+      }
       for (int64_t i = 0; i < size; ++i)
         slots_[c.group][c.to * size + i] = i < c.tokens ? slots_[c.group][c.from * size + i] : 0;
+    }
 
     // All writes before all reads, as the operator has it.
     std::vector<std::vector<uint64_t>> chains;
     std::set<std::pair<size_t, int64_t>> written;
+    std::set<int32_t> stated;
     check_starts(plan);
     for (const PlanItem& item : plan.items) {
       auto known = scheduler.tokens(item.seq);
@@ -88,6 +95,13 @@ class FakeDevice {
           KVASIR_CHECK(written.emplace(g, slot).second, "two sequences write slot ", slot);
           slots_[g][slot] = h[t];
         }
+      KVASIR_CHECK((item.state >= 0) == options_.recurrent, "sequence ", item.seq, " has state ", item.state);
+      if (item.state < 0) continue;
+      KVASIR_CHECK(stated.insert(item.state).second, "two sequences have state ", item.state);
+      uint64_t& state = states_[item.state];
+      KVASIR_CHECK(item.begin == 0 || state == h[item.begin - 1], "state ", item.state, " is not that of sequence ",
+                   item.seq, " at ", item.begin);
+      state = h[item.begin + item.count - 1];
     }
     sampled_.clear();
     Run run;
@@ -157,6 +171,7 @@ class FakeDevice {
   int32_t vocabulary_;
   std::vector<std::vector<uint64_t>> slots_;
   std::vector<uint64_t> host_;
+  std::vector<uint64_t> states_;                                               // by slot: the prefix that it stands for
   std::vector<std::pair<kvcache::CacheStarts, std::vector<int64_t>>> starts_;  // by group
   std::map<SeqId, int32_t> sampled_;
 };

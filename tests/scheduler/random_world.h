@@ -16,7 +16,7 @@ class RandomWorld {
  public:
   // `recording`: where every call is written, or null.
   explicit RandomWorld(uint64_t seed, std::string* recording = nullptr)
-      : rng_(seed), options_(random_options()), device_(options_, vocabulary_) {
+      : rng_(seed), options_(random_options(seed)), device_(options_, vocabulary_) {
     if (recording != nullptr)
       options_.recorder = std::make_shared<Recorder>([recording](std::string lines) { *recording += lines; }, seed,
                                                      "a random world", 0);
@@ -84,7 +84,7 @@ class RandomWorld {
     std::vector<int32_t> prompt, output;
   };
 
-  Settings random_options() {
+  Settings random_options(uint64_t seed) {
     auto one_of = [&](auto list) { return list[rng_() % list.size()]; };
     Settings o;
     o.page_size = one_of(std::vector{1, 2, 3, 4, 7, 8, 12, 16});
@@ -115,6 +115,7 @@ class RandomWorld {
     if (rng_() % 2) o.tenant_max_waiting = 1 + rng_() % 5;
     o.tenant_cache_share = rng_() % 2 ? 1.0 : 0.5;
     vocabulary_ = static_cast<int32_t>(2 + rng_() % 6);  // few tokens: prefixes meet often
+    if (o.host_pages == 0 && seed % 7 > 2) o.recurrent = true, o.max_draft = 0, o.kept_states = int64_t(1 + seed % 6);
     return o;
   }
 
@@ -250,7 +251,7 @@ class RandomWorld {
       if (it == live_.end()) continue;
       if (it->second.beam) {
         if (!scheduler_->tokens(r.seq).empty()) beams[it->second.request].push_back(i);
-      } else if (it->second.masked && !it->second.output.empty() && rng_() % 4 == 0) {
+      } else if (it->second.masked && !it->second.output.empty() && !options_.recurrent && rng_() % 4 == 0) {
         r.tokens = {};  // its mask came late
       } else {
         r.stop = rng_() % 32 == 0;
