@@ -13,9 +13,9 @@ constexpr const char* kGemma =
 constexpr const char* kGemma4 =
     "dummy:gemma4,layers=6,hidden=128,heads=4,kv_heads=2,head_dim=64,ffn=128,window=24,type=f32,step_ms=1";
 
-// Keys and values are one row of 160 for all heads.
+// Keys and values are one row of 576 for all heads.
 constexpr const char* kLatent =
-    "dummy:deepseek_v3,layers=2,hidden=128,heads=4,head_dim=32,ffn=128,experts=4,experts_used=2,expert_ffn=32,type=f32,"
+    "dummy:deepseek_v3,layers=2,hidden=64,heads=2,head_dim=128,ffn=64,experts=4,experts_used=2,expert_ffn=32,type=f32,"
     "step_ms=1";
 
 kvcache::FormWish wish(std::string dtype, int32_t group = -1, std::string scale = "auto", std::string layout = "auto") {

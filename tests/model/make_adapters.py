@@ -43,7 +43,7 @@ def cases():
         "grouped of gpt_neox": ("gpt_neox", dict(r=4, lora_alpha=4, use_dora=True, target_modules="all-linear")),
         "grouped of falcon": ("falcon grouped", dict(r=4, lora_alpha=4, target_modules="all-linear")),
         "latent of deepseek_v3": ("deepseek_v3", dict(r=4, lora_alpha=4, target_modules=[
-            "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"])),
+            "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"])),
         "attention of mixtral": ("mixtral", dict(r=4, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     }
 
