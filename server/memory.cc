@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kMuch = 64 << 20;
 constexpr int64_t kBetween = 1'000'000'000;  // nanoseconds
+constexpr int kFreeEnd = 4 << 20;
 
 size_t counted(size_t bytes) { return bytes > ByteBudget::kFree ? bytes - ByteBudget::kFree : 0; }
 
@@ -69,6 +70,11 @@ void give_memory_back() {
   int64_t before = last.load();
   if (now - before < kBetween || !last.compare_exchange_strong(before, now)) return;
   if (mallinfo2().fordblks > kMuch) malloc_trim(kMuch / 8);
+}
+
+void bound_free_ends() {
+  mallopt(M_TRIM_THRESHOLD, kFreeEnd);
+  mallopt(M_MMAP_THRESHOLD, kFreeEnd);  // else 128 KiB, and a body of a few hundred costs a system call
 }
 
 }  // namespace kvasir::server

@@ -8,6 +8,7 @@
 #include "server/descriptors.h"
 #include "server/grpc/grpc_server.h"
 #include "server/http/serve.h"
+#include "server/memory.h"
 #include "server/services.h"
 #include "server/tls.h"
 
@@ -61,6 +62,7 @@ class ServerImpl final : public Server {
 
 Result<std::unique_ptr<Server>> Server::start(const ServerOptions& asked, engine::Engine& engine) {
   ServerOptions options = asked;
+  bound_free_ends();
   KVASIR_ASSIGN(options.max_connections,
                 fit_connections(asked.max_connections, int(asked.grpc_port >= 0) + int(asked.http_port >= 0)));
   KVASIR_ASSIGN(auto services, Services::create(options, engine));

@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 
 #include <future>
+#include <latch>
 
 #include "server/memory.h"
 #include "server/workers.h"
@@ -308,6 +309,24 @@ TEST_F(UnderLoad, MoreMessagesThanTheContextHoldsTokensAreNotRendered) {
   for (int i = 0; i < 50'000; ++i) messages += R"({"role":"user","content":""},)";
   messages.pop_back();
   expect_error(post("/v1/chat/completions", cat(R"({"messages":[)", messages, "]}")), 400, "messages", "50000 entries");
+}
+
+// Each thread has a heap of its own, and what was freed of many small blocks lies at the ends of these.
+TEST_F(HttpStreams, WhatThreadsHaveFreedGoesBack) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "another allocator";
+#endif
+  const int64_t before = resident_bytes();
+  { const std::string large(31 << 20, 'x'); }
+  std::vector<std::thread> threads;
+  std::latch all(8);
+  for (int i = 0; i < 8; ++i)
+    threads.emplace_back([&] {
+      { const std::vector<std::string> blocks(500, std::string(100 << 10, 'x')); }
+      all.arrive_and_wait();  // so that no two have the same heap
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_LT(resident_bytes() - before, 64 * kMiB);
 }
 
 // Over the limit of connections only health is answered, and those who say nothing are not waited for.
