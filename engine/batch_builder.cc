@@ -221,7 +221,9 @@ model::SampleRow BatchBuilder::draw(const Job& job, int32_t choice, scheduler::S
       row.output = out.histories.back();
     }
   }
-  if (row.constraint = job.choices[size_t(choice)].grammar.get(); row.constraint) {
+  ChoiceGrammar* grammar = job.choices[size_t(choice)].grammar.get();
+  if (grammar && !grammar->indifferent()) {
+    row.constraint = grammar;
     out.constrained = true;
     if (!job.allowed_mask.empty()) row.mask = job.allowed_mask.data();
   } else if (drawn < request.min_tokens && !job.min_tokens_mask.empty()) {

@@ -21,6 +21,7 @@ bool Channel::push(Event event) {
     if (last && last->choice == tokens->choice) {
       std::move(tokens->tokens.begin(), tokens->tokens.end(), std::back_inserter(last->tokens));
       last->text += tokens->text;
+      last->last = tokens->last;
     } else {
       events_.push_back(std::move(event));
     }

@@ -33,6 +33,8 @@ class ChoiceGrammar final : public model::Constraint {
   // What must come next, cut into tokens as the model most likely would. Empty where there is a choice, or this grammar
   // takes long for whatever it is asked. Step thread.
   std::vector<int32_t> forced();
+  // Whatever comes from here on is allowed. Step thread.
+  bool indifferent() const { return !pending() && matcher_->indifferent(); }
 
   // Worker.
   Status compute();

@@ -60,6 +60,7 @@ class EngineImpl final : public Engine {
 
   Result<std::unique_ptr<Stream>> submit(Request request) override;
   bool cancel(const std::string& tenant, const std::string& id) override;
+  void cancel_all(const std::string& tenant) override;
   Status flush_prefix_cache() override;
   Result<AdapterInfo> load_adapter(const std::string& name, const std::string& path) override {
     KVASIR_TRY(accepting());
@@ -190,7 +191,7 @@ Status EngineImpl::load(const Loader& loader) {
       if (loaded_.grammars) return loaded_.grammars;
       return text::GrammarCompiler::create(loaded_.tokenizer);
     };
-    grammars_ = std::make_unique<GrammarWorker>(std::move(compiler), info_.vocab_size);
+    grammars_ = std::make_unique<GrammarWorker>(std::move(compiler), loaded_.tokenizer, info_.vocab_size);
   }
   loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
                                      grammars_.get(), std::move(draft), publisher_, watchdog_, shared_);
@@ -443,7 +444,7 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   }
   requests_.fetch_add(1);
   auto stream = std::make_unique<JobStream>(job);
-  if (job->request.grammar.kind == text::GrammarSpec::Kind::none) {
+  if (!job->request.constrained()) {
     hand_over(std::move(job));
   } else {
     grammars_->compile(std::move(job), [this](JobPtr compiled, Status status) {
@@ -478,6 +479,17 @@ bool EngineImpl::cancel(const std::string& tenant, const std::string& id) {
   if (!job) return false;
   if (!job->cancel_requested.exchange(true)) job->touch();
   return true;
+}
+
+void EngineImpl::cancel_all(const std::string& tenant) {
+  std::vector<JobPtr> jobs;
+  {
+    std::lock_guard lock(registry_mutex_);
+    for (const auto& [id, held] : registry_)
+      if (JobPtr job = held.lock(); job && job->request.tenant == tenant) jobs.push_back(std::move(job));
+  }
+  for (const JobPtr& job : jobs)
+    if (!job->cancel_requested.exchange(true)) job->touch();
 }
 
 Status EngineImpl::flush_prefix_cache() {

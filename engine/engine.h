@@ -101,8 +101,8 @@ struct Stats {
   int64_t moved = 0;  // preemptions that moved their pages to the second tier
   model::ExpertLoad experts;
   std::map<std::string, int64_t> errors;  // by cause (code name)
-  double tokens_per_second = 0;   // computed, prompts included, lately
-  double outputs_per_second = 0;  // of those that run
+  double tokens_per_second = 0;           // computed, prompts included, lately
+  double outputs_per_second = 0;          // of those that run
 
   // Seconds: submit to first token, between tokens, submit to end, submit to first run, one step.
   Histogram first_token, between_tokens, whole, queued, step_time;
@@ -140,6 +140,7 @@ class Engine {
   // Thread-safe, never blocks on a step. A refusal (queue full, draining, bad value) is the Status.
   virtual Result<std::unique_ptr<Stream>> submit(Request request) = 0;
   virtual bool cancel(const std::string& tenant, const std::string& id) = 0;
+  virtual void cancel_all(const std::string& tenant) = 0;  // those that the tenant has now
   virtual Status flush_prefix_cache() = 0;
   // While it serves, from any thread; a load takes as long as the files and the device take. What fails changes
   // nothing.

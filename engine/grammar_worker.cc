@@ -8,6 +8,7 @@
 #include "core/cat.h"
 #include "core/host.h"
 #include "engine/mailbox.h"
+#include "engine/thought_budget.h"
 #include "model/text/stoppable.h"
 
 namespace kvasir::engine {
@@ -76,8 +77,9 @@ void GrammarWorker::Lane::run() {
   }
 }
 
-GrammarWorker::GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size)
+GrammarWorker::GrammarWorker(MakeCompiler make_compiler, text::TokenizerPtr tokenizer, int32_t vocab_size)
     : make_compiler_(std::move(make_compiler)),
+      tokenizer_(std::move(tokenizer)),
       vocab_size_(vocab_size),
       compiling_({some_threads(), 1, true}),
       masking_({some_threads(), kMostThreads, false}),
@@ -104,11 +106,22 @@ Result<std::shared_ptr<text::GrammarCompiler>> GrammarWorker::compiler() {
   return compiler_;
 }
 
+Result<std::unique_ptr<text::Matcher>> GrammarWorker::matcher(const Request& request,
+                                                              const std::function<bool()>& over) {
+  std::unique_ptr<text::Matcher> grammar;
+  if (request.grammar.kind != text::GrammarSpec::Kind::none) {
+    KVASIR_ASSIGN(auto compiler, this->compiler());
+    auto* stoppable = dynamic_cast<text::StoppableCompiler*>(compiler.get());
+    KVASIR_ASSIGN(grammar,
+                  stoppable ? stoppable->compile_unless(over, request.grammar) : compiler->compile(request.grammar));
+  }
+  if (!request.thoughts) return grammar;
+  return std::unique_ptr<text::Matcher>(
+      std::make_unique<ThoughtBudget>(tokenizer_, *request.thoughts, std::move(grammar)));
+}
+
 Status GrammarWorker::first_masks(Job& job, const std::function<bool()>& over) {
-  KVASIR_ASSIGN(auto compiler, this->compiler());
-  auto* stoppable = dynamic_cast<text::StoppableCompiler*>(compiler.get());
-  KVASIR_ASSIGN(auto matcher, stoppable ? stoppable->compile_unless(over, job.request.grammar)
-                                        : compiler->compile(job.request.grammar));
+  KVASIR_ASSIGN(auto matcher, this->matcher(job.request, over));
   for (size_t i = 1; i < job.choices.size(); ++i) {
     auto copy = matcher->clone();
     if (copy == nullptr)

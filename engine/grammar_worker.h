@@ -21,7 +21,7 @@ namespace kvasir::engine {
 class GrammarWorker {
  public:
   using MakeCompiler = std::function<Result<std::shared_ptr<text::GrammarCompiler>>()>;
-  GrammarWorker(MakeCompiler make_compiler, int32_t vocab_size);
+  GrammarWorker(MakeCompiler make_compiler, text::TokenizerPtr tokenizer, int32_t vocab_size);
   ~GrammarWorker();
 
   // Compiles the request's grammar and its first masks, then calls `ready`, whose status says how it went. One that is
@@ -66,11 +66,14 @@ class GrammarWorker {
     std::vector<std::thread> threads_;
   };
   Result<std::shared_ptr<text::GrammarCompiler>> compiler();
+  // Of the request's grammar, if it has one, and of the limit of its thoughts.
+  Result<std::unique_ptr<text::Matcher>> matcher(const Request& request, const std::function<bool()>& over);
   Status first_masks(Job& job, const std::function<bool()>& over);
 
   const MakeCompiler make_compiler_;
   std::mutex compiler_mutex_;
   std::shared_ptr<text::GrammarCompiler> compiler_;  // made by the first who asks
+  const text::TokenizerPtr tokenizer_;               // null: requests have no thoughts to count
   const int32_t vocab_size_;
   std::atomic<bool> ended_{false};
   std::mutex step_mutex_;

@@ -16,7 +16,7 @@ std::string in_seconds(double s) { return cat(std::round(std::max(s, 0.0) * 1000
 
 // What it must say before it may end.
 int64_t outputs_of(const Request& r) {
-  bool may_stop = !r.ignore_eos || !r.stop_strings.empty() || !r.stop_tokens.empty() ||
+  bool may_stop = !r.ignore_eos || !r.stop_strings.empty() || !r.stop_regex.empty() || !r.stop_tokens.empty() ||
                   r.grammar.kind != text::GrammarSpec::Kind::none || !r.max_tokens;
   return std::max<int64_t>(1, may_stop ? r.min_tokens : *r.max_tokens);
 }

@@ -111,7 +111,7 @@ void Publisher::start(Job& job) {
   if (job.request.detokenize)
     for (ChoiceText& text : job.texts)
       text.detokenizer.emplace(tokenizer_, job.request.skip_special, job.request.stop_strings, job.request.include_stop,
-                               own_texts_);
+                               own_texts_, job.request.stop_expressions);
   counts_.prompt_tokens.add(double(job.request.prompt.size()));
   push(job, Started{job.request.sampling.seed, job.cached_tokens, std::move(job.prompt_logprobs)});
 }
@@ -141,6 +141,7 @@ void Publisher::token(Job& job, Publication& record, Time now) {
     event.text = std::move(piece.text);
   }
   event.tokens.push_back(std::move(record.token));
+  event.last = record.last || piece.stopped;
   push(job, std::move(event));
   if (piece.stopped) {
     job.choices[record.choice].stop_at.store(text.tokens, std::memory_order_release);
@@ -165,6 +166,7 @@ void Publisher::answer(Job& job, Publication& record, Time now) {
   const bool hidden = record.answer.stopped && !job.request.include_stop;
   if (record.answer.stopped) end.stop_token = tokens.back().id;
   Tokens event{record.choice};
+  event.last = true;
   if (text.detokenizer)
     for (size_t i = 0; i + hidden < tokens.size(); ++i) event.text += text.detokenizer->push(tokens[i].id).text;
   if (hidden && !job.request.every_token) tokens.pop_back();
@@ -179,7 +181,7 @@ void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {
   text.finished = true;
   if (text.detokenizer && event.reason != FinishReason::stop_string) {
     auto rest = text.detokenizer->finish();
-    if (!rest.text.empty()) push(job, Tokens{choice, {}, std::move(rest.text)});
+    if (!rest.text.empty()) push(job, Tokens{choice, {}, std::move(rest.text), true});
   }
   if (!job.request.pooled) counts_.output_length.add(double(text.tokens));
   event.last = --job.open_choices == 0;

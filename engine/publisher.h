@@ -25,6 +25,7 @@ struct Publication {
   JobPtr job;
   TokenOut token;
   BeamSearch::Answer answer;  // a whole one, of a search; stop_token says that its last token ended it
+  bool last = false;          // token: the choice's finished comes next
 };
 
 // What the publisher counts.

@@ -31,6 +31,15 @@ struct BeamOptions {
   int32_t candidates(size_t stops) const { return width * int32_t(stops > 1 ? stops + 1 : 2); }
 };
 
+// Thoughts stand between two tags, and are to have at most so many tokens.
+struct ThoughtLimit {
+  int64_t tokens = 0;
+  std::string open;
+  std::vector<std::string> ends;  // the tag that closes them, and what else may come in its place
+  bool begun = false;             // the prompt ends within them
+  std::vector<int32_t> closing;   // the tag that closes them, as tokens
+};
+
 struct Request {
   std::string id;               // scoped to the tenant; the engine makes one when empty
   std::string tenant;           // from the key, never from the client alone
@@ -53,6 +62,8 @@ struct Request {
   std::vector<int32_t> stop_tokens;
   std::vector<int32_t> allowed_tokens;  // only these are drawn, those that stop too; empty: all
   std::vector<std::string> stop_strings;
+  std::vector<std::string> stop_regex;  // as they were said; what holds is stop_expressions
+  std::shared_ptr<const text::StopExpressions> stop_expressions;
   std::vector<std::string> bad_words;  // as they were said; what holds is sampling.bad_sequences
   bool include_stop = false;           // show the stop token or string; usage counts it either way
   bool every_token = false;            // the stop token is among the tokens also where its text is not shown
@@ -61,11 +72,15 @@ struct Request {
   bool detokenize = true;        // false: token ids only
   int32_t prompt_logprobs = -1;  // -1: none; k: each prompt token's and the top k's
   text::GrammarSpec grammar;
+  std::optional<int64_t> thinking_budget;  // as it was said; what holds is thoughts
+  std::optional<ThoughtLimit> thoughts;
   std::optional<Time> deadline;
   int32_t priority = 0;  // higher runs first
   double weight = 0;     // of its tenant under the policy fair; 0: as it was
   std::string cache_salt;
   std::string trace_parent;  // W3C traceparent
+
+  bool constrained() const { return grammar.kind != text::GrammarSpec::Kind::none || thoughts; }
 };
 
 enum class FinishReason : uint8_t { stop_token, stop_string, length, cancelled };
@@ -89,7 +104,8 @@ struct Started {
 struct Tokens {
   int32_t choice = 0;
   std::vector<TokenOut> tokens;
-  std::string text;  // what became printable; may be empty
+  std::string text;   // what became printable; may be empty
+  bool last = false;  // its Finished comes right behind, with no token between
 };
 struct Finished {
   int32_t choice = 0;

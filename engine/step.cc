@@ -243,6 +243,7 @@ void StepLoop::advance_searches() {
 }
 
 void StepLoop::publish_draws() {
+  const size_t before = records_.size();
   for (const Draw& draw : draws_) {
     if (size_t(results_[draw.result].accepted) <= draw.place) continue;  // past its end, or without its mask
     const RowOwner& owner = *draw.owner;
@@ -258,9 +259,21 @@ void StepLoop::publish_draws() {
     record.token = {sampled.token, sampled.logprob, std::move(sampled.top)};
     records_.push_back(std::move(record));
   }
+  const size_t drawn = records_.size();
   drain_events();  // a choice that just ended needs no mask
+  mark_last(before, drawn);
   for (const Draw& draw : draws_)
     if (size_t(results_[draw.result].accepted) == draw.place + 1 && !draw.owner->job->beams) plan_mask(*draw.owner);
+}
+
+// Of the tokens among records_[from, to): those that ended their choice. A verification gives several of one choice.
+void StepLoop::mark_last(size_t from, size_t to) {
+  for (size_t i = from; i < to; ++i) {
+    Publication& record = records_[i];
+    if (record.kind != Publication::Kind::token || !record.job->choices[size_t(record.choice)].ended) continue;
+    const bool more = i + 1 < to && records_[i + 1].job == record.job && records_[i + 1].choice == record.choice;
+    record.last = !more;
+  }
 }
 
 // The next draw is tried without a mask, and most often right. Only where a mask takes longer than a step it is

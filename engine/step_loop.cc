@@ -101,7 +101,7 @@ void StepLoop::submit(const JobPtr& job, Time at) {
     records_.push_back({Publication::Kind::cancelled, false, 0, FinishReason::cancelled, job});
     return;
   }
-  bool has_grammar = r.grammar.kind != text::GrammarSpec::Kind::none;
+  const bool has_grammar = r.constrained();
   if (refused.ok()) {
     scheduler::Submission s;
     s.id = job->number;

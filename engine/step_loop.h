@@ -52,6 +52,7 @@ class StepLoop {
   void advance_searches();
   void gather_results();
   void publish_draws();
+  void mark_last(size_t from, size_t to);
   void plan_mask(const RowOwner& owner);
   void fail_step(const PackedStep& step, const Status& why);
   void publish_stats();

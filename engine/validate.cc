@@ -26,6 +26,10 @@ Status check_beams(const Request& r, const RequestLimits& limits) {
     return bad("length_penalty", cat("length_penalty is ", b.length_penalty, "; it must be from -10 to 10"));
   if (r.max_tokens && *r.max_tokens == 0)
     return bad("max_tokens", "max_tokens is 0; beam search needs an answer to search for");
+  if (r.thoughts)
+    return bad("thinking_token_budget", "beam search counts no thoughts; leave thinking_token_budget out");
+  if (!r.stop_regex.empty())
+    return bad("stop_regex", "beam search ends at tokens, not where text matches; leave stop_regex out");
   if (r.grammar.kind != text::GrammarSpec::Kind::none)
     return bad("grammar", "beam search cannot follow a grammar; leave one of them out");
   if (!r.stop_strings.empty())
@@ -104,12 +108,15 @@ Status validate(const Request& r, const RequestLimits& limits) {
   if (r.beams) KVASIR_TRY(check_beams(r, limits));
   for (const std::string& s : r.stop_strings)
     if (s.empty()) return bad("stop", "a stop string is empty; leave it out instead");
+  if (!r.stop_regex.empty() && (!limits.has_text || !r.detokenize))
+    return bad("stop_regex", limits.has_text ? "stop_regex needs text; it cannot be used with token ids only"
+                                             : "this model has no tokenizer: leave stop_regex out");
   if (!limits.has_text && (r.detokenize || !r.stop_strings.empty()))
     return bad(r.detokenize ? "detokenize" : "stop",
                "this model has no tokenizer: ask for token ids, without text or stop strings");
   if (!r.stop_strings.empty() && !r.detokenize)
     return bad("stop", "stop strings need text; they cannot be used with token ids only");
-  if (r.grammar.kind != text::GrammarSpec::Kind::none && !limits.has_grammars)
+  if (r.constrained() && !limits.has_grammars)
     return bad("grammar", "this model has no tokenizer, which a grammar needs");
   return {};
 }

@@ -212,6 +212,29 @@ Result<std::vector<std::vector<int32_t>>> encode_bad_words(const std::vector<std
   return out;
 }
 
+namespace {
+
+// A whole answer, and what is said of a prompt, are held until they are sent: up to kFew beside each token as long as
+// the context is, above that all together kMost.
+Status check_logprobs(const GenerateInput& in, int64_t prompt, const model::ModelInfo& info) {
+  constexpr int64_t kFew = 100, kMost = 32 << 20;
+  const engine::Request& r = in.request;
+  auto beside = [&](int32_t wanted) { return std::clamp<int64_t>(wanted, 0, info.vocab_size); };
+  const int64_t of_prompt = beside(r.prompt_logprobs), of_answer = beside(r.sampling.logprobs);
+  if (std::max(of_prompt, of_answer) <= kFew) return {};
+  const int64_t usual = in.default_max_tokens > 0 ? in.default_max_tokens : info.context_length - prompt;
+  const int64_t answer = r.max_tokens.value_or(usual) * r.n, all = prompt * of_prompt + answer * of_answer;
+  if (all <= kMost) return {};
+  const char* name = name_of(in, parameter(of_answer > kFew ? "logprobs" : "prompt_logprobs"));
+  return invalid_argument(cat(name, " asks for ", all, " log-probabilities in all (", of_prompt, " of each of ", prompt,
+                              " prompt tokens, ", of_answer, " of each of up to ", answer,
+                              " tokens of answers); at most ", kMost,
+                              " are held: ask for fewer, or for a shorter answer"))
+      .with_field(name);
+}
+
+}  // namespace
+
 Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::ModelInfo& info) {
   int64_t prompt = int64_t(prompt_tokens), context = info.context_length;
   const std::optional<int64_t>& most = in.request.max_tokens;
@@ -227,7 +250,7 @@ Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::
                                 context, ", so it may be at most ", context - prompt))
         .with_field(name);
   }
-  return {};
+  return check_logprobs(in, prompt, info);
 }
 
 bool over_context(const Status& refusal) {

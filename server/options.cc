@@ -38,6 +38,16 @@ void ServerOptions::define(Options& o) {
   o.add("reasoning_parser", &reasoning_parser,
         "How the model writes what it thinks before an answer; auto is found from its chat template")
       .one_of({"auto", "none", "think", "seed", "mistral", "gemma", "harmony", "kimi"});
+  o.add("thinking_token_budget", &thinking_token_budget,
+        "Tokens that the model may think before it is made to answer, where a request says nothing; -1 is no limit")
+      .range(-1, 1000000);
+  o.add("return_tokens_as_token_ids", &return_tokens_as_token_ids,
+        "Log-probabilities name tokens as token_id:N, unless a request says return_tokens_as_token_ids: false");
+  o.add("enable_force_include_usage", &enable_force_include_usage,
+        "Streams of chats and completions tell usage in each chunk and at the end, whether they are asked to or not");
+  o.add(
+      "enable_per_request_metrics", &enable_per_request_metrics,
+      "Chats and completions of one answer have metrics: how long the request waited, to its first token, and went on");
   o.add("workers", &workers, "Threads that parse requests, render chat templates and tokenize").range(1, 256);
   o.add("http_threads", &http_threads, "Threads that read and write HTTP connections").range(1, 256);
   o.add("access_log", &access_log, "Write one line a request to the log");
@@ -79,7 +89,10 @@ void ServerOptions::define(Options& o) {
   o.add("max_calls", &max_calls, "gRPC calls open at once on all connections together").range(1, 1000000);
   o.add("max_choices", &max_choices, "Choices of one call: prompts x n or best_of").range(1, 4096);
   o.add("max_inputs", &max_inputs, "Texts of one call for embeddings or scores").range(1, 1000000);
-  o.add("max_logprobs", &max_logprobs, "Alternatives for each token: logprobs, top_logprobs").range(0, 100);
+  o.add("max_logprobs", &max_logprobs,
+        "Alternatives for each token: logprobs, top_logprobs; with the whole vocabulary or more a request may say -1,"
+        " which is all of it")
+      .range(0, 1000000);
   o.add("max_stop", &max_stop, "Stop strings, and stop token ids, of a request").range(0, 1024);
   o.add("max_stop_bytes", &max_stop_bytes, "Length of one stop string").range(1, 65536);
   o.add("max_logit_bias", &max_logit_bias, "Entries of logit_bias, and of bad_words").range(0, 1000000);

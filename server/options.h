@@ -24,9 +24,13 @@ struct ServerOptions {
   bool any_model_name = false;            // a request may call it what it likes
   std::string tool_parser = "auto";       // how the model writes calls; auto: as its chat template has it
   std::string reasoning_parser = "auto";  // and thoughts
-  std::string model_path;                 // what GetModelInfo reports; not opened
-  std::string model_source;               // for gateways that make prompts themselves; empty: model_path
-  int32_t page_size = 16;                 // what GetServerInfo and SubscribeKvEvents report
+  // vLLM's switches, for all requests: log-probabilities name tokens by id, streams tell usage in each chunk, chats and
+  // completions tell the times of a request.
+  bool return_tokens_as_token_ids = false, enable_force_include_usage = false, enable_per_request_metrics = false;
+  int64_t thinking_token_budget = -1;  // of requests that say none; -1: no limit
+  std::string model_path;              // what GetModelInfo reports; not opened
+  std::string model_source;            // for gateways that make prompts themselves; empty: model_path
+  int32_t page_size = 16;              // what GetServerInfo and SubscribeKvEvents report
   int32_t max_running = 64;
   int64_t max_tokens_per_step = 512;  // what vllm.Control reports, and where cache events are published
   struct {

@@ -7,6 +7,7 @@
 
 #include "core/cat.h"
 #include "core/check.h"
+#include "core/utf8.h"
 
 namespace kvasir::server {
 namespace {
@@ -16,6 +17,7 @@ using Sampling = model::SamplingParams;
 using engine::Request;
 
 constexpr size_t kMostStops = 1024;  // before anyone counts them against the limit
+constexpr size_t kMostNamed = 8;     // wrong entries in one message
 
 template <class T>
 std::variant<SamplingMember, RequestMember> sampling(T Sampling::*to) {
@@ -76,6 +78,11 @@ std::vector<Parameter> make_table() {
              .what = "texts that end the answer",
              .limit = "a string or a list of strings",
              .most_option = &ServerOptions::max_stop},
+            {.name = "stop_regex",
+             .to = request(&Request::stop_regex),
+             .what = "regular expressions that end the answer as soon as one matches its text, which stays in it",
+             .limit = "a string or a list of strings",
+             .most_option = &ServerOptions::max_stop},
             {.name = "stop_token_ids",
              .to = request(&Request::stop_tokens),
              .what = "token ids that end the answer",
@@ -98,6 +105,11 @@ std::vector<Parameter> make_table() {
              .what = "tokens before one may end the answer",
              .limit = "0 or more",
              .least = 0},
+            {.name = "thinking_token_budget",
+             .to = request(&Request::thinking_budget),
+             .what = "tokens that may be thought before the model is made to answer",
+             .limit = "-1 (no limit) or more",
+             .least = -1},
             {.name = "seed", .to = sampling(&Sampling::seed), .what = "the same draws again", .limit = "64 bits"},
             {.name = "ignore_eos",
              .to = request(&Request::ignore_eos),
@@ -164,11 +176,13 @@ constexpr Alias kAliases[] = {
     {Wire::chat, "n_predict", "max_tokens", true},
     {Wire::completions, "n_predict", "max_tokens", true},
     {Wire::responses, "n_predict", "max_tokens", true},
+    {Wire::chat, "thinking_budget_tokens", "thinking_token_budget", true},
     {Wire::chat, "repeat_penalty", "repetition_penalty", true},
     {Wire::llama, "n_predict", "max_tokens"},
     {Wire::llama, "max_tokens", "max_tokens", true},
     {Wire::llama, "repeat_penalty", "repetition_penalty"},
     {Wire::llama, "n_probs", "logprobs"},
+    {Wire::llama, "thinking_budget_tokens", "thinking_token_budget", true},
     {Wire::llama, "n_cmpl", "n", true},
     {Wire::llama, nullptr, "prompt_logprobs"},
     {Wire::ollama, "num_predict", "max_tokens"},
@@ -218,19 +232,23 @@ Status refuse(const GenerateInput& in, const Parameter& p, std::string what) {
   return invalid_argument(cat(name, what)).with_field(name);
 }
 
-// How many others beside each token; -1 in such a member is none, and from a client "all", which is not offered.
+// How many others beside each token; -1 in such a member is none, and from a client all of them.
 bool is_logprobs(const Parameter& p) { return p.most_option == &ServerOptions::max_logprobs; }
 
 int64_t most_of(const Parameter& p, const ServerOptions& limits) {
   return p.most_option ? limits.*p.most_option : p.most.value_or(INT64_MAX);
 }
 
-Status check_number(const GenerateInput& in, const Parameter& p, int64_t value, int64_t most) {
+Status check_number(const GenerateInput& in, const Parameter& p, int64_t value, int64_t most,
+                    const model::ModelInfo& info) {
+  const bool all = is_logprobs(p) && value == kAllLogprobs;
+  if (all && most >= info.vocab_size) return {};
   if (const auto* given = unfit(in, p)) value = given->value_or(value);
   if ((!p.least || value >= *p.least) && value <= most) return {};
-  return refuse(in, p,
-                cat(" is ", value, "; it must be ", p.limit, p.most_option ? cat(" to ", most) : std::string(),
-                    is_logprobs(p) && value < 0 ? "; all of the vocabulary is not sent" : ""));
+  return refuse(
+      in, p,
+      cat(" is ", value, "; it must be ", p.limit, p.most_option ? cat(" to ", most) : std::string(),
+          all ? cat("; all ", info.vocab_size, " of the vocabulary need a max_logprobs of as many") : std::string()));
 }
 
 Status check_ids(const GenerateInput& in, const Parameter& p, const std::vector<int32_t>& ids, int64_t most,
@@ -287,9 +305,9 @@ Status check_one(const GenerateInput& in, const Parameter& p, const ServerOption
       return refuse(in, p, cat(" is ", value, "; it must be ", p.number->limits()));
     } else if constexpr (std::is_same_v<T, int32_t>) {
       const bool unset = is_logprobs(p) && value == -1 && !unfit(in, p);
-      return unset ? Status() : check_number(in, p, value, most);
+      return unset ? Status() : check_number(in, p, value, most, info);
     } else if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
-      return value ? check_number(in, p, *value, most) : Status();
+      return value ? check_number(in, p, *value, most, info) : Status();
     } else if constexpr (std::is_same_v<T, std::vector<int32_t>>) {
       return check_ids(in, p, value, most, info);
     } else if constexpr (std::is_same_v<T, std::vector<std::pair<int32_t, float>>>) {
@@ -382,9 +400,10 @@ std::string set_integer(const Parameter& p, int64_t value, GenerateInput& in) {
       if (p.to == parameter("top_k").to && value == -1) value = 0;  // how some say off
       const bool bounded = p.most || p.most_option;
       if (!bounded) value = std::clamp<int64_t>(value, INT32_MIN, INT32_MAX);
-      if (is_logprobs(p) && value < 0)
-        in.unfit.emplace_back(&p, value);
-      else
+      if (is_logprobs(p) && value < 0) in.unfit.emplace_back(&p, value);
+      if (is_logprobs(p) && value == -1)
+        to = kAllLogprobs;
+      else if (!is_logprobs(p) || value >= 0)
         to = narrow(p, value, in);
     } else if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
       to = value;
@@ -444,14 +463,22 @@ std::string set_ids_json(const Parameter& p, const Json& v, GenerateInput& in) {
 std::string set_bias_json(const Json& v, GenerateInput& in) {
   if (!v.is_object()) return "must be an object of token ids and numbers";
   std::vector<std::pair<int64_t, float>> all;
+  std::string wrong;
+  size_t count = 0;
   for (const auto& [key, value] : v.items()) {
     int64_t id = -1;
     auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (error != std::errc() || end != key.data() + key.size())
-      return cat("has the key '", key.substr(0, 30), "', which is no token id");
+    if (error != std::errc() || end != key.data() + key.size()) {
+      if (++count <= kMostNamed) wrong += cat(count > 1 ? ", '" : "'", utf8_prefix(key, 30), '\'');
+      continue;
+    }
     if (!value.is_number()) return cat("of token ", id, " must be a number");
     all.emplace_back(id, value.get<float>());
   }
+  if (count == 1) return cat("has the key ", wrong, ", which is no token id");
+  if (count > 1)
+    return cat("has the keys ", wrong, count > kMostNamed ? cat(" and ", count - kMostNamed, " more") : "",
+               ", which are no token ids");
   set_bias(std::move(all), in);
   return "";
 }

@@ -14,6 +14,9 @@
 
 namespace kvasir::server {
 
+// Of logprobs and prompt_logprobs: each id of the vocabulary, which clients say as -1.
+constexpr int32_t kAllLogprobs = INT32_MAX;
+
 using SamplingMember =
     std::variant<float model::SamplingParams::*, int32_t model::SamplingParams::*, uint64_t model::SamplingParams::*,
                  std::vector<std::pair<int32_t, float>> model::SamplingParams::*,

@@ -5,8 +5,11 @@
 
 #include "core/cat.h"
 #include "core/log.h"
+#include "model/text/stop_expressions.h"
+#include "server/parameters.h"
 #include "server/pooled_stream.h"
 #include "server/prompt.h"
+#include "server/thoughts.h"
 
 namespace kvasir::server {
 
@@ -343,14 +346,24 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
     r.prediction = std::move(*predicted);
   }
   KVASIR_ASSIGN(r.sampling.bad_sequences, encode_bad_words(r.bad_words, engine_));
+  if (!r.stop_regex.empty()) {
+    const char* name = name_of(in, parameter("stop_regex"));
+    auto expressions = text::StopExpressions::compile(r.stop_regex);
+    if (!expressions.ok()) return invalid_argument(cat(name, expressions.status().message())).with_field(name);
+    r.stop_expressions = *std::move(expressions);
+  }
+  for (int32_t* wanted : {&r.sampling.logprobs, &r.prompt_logprobs})
+    if (*wanted == kAllLogprobs) *wanted = info.vocab_size;
   r.tenant = caller.tenant;
   r.weight = caller.weight;
   r.prompt = out.prompt;
+  KVASIR_TRY(limit_thoughts(options_, engine_, in));
   if (!r.max_tokens && in.default_max_tokens > 0)
     r.max_tokens = std::min(in.default_max_tokens, info.context_length - int64_t(out.prompt.size()));
   if (in.draw_seed) {
     thread_local std::mt19937_64 draw{std::random_device{}()};
-    r.sampling.seed = draw() >> 11;  // fits a double, so JSON clients can send it back
+    // It fits a double, so JSON clients can send it back. A greedy answer draws nothing: any seed gives it again.
+    r.sampling.seed = r.sampling.temperature == 0 ? 0 : draw() >> 11;
   }
   out.seed = r.sampling.seed;
 

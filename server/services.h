@@ -85,6 +85,7 @@ class Services {
   Result<engine::AdapterInfo> load_adapter(const Caller& caller, const std::string& name, const std::string& path);
   Status unload_adapter(const Caller& caller, const std::string& name);
   bool cancel(const Caller& caller, const std::string& id) { return engine_.cancel(caller.tenant, id); }
+  void cancel_all(const Caller& caller) { engine_.cancel_all(caller.tenant); }  // the caller's own
 
   Health health() const;
   void set_draining() { draining_.store(true); }

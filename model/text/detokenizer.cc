@@ -1,3 +1,4 @@
+#include "model/text/stop_expressions.h"
 #include "model/text/stop_scanner.h"
 #include "model/text/text.h"
 #include "model/text/utf8.h"
@@ -11,18 +12,29 @@ struct Detokenizer::Impl {
   TokenizerPtr tokenizer;
   bool skip_special, include_stop;
   StopScanner stops;
-  std::string bytes;  // not yet a whole character
-  std::string held;   // may become a stop string
+  std::shared_ptr<const StopExpressions> expressions;
+  std::unique_ptr<StopExpressions::Scan> scan;  // null: there are none
+  std::string bytes;                            // not yet a whole character
+  std::string held;                             // may become a stop string
   bool done = false, at_begin = false;
 
   // Takes up what is new at the end of `held`.
   Piece release(size_t known, bool last) {
     Piece piece;
     size_t used = 0;
-    if (const std::string* stop = stops.scan(std::string_view(held).substr(known), used)) {
-      piece.stopped = done = true;
+    const std::string_view fresh = std::string_view(held).substr(known);
+    const std::string* stop = stops.scan(fresh, used);
+    std::optional<StopExpressions::Scan::Found> match;
+    if (scan) match = scan->push(fresh.substr(0, used));  // up to the stop, or all of it
+    if (match && (!stop || match->end < used)) {
+      piece.stop = expressions->expression(match->which);
+      piece.text = held.substr(0, known + match->end);
+    } else if (stop) {
       piece.stop = *stop;
       piece.text = held.substr(0, known + used - (include_stop ? 0 : stop->size()));
+    }
+    if (match || stop) {
+      piece.stopped = done = true;
       held.clear();
       bytes.clear();
       return piece;
@@ -35,12 +47,14 @@ struct Detokenizer::Impl {
 };
 
 Detokenizer::Detokenizer(TokenizerPtr tokenizer, bool skip_special, std::vector<std::string> stop_strings,
-                         bool include_stop, bool own_text)
+                         bool include_stop, bool own_text, const std::shared_ptr<const StopExpressions>& expressions)
     : impl_(std::make_unique<Impl>()) {
   impl_->tokenizer = std::move(tokenizer);
   impl_->skip_special = skip_special;
   impl_->include_stop = include_stop;
   impl_->at_begin = own_text;
+  impl_->expressions = expressions;
+  if (expressions) impl_->scan = std::make_unique<StopExpressions::Scan>(*expressions);
   // What is not UTF-8 could only match inside a character, so it never may.
   std::erase_if(stop_strings, [](const std::string& s) {
     std::string characters;

@@ -15,6 +15,7 @@ namespace kvasir::text {
 
 class Tokenizer;
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
+class StopExpressions;
 
 // What a GGUF file says of its vocabulary; model/formats fills it, so that text knows no file format.
 struct GgufVocab {
@@ -64,16 +65,17 @@ class Tokenizer {
 class Detokenizer {
  public:
   // `own_text`: tokens begin a text instead of going on with one, so the space that SentencePiece puts in front of a
-  // text's first word is not shown.
+  // text's first word is not shown. `expressions`: what they match ends the text, and stays in it; may be null.
   Detokenizer(TokenizerPtr tokenizer, bool skip_special, std::vector<std::string> stop_strings = {},
-              bool include_stop = false, bool own_text = false);
+              bool include_stop = false, bool own_text = false,
+              const std::shared_ptr<const StopExpressions>& expressions = nullptr);
   ~Detokenizer();
   Detokenizer(Detokenizer&&) noexcept;
   Detokenizer& operator=(Detokenizer&&) noexcept;
 
   struct Piece {
     std::string text;      // ready to be sent
-    bool stopped = false;  // a stop string is complete; nothing more will come
+    bool stopped = false;  // a stop string is complete, or an expression matches; nothing more will come
     std::string stop;      // which
   };
   Piece push(int32_t token);
@@ -112,6 +114,8 @@ class Matcher {  // one a sequence
   // What must come next, as the tokenizer cuts that text: a guess, where it may be cut otherwise. Empty: there is a
   // choice.
   virtual Result<std::vector<int32_t>> forced() { return std::vector<int32_t>(); }
+  // Whatever comes from here on is allowed: it need be asked and told no more.
+  virtual bool indifferent() const { return false; }
   virtual std::unique_ptr<Matcher> clone() const = 0;
 };
 

@@ -163,7 +163,8 @@ Reply Api::detokenize(const HttpRequest& request, const Caller& caller) {
   if (!text.ok()) return error_response(text.status());
   HttpResponse r;
   const std::string said = json_string(*text);
-  r.body = cat("{\"prompt\":", said, ",\"content\":", said, "}");  // vLLM's name for it, and llama-server's
+  // vLLM's name for it, and llama-server's, whose clients name no model.
+  r.body = cat("{\"prompt\":", said, model.empty() ? cat(",\"content\":", said) : std::string(), "}");
   return r;
 }
 

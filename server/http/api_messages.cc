@@ -3,6 +3,7 @@
 #include "server/http/api.h"
 #include "server/http/messages_reply.h"
 #include "server/http/messages_request.h"
+#include "server/thoughts.h"
 
 namespace kvasir::server::http {
 
@@ -14,6 +15,8 @@ Reply Api::messages(const HttpRequest& request, const Caller& caller) {
   shape.stream = call->stream;
   shape.answer = prepare_tools(services_, call->tools, call->input.request);
   show_reasoning(services_, call->input.request);
+  std::optional<int64_t>& budget = call->input.request.thinking_budget;
+  if (!budget && can_limit_thoughts(reasoning_format(services_))) budget = call->thinking_budget;
   const text::GrammarSpec grammar = call->input.request.grammar;
   auto submitted = services_.generate(caller, std::move(call->input));
   if (!submitted.ok()) return messages_error(submitted.status());

@@ -26,10 +26,14 @@ Reply Api::abort(const HttpRequest& request, const Caller& caller) {
   if (!json.ok()) return error_response(json.status());
   Fields f(*json);
   std::string id;
-  if (!f.string("rid", &id)) f.fail("rid", "is missing; say which request to end");
-  f.unserved("abort_all", "name each request");
+  bool all = false;
+  f.boolean("abort_all", &all);
+  if (!f.string("rid", &id) && !all) f.fail("rid", "is missing; say which request to end, or abort_all: true");
   if (Status s = f.finish(); !s.ok()) return error_response(s);
-  services_.cancel(caller, id);  // one that is not there has ended
+  if (all)
+    services_.cancel_all(caller);
+  else
+    services_.cancel(caller, id);  // one that is not there has ended
   HttpResponse r;
   r.body = "{\"success\":true}";
   return r;

@@ -79,6 +79,7 @@ Reply Api::responses(const HttpRequest& request, const Caller& caller) {
   auto submitted = services_.generate(caller, std::move(call->input));
   if (!submitted.ok()) return error_response(submitted.status());
   prepare_reasoning(services_, submitted->prompt, grammar, shape.answer);
+  if (call->messages) shape.messages = {services_.engine().tokenizer(), submitted->prompt};
   shape.stream = call->stream || call->background;
   shape.timings = call->timings, shape.progress = call->progress;
   shape.prompt_tokens = static_cast<int64_t>(submitted->prompt.size());

@@ -86,17 +86,15 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
       out += "null";
       return;
     }
+    // The token itself is always among them, as the first, so there may be one more than was asked for.
     out += '{';
-    for (size_t k = 0; k < t.top.size(); ++k) {
-      if (k > 0) out += ',';
-      append_name(out, tokenizer, t.top[k].token, names);
-      out += cat(':', finite_logprob(t.top[k].logprob));
-    }
-    // The token itself is always among them, so there may be one more than was asked for.
-    if (std::none_of(t.top.begin(), t.top.end(), [&](const auto& top) { return top.token == t.id; })) {
-      if (!t.top.empty()) out += ',';
-      append_name(out, tokenizer, t.id, names);
-      out += cat(':', finite_logprob(t.logprob));
+    append_name(out, tokenizer, t.id, names);
+    out += cat(':', finite_logprob(t.logprob));
+    for (const auto& top : t.top) {
+      if (top.token == t.id) continue;
+      out += ',';
+      append_name(out, tokenizer, top.token, names);
+      out += cat(':', finite_logprob(top.logprob));
     }
     out += '}';
   });

@@ -160,13 +160,17 @@ void read_tool_choice(Fields& f, ToolUse& use) {
   check_tool_choice(f, use);
 }
 
-void read_thinking(Fields& f, ChatInput& chat) {
+void read_thinking(Fields& f, ChatInput& chat, std::optional<int64_t>& budget) {
   const Json* thinking = f.raw("thinking");
   std::string type = "disabled";
   if (thinking) {
     Fields inner(*thinking, "thinking");
     if (!inner.enumeration("type", &type, {"enabled", "disabled", "adaptive"})) inner.fail("type", "is missing");
-    inner.pass_over_the_rest();  // budget_tokens: max_tokens is what holds here
+    if (int64_t tokens = 0; inner.integer("budget_tokens", &tokens)) {
+      if (tokens < 0) inner.fail("budget_tokens", cat("is ", tokens, "; it must be 0 or more"));
+      if (type == "enabled") budget = tokens;
+    }
+    inner.pass_over_the_rest();
     if (Status s = inner.finish(); !s.ok()) return f.fail("thinking", "is wrong: " + s.message());
   }
   chat.variables_json = Json{{"enable_thinking", type != "disabled"}}.dump();
@@ -215,7 +219,7 @@ Result<MessagesCall> parse_messages(std::string_view body, const ServerOptions& 
   if (const Json* tools = f.raw("tools"); tools && status.ok()) status = read_tools(*tools, limits, call.tools);
   KVASIR_TRY(status);
   read_tool_choice(f, call.tools);
-  read_thinking(f, chat);
+  read_thinking(f, chat, call.thinking_budget);
   read_format(f, in.request.grammar);
   read_said(f, in);
   std::string tier;

@@ -1,6 +1,8 @@
 // Anthropic's request body, read field by field into what every protocol becomes.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "server/generate.h"
@@ -12,6 +14,7 @@ struct MessagesCall {
   GenerateInput input;
   ToolUse tools;
   bool stream = false;
+  std::optional<int64_t> thinking_budget;  // Anthropic's own, of no meaning to a model that does not think
 };
 
 // `counting`: /v1/messages/count_tokens, which has no max_tokens.

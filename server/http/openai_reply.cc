@@ -42,6 +42,9 @@ struct Choice {
   std::vector<int32_t> ids;  // kept only when they are wanted
   std::string reasoning;
   std::optional<AnswerReader> reader;
+  // The last piece of a stream, kept for the chunk that says why it ended.
+  AnswerReader::Out last;
+  std::vector<engine::TokenOut> last_tokens;
   size_t thought_bytes = 0, said_bytes = 0;
 
   int64_t thoughts() const { return reasoning_tokens(count, thought_bytes, said_bytes); }
@@ -83,6 +86,7 @@ class OpenAiReply final : public StreamsProducer {
 
   void on(size_t s, engine::Started& e) override {
     usage_[s].cached_tokens = e.cached_tokens;
+    timings_[s].started();
     if (shape_.prompt_logprobs) append_prompt_logprobs(prompt_logprobs_[s], *shape_.tokenizer, e.prompt_logprobs);
     if (shape_.seed_drawn) seeds_[s] = cat(",\"seed\":", e.seed);
     say_progress(s, e.cached_tokens);
@@ -103,21 +107,44 @@ class OpenAiReply final : public StreamsProducer {
     timings_[s].tokens(e.tokens.size());
     c.count += static_cast<int64_t>(e.tokens.size());
     for (const auto& t : e.tokens) c.sum_logprob += t.logprob;
-    add(c, e.text, std::move(e.tokens), false);
+    if (e.last && shape_.stream && ends_with_text())
+      hold(c, e);
+    else
+      add(c, e.text, std::move(e.tokens), false);
   }
 
   void on(size_t s, engine::Finished& e) override {
     Choice& c = choice(s, e.choice);
-    if (c.reader) emit(c, c.reader->finish(), {}, false);
+    if (c.reader && shape_.stream && ends_with_text())
+      append(c.last, c.reader->finish());
+    else if (c.reader)
+      emit(c, c.reader->finish(), {}, false);
     const bool called = calls(c) && shape_.answer.says_so && e.reason != engine::FinishReason::length;
     c.finish = cat("\"finish_reason\":\"", called ? "tool_calls" : reason_name(e.reason), '"', stop_reason(e));
     if (e.score) c.finish += cat(",\"score\":", *e.score);  // of a beam
     usage_[s] = e.usage;
     if (shape_.stream) {
       open_choice(c);
-      out_ += cat(prefix_, "{\"index\":", c.index, shape_.chat ? ",\"delta\":{}" : ",\"text\":\"\"",
-                  ",\"logprobs\":null,", c.finish, seeds_[s], "}]", chunk_end(c));
+      count(c, c.last, false);
+      write_chunk(c, c.last, c.last_tokens, false, cat(c.finish, seeds_[s]));
     }
+  }
+
+  // Whether the chunk that says why a choice ended has its last text, too: in completions, and where a client counts
+  // tokens by chunks, as vLLM's do. In chats it has none, as OpenAI's.
+  bool ends_with_text() const { return !shape_.chat || shape_.usage_so_far; }
+
+  void hold(Choice& c, engine::Tokens& e) {
+    if (c.reader)
+      append(c.last, c.reader->push(e.text));
+    else
+      c.last.content += e.text;
+    std::move(e.tokens.begin(), e.tokens.end(), std::back_inserter(c.last_tokens));
+  }
+  static void append(AnswerReader::Out& to, AnswerReader::Out&& more) {
+    to.reasoning += more.reasoning;
+    to.content += more.content;
+    std::move(more.calls.begin(), more.calls.end(), std::back_inserter(to.calls));
   }
 
   void fail(const Status& status) override { out_ += cat("data: ", error_json(status), "\n\ndata: [DONE]\n\n"); }
@@ -177,8 +204,8 @@ class OpenAiReply final : public StreamsProducer {
     const std::string prompt = of_prompt(c);
     if (!shape_.chat && prompt.empty()) return;
     const char* nothing = shape_.chat ? ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" : ",\"text\":\"\"";
-    out_ += cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null,\"finish_reason\":null", prompt, "}]",
-                chunk_end(c));
+    out_ += cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null",
+                shape_.token_ids ? ",\"token_ids\":[]" : "", ",\"finish_reason\":null", prompt, "}]", chunk_end(c));
   }
 
   void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {
@@ -188,23 +215,37 @@ class OpenAiReply final : public StreamsProducer {
     emit(c, std::move(out), std::move(tokens), echo);
   }
 
-  // What is ready: kept for the whole answer, or sent as a chunk.
-  void emit(Choice& c, AnswerReader::Out out, std::vector<engine::TokenOut> tokens, bool echo) {
+  // Which part of the answer it is.
+  void count(Choice& c, AnswerReader::Out& out, bool echo) const {
     c.thought_bytes += out.reasoning.size();
     if (!echo) c.said_bytes += out.content.size();
     for (const AnswerReader::CallPiece& call : out.calls) c.said_bytes += call.arguments.size();
     if (shape_.hide_reasoning) out.reasoning.clear();
-    if (shape_.token_ids && !echo && !shape_.stream)
+  }
+
+  void keep(Choice& c, std::vector<engine::TokenOut> tokens, bool echo) const {
+    if (shape_.token_ids && !echo)
       for (const auto& t : tokens) c.ids.push_back(t.id);
+    if (echo) c.echoed = tokens.size();
+    if (shape_.logprobs >= 0) std::move(tokens.begin(), tokens.end(), std::back_inserter(c.tokens));
+  }
+
+  // What is ready: kept for the whole answer, or sent as a chunk.
+  void emit(Choice& c, AnswerReader::Out out, std::vector<engine::TokenOut> tokens, bool echo) {
+    count(c, out, echo);
     if (!shape_.stream) {
       c.text += out.content;
       c.reasoning += out.reasoning;
-      if (echo) c.echoed = tokens.size();
-      if (shape_.logprobs >= 0) std::move(tokens.begin(), tokens.end(), std::back_inserter(c.tokens));
-      return;
+      return keep(c, std::move(tokens), echo);
     }
     open_choice(c);
     if (out.empty() && ((shape_.logprobs < 0 && !shape_.token_ids) || tokens.empty())) return;
+    write_chunk(c, out, tokens, echo, "\"finish_reason\":null");
+  }
+
+  // `end`: why the choice ended, if it has. Of one that has, and says nothing more, all but that is empty.
+  void write_chunk(Choice& c, const AnswerReader::Out& out, const std::vector<engine::TokenOut>& tokens, bool echo,
+                   const std::string& end) {
     out_ += prefix_;
     out_ += cat("{\"index\":", c.index);
     if (!shape_.chat) {
@@ -212,7 +253,7 @@ class OpenAiReply final : public StreamsProducer {
       append_json_string(out_, out.content);
     } else {
       out_ += ",\"delta\":{";
-      const bool others = !out.calls.empty() || !out.reasoning.empty();
+      const bool others = !out.calls.empty() || !out.reasoning.empty() || (out.empty() && tokens.empty());
       if (!out.reasoning.empty())
         out_ += cat("\"reasoning_content\":", json_string(out.reasoning),
                     out.content.empty() && out.calls.empty() ? "" : ",");
@@ -225,14 +266,18 @@ class OpenAiReply final : public StreamsProducer {
       out_ += '}';
     }
     out_ += ",\"logprobs\":";
-    append_logprobs(c, tokens, echo ? tokens.size() : 0);
-    if (shape_.token_ids && !echo) {
+    if (tokens.empty())
+      out_ += "null";
+    else
+      append_logprobs(c, tokens, echo ? tokens.size() : 0);
+    if (shape_.token_ids) {
       std::vector<int32_t> ids;
       ids.reserve(tokens.size());
-      for (const auto& t : tokens) ids.push_back(t.id);
+      for (const auto& t : tokens)
+        if (!echo) ids.push_back(t.id);
       out_ += cat(",\"token_ids\":", list(ids));
     }
-    out_ += cat(",\"finish_reason\":null}]", chunk_end(c));
+    out_ += cat(',', end, "}]", chunk_end(c));
   }
 
   std::string id_of(const Choice& c, int index) const { return cat("call_", shape_.call_id, '_', c.index, '_', index); }
@@ -283,7 +328,8 @@ class OpenAiReply final : public StreamsProducer {
 
   void close() override {
     if (shape_.stream) {
-      if (shape_.include_usage) out_ += cat(prefix_, "],\"usage\":", usage_json(total(), thoughts()), "}\n\n");
+      if (shape_.include_usage)
+        out_ += cat(prefix_, "],\"usage\":", usage_json(total(), thoughts()), metrics(), "}\n\n");
       out_ += "data: [DONE]\n\n";
       return;
     }
@@ -298,7 +344,13 @@ class OpenAiReply final : public StreamsProducer {
       }
     out_ += cat("],\"usage\":", usage_json(total(), thoughts()),
                 shape_.chat && !shape_.conversations ? of_prompt(choices_[0]) : std::string(),
-                timings(0, usage_[0].completion_tokens), "}");
+                timings(0, usage_[0].completion_tokens), metrics(), "}");
+  }
+
+  // Of one answer alone: several share their request's times.
+  std::string metrics() const {
+    if (!shape_.metrics || choices_.size() != 1) return "";
+    return cat(",\"metrics\":", timings_[0].metrics(usage_[0].completion_tokens).dump());
   }
 
   // The `choices` of a prompt's best_of with the highest log-probability a token, best first.

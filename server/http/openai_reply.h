@@ -30,6 +30,7 @@ struct ReplyShape {
   bool token_ids = false;         // return_token_ids
   bool ids_as_tokens = false;     // return_tokens_as_token_ids
   bool conversations = false;     // several chats in one call: what is said of a prompt is said with its choice
+  bool metrics = false;           // vLLM's times of a request with one answer
   bool prompt_logprobs = false;
   bool hide_reasoning = false;
   std::vector<int32_t> stop_tokens;              // the client's own

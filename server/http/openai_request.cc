@@ -12,14 +12,17 @@
 namespace kvasir::server::http {
 namespace {
 
-void read_stream_options(Fields& f, ReplyShape& shape) {
+void read_stream_options(Fields& f, const ServerOptions& limits, ReplyShape& shape) {
   f.boolean("stream", &shape.stream);
+  shape.include_usage = shape.usage_so_far = limits.enable_force_include_usage && shape.stream;
   const Json* options = f.raw("stream_options");
   if (!options) return;
   Fields inner(*options, "stream_options");
-  inner.boolean("include_usage", &shape.include_usage);
-  if (inner.boolean("continuous_usage_stats", &shape.usage_so_far) && shape.usage_so_far && !shape.include_usage)
-    inner.fail("continuous_usage_stats", "needs include_usage: true");
+  bool at_end = false, so_far = false;
+  inner.boolean("include_usage", &at_end);
+  inner.boolean("continuous_usage_stats", &so_far);
+  shape.include_usage |= at_end;
+  shape.usage_so_far |= at_end && so_far;  // of usage that is not told there is nothing to tell before
   inner.unserved("include_obfuscation", "nothing is added to chunks");
   if (Status s = inner.finish(); !s.ok()) f.fail("stream_options", "is wrong: " + s.message());
   if (!shape.stream) f.fail("stream_options", "is only allowed with stream: true");
@@ -69,9 +72,6 @@ constexpr struct {
     {"spaces_between_special_tokens", "text is what the tokens say", "true"},
     {"return_hidden_states", "hidden states are not sent; logprobs are"},
     {"return_token_strs", "use logprobs, whose entries have each token's text"},
-    {"thinking_token_budget", "use max_tokens, or reasoning_effort: \"none\" for no thoughts", "-1"},
-    {"stop_regex", "use stop, or a constraint such as regex"},
-    {"kv_transfer_params", "this server does not move caches between machines"},
 };
 
 // A search of n beams (vLLM's way to say it), or of beam_width of which the n best are answers (transformers').
@@ -109,6 +109,29 @@ void read_cut(Fields& f, OpenAiCall& call) {
   if (tokens != -1 && tokens < 1)
     return f.fail("truncate_prompt_tokens", cat("is ", tokens, "; it must be 1 or more, or -1 for what fits"));
   call.cut = OpenAiCall::Cut{tokens, side == "right"};
+}
+
+// What a router hands on between machines. Its prompt as token ids saves that work here; caches are not moved.
+void read_transfer(Fields& f, OpenAiCall& call) {
+  const Json* given = f.raw("kv_transfer_params");
+  if (!given) return;
+  Fields inner(*given, "kv_transfer_params");
+  TokensInput ids;
+  if (inner.integers("prompt_token_ids", &ids)) call.forwarded = std::move(ids);
+  if (given->is_object())
+    for (const auto& [name, value] : given->items())
+      if (name != "prompt_token_ids") inner.unserved(name, "this server does not move caches between machines");
+  if (Status s = inner.finish(); !s.ok()) f.fail("kv_transfer_params", "is wrong: " + s.message());
+}
+
+// The ids take the place of the one prompt there is, whatever its text says.
+void take_forwarded(Fields& f, OpenAiCall& call) {
+  if (!call.forwarded || !f.ok()) return;
+  if (call.prompts.size() != 1)
+    return f.fail("kv_transfer_params",
+                  cat("has prompt_token_ids, which are of one prompt; there are ", call.prompts.size()));
+  if (call.forwarded->empty()) return f.fail("kv_transfer_params", "has prompt_token_ids without an entry");
+  call.prompts[0] = *std::move(call.forwarded);
 }
 
 void read_identity(Fields& f, GenerateInput& in) {
@@ -165,14 +188,18 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   read_llama_cache(f, in);
   f.boolean("timings_per_token", &call.shape.timings);
   f.boolean("return_progress", &call.shape.progress);
-  read_stream_options(f, call.shape);
+  read_stream_options(f, limits, call.shape);
   read_grammar(f, in.request.grammar);
   read_said(f, in.said);
   for (const auto& [name, why, usual] : kUnserved) f.unserved(name, why, usual);
   read_identity(f, in);
   read_cut(f, call);
   f.boolean("return_token_ids", &call.shape.token_ids);
+  in.request.every_token = call.shape.token_ids;  // also the one that ended the answer
+  call.shape.ids_as_tokens = limits.return_tokens_as_token_ids;
   f.boolean("return_tokens_as_token_ids", &call.shape.ids_as_tokens);
+  call.shape.metrics = limits.enable_per_request_metrics;
+  read_transfer(f, call);
   std::string tier;
   f.enumeration("service_tier", &tier, {"auto", "default"});
 }
@@ -243,6 +270,7 @@ Result<OpenAiCall> parse_conversations(std::string_view body, const ServerOption
   } else {
     read_chat(f, limits, call);
   }
+  take_forwarded(f, call);
   KVASIR_TRY(f.finish());
   call.shape.prompt_logprobs = in.request.prompt_logprobs >= 0;
   call.shape.logprobs = in.request.sampling.logprobs;
@@ -284,6 +312,7 @@ Result<OpenAiCall> parse_completion(std::string_view body, const ServerOptions& 
     call.shape.best_of = r.n;
   }
   read_prompts(f, "prompt", limits.max_choices, call.prompts);
+  take_forwarded(f, call);
   KVASIR_TRY(f.finish());
   call.shape.logprobs = r.sampling.logprobs;
   call.shape.special_shown = !r.skip_special;

@@ -26,7 +26,8 @@ struct OpenAiCall {
   bool echo = false;                 // completions: the prompt stands in front; chat: its last message
   std::vector<std::string> last;     // chat: the last message's text of each conversation, if it is the assistant's
   ToolUse tools;
-  std::optional<Cut> cut;  // none: a prompt is read whole, and must fit
+  std::optional<Cut> cut;                // none: a prompt is read whole, and must fit
+  std::optional<TokensInput> forwarded;  // of the one prompt, made of it elsewhere
 };
 
 // Leaves out of the prompts what `call.cut` says; they are then token ids. May take long.

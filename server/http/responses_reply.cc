@@ -36,6 +36,8 @@ class ResponsesReply final : public AnswerProducer {
       event("response.in_progress", state("in_progress") + progress(shape_.prompt_tokens));
     timings_.tokens(tokens.size());
     drawn_ += static_cast<int64_t>(tokens.size());
+    if (shape_.messages.tokenizer)
+      for (const auto& t : tokens) ids_.push_back(t.id);
     if (!shape_.logprobs) return;
     std::string list;
     append_token_logprobs(list, *shape_.logprobs, tokens, TokenNames::texts);
@@ -64,6 +66,10 @@ class ResponsesReply final : public AnswerProducer {
             "},\"output_tokens\":", u.completion_tokens, ",\"output_tokens_details\":{\"reasoning_tokens\":",
             reasoning_tokens(u.completion_tokens, thought_bytes_, said_bytes_),
             "},\"total_tokens\":", u.prompt_tokens + u.completion_tokens, "}");
+    if (shape_.messages.tokenizer) {
+      messages_ =
+          cat(",\"input_messages\":", as_message(shape_.messages.prompt), ",\"output_messages\":", as_message(ids_));
+    }
     const std::string made = response(whole ? "completed" : "incomplete", "null");
     if (shape_.now) shape_.now(made);
     if (shape_.keep) shape_.keep(made, cat('[', items_, ']'));
@@ -101,8 +107,17 @@ class ResponsesReply final : public AnswerProducer {
     return cat("{\"id\":", json_string(shape_.id), ",\"object\":\"response\",\"created_at\":", shape_.created,
                ",\"status\":\"", status, "\",\"error\":", error,
                ",\"incomplete_details\":", cut ? "{\"reason\":\"max_output_tokens\"}" : "null",
-               ",\"model\":", json_string(shape_.model), ",\"output\":[", items_, "],\"usage\":", usage_, shape_.echoed,
-               "}");
+               ",\"model\":", json_string(shape_.model), ",\"output\":[", items_, "],\"usage\":", usage_, messages_,
+               shape_.echoed, "}");
+  }
+
+  // vLLM's form of what a template, or the model, wrote.
+  std::string as_message(const std::vector<int32_t>& ids) const {
+    std::string tokens;
+    for (int32_t id : ids) tokens += cat(tokens.empty() ? "" : ",", id);
+    const auto text = shape_.messages.tokenizer->decode(ids, false);
+    return cat("[{\"type\":\"raw_message_tokens\",\"message\":", json_string(text.ok() ? *text : std::string()),
+               ",\"tokens\":[", tokens, "]}]");
   }
 
   // As a field of an event; who follows it without events is told, too.
@@ -206,6 +221,8 @@ class ResponsesReply final : public AnswerProducer {
   std::string name_, text_, logprobs_, unsaid_logprobs_, newest_logprobs_;
   std::string items_;  // those that are whole, separated by commas
   std::string usage_ = "null";
+  std::vector<int32_t> ids_;  // that were drawn, where they are told
+  std::string messages_;
 };
 
 }  // namespace

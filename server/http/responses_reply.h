@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/http/answer_producer.h"
 
@@ -18,6 +19,11 @@ struct ResponsesShape {
   AnswerShape answer;
   bool timings = false, progress = false;  // llama-server's, in the events; timings also of a whole answer
   text::TokenizerPtr logprobs;             // names tokens; null: no log-probabilities are wanted
+  // vLLM's: a whole response tells its prompt and answer as text and tokens. Without a tokenizer: it does not.
+  struct Messages {
+    text::TokenizerPtr tokenizer;
+    std::vector<int32_t> prompt;
+  } messages;
   // Told the whole response and its output items when it ended well.
   std::function<void(const std::string& response, const std::string& output)> keep;
   // Of one that is made without its client: told the response whenever its status changes, before `keep`.

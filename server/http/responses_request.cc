@@ -148,8 +148,6 @@ constexpr struct {
     {"prompt", "there are no stored prompts; send instructions"},
     {"max_tool_calls", "this server calls no tools itself"},
     {"moderation", "this server judges no content"},
-    {"enable_response_messages", "use /v1/chat/completions with return_token_ids"},
-    {"thinking_token_budget", "use max_output_tokens, or reasoning.effort: \"none\" for no thoughts", "-1"},
 };
 
 }  // namespace
@@ -183,6 +181,8 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   f.enumeration("service_tier", &tier, {"auto", "default"});
   f.enumeration("truncation", &truncation, {"disabled"});
   read_include(f, in);
+  f.boolean("enable_response_messages", &call.messages);
+  in.request.every_token = call.messages;
   f.boolean("timings_per_token", &call.timings);
   f.boolean("return_progress", &call.progress);
   if (const Json* options = f.raw("stream_options")) {

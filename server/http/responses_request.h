@@ -14,6 +14,7 @@ struct ResponsesCall {
   GenerateInput input;  // without its prompt, which begins with what is kept under `previous`
   ToolUse tools;
   bool stream = false, store = false, background = false;
+  bool messages = false;                   // enable_response_messages
   bool timings = false, progress = false;  // llama-server's
   std::string previous;                    // previous_response_id
   Json instructions;                       // null: none

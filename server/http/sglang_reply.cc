@@ -71,11 +71,16 @@ class SglangReply final : public StreamsProducer {
   void on(size_t s, engine::Finished& e) override {
     Answer& a = answers_[first_[s] + size_t(e.choice)];
     if (shape_.prompts[s].choices == 1) a.made = e.usage.completion_tokens;  // with what stopped it
-    const bool length = e.reason == engine::FinishReason::length;
-    const bool word = e.reason == engine::FinishReason::stop_string;
-    a.ended = length
-                  ? cat("{\"type\":\"length\",\"length\":", a.made, '}')
-                  : cat("{\"type\":\"stop\",\"matched\":", word ? json_string(e.stop_string) : cat(e.stop_token), '}');
+    using Reason = engine::FinishReason;
+    switch (e.reason) {
+      case Reason::length: a.ended = cat("{\"type\":\"length\",\"length\":", a.made, '}'); break;
+      case Reason::cancelled:
+        a.ended = R"({"type":"abort","message":"the request was ended by /abort_request"})";
+        break;
+      default:
+        a.ended = cat("{\"type\":\"stop\",\"matched\":",
+                      e.reason == Reason::stop_string ? json_string(e.stop_string) : cat(e.stop_token), '}');
+    }
     if (stream_) send(s, e.choice);
   }
 
@@ -89,6 +94,7 @@ class SglangReply final : public StreamsProducer {
     if (lists()) out_ = cat('[', out_, ']');
   }
 
+  bool tells_cancelled() const override { return true; }
   void fail(const Status& status) override { out_ += cat("data: ", error_json(status), "\n\ndata: [DONE]\n\n"); }
   HttpResponse refuse(const Status& status) const override { return error_response(status); }
 

@@ -52,7 +52,6 @@ Result<const Json*> of_prompt(const Json* field, const char* name, size_t i, siz
 constexpr struct {
   const char *name, *why, *usual = "false";
 } kUnservedSampling[] = {
-    {"stop_regex", "use stop, or a constraint such as regex"},
     {"spaces_between_special_tokens", "text is what the tokens say", "true"},
     {"custom_params", "there are no processors to give them to", "{}"},
 };

@@ -39,7 +39,7 @@ void StreamsProducer::take_event(size_t s, engine::Event& event) {
   if (auto* e = std::get_if<engine::Failed>(&event)) return failed(e->status);
   if (auto* e = std::get_if<engine::Finished>(&event)) {
     // By its id, from elsewhere: half an answer is none.
-    if (e->reason == engine::FinishReason::cancelled)
+    if (e->reason == engine::FinishReason::cancelled && !tells_cancelled())
       return failed(Status(Code::cancelled, "the request was cancelled"));
     on(s, *e);
     if (e->last) open_[s] = false;

@@ -31,7 +31,9 @@ class StreamsProducer : public Producer {
   // its body, at the end.
   virtual void on(size_t s, engine::Started& e) = 0;
   virtual void on(size_t s, engine::Tokens& e) = 0;
-  virtual void on(size_t s, engine::Finished& e) = 0;           // of a choice that nobody cancelled
+  virtual void on(size_t s, engine::Finished& e) = 0;  // of a choice that nobody cancelled
+  // Whether an answer that was cancelled, by its id and from elsewhere, is told as far as it came; else it fails.
+  virtual bool tells_cancelled() const { return false; }
   virtual void close() {}                                       // all have ended well
   virtual void fail(const Status& status) = 0;                  // a stream's last event
   virtual HttpResponse refuse(const Status& status) const = 0;  // nothing is out yet

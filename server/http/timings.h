@@ -13,6 +13,7 @@ class Timings {
  public:
   using Clock = std::chrono::steady_clock;
 
+  void started() { started_ = last_ = Clock::now(); }
   void tokens(size_t n) {
     last_ = Clock::now();
     if (n > 0 && !first_) first_ = last_;
@@ -20,6 +21,17 @@ class Timings {
   int64_t prompt_ns() const { return ns(began_, first_.value_or(last_)); }
   int64_t answer_ns() const { return first_ ? ns(*first_, last_) : 0; }
   int64_t all_ns() const { return ns(began_, Clock::now()); }
+
+  // vLLM's `metrics`.
+  nlohmann::ordered_json metrics(int64_t made) const {
+    const double all_ms = ms(started_, last_);
+    nlohmann::ordered_json out{{"time_to_first_token_ms", ms(started_, first_.value_or(last_))},
+                               {"generation_time_ms", double(answer_ns()) / 1e6},
+                               {"queue_time_ms", ms(began_, started_)}};
+    if (made > 1) out["mean_itl_ms"] = double(answer_ns()) / 1e6 / double(made - 1);
+    if (all_ms > 0) out["tokens_per_second"] = 1e3 * double(made) / all_ms;
+    return out;
+  }
 
   // llama-server's `timings`.
   nlohmann::ordered_json json(int64_t prompt_tokens, int64_t cached, int64_t made) const {
@@ -42,8 +54,9 @@ class Timings {
   static int64_t ns(Clock::time_point from, Clock::time_point to) {
     return std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::nanoseconds>(to - from).count());
   }
+  static double ms(Clock::time_point from, Clock::time_point to) { return double(ns(from, to)) / 1e6; }
   const Clock::time_point began_ = Clock::now();
-  Clock::time_point last_ = began_;
+  Clock::time_point started_ = began_, last_ = began_;
   std::optional<Clock::time_point> first_;
 };
 

@@ -73,7 +73,7 @@ Result<TokensCall> parse_tokens(std::string_view body, const ServerOptions& limi
   KVASIR_TRY(read_sampling(sampling, in));
   // Ids are all that were drawn, what ended them too; only stop texts need the text.
   in.request.include_stop = true;
-  in.request.detokenize = !in.request.stop_strings.empty();
+  in.request.detokenize = !in.request.stop_strings.empty() || !in.request.stop_regex.empty();
   call.shape.logprobs = in.request.sampling.logprobs >= 0;
   call.shape.prompt_logprobs = in.request.prompt_logprobs >= 0;
   call.shape.choices = in.request.n;
@@ -109,7 +109,8 @@ Json tokens_request(const Json& body, const GenerateInput& input, const std::vec
     if (!p || value.is_null() || std::string_view(p->name) == "logprobs") continue;
     (of_request(*p) ? out : sampling)[name_on(Wire::completions, *p)] = value;
   }
-  if (input.request.sampling.logprobs >= 0) sampling["logprobs"] = input.request.sampling.logprobs;
+  const int32_t logprobs = input.request.sampling.logprobs;
+  if (logprobs >= 0) sampling["logprobs"] = logprobs == kAllLogprobs ? -1 : logprobs;
   if (input.default_max_tokens > 0 && !sampling.contains("max_tokens"))
     sampling["max_tokens"] = input.default_max_tokens;
   if (Json outputs = constraint(input.request.grammar); !outputs.is_null()) sampling["structured_outputs"] = outputs;

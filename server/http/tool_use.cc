@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/cat.h"
+#include "server/thoughts.h"
 
 namespace kvasir::server::http {
 namespace {
@@ -132,10 +133,7 @@ AnswerShape prepare_tools(const Services& services, const ToolUse& use, engine::
 }
 
 text::ReasoningFormat reasoning_format(const Services& services) {
-  const auto chat_template = services.engine().chat_template();
-  if (!chat_template) return text::ReasoningFormat::none;
-  return text::reasoning_format_named(services.options().reasoning_parser)
-      .value_or(text::reasoning_format_of(chat_template->source()));
+  return server::reasoning_format(services.options(), services.engine());
 }
 
 void show_reasoning(const Services& services, engine::Request& request) {
@@ -149,14 +147,7 @@ void prepare_reasoning(const Services& services, const std::vector<int32_t>& pro
   if (!chat_template || !free) return;  // a grammar's text has no thoughts
   shape.reasoning = reasoning_format(services);
   if (shape.reasoning == text::ReasoningFormat::none) return;
-  constexpr size_t kTail = 16;  // tokens: the tag and a line break
-  const size_t n = std::min(kTail, prompt.size());
-  const auto tail = services.engine().tokenizer()->decode(std::span(prompt).last(n), false);
-  if (!tail.ok()) return;
-  const size_t end = tail->find_last_not_of(" \n\r\t");
-  shape.thinks_at_once =
-      end != std::string::npos &&
-      std::string_view(*tail).substr(0, end + 1).ends_with(text::reasoning_tags(shape.reasoning).open);
+  shape.thinks_at_once = ends_in_thoughts(prompt, shape.reasoning, *services.engine().tokenizer());
 }
 
 }  // namespace kvasir::server::http

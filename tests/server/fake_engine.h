@@ -147,6 +147,16 @@ class FakeEngine final : public engine::Engine {
     return true;
   }
 
+  void cancel_all(const std::string& tenant) override {
+    std::vector<std::shared_ptr<Script>> scripts;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [id, script] : live_)
+        if (id.first == tenant) scripts.push_back(script);
+    }
+    for (const auto& script : scripts) script->cancel();
+  }
+
   void set_state(engine::State s) { state_ = s; }
   void set_context(int32_t tokens) { info_.context_length = tokens; }
   void use_tokenizer(text::TokenizerPtr tokenizer) { tokenizer_ = std::move(tokenizer); }
@@ -308,6 +318,8 @@ class FakeEngine final : public engine::Engine {
         }
       }
       end.usage = usage;
+      const bool hidden = end.reason == engine::FinishReason::stop_token && !r.include_stop && !r.every_token;
+      if (auto* last = std::get_if<engine::Tokens>(&out.back())) last->last = !hidden;
       out.push_back(end);
     }
     script.over = true;

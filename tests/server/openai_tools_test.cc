@@ -214,9 +214,6 @@ TEST_F(OpenAi, ThoughtsThatAreNotWanted) {
     whole("/v1/chat/completions", cat(body, R"(true,")", tells, R"(":true})"));
     whole("/v1/chat/completions", cat(body, R"(false,")", tells, R"(":false})"));
   }
-  expect_error(
-      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"thinking_token_budget":5})"), 400,
-      "thinking_token_budget", "max_tokens");
 }
 
 TEST_F(OpenAi, AForcedCallOfAToolWithoutParametersHasNone) {

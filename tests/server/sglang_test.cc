@@ -85,7 +85,7 @@ TEST_F(Sglang, EachWrongFieldIsNamed) {
            {R"({"input_ids":[1,"a"]})", "input_ids", "whole numbers"},
            {R"({"text":"x","sampling_params":{"max_new_tokens":1000}})", "max_new_tokens", "at most"},
            {R"({"text":"x","sampling_params":{"temperature":-1}})", "temperature", "-1"},
-           {R"({"text":"x","sampling_params":{"stop_regex":"a"}})", "sampling_params.stop_regex", "regex"},
+           {R"({"text":"x","sampling_params":{"stop_regex":"(a"}})", "stop_regex", "no regular expression"},
            {R"({"text":"x","sampling_params":{"warmth":1}})", "sampling_params.warmth", "not a field"},
            {R"({"text":["x","y"],"sampling_params":[{}]})", "sampling_params", "2 prompts"},
            {R"({"text":["x","y"],"rid":["a"]})", "rid", "2 prompts"},
@@ -104,8 +104,24 @@ TEST_F(Sglang, ARequestIsAbortedByItsId) {
   client.send(RawClient::post("/generate", R"({"text":"x","rid":"mine","extra_key":"hang"})"));
   ASSERT_TRUE(engine_.wait_open(1));
   EXPECT_EQ(whole("/abort_request", R"({"rid":"mine"})")["success"], true);
-  EXPECT_EQ(client.read().status, 499);
+  const RawClient::Answer ended = client.read();
+  EXPECT_EQ(ended.status, 200);
+  EXPECT_EQ(Json::parse(ended.body)["meta_info"]["finish_reason"]["type"], "abort");
   EXPECT_TRUE(all_gone());
+}
+
+TEST_F(Sglang, AllRequestsAreAbortedAtOnce) {
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.push_back(std::make_unique<RawClient>(server_->http_port()));
+    clients.back()->send(RawClient::post("/generate", R"({"text":"x","extra_key":"hang"})"));
+  }
+  ASSERT_TRUE(engine_.wait_open(3));
+  EXPECT_EQ(whole("/abort_request", R"({"abort_all":true})")["success"], true);
+  for (const auto& client : clients)
+    EXPECT_EQ(Json::parse(client->read().body)["meta_info"]["finish_reason"]["type"], "abort");
+  EXPECT_TRUE(all_gone());
+  expect_error(post("/abort_request", R"({"abort_all":false})"), 400, "rid", "abort_all");
 }
 
 TEST_F(Sglang, WhatIsServedIsTold) {

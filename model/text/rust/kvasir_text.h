@@ -30,6 +30,8 @@ typedef struct kvt_tokenizer kvt_tokenizer;
 typedef struct kvt_template kvt_template;
 typedef struct kvt_grammar kvt_grammar;
 typedef struct kvt_matcher kvt_matcher;
+typedef struct kvt_stops kvt_stops;
+typedef struct kvt_scan kvt_scan;
 
 typedef struct {
   kvt_str model, pre, chat_template;
@@ -97,6 +99,14 @@ int kvt_matcher_consume(kvt_matcher* m, int32_t token, kvt_buf* error);
 // Bytes that come next whatever is drawn; a special token is 0xFF and its id in brackets.
 int kvt_matcher_forced(kvt_matcher* m, kvt_buf* out, kvt_buf* error);
 uint8_t kvt_matcher_finished(const kvt_matcher* m);
+
+// Regular expressions that end a text. One kvt_stops is shared by threads; a scan is of one text, whose pieces it is
+// told in order: `found` is 1 where one matches, `end` bytes of the piece are then the text up to its end.
+int kvt_stops_compile(const kvt_str* expressions, size_t n, kvt_stops** out, kvt_buf* error);
+void kvt_stops_free(kvt_stops* s);
+int kvt_scan_new(const kvt_stops* s, kvt_scan** out, kvt_buf* error);
+void kvt_scan_free(kvt_scan* s);
+int kvt_scan_push(kvt_scan* s, kvt_str more, uint8_t* found, size_t* end, size_t* which, kvt_buf* error);
 
 #ifdef __cplusplus
 }

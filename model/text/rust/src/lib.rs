@@ -23,6 +23,7 @@ mod normal;
 mod pretok;
 mod schema;
 mod spm;
+mod stops;
 mod tags;
 mod template;
 mod template_bounds;
