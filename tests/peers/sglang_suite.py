@@ -98,4 +98,4 @@ class TestStop(kit("matched_stop_kit", "MatchedStopMixin"), Over):
 
 
 class TestAbortAll(kit("abort_timeout_kit", "AbortAllMixin"), Over):
-    pass
+    abort_all_max_new_tokens = 8000  # as the default model's context goes

@@ -15,12 +15,14 @@ import openai
 import pytest
 
 import served
+import small_adapter
 import small_tokenizer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ABSENT = ("vllm", "torch", "transformers", "PIL", "schemathesis", "openai_harmony", "starlette", "fastapi", "uvicorn",
           "tests.models", "tests.conftest", "pybase64", "orjson", "rapidfuzz")
 USUAL_LENGTH = 128
+USUAL_THOUGHTS = 6
 running = False
 
 
@@ -68,10 +70,10 @@ class Never:
 
 
 class Hub:
-    """Where models and adapters come from: a name stands for itself."""
+    """Where adapters come from: each name is one of the default model."""
 
     def snapshot_download(self, repo_id="", **_):
-        return repo_id
+        return small_adapter.make(served.MODEL, os.path.join(os.path.dirname(os.environ["VLLM"]), "adapter"))
 
 
 class Refused(Exception):
@@ -81,6 +83,8 @@ class Refused(Exception):
 KNOWN = {
     "vllm.platforms": {"current_platform": Never()},
     "vllm.transformers_utils.repo_utils": {"hf_api": lambda *_: Hub()},
+    "vllm.config": {"ModelConfig": lambda **_: types.SimpleNamespace(
+        get_vocab_size=lambda: len(small_tokenizer.Tokenizer(served.MODEL)))},
     "vllm.tokenizers": {"get_tokenizer": lambda *_, **__: small_tokenizer.Tokenizer(served.MODEL)},
     "vllm.exceptions": {"VLLMValidationError": Refused, "VLLMNotFoundError": Refused},
     "vllm.version": {"__version__": served.version()},
@@ -115,8 +119,23 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 VALUED = {"--max-model-len": "--max-total-tokens-per-request", "--max-num-seqs": "--max-running", "--root-path": None,
-          "--chat-template": None, "--tool-call-parser": None, "--served-model-name": "--served-model-name"}
+          "--chat-template": None, "--tool-call-parser": None, "--served-model-name": "--served-model-name",
+          "--max-logprobs": "--max-logprobs"}
+SAME = ("--return-tokens-as-token-ids", "--enable-force-include-usage", "--enable-per-request-metrics")
+THINKS = ["--chat-template", os.path.join(HERE, "thinking.jinja"), "--thinking-token-budget", str(USUAL_THOUGHTS)]
 REFUSED = ("--root-path", "--enable-prompt-embeds", "--speculative-config", "--load-format", "--uds", "--watermark-config")
+
+
+def adapters(words, model):
+    """NAME=PATH up to the next flag; a path that is none is a name at the hub. What is called as the model is, is it."""
+    flags = []
+    for word in words:
+        if word.startswith("--"):
+            break
+        name, _, path = word.partition("=")
+        if name != model:
+            flags += ["--lora", f"{name}={path if os.path.isdir(path) else Hub().snapshot_download(path)}"]
+    return flags
 
 
 class RemoteOpenAIServer(served.Server):
@@ -128,7 +147,9 @@ class RemoteOpenAIServer(served.Server):
         flags, named = [], model
         words = list(vllm_serve_args)
         if "--lora-modules" in words:
-            flags.append("--any-model-name")  # an adapter's name is answered by the model itself
+            flags += adapters(words[words.index("--lora-modules") + 1:], model)
+        if "--reasoning-parser" in words:
+            flags += THINKS
         for i, word in enumerate(words):
             word, _, inline = word.partition("=")
             if word in REFUSED:
@@ -138,6 +159,8 @@ class RemoteOpenAIServer(served.Server):
                 named = value
             elif VALUED.get(word):
                 flags += [VALUED[word], value]
+            elif word in SAME:
+                flags.append(word)
         super().__init__(flags, named)
 
     def client(self, kind, **named):
