@@ -78,6 +78,12 @@ void ModelFlags::define(Options& o) {
   define_attention_dtype(o, model.attention_dtype);
   o.add("chat_template", &engine.chat_template, "Jinja file that replaces the model's own chat template")
       .value_name("FILE");
+  o.add("template_dates", &engine.template_dates,
+        "Tell chat templates the day, as date_string and datetime, as llama-server does; else those of Llama 3 and "
+        "others write the date they have, as transformers does");
+  o.add("max_context", &engine.max_context,
+        "Tokens of a request at most, prompt and answer; 0, and more than the model was made for, is the model's own")
+      .range(0, 1 << 24);
   o.add("attention_window", &model.attention_window,
         "Endless generation (StreamingLLM): each layer sees so many tokens, attention_sinks of them the first ones of "
         "the "

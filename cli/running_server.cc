@@ -10,6 +10,7 @@
 
 #include "cli/serve_config.h"
 #include "core/cat.h"
+#include "server/listen.h"
 
 namespace kvasir::cli {
 namespace {
@@ -58,7 +59,7 @@ Result<RunningServer> running_server(int pid) {
   if (o.http_port <= 0 && o.grpc_port <= 0)
     return invalid_argument(
         cat("process ", pid, " took a free port, which its log names: give it as --http or --grpc"));
-  return RunningServer{.host = reachable(o.host),
+  return RunningServer{.host = reachable(server::addresses(o.host).front()),
                        .http_port = o.http_port,
                        .grpc_port = o.grpc_port,
                        .tls = !o.tls_cert.empty(),

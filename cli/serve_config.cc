@@ -1,5 +1,8 @@
 #include "cli/serve_config.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "model/generation_config.h"
 
 namespace kvasir::cli {
@@ -16,6 +19,8 @@ void ServeConfig::define(Options& o) {
         "Sampling where a request says nothing: auto is what generation_config.json beside the weights says, none is "
         "temperature 1 without cuts")
       .one_of({"auto", "none"});
+  o.add("seed", &server.seed, "Seed of requests that bring none; -1: each draws its own")
+      .range(-1, std::numeric_limits<int64_t>::max());
   o.section("Ending");
   o.add("drain_seconds", &drain, "How long running requests may go on after SIGTERM; a second SIGTERM ends them")
       .at_least(0);
@@ -25,8 +30,10 @@ void ServeConfig::define(Options& o) {
     if (model.model.model.empty())
       return invalid_argument("model is not set: --model FILE.gguf, a folder, hf:ORG/REPO, or dummy: for a load test");
     for (const auto& a : model.engine.adapters)
-      if (a.name == server.served_model_name)
-        return invalid_argument(cat("lora has the name '", a.name, "', which is served_model_name; give it another"));
+      if (const auto& other = server.model_alias;
+          a.name == server.served_model_name || std::find(other.begin(), other.end(), a.name) != other.end())
+        return invalid_argument(
+            cat("lora has the name '", a.name, "', which is served_model_name or a model_alias; give it another"));
     return {};
   });
   o.example("kvasir serve --model SmolLM2-135M-Instruct.Q4_1.gguf", "gRPC on 50051, HTTP and a page on 8000");

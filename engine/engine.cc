@@ -147,6 +147,8 @@ Status EngineImpl::load(const Loader& loader) {
                   message_ = cat(phase, ' ', int(fraction * 100), '%');
                 }));
   info_ = loaded_.runner->info();
+  if (options_.max_context > 0)
+    info_.context_length = int32_t(std::min<int64_t>(info_.context_length, options_.max_context));
   // Before the cache, which takes what they leave.
   for (const AdapterSource& a : options_.adapters) {
     KVASIR_TRY(load_into_runner(a.name, a.path).status());
@@ -293,6 +295,7 @@ Stats EngineImpl::stats() const {
   s.failed = p.failed;
   s.cancelled = p.cancelled;
   s.output_tokens = p.output_tokens;
+  s.longest = p.longest;
   s.errors = std::move(p.errors);
   s.first_token = std::move(p.first_token);
   s.prefill = std::move(p.prefill);

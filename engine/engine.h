@@ -58,6 +58,8 @@ struct EngineOptions {
   int64_t adapter_memory = int64_t(1) << 30;     // bytes, of all of them
   // Of one request; 0: no bound but the model's context.
   int64_t max_input_tokens = 0, max_output_tokens = 0, max_total_tokens = 0;
+  int64_t max_context = 0;      // tokens of a request, prompt and answer; 0: the model's own
+  bool template_dates = false;  // chat templates are told the day (model/dated_template.h)
 };
 
 // What the step loop runs, as a loader gives it.
@@ -111,6 +113,8 @@ struct Stats {
   Histogram prompt_length, output_length;  // tokens of a request
   Histogram preempted;                     // how often a request lost its pages, of those that ended
   Histogram prefill, decode;               // seconds: from its first step to the first token, and from there to the end
+  int64_t longest = 0;                     // tokens of a sequence that has ended, its prompt and its answer
+  int64_t draft_runs = 0;                  // drafts that were verified
 
   double cache_hit_rate() const { return prompt_tokens > 0 ? double(cached_tokens) / double(prompt_tokens) : 0; }
   DraftCount all_drafts() const {

@@ -7,6 +7,7 @@
 #include "engine/draft_head.h"
 #include "engine/draft_model.h"
 #include "engine/engine.h"
+#include "model/dated_template.h"
 #include "model/device.h"
 #include "model/formats/mapped_file.h"
 #include "model/head.h"
@@ -48,13 +49,14 @@ struct Text {
   std::shared_ptr<const text::ChatTemplate> chat_template;
 };
 
-Result<Text> read_text(const model::RunnerOptions& model, const std::string& template_file) {
+Result<Text> read_text(const model::RunnerOptions& model, const std::string& template_file, bool dates) {
   Timed timed("text");
   KVASIR_ASSIGN(model::ModelText text, model::load_text(model));
   if (text.tokenizer && !template_file.empty()) {
     KVASIR_ASSIGN(std::string source, read_template(template_file));
     KVASIR_ASSIGN(text.chat_template, text::ChatTemplate::compile(source, *text.tokenizer));
   }
+  if (text.chat_template && dates) text.chat_template = model::dated_template(std::move(text.chat_template));
   return Text{std::move(text.tokenizer), std::move(text.chat_template)};
 }
 
@@ -141,12 +143,12 @@ std::unique_ptr<Engine> Engine::start(model::RunnerOptions model, EngineOptions 
   model.max_batch = options.max_running;
   model.max_tokens = options.max_tokens_per_step;
   const bool mtp = options.mtp && options.max_draft > 0 && options.max_step_ms > 0;
-  Loader loader = [model, file = options.chat_template, draft = options.draft_model,
+  Loader loader = [model, file = options.chat_template, dates = options.template_dates, draft = options.draft_model,
                    mtp](const LoadProgress& progress) -> Result<Loaded> {
     auto report = [](void* context, const char* phase, double fraction) {
       (*static_cast<const LoadProgress*>(context))(phase, fraction);
     };
-    auto reading = std::async(std::launch::async, read_text, model, file);  // beside the weights
+    auto reading = std::async(std::launch::async, read_text, model, file, dates);  // beside the weights
     Loaded loaded;
     {
       Timed timed("weights");

@@ -184,6 +184,7 @@ void Publisher::finish(Job& job, int32_t choice, Finished event, Time now) {
     if (!rest.text.empty()) push(job, Tokens{choice, {}, std::move(rest.text), true});
   }
   if (!job.request.pooled) counts_.output_length.add(double(text.tokens));
+  counts_.longest = std::max(counts_.longest, int64_t(job.request.prompt.size()) + text.tokens);
   event.last = --job.open_choices == 0;
   event.usage = usage_of(job);
   bool last = event.last, cancelled = event.reason == FinishReason::cancelled;

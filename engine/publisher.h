@@ -36,6 +36,7 @@ struct Published {
   Histogram prefill = time_histogram(), decode = time_histogram();
   Histogram prompt_tokens = size_histogram(), output_length = size_histogram();
   Histogram preempted = times_histogram();
+  int64_t longest = 0;  // tokens of a sequence that has ended
 };
 
 class Publisher {

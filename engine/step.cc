@@ -149,6 +149,7 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
     late = (late && owner.after_draft) || sampled[i].late;
     if (owner.after_draft && !late) {
       ++counts_[size_t(drafts.source)].drafted;
+      draft_runs_ += i == 0 || !step.owners[i - 1].after_draft;
       job.drafted.fetch_add(1, std::memory_order_relaxed);
     }
     if (owner.after_draft && !draft_holds) continue;
@@ -318,6 +319,7 @@ void StepLoop::publish_stats() {
   out.steps_cut = s.steps_cut;
   out.experts = runner_.expert_load();
   out.drafts = counts_;
+  out.draft_runs = draft_runs_;
   if (draft_model_) {
     out.draft_model.pages_total = draft_model_->pages();
     out.draft_model.pages_free = draft_model_->free_pages();

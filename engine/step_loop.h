@@ -130,6 +130,7 @@ class StepLoop {
   Histogram step_time_ = time_histogram(), queued_ = time_histogram();
   Histogram batch_size_ = size_histogram(), step_tokens_ = size_histogram(), handled_tokens_ = size_histogram();
   int64_t cached_before_ = 0;  // cached tokens of prompts that are in handled_tokens_
+  int64_t draft_runs_ = 0;     // drafts that were verified, of whatever length
 };
 
 }  // namespace kvasir::engine

@@ -12,7 +12,7 @@ bool draws_on_device(const SampleRow& r, bool changes) {
   const SamplingParams& p = *r.params;
   for (const SamplingNumber& n : kSamplingNumbers)
     if (!n.on_device && n.set(p)) return false;
-  if (!p.logprob_token_ids.empty() || !p.bad_sequences.empty()) return false;
+  if (!p.logprob_token_ids.empty() || !p.bad_sequences.empty() || p.post_sampling_probs) return false;
   const bool changed = p.logprobs >= 0 || !p.logit_bias.empty() || p.repetition_penalty != 1 ||
                        p.presence_penalty != 0 || p.frequency_penalty != 0 || r.mask || r.constraint || r.score_only;
   return !changed || (changes && p.logprobs <= kMostDeviceTop);

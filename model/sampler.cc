@@ -103,8 +103,10 @@ bool Sampler::sample(std::span<float> logits, const SampleRow& row, Sampled& out
   }
   const double sum = sum_exponentials(logits, max, 1);
   const float normalizer = max + float(std::log(sum));
-  for (int32_t t : p.logprob_token_ids) add_named(t, logits[size_t(t)] - normalizer, out.top);
-  if (p.logprob_token_ids.empty() && p.logprobs > 0) {
+  const bool raw = !p.post_sampling_probs || row.score_only;
+  for (int32_t t : p.logprob_token_ids)
+    if (raw) add_named(t, logits[size_t(t)] - normalizer, out.top);
+  if (raw && p.logprob_token_ids.empty() && p.logprobs > 0) {
     select(logits, max, size_t(p.logprobs));
     for (int32_t t : found_) out.top.push_back({t, logits[size_t(t)] - normalizer});
   }
@@ -129,16 +131,21 @@ bool Sampler::sample(std::span<float> logits, const SampleRow& row, Sampled& out
     refused.changed = changed_;
     return false;
   }
-  tell_drawn(logits, p, normalizer, changed_, out);
+  if (raw)
+    tell_drawn(logits, p, normalizer, changed_, out);
+  else
+    tell_drawn_from(logits, p, out);
   return true;
 }
 
 void Sampler::sample_again(std::span<float> logits, const SampleRow& row, const Refused& refused, Sampled& out) {
-  if (draw_allowed(logits, row, out)) {
-    tell_drawn(logits, *row.params, refused.normalizer, refused.changed, out);
-  } else {
+  if (!draw_allowed(logits, row, out)) {
     out.token = -1;
     out.late = true;
+  } else if (row.params->post_sampling_probs) {
+    tell_drawn_from(logits, *row.params, out);
+  } else {
+    tell_drawn(logits, *row.params, refused.normalizer, refused.changed, out);
   }
 }
 
@@ -293,6 +300,15 @@ int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float
     find_within(logits, max, (0.01f - std::log(p.min_p)) / scale);  // a little more than those of min_p
     total = weigh(logits, max, scale);
   }
+  const double target = u * cut(p, total);
+  double below = 0;
+  for (const Candidate& c : candidates_)
+    if ((below += c.weight) > target) return c.token;
+  return candidates_.back().token;
+}
+
+// Of candidates_, which weigh `total`, those that the parameters leave; what these weigh.
+double Sampler::cut(const SamplingParams& p, double total) {
   if (p.typical_p < 1) keep_typical(p.typical_p, total);
   if (p.top_p < 1) keep_heaviest(p.top_p, total);
   if (p.min_p > 0) {
@@ -302,11 +318,49 @@ int32_t Sampler::draw(std::span<const float> logits, const SampleRow& row, float
   }
   total = 0;
   for (const Candidate& c : candidates_) total += c.weight;
-  const double target = u * total;
-  double below = 0;
-  for (const Candidate& c : candidates_)
-    if ((below += c.weight) > target) return c.token;
-  return candidates_.back().token;
+  return total;
+}
+
+// What the drawn token was drawn from. Drawing itself takes shorter ways through the same cuts, so this is computed
+// anew, and only for who asks.
+void Sampler::tell_drawn_from(std::span<const float> logits, const SamplingParams& p, Sampled& out) {
+  if (out.token < 0) return;
+  const float max = kernels_.greatest(logits.data(), vocab_);
+  double total = 1;
+  if (p.temperature == 0) {
+    candidates_.assign(1, {1, out.token});
+  } else {
+    const float scale = std::min(1.0f / p.temperature, 1e8f);
+    if (p.top_k > 0 && p.top_k < vocab_)
+      select(logits, max, size_t(p.top_k));
+    else
+      find_within(logits, max, 88 / scale);  // what is further away weighs nothing
+    if (p.top_n_sigma > 0) {
+      const float least = max - p.top_n_sigma * float(deviation(logits));
+      std::erase_if(found_, [&](int32_t t) { return logits[size_t(t)] < least; });
+    }
+    total = cut(p, weigh(logits, max, scale));
+    const bool among =
+        std::any_of(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.token == out.token; });
+    if (!among) {  // at a border that was drawn otherwise, by a rounding
+      candidates_.push_back({std::exp((logits[size_t(out.token)] - max) * scale), out.token});
+      total += candidates_.back().weight;
+    }
+  }
+  auto logprob = [&](int32_t token) {
+    const auto it =
+        std::find_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.token == token; });
+    return it == candidates_.end() ? kNever : float(std::log(double(it->weight) / total));
+  };
+  out.logprob = logprob(out.token);
+  if (!p.logprob_token_ids.empty()) {
+    for (int32_t t : p.logprob_token_ids) add_named(t, logprob(t), out.top);
+    return add_named(out.token, out.logprob, out.top);
+  }
+  const size_t shown = std::min(candidates_.size(), size_t(std::max(0, p.logprobs)));
+  std::partial_sort(candidates_.begin(), candidates_.begin() + int64_t(shown), candidates_.end(), heavier);
+  for (size_t i = 0; i < shown; ++i)
+    out.top.push_back({candidates_[i].token, float(std::log(double(candidates_[i].weight) / total))});
 }
 
 // Among all tokens, by the sums of their blocks; only the block that is hit is looked into.

@@ -1,5 +1,5 @@
 // One row of logits becomes one token, on the host. The order is the usual one: bias, (log-probabilities
-// are of this), penalties, mask, temperature, top-k, typical-p, top-p, min-p, draw.
+// are of this), penalties, mask, temperature, top-k, typical-p, top-p, min-p, draw (or, where that is asked, of this).
 #pragma once
 
 #include <span>
@@ -43,6 +43,8 @@ class Sampler {  // one a thread: it keeps scratch memory
   void select(std::span<const float> logits, float max, size_t k);
   double weigh(std::span<const float> logits, float max, float scale);
   int32_t draw(std::span<const float> logits, const SampleRow& row, float max, double sum, uint32_t nth);
+  double cut(const SamplingParams& p, double total);
+  void tell_drawn_from(std::span<const float> logits, const SamplingParams& p, Sampled& out);
   int32_t draw_of_all(std::span<const float> logits, float max, float scale, double target);
   int32_t draw_of_many(std::span<const float> logits, const SamplingParams& p, float max, float scale, double u,
                        double all);

@@ -26,6 +26,7 @@ struct SamplingParams {
   uint64_t seed = 0;                // the server draws one when the client gave none
   std::vector<std::pair<int32_t, float>> logit_bias;
   int32_t logprobs = -1;                   // -1: none; k >= 0: the chosen token's and the top k's
+  bool post_sampling_probs = false;        // they are of what was drawn from, cuts and all
   std::vector<int32_t> logprob_token_ids;  // instead of the top k's, those of these and the drawn one
   // Of each sequence the last token is not drawn where the output ends with those before it.
   std::vector<std::vector<int32_t>> bad_sequences;
@@ -107,7 +108,8 @@ struct SampleRow {
 
 struct Sampled {
   int32_t token = -1;
-  float logprob = 0;              // of the raw distribution (after bias and mask-free softmax)
+  // Of the raw distribution (after bias and mask-free softmax), or with post_sampling_probs of the one drawn from.
+  float logprob = 0;
   std::vector<TokenLogprob> top;  // params->logprobs of them, best first; or those that params names
   bool bad_logits = false;        // NaN or Inf in the row: this request fails, its batch-mates do not
   bool nothing_allowed = false;   // no token: mask and constraint leave none

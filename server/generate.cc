@@ -1,6 +1,7 @@
 #include "server/generate.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "core/cat.h"
 #include "core/utf8.h"
@@ -68,6 +69,7 @@ Status check_no_draws(const GenerateInput& in) {
   if (s.top_k != 0) said = "top_k";
   if (!s.logit_bias.empty()) said = "logit_bias";
   if (!s.logprob_token_ids.empty()) said = "logprob_token_ids";
+  if (s.post_sampling_probs) said = "post_sampling_probs";
   if (!in.request.bad_words.empty()) said = "bad_words";
   if (!said) return {};
   const char* name = name_of(in, parameter(said));
@@ -256,6 +258,18 @@ Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::
 bool over_context(const Status& refusal) {
   return refusal.code() == Code::invalid_argument && !refusal.field().empty() &&
          refusal.message().find(kContextHolds) != std::string::npos;
+}
+
+ContextUse context_use(std::string_view refusal) {
+  auto number_behind = [&](std::string_view words) {
+    int64_t out = 0;
+    const size_t at = refusal.find(words);
+    if (at == refusal.npos) return out;
+    const char* digits = refusal.data() + at + words.size();
+    const auto [end, error] = std::from_chars(digits, refusal.data() + refusal.size(), out);
+    return error == std::errc() ? out : 0;
+  };
+  return {std::max(number_behind("prompt has "), number_behind("prompt has more than ")), number_behind(kContextHolds)};
 }
 
 }  // namespace kvasir::server

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -93,6 +94,12 @@ Status check_length(const GenerateInput& input, size_t prompt_tokens, const mode
 
 // Whether that is what a request was refused for: its prompt, or prompt and answer, are longer than the context.
 bool over_context(const Status& refusal);
+
+// What such a refusal says: tokens of the prompt, where they were counted (0: not), and of the context.
+struct ContextUse {
+  int64_t prompt = 0, context = 0;
+};
+ContextUse context_use(std::string_view refusal);
 
 // "bytes are not UTF-8 from position 17" for the named field.
 Status check_utf8(std::string_view text, const std::string& field);

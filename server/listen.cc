@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -43,7 +44,9 @@ int open_one(const addrinfo& a, int port, bool both_families) {
 
 }  // namespace
 
-Result<Listening> listen_on(const std::string& host, int port, const char* flag) {
+namespace {
+
+Result<Listening> listen_on_one(const std::string& host, int port, const char* flag) {
   std::string name = host.starts_with('[') && host.ends_with(']') ? host.substr(1, host.size() - 2) : host;
   if (name.empty()) name = "::";
   addrinfo hints{}, *found = nullptr;
@@ -84,6 +87,37 @@ Result<Listening> listen_on(const std::string& host, int port, const char* flag)
     return unavailable(cat("cannot listen on ", host.empty() ? "every interface" : host.c_str(), ":", port, ": ",
                            std::strerror(why), "; choose another port with ", flag, ", or 0 for a free one"));
   return out;
+}
+
+}  // namespace
+
+std::vector<std::string> addresses(const std::string& hosts) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= hosts.size();) {
+    const size_t end = std::min(hosts.find(',', at), hosts.size());
+    const size_t first = std::min(hosts.find_first_not_of(' ', at), end);
+    out.push_back(hosts.substr(first, end - first));
+    out.back().resize(out.back().find_last_not_of(' ') + 1);
+    at = end + 1;
+  }
+  return out;
+}
+
+Result<Listening> listen_on(const std::string& host, int port, const char* flag) {
+  const std::vector<std::string> names = addresses(host);
+  Listening all;
+  for (const std::string& name : names) {
+    auto one = name.empty() && names.size() > 1
+                   ? invalid_argument(cat("host '", host, "' names no address between two commas")).with_field("host")
+                   : listen_on_one(name, all.port > 0 ? all.port : port, flag);
+    if (!one.ok()) {  // all of them or none, as of the addresses of one name
+      for (int fd : all.sockets) ::close(fd);
+      return one.status();
+    }
+    all.sockets.insert(all.sockets.end(), one->sockets.begin(), one->sockets.end());
+    all.port = one->port;
+  }
+  return all;
 }
 
 }  // namespace kvasir::server

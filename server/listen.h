@@ -13,8 +13,11 @@ struct Listening {
   int port = -1;
 };
 
-// Every address of `host` ("" is every interface; brackets around an IPv6 address are fine), all on one port, 0 for a
-// free one. `flag` is what sets the port, for the message.
+// "127.0.0.1,::1" is two; "" is one, which is every interface. Blanks around them do not count.
+std::vector<std::string> addresses(const std::string& hosts);
+
+// Every address of `host`, which may be several with commas between them ("" is every interface; brackets around an
+// IPv6 address are fine), all on one port, 0 for a free one. `flag` is what sets the port, for the message.
 Result<Listening> listen_on(const std::string& host, int port, const char* flag);
 
 }  // namespace kvasir::server

@@ -1,13 +1,19 @@
 #include "server/options.h"
 
+#include <algorithm>
+
 #include "core/cat.h"
+#include "server/listen.h"
 #include "server/span_exporter.h"
 
 namespace kvasir::server {
 namespace {
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+bool is_loopback(const std::string& hosts) {
+  const std::vector<std::string> all = addresses(hosts);
+  return std::all_of(all.begin(), all.end(), [](const std::string& host) {
+    return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+  });
 }
 
 }  // namespace
@@ -21,7 +27,9 @@ Status ServerOptions::check_open() const {
 
 void ServerOptions::define(Options& o) {
   o.section("Server");
-  o.add("host", &host, "Address both ports listen on; empty is every interface (keys are then required)");
+  o.add("host", &host,
+        "Address both ports listen on, or several with commas between them; empty is every interface (keys are then "
+        "required)");
   o.add("grpc_port", &grpc_port, "TCP port of the gRPC services; 0 takes a free one, -1 turns them off")
       .range(-1, 65535);
   o.add("http_port", &http_port, "TCP port of the HTTP server; 0 takes a free one, -1 turns it off").range(-1, 65535);
@@ -31,6 +39,8 @@ void ServerOptions::define(Options& o) {
        "Where gateways that make prompts themselves (Dynamo) find tokenizer.json, config.json and the chat template: a "
        "folder of theirs, or ORG/REPO on Hugging Face; empty is the model, which must then be such a folder")
       .value_name("NAME");
+  o.add("model_alias", &model_alias, "Another name that requests may call the model by");
+  o.add("model_tags", &model_tags, "A word that the list of models says of the model (`tags`)");
   o.add("any_model_name", &any_model_name, "Serve requests whatever they call the model; else other names are refused");
   o.add("tool_parser", &tool_parser, "How the model writes tool calls; auto is found from its chat template")
       .one_of({"auto", "none", "hermes", "llama3", "xml", "seed", "glm", "mistral", "list", "deepseek", "pythonic",
@@ -50,6 +60,8 @@ void ServerOptions::define(Options& o) {
       "Chats and completions of one answer have metrics: how long the request waited, to its first token, and went on");
   o.add("workers", &workers, "Threads that parse requests, render chat templates and tokenize").range(1, 256);
   o.add("http_threads", &http_threads, "Threads that read and write HTTP connections").range(1, 256);
+  o.add("metrics", &metrics, "Serve GET /metrics; else it answers 501");
+  o.add("slots", &slots, "Serve GET /slots; else it answers 501");
   o.add("access_log", &access_log, "Write one line a request to the log");
   o.add("otlp_endpoint", &otlp_endpoint,
         "OpenTelemetry collector that spans of requests go to, as http://HOST[:4318][/v1/traces]; empty is none")

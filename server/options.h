@@ -15,7 +15,8 @@ namespace kvasir::server {
 using Millis = std::chrono::milliseconds;
 
 struct ServerOptions {
-  // Addresses. An empty host is every interface; port 0 takes a free one; port -1 turns the protocol off.
+  // Addresses, with commas between several. An empty host is every interface; port 0 takes a free one; port -1 turns
+  // the protocol off.
   std::string host = "127.0.0.1";
   int grpc_port = 50051;
   int http_port = 8000;
@@ -79,6 +80,12 @@ struct ServerOptions {
   std::string otlp_endpoint;  // where spans of requests go; empty: nowhere
   // POST /drain: what SIGTERM does. Not set: the endpoint answers that it is not offered.
   std::function<void()> on_drain;
+
+  // What clients of llama-server and vLLM expect of an operator.
+  bool metrics = true, slots = true;     // GET /metrics and /slots are served
+  std::vector<std::string> model_alias;  // more names that requests may call the model by
+  std::vector<std::string> model_tags;   // what the list of models says of it
+  int64_t seed = -1;                     // of requests that bring none; -1: each draws its own
 
   void define(Options& options);
   // A server that would be open to other machines without keys does not start.

@@ -20,7 +20,7 @@ constexpr int32_t kAllLogprobs = INT32_MAX;
 using SamplingMember =
     std::variant<float model::SamplingParams::*, int32_t model::SamplingParams::*, uint64_t model::SamplingParams::*,
                  std::vector<std::pair<int32_t, float>> model::SamplingParams::*,
-                 std::vector<int32_t> model::SamplingParams::*>;
+                 std::vector<int32_t> model::SamplingParams::*, bool model::SamplingParams::*>;
 using RequestMember =
     std::variant<int32_t engine::Request::*, std::optional<int64_t> engine::Request::*, bool engine::Request::*,
                  std::string engine::Request::*, std::vector<std::string> engine::Request::*,

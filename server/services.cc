@@ -210,7 +210,9 @@ Status Services::check_model(const std::string& model) const {
 }
 
 bool Services::names_base(const std::string& model) const {
-  return model == model_name() || model == engine_.info().name;
+  const std::vector<std::string>& also = options_.model_alias;
+  return model == model_name() || model == engine_.info().name ||
+         std::find(also.begin(), also.end(), model) != also.end();
 }
 
 Result<std::string> Services::chosen_adapter(const Caller& caller, const GenerateInput& in) const {
@@ -363,7 +365,10 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   if (in.draw_seed) {
     thread_local std::mt19937_64 draw{std::random_device{}()};
     // It fits a double, so JSON clients can send it back. A greedy answer draws nothing: any seed gives it again.
-    r.sampling.seed = r.sampling.temperature == 0 ? 0 : draw() >> 11;
+    if (options_.seed >= 0)
+      r.sampling.seed = uint64_t(options_.seed);
+    else
+      r.sampling.seed = r.sampling.temperature == 0 ? 0 : draw() >> 11;
   }
   out.seed = r.sampling.seed;
 

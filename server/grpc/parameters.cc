@@ -55,7 +55,9 @@ void read(const Message& m, const FieldDescriptor* f, const Parameter& p, Genera
       in.request.sampling.*std::get<float model::SamplingParams::*>(std::get<SamplingMember>(p.to)) = r.GetFloat(m, f);
       return;
     case FieldDescriptor::CPPTYPE_BOOL:
-      if (const auto* maybe = std::get_if<std::optional<bool> engine::Request::*>(&std::get<RequestMember>(p.to)))
+      if (const auto* sampling = std::get_if<SamplingMember>(&p.to))
+        in.request.sampling.*std::get<bool model::SamplingParams::*>(*sampling) = r.GetBool(m, f);
+      else if (const auto* maybe = std::get_if<std::optional<bool> engine::Request::*>(&std::get<RequestMember>(p.to)))
         in.request.** maybe = r.GetBool(m, f);
       else
         in.request.*std::get<bool engine::Request::*>(std::get<RequestMember>(p.to)) = r.GetBool(m, f);

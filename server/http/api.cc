@@ -88,11 +88,20 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/v1/health", true, user, &Api::health, "llama-server", "`/health`"},
       {"GET", "/models", false, user, &Api::models, "llama-server", "`/v1/models`"},
       {"POST", "/chat/completions", false, user, &Api::chat, "llama-server", "`/v1/chat/completions`", "openai.chat"},
+      {"POST", "/chat/completions/input_tokens", false, user, &Api::input_tokens, "llama-server",
+       "how long the prompt of a chat would be", "openai.chat"},
+      {"POST", "/v1/chat/completions/input_tokens", false, user, &Api::input_tokens, "llama-server", "the same",
+       "openai.chat"},
       {"POST", "/responses", false, user, &Api::responses, "llama-server", "`/v1/responses`", "openai.responses"},
       {"POST", "/completion", false, user, &Api::llama_completion, "llama-server", "a text goes on; one or several",
        "llama.completion"},
       {"POST", "/completions", false, user, &Api::llama_completion, "llama-server", "`/completion`",
        "llama.completion"},
+      {"GET", "/v1/stream", false, user, &Api::kept_stream, "llama-server",
+       "`?conv_id=`: the stream of a chat that was asked for with the header X-Conversation-Id, from byte `from` on, "
+       "as "
+       "it is and as it goes on"},
+      {"DELETE", "/v1/stream", false, user, &Api::kept_stream, "llama-server", "end it and forget it"},
       {"POST", "/infill", false, user, &Api::llama_infill, "llama-server", "a gap is filled", "llama.infill"},
       {"POST", "/apply-template", false, user, &Api::apply_template, "llama-server",
        "messages as the template writes them", "tokenize"},
@@ -153,7 +162,8 @@ std::string_view key_of(const HttpRequest& request) {
 Api::Api(Services& services)
     : services_(services),
       response_store_(size_t(services.options().response_store.bytes)),
-      guard_({!services.has_keys(), services.options().hosts, services.options().cors}) {}
+      guard_({!services.has_keys(), services.options().hosts, services.options().cors,
+              services.options().tls_client_ca.empty()}) {}
 
 Admission Api::admit(const HttpRequest& head) {
   if (Status s = guard_.check(head); !s.ok()) return {.refusal = error_response(s)};
@@ -209,7 +219,10 @@ Admission Api::enter(const Route& r, const HttpRequest& head) {
   Admission admission{.at_once = r.open, .owner = caller.tenant};
   admission.answer = [this, &r, caller = std::move(caller)](const HttpRequest& request) {
     Reply reply = answer(r, request, caller);
-    if (auto* whole = std::get_if<HttpResponse>(&reply)) guard_.allow(request, *whole);
+    if (auto* whole = std::get_if<HttpResponse>(&reply)) {
+      if (whole->status == 400 && r.whose == std::string_view("llama-server")) say_as_llama(*whole);
+      guard_.allow(request, *whole);
+    }
     return reply;
   };
   return admission;

@@ -40,6 +40,7 @@ class Api {
   Reply unload_adapter(const HttpRequest&, const Caller&);
   Reply chat(const HttpRequest&, const Caller&);
   Reply chats(const HttpRequest&, const Caller&);
+  Reply input_tokens(const HttpRequest&, const Caller&);
   Reply invocations(const HttpRequest&, const Caller&);
   Reply completions(const HttpRequest&, const Caller&);
   Reply messages(const HttpRequest&, const Caller&);
@@ -94,6 +95,10 @@ class Api {
   std::vector<std::pair<std::string, std::string>> headers_of(const HttpRequest&, const Caller&,
                                                               const std::string& id) const;
 
+  Reply kept_stream(const HttpRequest&, const Caller&);
+  std::string conversation_of(const HttpRequest&) const;
+  Reply outliving(const HttpRequest&, const Caller&, std::unique_ptr<Producer> answer, const std::string& id,
+                  const std::string& conversation);
   Reply followed(const HttpRequest&, const Caller&, const ResponseStore::Kept& kept);
   Result<nlohmann::ordered_json> conversation(const Caller&, const struct ResponsesCall& call);
 

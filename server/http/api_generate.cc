@@ -6,6 +6,7 @@
 #include "core/cat.h"
 #include "server/http/api.h"
 #include "server/http/error_body.h"
+#include "server/http/llama_reply.h"
 #include "server/http/metrics_text.h"
 #include "server/http/openai_request.h"
 
@@ -57,6 +58,7 @@ Status cut_prompts(const Services& services, OpenAiCall& call) {
 Reply Api::chat(const HttpRequest& request, const Caller& caller) {
   auto call = services_.read(caller, "openai.chat", parse_chat(request.body, services_.options()));
   if (!call.ok()) return error_response(call.status());
+  call->shape.llama = request.path == "/chat/completions";
   return generate(request, caller, *std::move(call));
 }
 
@@ -76,6 +78,17 @@ Reply Api::invocations(const HttpRequest& request, const Caller& caller) {
   if (json->contains("documents")) return rerank(request, caller);
   if (json->contains("text_1")) return score(request, caller);
   return error_response(invalid_argument("the body has none of messages, prompt, input, documents and text_1"));
+}
+
+// How long the prompt of a chat would be.
+Reply Api::input_tokens(const HttpRequest& request, const Caller& caller) {
+  auto call = services_.read(caller, "openai.chat", parse_chat(request.body, services_.options()));
+  if (!call.ok()) return error_response(call.status());
+  auto ids = services_.tokenize(caller, call->input.model, call->prompts[0]);
+  if (!ids.ok()) return error_response(ids.status());
+  HttpResponse r;
+  r.body = cat("{\"object\":\"response.input_tokens\",\"input_tokens\":", ids->size(), '}');
+  return r;
 }
 
 Reply Api::completions(const HttpRequest& request, const Caller& caller) {
@@ -137,13 +150,20 @@ Reply Api::generate(const HttpRequest& request, const Caller& caller, OpenAiCall
   shape.answer = prepare_tools(services_, call.tools, call.input.request);
   if (shape.chat) show_reasoning(services_, call.input.request);
   shape.stop_tokens = call.input.request.stop_tokens;
+  if (shape.verbose) shape.settings = llama_settings(call.input.request);
   auto sent = send(request, caller, for_each_prompt(call.input, std::move(call.prompts)));
   if (!sent.ok()) return error_response(sent.status());
+  shape.tokenizer = services_.engine().tokenizer();
   for (std::vector<int32_t>& prompt : sent->prompts) {
+    if (shape.verbose) {
+      auto text = shape.tokenizer ? shape.tokenizer->decode(prompt, false) : Result<std::string>("");
+      if (!text.ok()) return error_response(text.status());
+      shape.shown_prompts.push_back(*std::move(text));
+    }
     if (call.echo && shape.chat) {
       shape.echo.push_back(std::move(call.last[shape.echo.size()]));
     } else if (call.echo) {
-      auto text = services_.engine().tokenizer()->decode(prompt, false);
+      auto text = shape.tokenizer->decode(prompt, false);
       if (!text.ok()) return error_response(text.status());
       shape.echo.push_back(*std::move(text));
     }
@@ -151,14 +171,17 @@ Reply Api::generate(const HttpRequest& request, const Caller& caller, OpenAiCall
     shape.prompts.push_back(static_cast<int64_t>(prompt.size()));
     if (shape.token_ids) shape.prompt_ids.push_back(std::move(prompt));
   }
+  const std::string conversation = shape.chat && shape.stream ? conversation_of(request) : "";
+  shape.outlives = !conversation.empty();
   const std::string& id = shape.call_id = sent->streams[0]->id();
   shape.seed_drawn = call.input.draw_seed;
-  shape.tokenizer = services_.engine().tokenizer();
   shape.model = std::move(sent->model);
   shape.id = cat(shape.chat ? "chatcmpl-" : "cmpl-", id);
   shape.created = unix_seconds();
   auto headers = headers_of(request, caller, id);
-  return openai_reply(std::move(shape), std::move(sent->streams), std::move(headers));
+  if (conversation.empty()) return openai_reply(std::move(shape), std::move(sent->streams), std::move(headers));
+  const std::string name = id;
+  return outliving(request, caller, openai_reply(std::move(shape), std::move(sent->streams), {}), name, conversation);
 }
 
 int64_t unix_seconds() {

@@ -1,5 +1,5 @@
 // What a client may ask about: models, tokens, and how the server is doing.
-#include <charconv>
+#include <algorithm>
 
 #include "core/cat.h"
 #include "server/http/api.h"
@@ -8,6 +8,7 @@
 #include "server/http/logprobs.h"
 #include "server/http/metrics_text.h"
 #include "server/http/openai_chat_fields.h"
+#include "server/http/query.h"
 #include "server/json_text.h"
 #include "server/tokenizer_config.h"
 
@@ -17,25 +18,18 @@ namespace {
 
 const int64_t kStarted = unix_seconds();  // of the process
 
-// "a%2Fb" is "a/b". What is no such code stands for itself.
-std::string percent_decoded(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    unsigned value = 0;
-    const char* digits = text.data() + i + 1;
-    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2) {
-      out += static_cast<char>(value);
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 namespace {
+
+// As llama-server lists them: the first of them in front, unless that is empty; nothing where there are no others.
+std::string names_json(const char* key, const std::vector<std::string>& others, const std::string& first) {
+  if (others.empty()) return "";
+  Json all = Json::array();
+  if (!first.empty()) all.push_back(first);
+  for (const std::string& one : others) all.push_back(one);
+  return cat(",\"", key, "\":", all.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
 
 // An adapter, as vLLM lists it.
 std::string adapter_entry(const engine::AdapterInfo& a, const std::string& base, int32_t context) {
@@ -52,10 +46,12 @@ Reply Api::models(const HttpRequest& request, const Caller& caller) {
   if (services_.engine().state() == engine::State::starting)
     return error_response(unavailable("the model is still loading; ask /ready"));
   const model::ModelInfo& info = services_.engine().info();
+  const ServerOptions& options = services_.options();
   std::vector<std::pair<std::string, std::string>> entries;
   if (caller.may_use(name) || caller.may_use(info.name))
     entries.emplace_back(
         name, cat("{\"id\":", json_string(name), ",\"object\":\"model\",\"created\":0,\"owned_by\":\"kvasir\"",
+                  names_json("aliases", options.model_alias, name), names_json("tags", options.model_tags, ""),
                   ",\"root\":", json_string(name), ",\"parent\":null,\"max_model_len\":", info.context_length,
                   ",\"meta\":{\"architecture\":", json_string(info.architecture),
                   ",\"quantization\":", json_string(info.quantization), ",\"n_params\":", info.parameters,
@@ -71,9 +67,11 @@ Reply Api::models(const HttpRequest& request, const Caller& caller) {
     r.body = cat("{\"object\":\"list\",\"data\":[", r.body, "]}");
     return r;
   }
+  const bool alias =
+      std::find(options.model_alias.begin(), options.model_alias.end(), asked) != options.model_alias.end();
   for (const auto& [id, entry] : entries)
-    if (id == asked) r.body = entry;
-  if (r.body.empty() && services_.options().any_model_name && !entries.empty()) r.body = entries[0].second;
+    if (id == asked || (alias && id == name)) r.body = entry;
+  if (r.body.empty() && options.any_model_name && !entries.empty()) r.body = entries[0].second;
   if (r.body.empty())
     return error_response(not_found(cat("there is no model '", asked.substr(0, 100), "'; this server has '", name, "'"))
                               .with_field("model"));
@@ -179,6 +177,8 @@ Reply Api::tokenizer_info(const HttpRequest&, const Caller&) {
 }
 
 Reply Api::metrics(const HttpRequest&, const Caller&) {
+  if (!services_.options().metrics)
+    return error_response(unimplemented("/metrics is turned off on this server; start it without --no-metrics"));
   HttpResponse r;
   r.content_type = "text/plain; version=0.0.4; charset=utf-8";
   r.headers.emplace_back("Process-Start-Time-Unix", cat(kStarted));  // llama-server's

@@ -64,6 +64,7 @@ Reply Api::props(const HttpRequest&, const Caller&) {
   const ServerOptions& options = services_.options();
   engine::Request unset;
   unset.sampling = options.sampling;
+  if (options.seed >= 0) unset.sampling.seed = uint64_t(options.seed);
   const auto tokenizer = engine.tokenizer();
   const auto chat_template = engine.chat_template();
   auto text = [&](int32_t id) { return tokenizer && id >= 0 ? tokenizer->token_text(id) : std::string(); };
@@ -83,6 +84,8 @@ Reply Api::props(const HttpRequest&, const Caller&) {
 
 // As many as may run; which of them is whose is not told.
 Reply Api::slots(const HttpRequest& request, const Caller&) {
+  if (!services_.options().slots)
+    return error_response(unimplemented("/slots is turned off on this server; start it without --no-slots"));
   if (Status s = services_.check_model(""); !s.ok()) return error_response(s);
   const int64_t running = services_.engine().stats().running, all = services_.options().max_running;
   if (request.query.find("fail_on_no_slot=1") != std::string::npos && running >= all)

@@ -5,6 +5,7 @@
 #include "core/cat.h"
 #include "server/http/api.h"
 #include "server/http/error_body.h"
+#include "server/http/query.h"
 #include "server/http/responses_reply.h"
 #include "server/http/responses_request.h"
 #include "server/json_text.h"
@@ -27,17 +28,6 @@ Json with_ids(const Json& items, const std::string& id) {
   for (size_t i = 0; i < out.size(); ++i)
     if (out[i].is_object() && !out[i].contains("id")) out[i]["id"] = cat("item_", id, '_', i);
   return out;
-}
-
-// Of a URL's query, as it stands there; empty: it is not there.
-std::string_view parameter(std::string_view query, std::string_view name) {
-  while (!query.empty()) {
-    const std::string_view one = query.substr(0, query.find('&'));
-    query.remove_prefix(std::min(query.size(), one.size() + 1));
-    if (one.starts_with(name) && one.size() > name.size() && one[name.size()] == '=')
-      return one.substr(name.size() + 1);
-  }
-  return {};
 }
 
 }  // namespace
@@ -82,6 +72,7 @@ Reply Api::responses(const HttpRequest& request, const Caller& caller) {
   if (call->messages) shape.messages = {services_.engine().tokenizer(), submitted->prompt};
   shape.stream = call->stream || call->background;
   shape.timings = call->timings, shape.progress = call->progress;
+  shape.llama = request.path == "/responses";
   shape.prompt_tokens = static_cast<int64_t>(submitted->prompt.size());
   shape.id = cat("resp_", submitted->stream->id());
   shape.model = submitted->model;
@@ -126,7 +117,7 @@ Reply Api::followed(const HttpRequest& request, const Caller& caller, const Resp
                          "follow; leave stream out for its state")
             .with_field("stream"));
   size_t from = 0;
-  if (const std::string_view after = parameter(request.query, "starting_after"); !after.empty()) {
+  if (const std::string_view after = query_parameter(request.query, "starting_after"); !after.empty()) {
     const auto [end, error] = std::from_chars(after.data(), after.data() + after.size(), from);
     if (error != std::errc() || end != after.data() + after.size() || from > 1'000'000'000)
       return error_response(invalid_argument(cat("starting_after is '", after.substr(0, 40),
@@ -159,7 +150,7 @@ Reply Api::kept_response(const HttpRequest& request, const Caller& caller) {
     kept->background->cancel();
     r.body = kept->background->response();
   } else if (request.method != "POST" && request.method != "DELETE" && what.empty()) {
-    if (parameter(request.query, "stream") == "true") return followed(request, caller, *kept);
+    if (query_parameter(request.query, "stream") == "true") return followed(request, caller, *kept);
     r.body = kept->background ? kept->background->response() : std::move(kept->response);
   } else if (request.method != "POST" && request.method != "DELETE" && what == "input_items") {
     const Json items = Json::parse(kept->input);

@@ -1,5 +1,6 @@
 #include "server/http/background.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -19,8 +20,8 @@ constexpr size_t kAskEvery = 16 << 10;  // bytes of events
 class BackgroundResponse::Follower final : public Producer {
  public:
   Follower(std::shared_ptr<BackgroundResponse> followed, size_t from,
-           std::vector<std::pair<std::string, std::string>> headers)
-      : followed_(std::move(followed)), next_(from) {
+           std::vector<std::pair<std::string, std::string>> headers, size_t without)
+      : followed_(std::move(followed)), next_(from), without_(without) {
     head_.content_type = kEventStream;
     head_.headers = std::move(headers);
     head_.headers.emplace_back("Cache-Control", "no-cache");
@@ -34,7 +35,12 @@ class BackgroundResponse::Follower final : public Producer {
   Progress poll() override {
     std::lock_guard lock(followed_->mutex_);
     const auto& events = followed_->events_;
-    while (next_ < events.size() && out_.size() < kEnough) out_ += events[next_++];
+    while (next_ < events.size() && out_.size() < kEnough) {
+      const std::string& event = events[next_++];
+      const size_t left_out = std::min(without_, event.size());
+      out_.append(event, left_out);
+      without_ -= left_out;
+    }
     if (next_ >= events.size() && followed_->over_) return Progress::done;
     return out_.empty() ? Progress::waiting : Progress::writable;
   }
@@ -54,7 +60,7 @@ class BackgroundResponse::Follower final : public Producer {
 
  private:
   const std::shared_ptr<BackgroundResponse> followed_;
-  size_t next_;
+  size_t next_, without_;
   HttpResponse head_;
   std::string out_;
 };
@@ -121,7 +127,7 @@ void BackgroundResponse::cancel() {
     cancelled = cancelled_;
     Json state = Json::parse(response_, nullptr, false);
     // Before its first event was made: who follows learns what there was.
-    if (has_events_ && events_.empty()) {
+    if (has_events_ && events_.empty() && state.is_object()) {
       const Json created = {{"type", "response.created"}, {"sequence_number", 0}, {"response", state}};
       events_.push_back(
           cat("event: response.created\ndata: ", created.dump(-1, ' ', false, Json::error_handler_t::replace), "\n\n"));
@@ -142,8 +148,9 @@ void BackgroundResponse::on_cancel(std::function<void()> callback) {
 }
 
 std::unique_ptr<Producer> BackgroundResponse::follow(size_t from,
-                                                     std::vector<std::pair<std::string, std::string>> headers) {
-  return std::make_unique<Follower>(shared_from_this(), from, std::move(headers));
+                                                     std::vector<std::pair<std::string, std::string>> headers,
+                                                     size_t without) {
+  return std::make_unique<Follower>(shared_from_this(), from, std::move(headers), without);
 }
 
 BackgroundRuns::~BackgroundRuns() {

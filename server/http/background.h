@@ -1,5 +1,5 @@
-// Responses that are made without their client: one thread draws them from the engine, and whoever asks sees how far
-// each is, follows its events from any number on, or ends it.
+// Responses, and streams of chats, that are made without their client: one thread draws them from the engine, and
+// whoever asks sees how far each is, follows its events from any number on, or ends it.
 #pragma once
 
 #include <condition_variable>
@@ -37,8 +37,9 @@ class BackgroundResponse : public std::enable_shared_from_this<BackgroundRespons
   // Called when it is cancelled, from any thread; must only signal.
   void on_cancel(std::function<void()> callback);
 
-  // Its events from that number on, as they come.
-  std::unique_ptr<Producer> follow(size_t from, std::vector<std::pair<std::string, std::string>> headers);
+  // Its events from that number on, as they come, without so many of their bytes.
+  std::unique_ptr<Producer> follow(size_t from, std::vector<std::pair<std::string, std::string>> headers,
+                                   size_t without = 0);
 
  private:
   class Follower;

@@ -7,6 +7,8 @@
 namespace kvasir::server::http {
 namespace {
 
+constexpr const char* kTooLong = "context_length_exceeded";
+
 const char* error_type(int status) {
   switch (status) {
     case 401: return "authentication_error";
@@ -28,7 +30,7 @@ std::string_view error_code(const Status& status) {
     case Code::not_found:
     case Code::invalid_argument:
       if (status.field() == "model") return "model_not_found";
-      return over_context(status) ? "context_length_exceeded" : "";
+      return over_context(status) ? kTooLong : "";
     default: return "";
   }
 }
@@ -63,6 +65,20 @@ HttpResponse error_response(const Status& status) {
     r.headers.emplace_back("Retry-After", std::to_string((wait->count() + 999) / 1000));
   if (r.status == 401) r.headers.emplace_back("WWW-Authenticate", "Bearer");
   return r;
+}
+
+void say_as_llama(HttpResponse& refusal) {
+  auto body = nlohmann::ordered_json::parse(refusal.body, nullptr, false);
+  if (!body.is_object() || !body.contains("error") || body["error"].value("code", nlohmann::ordered_json()) != kTooLong)
+    return;
+  auto& error = body["error"];
+  const std::string message = error["message"];
+  const ContextUse use = context_use(message);
+  error["type"] = "exceed_context_size_error";
+  error["message"] = "the request exceeds the available context size: " + message;
+  if (use.prompt > 0) error["n_prompt_tokens"] = use.prompt;
+  error["n_ctx"] = use.context;
+  refusal.body = body.dump();
 }
 
 }  // namespace kvasir::server::http

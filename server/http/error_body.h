@@ -14,6 +14,9 @@ HttpResponse error_response(int status, std::string_view type, std::string_view 
 // "context_length_exceeded", "invalid_api_key", "rate_limit_exceeded") or null, never a number: strict clients have
 // none.
 HttpResponse error_response(const Status& status);
+// One of these bodies as llama-server's clients know it: a prompt that is too long has a type of its own, with how
+// long it is and how much there is room for.
+void say_as_llama(HttpResponse& refusal);
 std::string error_json(const Status& status);  // {"error": {...}} as it stands in a body or an event
 
 }  // namespace kvasir::server::http

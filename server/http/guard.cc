@@ -94,7 +94,8 @@ Status Guard::check(const HttpRequest& request) const {
                                                  "' is not a name of this server; name it with --hosts, or use keys"));
   }
   std::string_view origin = request.header("origin");
-  if (!origin.empty() && !origin_allowed(origin, host))
+  const bool asks_first = request.method == "OPTIONS";  // and is told by what the answer has no word of
+  if (!asks_first && !origin.empty() && !origin_allowed(origin, host))
     return Status(Code::permission_denied,
                   cat("pages of origin '", origin.substr(0, 100), "' may not call this server; allow it with --cors"));
   if (request.method == "POST") {
@@ -112,6 +113,7 @@ void Guard::allow(const HttpRequest& request, HttpResponse& response) const {
   std::string_view origin = request.header("origin");
   if (origin.empty() || !origin_allowed(origin, request.header("host"))) return;
   response.headers.emplace_back("Access-Control-Allow-Origin", std::string(origin));
+  if (options_.credentials) response.headers.emplace_back("Access-Control-Allow-Credentials", "true");
   response.headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
   response.headers.emplace_back("Vary", "Origin");
 }

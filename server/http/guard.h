@@ -15,6 +15,9 @@ struct GuardOptions {
   bool keyless = true;             // with keys, the key is what proves a caller
   std::vector<std::string> hosts;  // names it answers to, besides loopback's own
   std::vector<std::string> cors;   // origins whose pages may call; "*" is any, "localhost" any of this machine's
+  // Allowed pages may say `credentials: "include"`. Nothing here reads cookies; but a browser would send its own
+  // certificate along, too, so not where those are asked for.
+  bool credentials = true;
 };
 
 class Guard {
@@ -24,7 +27,7 @@ class Guard {
   Status check(const HttpRequest& request) const;
   // Adds the headers that let an allowed origin's page read the reply.
   void allow(const HttpRequest& request, HttpResponse& response) const;
-  // The answer to a preflight question.
+  // The answer to a preflight question; without any such header to pages that may not call.
   HttpResponse preflight(const HttpRequest& request) const;
 
  private:

@@ -86,6 +86,7 @@ void read_llama_cache(Fields& f, GenerateInput& in) {
     in.request.cache_salt = salt_of_its_own();
   f.unserved("n_cache_reuse", "prefixes are found by themselves; shifted pieces are not", "0");
   pass_over(f, {"id_slot", "slot_id"}, "there are no slots: a prefix is found whoever computed it");
+  pass_over(f, {"backend_sampling"}, "the device draws wherever it can");
   pass_over(f, {"n_keep", "n_discard"}, "the context is not shifted: an answer ends where it is full");
 }
 

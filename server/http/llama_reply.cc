@@ -69,7 +69,8 @@ class LlamaReply final : public StreamsProducer {
     Json ids = Json::array(), probabilities = Json::array();
     for (const auto& t : e.tokens) {
       ids.push_back(t.id);
-      if (shape_.asked.sampling.logprobs > 0) probabilities.push_back(token_probabilities(*shape_.tokenizer, t));
+      if (const auto& asked = shape_.asked.sampling; asked.logprobs > 0)
+        probabilities.push_back(token_probabilities(*shape_.tokenizer, t, asked.post_sampling_probs));
     }
     if (!stream_) {
       a.text += e.text;
@@ -159,7 +160,8 @@ class LlamaReply final : public StreamsProducer {
 Json llama_settings(const engine::Request& r) {
   const model::SamplingParams& s = r.sampling;
   Json bias = Json::array();
-  for (const auto& [id, value] : s.logit_bias) bias.push_back({{"token", id}, {"bias", value}});
+  for (const auto& [id, value] : s.logit_bias)
+    bias.push_back({{"token", id}, {"bias", value > kNeverDrawn ? Json(value) : Json()}});
   return {{"seed", s.seed},
           {"temperature", s.temperature},
           {"dynatemp_range", 0},
@@ -175,6 +177,8 @@ Json llama_settings(const engine::Request& r) {
           {"frequency_penalty", s.frequency_penalty},
           {"dry_multiplier", 0},
           {"mirostat", 0},
+          {"adaptive_target", -1},
+          {"adaptive_decay", 0},
           {"stop", r.stop_strings},
           {"max_tokens", r.max_tokens.value_or(-1)},
           {"n_predict", r.max_tokens.value_or(-1)},
@@ -182,6 +186,7 @@ Json llama_settings(const engine::Request& r) {
           {"stream", false},
           {"logit_bias", std::move(bias)},
           {"n_probs", std::max(0, s.logprobs)},
+          {"post_sampling_probs", s.post_sampling_probs},
           {"min_keep", 0},
           {"grammar", r.grammar.text},
           {"samplers", {"penalties", "top_k", "top_n_sigma", "temperature", "typ_p", "top_p", "min_p"}}};

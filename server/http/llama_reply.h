@@ -25,6 +25,9 @@ struct LlamaShape {
   text::TokenizerPtr tokenizer;
 };
 
+// A bias that a client means by `false`, or by minus infinity, which is shown as null.
+inline constexpr float kNeverDrawn = -100;
+
 // What `generation_settings` says of a request.
 nlohmann::ordered_json llama_settings(const engine::Request& asked);
 

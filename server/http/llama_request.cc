@@ -20,10 +20,10 @@ Status read_bias(Json& body, const text::Tokenizer* tokenizer) {
   if (it == body.end() || it->is_null()) return {};
   Json out = Json::object();
   auto add = [&](const Json& key, const Json& value) -> Status {
-    const Json bias = value == Json(false) ? Json(-100) : value;
+    const Json bias = value == Json(false) ? Json(kNeverDrawn) : value;
     if (!bias.is_number()) return wrong("logit_bias", cat("of ", shown(key), " must be a number, or false for never"));
     // As far as a bias goes here: further is never, or always.
-    const double most = std::clamp(bias.get<double>(), -100.0, 100.0);
+    const double most = std::clamp(bias.get<double>(), double(kNeverDrawn), 100.0);
     int64_t id = 0;
     if (whole_number(key, &id)) return out[cat(id)] = most, Status();
     if (!key.is_string()) return wrong("logit_bias", cat("has the key ", shown(key), ", which is no token id or text"));
@@ -108,7 +108,6 @@ void read_shape(Fields& f, LlamaShape& shape) {
 constexpr struct {
   const char *name, *why, *usual = "false";
 } kUnserved[] = {
-    {"post_sampling_probs", "n_probs gives the model's own, before anything is cut off"},
     {"lora", "name an adapter as model (/v1/models lists them)"},
     {"n_indent", "use stop", "0"},
     {"t_max_predict_ms", "use the header X-Request-Timeout", "0"},
@@ -117,13 +116,15 @@ constexpr struct {
 };
 
 // All but what is to be read.
-Status read_common(Fields& f, const ServerOptions& limits, LlamaCall& call) {
+Status read_common(Fields& f, const ServerOptions& limits, const text::Tokenizer* tokenizer, LlamaCall& call) {
   GenerateInput& in = call.input;
   in.request.sampling = limits.sampling;
   f.string("model", &in.model);
   f.parameters(in);
   read_llama_sampling(f, in);
   read_llama_cache(f, in);
+  if (in.request.ignore_eos && tokenizer)  // that server draws no end then, where others go on behind one
+    for (int32_t id : tokenizer->end_of_generation()) in.request.sampling.logit_bias.emplace_back(id, kNeverDrawn);
   read_grammar(f, in.request.grammar);
   read_shape(f, call.shape);
   for (const auto& [name, why, usual] : kUnserved) f.unserved(name, why, usual);
@@ -145,7 +146,7 @@ Result<LlamaCall> parse_llama(std::string_view body, const ServerOptions& limits
   call.input.protocol = "llama.completion";
   call.input.wire = Wire::llama;
   if (f.ok()) KVASIR_TRY(read_prompts(f.raw("prompt"), limits, call.prompts));
-  KVASIR_TRY(read_common(f, limits, call));
+  KVASIR_TRY(read_common(f, limits, tokenizer, call));
   return call;
 }
 
@@ -175,7 +176,7 @@ Result<LlamaCall> parse_infill(std::string_view body, const ServerOptions& limit
   KVASIR_TRY(f.ok() ? Status() : f.finish());
   KVASIR_ASSIGN(PromptInput prompt, infill_prompt(gap, tokenizer, "input_suffix"));
   call.prompts.push_back(std::move(prompt));
-  KVASIR_TRY(read_common(f, limits, call));
+  KVASIR_TRY(read_common(f, limits, tokenizer, call));
   return call;
 }
 

@@ -1,6 +1,7 @@
 #include "server/http/logprobs.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/cat.h"
 #include "server/json_text.h"
@@ -108,17 +109,23 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
   out += '}';
 }
 
-nlohmann::ordered_json token_probabilities(const text::Tokenizer& tokenizer, const engine::TokenOut& token) {
+nlohmann::ordered_json token_probabilities(const text::Tokenizer& tokenizer, const engine::TokenOut& token,
+                                           bool post_sampling) {
   using Json = nlohmann::ordered_json;
   auto entry = [&](int32_t id, float logprob) {
     const std::string bytes = token_shown(tokenizer, id);
     Json list = Json::array();
     for (unsigned char byte : bytes) list.push_back(byte);
-    return Json{{"id", id}, {"token", bytes}, {"bytes", std::move(list)}, {"logprob", finite_logprob(logprob)}};
+    Json one{{"id", id}, {"token", bytes}, {"bytes", std::move(list)}};
+    if (post_sampling)
+      one["prob"] = std::exp(logprob);
+    else
+      one["logprob"] = finite_logprob(logprob);
+    return one;
   };
   Json one = entry(token.id, token.logprob), top = Json::array();
   for (const auto& t : token.top) top.push_back(entry(t.token, t.logprob));
-  one["top_logprobs"] = std::move(top);
+  one[post_sampling ? "top_probs" : "top_logprobs"] = std::move(top);
   return one;
 }
 

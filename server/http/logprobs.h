@@ -33,8 +33,10 @@ void append_completion_logprobs(std::string& out, const text::Tokenizer& tokeniz
                                 const std::vector<engine::TokenOut>& tokens, int64_t& offset, bool first_has_none,
                                 size_t special_shown, TokenNames names);
 
-// llama-server's: {"id":..,"token":..,"bytes":[..],"logprob":..,"top_logprobs":[..]}
-nlohmann::ordered_json token_probabilities(const text::Tokenizer& tokenizer, const engine::TokenOut& token);
+// llama-server's: {"id":..,"token":..,"bytes":[..],"logprob":..,"top_logprobs":[..]}; of probabilities after sampling
+// with `prob` and `top_probs`, from 0 to 1.
+nlohmann::ordered_json token_probabilities(const text::Tokenizer& tokenizer, const engine::TokenOut& token,
+                                           bool post_sampling);
 
 // vLLM's: of each token of the prompt {"id":{"logprob":..,"rank":..,"decoded_token":..}}, its own and the likeliest;
 // null for the first, which nothing came before.

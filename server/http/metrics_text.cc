@@ -138,6 +138,8 @@ void add_llama(Text& t, const engine::Stats& s) {
   value("counter", "llamacpp:tokens_predicted_total", "Tokens generated", made);
   value("counter", "llamacpp:tokens_predicted_seconds_total", "Time that answers took", s.decode.sum);
   value("counter", "llamacpp:n_decode_total", "Steps of the engine", double(s.steps));
+  value("counter", "llamacpp:n_tokens_max", "Tokens of the longest sequence, prompt and answer", double(s.longest));
+  value("counter", "llamacpp:spec_decode_num_drafts_total", "Drafts that were verified", double(s.draft_runs));
   value("counter", "llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens that were verified",
         double(s.all_drafts().drafted));
   value("counter", "llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens that were right",

@@ -26,7 +26,8 @@ std::string usage_json(const engine::Usage& u, int64_t reasoning_tokens) {
              "}}");
 }
 
-constexpr const char* kFingerprint = ",\"system_fingerprint\":\"kvasir-" KVASIR_VERSION "\"";
+// Any word that changes with the server; clients of llama-server look for one that begins as its own do, with a b.
+constexpr const char* kFingerprint = ",\"system_fingerprint\":\"build-kvasir-" KVASIR_VERSION "\"";
 
 // One choice of the answer as it grows.
 struct Choice {
@@ -41,6 +42,7 @@ struct Choice {
   bool opened = false;
   std::vector<int32_t> ids;  // kept only when they are wanted
   std::string reasoning;
+  std::string raw;  // as the model wrote it; kept only when it is shown
   std::optional<AnswerReader> reader;
   // The last piece of a stream, kept for the chunk that says why it ended.
   AnswerReader::Out last;
@@ -71,6 +73,7 @@ class OpenAiReply final : public StreamsProducer {
     prompt_logprobs_.resize(prompts);
     if (shape_.answer.tools != text::ToolFormat::none || shape_.answer.reasoning != text::ReasoningFormat::none)
       for (Choice& c : choices_) c.reader.emplace(shape_.answer);
+    if (shape_.outlives) begin_at_once();
     if (shape_.stream) {
       const char* object = shape_.chat ? "chat.completion.chunk" : "text_completion";
       prefix_ =
@@ -107,6 +110,7 @@ class OpenAiReply final : public StreamsProducer {
     timings_[s].tokens(e.tokens.size());
     c.count += static_cast<int64_t>(e.tokens.size());
     for (const auto& t : e.tokens) c.sum_logprob += t.logprob;
+    if (shape_.verbose) c.raw += e.text;
     if (e.last && shape_.stream && ends_with_text())
       hold(c, e);
     else
@@ -126,7 +130,7 @@ class OpenAiReply final : public StreamsProducer {
     if (shape_.stream) {
       open_choice(c);
       count(c, c.last, false);
-      write_chunk(c, c.last, c.last_tokens, false, cat(c.finish, seeds_[s]));
+      write_chunk(c, c.last, c.last_tokens, false, cat(c.finish, seeds_[s]), verbose(s, c));
     }
   }
 
@@ -178,9 +182,9 @@ class OpenAiReply final : public StreamsProducer {
     return out;
   }
 
-  std::string chunk_end(const Choice& c) const {
+  std::string chunk_end(const Choice& c, bool timed = true) const {
     const size_t s = static_cast<size_t>(c.index) / static_cast<size_t>(shape_.best_of);
-    std::string end = cat(timings(s, c.count), "}\n\n");
+    std::string end = cat(timed ? timings(s, c.count) : "", "}\n\n");
     if (!shape_.include_usage) return end;
     if (!shape_.usage_so_far) return cat(",\"usage\":null", end);
     return cat(",\"usage\":", usage_json({shape_.prompts[s], c.count, usage_[s].cached_tokens}, c.thoughts()), end);
@@ -189,6 +193,18 @@ class OpenAiReply final : public StreamsProducer {
   std::string timings(size_t s, int64_t made) const {
     if (!shape_.timings) return "";
     return cat(",\"timings\":", timings_[s].json(shape_.prompts[s], usage_[s].cached_tokens, made).dump());
+  }
+
+  // Of a choice that has ended, what it was made of.
+  std::string verbose(size_t s, const Choice& c) const {
+    if (!shape_.verbose) return "";
+    nlohmann::ordered_json settings = shape_.settings;
+    settings["stream"] = shape_.stream;
+    return cat(",\"__verbose\":{\"index\":", c.index, ",\"prompt\":", json_string(shape_.shown_prompts[s]),
+               ",\"content\":", json_string(c.raw), ",\"tokens_evaluated\":", shape_.prompts[s],
+               ",\"tokens_predicted\":", c.count,
+               ",\"generation_settings\":", settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+               '}');
   }
 
   void say_progress(size_t s, int64_t processed) {
@@ -203,9 +219,12 @@ class OpenAiReply final : public StreamsProducer {
     c.opened = true;
     const std::string prompt = of_prompt(c);
     if (!shape_.chat && prompt.empty()) return;
-    const char* nothing = shape_.chat ? ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" : ",\"text\":\"\"";
+    const char* nothing = !shape_.chat   ? ",\"text\":\"\""
+                          : shape_.llama ? ",\"delta\":{\"role\":\"assistant\",\"content\":null}"
+                                         : ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}";
     out_ += cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null",
-                shape_.token_ids ? ",\"token_ids\":[]" : "", ",\"finish_reason\":null", prompt, "}]", chunk_end(c));
+                shape_.token_ids ? ",\"token_ids\":[]" : "", ",\"finish_reason\":null", prompt, "}]",
+                chunk_end(c, !shape_.llama));
   }
 
   void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {
@@ -245,7 +264,7 @@ class OpenAiReply final : public StreamsProducer {
 
   // `end`: why the choice ended, if it has. Of one that has, and says nothing more, all but that is empty.
   void write_chunk(Choice& c, const AnswerReader::Out& out, const std::vector<engine::TokenOut>& tokens, bool echo,
-                   const std::string& end) {
+                   const std::string& end, const std::string& beside = "") {
     out_ += prefix_;
     out_ += cat("{\"index\":", c.index);
     if (!shape_.chat) {
@@ -277,7 +296,7 @@ class OpenAiReply final : public StreamsProducer {
         if (!echo) ids.push_back(t.id);
       out_ += cat(",\"token_ids\":", list(ids));
     }
-    out_ += cat(',', end, "}]", chunk_end(c));
+    out_ += cat(',', end, "}]", beside, chunk_end(c));
   }
 
   std::string id_of(const Choice& c, int index) const { return cat("call_", shape_.call_id, '_', c.index, '_', index); }
@@ -329,7 +348,8 @@ class OpenAiReply final : public StreamsProducer {
   void close() override {
     if (shape_.stream) {
       if (shape_.include_usage)
-        out_ += cat(prefix_, "],\"usage\":", usage_json(total(), thoughts()), metrics(), "}\n\n");
+        out_ += cat(prefix_, "],\"usage\":", usage_json(total(), thoughts()), timings(0, usage_[0].completion_tokens),
+                    metrics(), "}\n\n");
       out_ += "data: [DONE]\n\n";
       return;
     }
@@ -344,7 +364,7 @@ class OpenAiReply final : public StreamsProducer {
       }
     out_ += cat("],\"usage\":", usage_json(total(), thoughts()),
                 shape_.chat && !shape_.conversations ? of_prompt(choices_[0]) : std::string(),
-                timings(0, usage_[0].completion_tokens), metrics(), "}");
+                timings(0, usage_[0].completion_tokens), verbose(0, choices_[0]), metrics(), "}");
   }
 
   // Of one answer alone: several share their request's times.

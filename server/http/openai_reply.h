@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct ReplyShape {
   bool stream = false;
   bool include_usage = false;     // stream_options.include_usage
   bool usage_so_far = false;      // stream_options.continuous_usage_stats: in each chunk, of its choice
+  bool outlives = false;          // the stream goes on without its client: what fails, fails in it
+  bool llama = false;             // by a route of llama-server's: a stream's first chunk has no text, and no timings
   bool timings = false;           // llama-server's timings_per_token, in each chunk and the whole
   bool progress = false;          // and its return_progress: chunks of how much of the prompt is read
   int logprobs = -1;              // -1: none; k: the chosen token's and k others'
@@ -33,6 +36,9 @@ struct ReplyShape {
   bool metrics = false;           // vLLM's times of a request with one answer
   bool prompt_logprobs = false;
   bool hide_reasoning = false;
+  bool verbose = false;                          // llama-server's: `__verbose` shows prompt, settings and raw answer
+  std::vector<std::string> shown_prompts;        // with verbose, as texts
+  nlohmann::ordered_json settings;               // with verbose
   std::vector<int32_t> stop_tokens;              // the client's own
   std::vector<std::vector<int32_t>> prompt_ids;  // with token_ids
   AnswerShape answer;

@@ -188,6 +188,7 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   read_llama_cache(f, in);
   f.boolean("timings_per_token", &call.shape.timings);
   f.boolean("return_progress", &call.shape.progress);
+  f.boolean("verbose", &call.shape.verbose);
   read_stream_options(f, limits, call.shape);
   read_grammar(f, in.request.grammar);
   read_said(f, in.said);

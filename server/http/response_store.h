@@ -1,5 +1,6 @@
-// Answers of /v1/responses that are kept for a while, each for its tenant alone. Bounded in bytes: the oldest of the
-// tenant that holds most goes first, and one that is being made in the background ends with that.
+// Answers of /v1/responses, and streams that outlive their clients, kept for a while, each for its tenant alone.
+// Bounded in bytes: the oldest of the tenant that holds most goes first, and one that is being made in the background
+// ends with that.
 #pragma once
 
 #include <list>

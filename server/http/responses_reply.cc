@@ -74,7 +74,8 @@ class ResponsesReply final : public AnswerProducer {
     if (shape_.now) shape_.now(made);
     if (shape_.keep) shape_.keep(made, cat('[', items_, ']'));
     if (stream_)
-      event(whole ? "response.completed" : "response.incomplete", cat("\"response\":", made, timings()));
+      event(whole || shape_.llama ? "response.completed" : "response.incomplete",
+            cat("\"response\":", made, timings()));
     else
       out_ = cat(made.substr(0, made.size() - 1), timings(), '}');
   }

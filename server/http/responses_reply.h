@@ -28,6 +28,7 @@ struct ResponsesShape {
   std::function<void(const std::string& response, const std::string& output)> keep;
   // Of one that is made without its client: told the response whenever its status changes, before `keep`.
   std::function<void(const std::string& response)> now;
+  bool llama = false;  // by llama-server's route: its streams have one last event, whatever ended the answer
 };
 
 std::unique_ptr<Producer> responses_reply(ResponsesShape shape, std::unique_ptr<engine::Stream> stream,

@@ -32,6 +32,19 @@ TEST_P(Endings, AStopTokenIsNamedCountedAndNotShown) {
   EXPECT_EQ(run(e, r).tokens[0].back(), all[7]);
 }
 
+TEST_P(Endings, AnOperatorsContextIsThatOfEachRequest) {
+  h.options.max_context = 30;
+  Engine& e = h.start();
+  EXPECT_EQ(e.info().context_length, 30);
+  Request r = ask(10, 20);
+  EXPECT_EQ(run(e, r).finished[0].usage.completion_tokens, 20);
+  EXPECT_EQ(e.stats().longest, 30);
+  r.max_tokens.reset();
+  EXPECT_EQ(run(e, r).finished[0].usage.completion_tokens, 20);
+  r.max_tokens = 21;
+  EXPECT_EQ(run(e, r).failed.field(), "max_tokens");
+}
+
 TEST_P(Endings, MinTokensForbidsTheStopTokenUntilThen) {
   Engine& e = h.start();
   Request r = ask(5, 20);

@@ -94,6 +94,56 @@ TEST(Sampler, TopP) {
   expect_distribution(p, row(),
                       filtered(softmax(row(), 1), [](double, size_t, double before) { return before < 0.6; }));
 }
+// What is told of a draw is the distribution that many draws have, and asking changes no draw.
+TEST(Sampler, ProbabilitiesAfterSamplingAreThoseOfTheDraws) {
+  auto check = [](SamplingParams p, const std::vector<double>& want) {
+    const Sampled unasked = once(p, row());
+    p.logprobs = kVocab;
+    p.post_sampling_probs = true;
+    const Sampled told = once(p, row());
+    EXPECT_EQ(told.token, unasked.token);
+    EXPECT_NEAR(std::exp(told.logprob), want[size_t(told.token)], 1e-5);
+    double sum = 0, before = 1;
+    for (const TokenLogprob& t : told.top) {
+      EXPECT_NEAR(std::exp(t.logprob), want[size_t(t.token)], 1e-5) << t.token;
+      EXPECT_LE(t.logprob, before);
+      before = double(t.logprob);
+      sum += std::exp(double(t.logprob));
+    }
+    EXPECT_NEAR(sum, 1, 1e-5);
+    EXPECT_EQ(told.top.size(), size_t(std::count_if(want.begin(), want.end(), [](double w) { return w > 0; })));
+  };
+  SamplingParams p;
+  p.temperature = 0.7f;
+  check(p, softmax(row(), p.temperature));
+  p.top_k = 7;
+  check(p, filtered(softmax(row(), 0.7), [](double, size_t rank, double) { return rank < 7; }));
+  p.top_k = 0;
+  p.top_p = 0.6f;
+  check(p, filtered(softmax(row(), 0.7), [](double, size_t, double before) { return before < 0.6f; }));
+  p.top_p = 1;
+  p.min_p = 0.1f;
+  const std::vector<double> soft = softmax(row(), 0.7);
+  const double heaviest = *std::max_element(soft.begin(), soft.end());
+  check(p, filtered(soft, [&](double q, size_t, double) { return q >= double(0.1f) * heaviest; }));
+  p = {.temperature = 0};
+  std::vector<double> one(kVocab);
+  one[size_t(once(p, row()).token)] = 1;
+  check(p, one);
+}
+TEST(Sampler, OfAMaskOnlyWhatItAllowsHasAProbability) {
+  SamplingParams p;
+  p.logprobs = 5;
+  p.post_sampling_probs = true;
+  std::vector<uint32_t> mask((kVocab + 31) / 32, 0);
+  mask[0] = 0b1010;
+  const Sampled told = once(p, row(), 0, {.mask = mask.data()});
+  ASSERT_EQ(told.top.size(), 2u);
+  EXPECT_NEAR(std::exp(told.top[0].logprob) + std::exp(told.top[1].logprob), 1, 1e-6);
+  p.logprob_token_ids = {1, 2};
+  const Sampled named = once(p, row(), 0, {.mask = mask.data()});
+  EXPECT_LT(named.top[1].logprob, -9999);  // never
+}
 // The definition, by sorting: the heaviest until they hold top_p, of equal ones those of lower ids first.
 TEST(Sampler, ANucleusOfThousandsIsTheOneThatSortingGives) {
   constexpr int kMany = 20011;

@@ -79,5 +79,30 @@ TEST(Listen, APortThatIsTakenIsSaid) {
   EXPECT_THAT(listen_on("no such host", 0, "--http-port").status().message(), HasSubstr("no known name"));
 }
 
+TEST(Listen, SeveralAddressesShareAPort) {
+  if (!has_six()) GTEST_SKIP() << "no IPv6 here";
+  auto both = listen_on("127.0.0.1, ::1", 0, "--http-port");
+  ASSERT_TRUE(both.ok()) << both.status().to_string();
+  EXPECT_EQ(both->sockets.size(), 2u);
+  EXPECT_TRUE(answers_on_four(both->port));
+  EXPECT_TRUE(answers_on_six(both->port));
+  for (int fd : both->sockets) ::close(fd);
+  // All of them or none.
+  auto one = listen_on("127.0.0.1", 0, "--http-port");
+  ASSERT_TRUE(one.ok());
+  EXPECT_EQ(listen_on("::1,127.0.0.1", one->port, "--http-port").status().code(), Code::unavailable);
+  EXPECT_FALSE(answers_on_six(one->port));
+  for (int fd : one->sockets) ::close(fd);
+  EXPECT_THAT(listen_on("127.0.0.1,,::1", 0, "--http-port").status().message(), HasSubstr("between two commas"));
+}
+
+TEST(Listen, EachAddressMustBeLoopbackWithoutKeys) {
+  ServerOptions options;
+  options.host = "127.0.0.1,::1";
+  EXPECT_TRUE(options.check_open().ok());
+  options.host = "127.0.0.1,0.0.0.0";
+  EXPECT_FALSE(options.check_open().ok());
+}
+
 }  // namespace
 }  // namespace kvasir::server

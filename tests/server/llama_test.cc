@@ -1,4 +1,8 @@
 // llama-server's own routes: what goes in under its names, what comes out in its form.
+#include <gmock/gmock.h>
+
+#include <cmath>
+
 #include "tests/server/openai_fixture.h"
 
 namespace kvasir::server {
@@ -110,6 +114,25 @@ TEST_F(Llama, ProbabilitiesAreOfTheModel) {
   }
 }
 
+TEST_F(Llama, ProbabilitiesAfterSamplingAreFromNoughtToOne) {
+  Json one = whole("/completion", R"({"prompt":"hi","n_predict":1,"n_probs":2,"post_sampling_probs":true})");
+  EXPECT_TRUE(engine_.last().sampling.post_sampling_probs);
+  EXPECT_EQ(one["generation_settings"]["post_sampling_probs"], true);
+  const Json& first = one["completion_probabilities"][0];
+  EXPECT_FLOAT_EQ(first["prob"].get<float>(), std::exp(-0.25f));
+  EXPECT_FALSE(first.contains("logprob") || first.contains("top_logprobs"));
+  ASSERT_EQ(first["top_probs"].size(), 2u);
+  EXPECT_FLOAT_EQ(first["top_probs"][0]["prob"].get<float>(), std::exp(-1.0f));
+}
+
+TEST_F(Llama, AnEndThatIsIgnoredIsNeverDrawn) {
+  Json one = whole("/completion", R"({"prompt":"hi","n_predict":1,"ignore_eos":true,"logit_bias":[[5,false]]})");
+  EXPECT_EQ(one["generation_settings"]["logit_bias"],
+            Json::parse(R"([{"token":5,"bias":null},{"token":256,"bias":null}])"));
+  EXPECT_EQ(whole("/completion", R"({"prompt":"hi","n_predict":1})")["generation_settings"]["logit_bias"],
+            Json::array());
+}
+
 TEST_F(Llama, ProgressIsToldAtBothEndsOfThePrompt) {
   std::vector<int> processed;
   for (const Json& e : events(R"({"prompt":"hello","stream":true,"return_progress":true,"timings_per_token":true})"))
@@ -134,7 +157,8 @@ TEST_F(Llama, WhatIsAskedReachesTheEngine) {
   EXPECT_EQ(r.stop_strings, std::vector<std::string>{"x"});
   EXPECT_EQ(r.max_tokens, 4);
   EXPECT_EQ(r.grammar.kind, text::GrammarSpec::Kind::json_schema);
-  EXPECT_EQ(r.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{5, -1.5f}, {'a', -100}, {'b', -100}}));
+  EXPECT_EQ(r.sampling.logit_bias,
+            (std::vector<std::pair<int32_t, float>>{{5, -1.5f}, {'a', -100}, {'b', -100}, {256, -100}}));
   EXPECT_EQ(r.cache_salt, "");
   whole("/completion", R"({"prompt":"hi","logit_bias":{"5":1,"c":-2}})");
   EXPECT_EQ(engine_.last().sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{5, 1.f}, {'c', -2.f}}));
@@ -170,7 +194,7 @@ TEST_F(Llama, EachWrongFieldIsNamed) {
       {R"({"prompt":"x","repeat_penalty":-1})", "repeat_penalty", "-1"},
       {R"({"prompt":"x","repeat_penalty":1.2,"repeat_last_n":64})", "repeat_last_n", "send -1"},
       {R"({"prompt":"x","n_probs":50})", "n_probs", "50"},
-      {R"({"prompt":"x","post_sampling_probs":true})", "post_sampling_probs", "n_probs"},
+      {R"({"prompt":"x","n_probs":1,"post_sampling_probs":1})", "post_sampling_probs", "true or false"},
       {R"({"prompt":"x","mirostat":2})", "mirostat", "top_p"},
       {R"({"prompt":"x","dry_multiplier":0.8})", "dry_multiplier", "presence_penalty"},
       {R"({"prompt":"x","xtc_probability":0.5})", "xtc_probability", "min_p"},
@@ -187,6 +211,138 @@ TEST_F(Llama, EachWrongFieldIsNamed) {
     SCOPED_TRACE(body);
     expect_error(post("/completion", body), std::string_view(param) == "model" ? 404 : 400, param, says);
   }
+}
+
+TEST_F(Llama, APromptThatIsTooLongSaysByHowMuch) {
+  for (const auto& [path, body] :
+       {std::pair("/completion", cat(R"({"prompt":")", std::string(130, 'x'), "\"}")),
+        std::pair("/chat/completions",
+                  cat(R"({"stream":true,"messages":[{"role":"user","content":")", std::string(130, 'x'), "\"}]}"))}) {
+    RawClient::Answer a = post(path, body);
+    EXPECT_EQ(a.status, 400);
+    const Json error = Json::parse(a.body)["error"];
+    EXPECT_EQ(error["type"], "exceed_context_size_error");
+    EXPECT_EQ(error["n_prompt_tokens"], 130);
+    EXPECT_EQ(error["n_ctx"], 128);
+    EXPECT_THAT(error["message"].get<std::string>(), testing::HasSubstr("exceeds the available context size"));
+  }
+  // OpenAI's own route has OpenAI's words.
+  const Json error =
+      Json::parse(post("/v1/completions", cat(R"({"prompt":")", std::string(130, 'x'), "\"}")).body)["error"];
+  EXPECT_EQ(error["type"], "invalid_request_error");
+  EXPECT_EQ(error["code"], "context_length_exceeded");
+}
+
+TEST_F(Llama, AChatsTokensAreCountedWithoutAnAnswer) {
+  for (const char* path : {"/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"})
+    EXPECT_EQ(whole(path, R"({"messages":[{"role":"user","content":"hello"}]})")["input_tokens"], 5);
+  EXPECT_EQ(engine_.asked(), 0u);
+}
+
+TEST_F(Llama, VerboseShowsWhatAnAnswerWasMadeOf) {
+  const char* body = R"({"messages":[{"role":"user","content":"hello"}],"max_tokens":3,"seed":7,"verbose":true})";
+  const Json shown = whole("/v1/chat/completions", body)["__verbose"];
+  EXPECT_EQ(shown["prompt"], "hello");
+  EXPECT_EQ(shown["content"], "hel");
+  EXPECT_EQ(shown["tokens_evaluated"], 5);
+  EXPECT_EQ(shown["generation_settings"]["seed"], 7);
+  EXPECT_FALSE(
+      whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"hello"}]})").contains("__verbose"));
+  const RawClient::Answer streamed =
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"hello"}],"verbose":true,"stream":true})");
+  EXPECT_THAT(streamed.body, testing::HasSubstr(R"("__verbose":{"index":0,"prompt":"hello","content":"hello")"));
+}
+
+TEST_F(Llama, AStreamsFirstChunkHasNoText) {
+  const char* body = R"({"messages":[{"role":"user","content":"hi"}],"stream":true,"timings_per_token":true,
+      "stream_options":{"include_usage":true}})";
+  const std::string own = post("/chat/completions", body).body, openai = post("/v1/chat/completions", body).body;
+  const std::string first = own.substr(0, own.find("\n\n"));
+  EXPECT_THAT(first, testing::HasSubstr(R"("delta":{"role":"assistant","content":null})"));
+  EXPECT_THAT(first, testing::Not(testing::HasSubstr("timings")));
+  EXPECT_THAT(openai.substr(0, openai.find("\n\n")),
+              testing::HasSubstr(R"("delta":{"role":"assistant","content":""})"));
+  const std::string usage = own.substr(own.rfind(R"("choices":[])"));
+  EXPECT_THAT(usage, testing::HasSubstr("predicted_per_second"));
+}
+
+class LlamaKept : public HttpFixture {
+ protected:
+  void configure(ServerOptions& o) override {
+    o.response_store.bytes = 64 << 10;
+    o.slots = o.metrics = false;
+    o.model_alias = {"fim", "code"};
+    o.model_tags = {"small"};
+    o.seed = 42;
+  }
+  RawClient::Answer stream(const char* script, const char* conversation) {
+    return post("/v1/chat/completions",
+                cat(R"({"stream":true,"cache_salt":")", script, R"(","messages":[{"role":"user","content":"hello"}]})"),
+                cat("X-Conversation-Id: ", conversation, "\r\n"));
+  }
+  RawClient::Answer remove(std::string_view path) {
+    return ask(cat("DELETE ", path, " HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+  }
+};
+
+TEST_F(LlamaKept, AStreamIsReadAgainAndForgotten) {
+  const RawClient::Answer first = stream("", "a/b::c");
+  EXPECT_EQ(first.status, 200);
+  EXPECT_NE(first.body.find("[DONE]"), std::string::npos);
+  EXPECT_EQ(ask(RawClient::get("/v1/stream?conv_id=a%2Fb%3A%3Ac&from=0")).body, first.body);
+  EXPECT_EQ(ask(RawClient::get("/v1/stream?conv_id=a/b::c&from=10")).body, first.body.substr(10));
+  EXPECT_EQ(ask(RawClient::get("/v1/stream?conv_id=a/b::c&from=1000000")).body, "");
+  expect_error(ask(RawClient::get("/v1/stream?conv_id=a/b::c&from=x")), 400, "from", "a number of bytes");
+  expect_error(ask(RawClient::get("/v1/stream")), 400, "conv_id", "is missing");
+  EXPECT_EQ(remove("/v1/stream?conv_id=a/b::c").status, 204);
+  expect_error(ask(RawClient::get("/v1/stream?conv_id=a/b::c")), 404, "conv_id", "no stream");
+  EXPECT_EQ(remove("/v1/stream?conv_id=a/b::c").status, 204);  // again, as well
+}
+
+TEST_F(LlamaKept, AStreamOutlivesItsClientUntilItIsEnded) {
+  {
+    RawClient client(server_->http_port());
+    client.send(RawClient::post("/v1/chat/completions",
+                                R"({"stream":true,"cache_salt":"hang","messages":[{"role":"user","content":"hello"}]})",
+                                "X-Conversation-Id: one\r\n"));
+    ASSERT_TRUE(engine_.wait_open(1));
+  }
+  RawClient follower(server_->http_port());  // served behind the other's leaving
+  follower.send(RawClient::get("/v1/stream?conv_id=one"));
+  EXPECT_EQ(ask(RawClient::get("/health")).status, 200);
+  EXPECT_EQ(engine_.open(), 1);
+  EXPECT_EQ(remove("/v1/stream?conv_id=one").status, 204);
+  EXPECT_TRUE(all_gone());
+  EXPECT_EQ(follower.read().status, 200);  // it ends for who follows it, too
+}
+
+TEST_F(LlamaKept, WhatFailsFailsInTheStream) {
+  const RawClient::Answer a = stream("fail", "two");
+  EXPECT_EQ(a.status, 200);
+  EXPECT_NE(a.body.find("data: {\"error\":"), std::string::npos) << a.body;
+}
+
+TEST_F(LlamaKept, WhatAnOperatorTurnedOffSaysSo) {
+  expect_error(ask(RawClient::get("/slots")), 501, "", "--no-slots");
+  expect_error(ask(RawClient::get("/metrics")), 501, "", "--no-metrics");
+}
+
+TEST_F(LlamaKept, AModelMayHaveSeveralNames) {
+  const Json models = Json::parse(ask(RawClient::get("/models")).body)["data"];
+  ASSERT_EQ(models.size(), 1u);
+  EXPECT_EQ(models[0]["id"], "fake");
+  EXPECT_EQ(models[0]["aliases"], Json({"fake", "fim", "code"}));
+  EXPECT_EQ(models[0]["tags"], Json({"small"}));
+  EXPECT_EQ(Json::parse(ask(RawClient::get("/v1/models/code")).body)["id"], "fake");
+  EXPECT_EQ(whole("/v1/completions", R"({"model":"code","prompt":"hi"})")["model"], "fake");
+  expect_error(post("/v1/completions", R"({"model":"other","prompt":"hi"})"), 404, "model", "other");
+}
+
+TEST_F(LlamaKept, TheServersSeedIsOfRequestsWithoutOne) {
+  whole("/completion", R"({"prompt":"hi"})");
+  EXPECT_EQ(engine_.last().sampling.seed, 42u);
+  whole("/completion", R"({"prompt":"hi","seed":7})");
+  EXPECT_EQ(engine_.last().sampling.seed, 7u);
 }
 
 TEST_F(Llama, AFailureBeforeTheFirstByteIsAStatusAndAfterItAnEvent) {

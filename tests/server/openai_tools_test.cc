@@ -129,7 +129,7 @@ TEST_F(OpenAi, WhatElseAnAnswerTells) {
   EXPECT_EQ(choice["matched_stop"], 98);
   EXPECT_EQ(choice["prompt_logprobs"],
             Json::parse(R"([null,{"98":{"logprob":-0.5,"rank":null,"decoded_token":"b"}}])"));
-  EXPECT_TRUE(one["system_fingerprint"].get<std::string>().starts_with("kvasir-"));
+  EXPECT_TRUE(one["system_fingerprint"].get<std::string>().starts_with("build-kvasir-"));
   one = whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"ab"}],"return_token_ids":true})");
   EXPECT_EQ(one["prompt_token_ids"], Json({97, 98}));
   EXPECT_TRUE(one["choices"][0]["stop_reason"].is_null());  // the model's own end

@@ -90,6 +90,22 @@ TEST_F(Parameters, EachNumberOutOfRangeIsRefusedOnEveryProtocol) {
   EXPECT_EQ(engine_.asked(), 0u);
 }
 
+TEST_F(Parameters, ProbabilitiesAfterSamplingReachTheEngineWhereLogprobsDo) {
+  V1 v1 = v1_request();
+  v1.set_logprobs(1);
+  EXPECT_EQ(send(v1).code, Code::ok);
+  EXPECT_FALSE(engine_.last().sampling.post_sampling_probs);
+  v1.set_post_sampling_probs(true);
+  EXPECT_EQ(send(v1).code, Code::ok);
+  EXPECT_TRUE(engine_.last().sampling.post_sampling_probs);
+  for (const Outcome& o : {complete(R"("logprobs":1,"post_sampling_probs":true)"),
+                           chat(R"("logprobs":true,"post_sampling_probs":true)")}) {
+    EXPECT_EQ(o.code, Code::ok) << o.message;
+    EXPECT_TRUE(engine_.requests.back().sampling.post_sampling_probs);
+  }
+  expect_bad(complete(R"("use_beam_search":true,"n":2,"post_sampling_probs":true)"), "post_sampling_probs", "draws");
+}
+
 TEST_F(Parameters, ANumberNoMemberHoldsIsRefusedAsItWasSent) {
   expect_bad(complete(R"("n":5000000000)"), "n", "5000000000");
   expect_bad(chat(R"("logprobs":true,"top_logprobs":-1)"), "top_logprobs", "-1");

@@ -168,6 +168,9 @@ TEST_F(Responses, ACutAnswerIsIncomplete) {
   EXPECT_EQ(one["incomplete_details"]["reason"], "max_output_tokens");
   EXPECT_EQ(events("/v1/responses", R"({"input":"hey","max_output_tokens":2,"stream":true})").back()["type"],
             "response.incomplete");
+  const Json last = events("/responses", R"({"input":"hey","max_output_tokens":2,"stream":true})").back();
+  EXPECT_EQ(last["type"], "response.completed") << "llama-server's one last event";
+  EXPECT_EQ(last["response"]["status"], "incomplete");
 }
 
 TEST_F(Responses, CallsAndThoughtsAreItems) {
