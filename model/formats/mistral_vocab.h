@@ -21,7 +21,8 @@ struct Tekken {
 };
 Result<Tekken> read_tekken(std::string_view text, const std::string& name);
 
-// SentencePiece's tokenizer.model of BPE or unigrams, as a GGUF file has it. Other kinds are refused with what to put there.
+// SentencePiece's tokenizer.model of BPE or unigrams, as a GGUF file has it. Other kinds are refused with what to put
+// there.
 Result<text::GgufVocab> vocab_from_sentencepiece(std::string_view bytes, const std::string& name);
 
 }  // namespace kvasir::model

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "model/cpu/kernels.h"
+#include "model/draws.h"
 #include "model/philox.h"
 
 namespace kvasir::model {
