@@ -42,6 +42,9 @@ const std::map<std::string, std::string>& whole_families() {
       {"deepseek_v2", "latent attention"},
       {"deepseek_v3", "latent attention"},
       {"glm4_moe_lite", "latent attention"},
+      {"qwen3_next", "linear attention"},
+      {"qwen3_5_text", "linear attention"},
+      {"qwen3_5_moe_text", "linear attention"},
   };
   return out;
 }
