@@ -9,14 +9,14 @@ Result<std::shared_ptr<const StopExpressions>> StopExpressions::compile(std::vec
   views.reserve(expressions.size());
   for (const std::string& e : expressions) views.push_back(as_str(e));
   kvt_stops* handle = nullptr;
-  Buffer error;
+  TextBuffer error;
   if (const int code = kvt_stops_compile(views.data(), views.size(), &handle, error.out())) return error.error(code);
   return std::shared_ptr<const StopExpressions>(new StopExpressions(handle, std::move(expressions)));
 }
 
 // A panic behind the border leaves no scan, which then finds nothing: an answer goes on rather than fail.
 StopExpressions::Scan::Scan(const StopExpressions& expressions) {
-  Buffer error;
+  TextBuffer error;
   if (kvt_scan_new(expressions.handle_, &handle_, error.out())) handle_ = nullptr;
 }
 
@@ -24,7 +24,7 @@ std::optional<StopExpressions::Scan::Found> StopExpressions::Scan::push(std::str
   if (handle_ == nullptr || more.empty()) return std::nullopt;
   uint8_t found = 0;
   Found where;
-  Buffer error;
+  TextBuffer error;
   if (kvt_scan_push(handle_, as_str(more), &found, &where.end, &where.which, error.out()) || !found)
     return std::nullopt;
   return where;
