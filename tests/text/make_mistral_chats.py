@@ -112,11 +112,13 @@ def main():
     out = {"chats": [{"name": n, "messages": m, "tools": TOOLS.get(n)} for n, m in CHATS.items()], "small": [], "real": []}
     model = sentence_piece()
     out["spm"] = base64.b64encode(model).decode()
+    with open(os.path.join(HERE, "mistral.json")) as f:
+        without_tags = base64.b64decode(json.load(f)["spm"]["file"])  # as version 1 is
     with tempfile.TemporaryDirectory() as work:
         for version in ("v1", "v2", "v3", "v7"):
             path = os.path.join(work, f"tokenizer.model.{version}")
             with open(path, "wb") as f:
-                f.write(model)
+                f.write(without_tags if version == "v1" else model)
             print("SentencePiece", version)
             t = MistralTokenizer.from_file(path)
             out["small"].append({"version": version, "ids": [encode(t, n) for n in CHATS]})

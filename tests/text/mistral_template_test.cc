@@ -44,6 +44,7 @@ TokenizerPtr of_tekken(const std::string& bytes) {
 }
 
 TokenizerPtr small_tokenizer(const ordered_json& one) {
+  if (one["version"] == "v1") return of_sentence_piece(from_base64(stored("mistral")["spm"]["file"]));  // without tags
   if (!one.contains("tekken")) return of_sentence_piece(from_base64(chats()["spm"]));
   nlohmann::json file = nlohmann::json::parse(stored("mistral")["tekken"]["file"].get<std::string>());
   nlohmann::json& config = file["config"];
