@@ -9,6 +9,8 @@ set -eu
 export DYN_DISCOVERY_BACKEND="${DYN_DISCOVERY_BACKEND:-file}" DYN_REQUEST_PLANE="${DYN_REQUEST_PLANE:-tcp}" DYN_EVENT_PLANE="${DYN_EVENT_PLANE:-zmq}"
 export DYN_SELF_HOST_METADATA="${DYN_SELF_HOST_METADATA:-0}" # the model's files are read from where they are
 if [ "${1:-}" = sidecar ] && [ $# -eq 2 ]; then
+  # After SIGTERM it waits so long, then cuts off what still runs and calls that "stop". Dynamo's own default is 5.
+  export DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="${DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS:-60}"
   exec "${DYNAMO_PYTHON:-python3}" -m dynamo.vllm.sidecar --grpc-endpoint "$2"
 elif [ "${1:-}" = frontend ] && [ $# -eq 1 ]; then
   exec "${DYNAMO_PYTHON:-python3}" -m dynamo.frontend --http-host "${DYNAMO_HOST:-127.0.0.1}" --http-port "${DYNAMO_PORT:-8000}" \
