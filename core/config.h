@@ -62,9 +62,9 @@ class Option {
   const std::string& help() const { return help_; }
   const std::string& section() const { return section_; }
   const std::vector<std::string>& choices() const { return choices_; }
-  std::string flag() const;      // "--http-port"
-  std::string variable() const;  // "KVASIR_HTTP_PORT"
-  std::string value() const;     // as it would be typed
+  std::string flag() const;                              // "--http-port"
+  std::string variable() const;                          // "KVASIR_HTTP_PORT"
+  std::string value() const;                             // as it would be typed
   const std::string& source() const { return source_; }  // "default", "flag", "$KVASIR_...", or the file
   bool is_bool() const { return std::holds_alternative<bool*>(target_); }
   bool is_list() const { return std::holds_alternative<std::vector<std::string>*>(target_); }

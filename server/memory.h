@@ -66,8 +66,8 @@ class PeakWatch {
 // The allocator keeps what was freed for later. When that is much, the system gets it back; cheap to call often.
 void give_memory_back();
 
-// For the whole process: what malloc_trim() does not reach, the free end of each thread's heap, stays below a few MiB. By
-// default it grows with the largest block that was ever freed, to 64 MiB a heap.
+// For the whole process: what malloc_trim() does not reach, the free end of each thread's heap, stays below a few MiB.
+// By default it grows with the largest block that was ever freed, to 64 MiB a heap.
 void bound_free_ends();
 
 }  // namespace kvasir::server

@@ -222,9 +222,9 @@ class OpenAiReply final : public StreamsProducer {
     const char* nothing = !shape_.chat   ? ",\"text\":\"\""
                           : shape_.llama ? ",\"delta\":{\"role\":\"assistant\",\"content\":null}"
                                          : ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}";
-    out_ += cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null",
-                shape_.token_ids ? ",\"token_ids\":[]" : "", ",\"finish_reason\":null", prompt, "}]",
-                chunk_end(c, !shape_.llama));
+    out_ +=
+        cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null", shape_.token_ids ? ",\"token_ids\":[]" : "",
+            ",\"finish_reason\":null", prompt, "}]", chunk_end(c, !shape_.llama));
   }
 
   void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {

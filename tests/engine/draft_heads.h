@@ -67,7 +67,8 @@ inline std::unique_ptr<Engine> start(const std::string& model, const std::string
   return engine;
 }
 
-// Some draw, some are penalized and some fork, unless all are to be greedy; some say log-probabilities; two begin alike.
+// Some draw, some are penalized and some fork, unless all are to be greedy; some say log-probabilities; two begin
+// alike.
 inline std::vector<Request> requests(int32_t vocab, bool greedy = false) {
   std::vector<Request> out;
   for (int32_t i = 0; i < 8; ++i) {
