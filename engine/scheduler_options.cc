@@ -47,7 +47,9 @@ Result<scheduler::Settings> scheduler_options(const EngineOptions& options, cons
                                   " tokens of this model takes ", page))
           .with_field("host_kv_memory");
   }
-  o.max_context = info.context_length + (info.decoder_start >= 0);
+  o.max_context = info.context_length;
+  if (options.max_context > 0) o.max_context = std::min(o.max_context, options.max_context);
+  o.max_context += info.decoder_start >= 0;
   o.max_tokens_per_step = options.max_tokens_per_step;
   o.max_step_ms = options.max_step_ms;
   o.max_running = states.sequences;

@@ -123,7 +123,7 @@ TEST_F(OpenAi, WhatElseAnAnswerTells) {
       "stop_token_ids":[98],"rid":"mine"})");
   EXPECT_EQ(engine_.last().id, "mine");
   const Json& choice = one["choices"][0];
-  EXPECT_EQ(choice["token_ids"], Json({97}));
+  EXPECT_EQ(choice["token_ids"], Json({97, 98}));
   EXPECT_EQ(choice["prompt_token_ids"], Json({97, 98}));
   EXPECT_EQ(choice["stop_reason"], 98);
   EXPECT_EQ(choice["matched_stop"], 98);
@@ -141,7 +141,7 @@ TEST_F(OpenAi, WhatElseAnAnswerTells) {
     }
     for (int id : e["choices"][0].value("token_ids", Json::array())) ids.push_back(id);
   }
-  EXPECT_EQ(ids, (std::vector<int>{97, 98}));
+  EXPECT_EQ(ids, (std::vector<int>{97, 98, 256}));
 }
 
 TEST_F(OpenAi, AClientsNameForItsRequestIsKept) {
