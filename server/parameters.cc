@@ -266,8 +266,9 @@ Status check_ids(const GenerateInput& in, const Parameter& p, const std::vector<
     return refuse(in, p, cat(" has ", ids.size(), " ids; at most ", most, " are taken"));
   auto wrong = std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return id < 0 || id >= info.vocab_size; });
   if (!given && wrong == ids.end()) return {};
-  return refuse(
-      in, p, cat(" is ", given ? **given : int64_t(*wrong), "; it must be a token id from 0 to ", info.vocab_size - 1));
+  return refuse(in, p,
+                cat(" is ", given ? **given : int64_t(*wrong), "; it must be a token id from 0 to ",
+                    info.vocab_size - 1, " (the vocabulary has ", info.vocab_size, ")"));
 }
 
 Status check_bias(const GenerateInput& in, const Parameter& p, const std::vector<std::pair<int32_t, float>>& all,
@@ -275,10 +276,14 @@ Status check_bias(const GenerateInput& in, const Parameter& p, const std::vector
   if (int64_t(all.size()) > most)
     return refuse(in, p, cat(" has ", all.size(), " entries; at most ", most, " are taken"));
   if (const auto* given = unfit(in, p))
-    return refuse(in, p, cat(" is ", **given, "; it must be a token id from 0 to ", info.vocab_size - 1));
+    return refuse(in, p,
+                  cat(" is ", **given, "; it must be a token id from 0 to ", info.vocab_size - 1,
+                      " (the vocabulary has ", info.vocab_size, ")"));
   for (const auto& [token, bias] : all) {
     if (token < 0 || token >= info.vocab_size)
-      return refuse(in, p, cat(" is ", token, "; it must be a token id from 0 to ", info.vocab_size - 1));
+      return refuse(in, p,
+                    cat(" is ", token, "; it must be a token id from 0 to ", info.vocab_size - 1,
+                        " (the vocabulary has ", info.vocab_size, ")"));
     if (!(bias >= -100 && bias <= 100))
       return refuse(in, p, cat(" of token ", token, " is ", bias, "; it must be from -100 to 100"));
   }

@@ -222,9 +222,10 @@ class OpenAiReply final : public StreamsProducer {
     const char* nothing = !shape_.chat   ? ",\"text\":\"\""
                           : shape_.llama ? ",\"delta\":{\"role\":\"assistant\",\"content\":null}"
                                          : ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}";
-    out_ +=
-        cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null", shape_.token_ids ? ",\"token_ids\":[]" : "",
-            ",\"finish_reason\":null", prompt, "}]", chunk_end(c, !shape_.llama));
+    // Of a chat it stands beside the choices, as in a whole answer.
+    out_ += cat(prefix_, "{\"index\":", c.index, nothing, ",\"logprobs\":null",
+                shape_.token_ids ? ",\"token_ids\":[]" : "", ",\"finish_reason\":null", shape_.chat ? "" : prompt, "}]",
+                shape_.chat ? prompt : "", chunk_end(c, !shape_.llama));
   }
 
   void add(Choice& c, std::string_view text, std::vector<engine::TokenOut> tokens, bool echo) {
