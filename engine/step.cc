@@ -115,9 +115,7 @@ void StepLoop::finish_oldest() {
   step_time_.add(seconds(last_step_));
   batch_size_.add(double(step->batch.size()));
   step_tokens_.add(double(sample.tokens));
-  const int64_t begun = std::max<int64_t>(0, std::ssize(results_) - step->decodes);  // drew behind their prompts
-  handled_tokens_.add(
-      double(sample.tokens + begun + stats.cached_tokens - std::exchange(cached_before_, stats.cached_tokens)));
+  handled_tokens_.add(double(sample.tokens + stats.cached_tokens - std::exchange(cached_before_, stats.cached_tokens)));
   {
     std::lock_guard lock(shared_.mutex);
     shared_.recent.push_back(sample);
