@@ -134,7 +134,8 @@ std::string Option::type_hint() const {
 std::string Option::limit_text(double v) const {
   if (std::holds_alternative<ByteSize*>(target_)) return write_bytes(int64_t(v));
   if (std::holds_alternative<Millis*>(target_)) return write_duration(int64_t(v * 1000));
-  return cat(v);
+  if (v >= double(INT64_MAX)) return cat(INT64_MAX);
+  return v == std::floor(v) && v > double(INT64_MIN) ? cat(int64_t(v)) : cat(v);
 }
 
 Status Option::refuse(std::string_view text, const std::string& why) const {

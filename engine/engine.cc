@@ -203,6 +203,9 @@ Status EngineImpl::load(const Loader& loader) {
                                                                {"max_running", options_.max_running},
                                                                {"kept_for_prefixes", plan.kept_states},
                                                                {"bytes", cache.states * info_.state_bytes}});
+  if (plan.recurrent && options_.prefix_cache && plan.kept_states == 0)
+    log_warn("no prefix is used again: half of kv_memory has room for one state",
+             {{"kv_memory", memory}, {"state_bytes", info_.state_bytes}});
   log_info("cache ready", {{"pages", pages[0]},
                            {"window_pages", pages.size() > 1 ? pages[1] : 0},
                            {"host_pages", plan.host_pages},

@@ -46,7 +46,8 @@ Result<StateSlots> state_slots(int64_t kv_memory, const model::ModelInfo& model,
     return failed_precondition(cat("kv-memory is ", kv_memory, " bytes; the state of a sequence of this model takes ",
                                    model.state_bytes, ", and states have at most half: give --kv-memory at least ",
                                    2 * model.state_bytes));
-  const auto sequences = int32_t(std::min<int64_t>(max_running, room));
+  const int64_t reserved = keeps ? std::min<int64_t>(max_running, (room + 2) / 4) : 0;
+  const auto sequences = int32_t(std::min<int64_t>(max_running, room - reserved));
   const auto kept = keeps ? int32_t(std::min<int64_t>(max_running, room - sequences)) : 0;
   return StateSlots{sequences, kept, (sequences + kept) * model.state_bytes};
 }

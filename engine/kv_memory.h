@@ -32,9 +32,9 @@ struct KvSteps {  // what a pool for windows has to have room for
 Result<std::vector<scheduler::PageGroup>> kv_pools(int64_t kv_memory, const model::ModelInfo& model,
                                                    const KvSteps& steps, bool apart);
 
-// Of a model with recurrent states: sequences that may run, states that may be kept for prefixes (`keeps`) beside, as
-// many where there is room, and what all of them take. At most half of the memory, so that there are pages for them as
-// well.
+// Of a model with recurrent states: sequences that may run, states that may be kept for prefixes (`keeps`) beside, and
+// what all of them take. At most half of the memory, so that there are pages for them as well; where that is too little
+// for as many of both as `max_running`, a quarter of the states are for prefixes.
 struct StateSlots {
   int32_t sequences = 0, kept = 0;
   int64_t bytes = 0;  // of all; 0: the model has none

@@ -109,7 +109,7 @@ struct Match {
   int32_t idle_pages = 0;    // of group 0's whole pages, how many nobody holds now
   int32_t host_pages = 0;    // how many have to come from the second tier
   std::vector<NodeId> path;  // the whole pages' nodes, from the root on
-  // Of a recurrent model: whole pages that have been met, up to the last of which somebody's state would have helped.
+  // Of a recurrent model: whole pages that are cached, though no state at the end of the last of them is.
   int32_t met_pages = 0;
 };
 

@@ -81,7 +81,7 @@ Status ModelConfig::validate() const {
     KVASIR_TRY(in_range("relative_attention_max_distance", bias_reach, exact + 1, 1 << 16));
   }
   KVASIR_TRY(validate_layer_sizes());
-  if (linear.taps > 0) {
+  if (linear.taps > 0 || gated_attention) {
     KVASIR_TRY(linear.validate());
     bool full = false;
     for (int32_t i = 0; i < layers; ++i) full |= !is_linear(i);

@@ -67,7 +67,7 @@ struct ModelConfig {
 
   float embedding_scale = 1, residual_scale = 1, logit_scale = 1;
   LinearConfig linear;           // of the layers that are linear
-  bool gated_attention = false;  // a head's queries come with a gate; its sigmoid is what the head's output is times
+  bool gated_attention = false;  // q_proj yields a gate, too; a head's output *= sigmoid(gate)
   bool head_sinks = false;       // each head has a logit that takes part in its softmax without a value
   float query_scale = 0;         // scores are multiplied by it; 0: 1/sqrt(head_dim)
   float attention_softcap = 0;   // of scores; 0: none

@@ -152,6 +152,7 @@ Result<ModelConfig> config_from_mistral(std::string_view text, const std::string
   KVASIR_TRY(read_experts(in, name, out));
   KVASIR_TRY(read_quantization(in, name, out));
   // Those that it shares with config.json, and those that nobody knows: judged there.
+  if (in.contains("text_config")) return invalid_argument(cat(name, ": text_config is a key of config.json alone"));
   out.update(in);
   if (!out.contains("max_position_embeddings")) {
     out["max_position_embeddings"] = kContext;

@@ -303,24 +303,24 @@ int64_t widest_head(const ModelConfig& c) {
   return widest;
 }
 
+// Why `auto` takes the CPU for it though there is a GPU; empty: it takes the GPU.
+std::string why_no_gpu(const ModelConfig& c) {
+  if (c.latent.on()) return "latent attention is not supported there";
+  if (c.state_bytes() > 0) return "the model's layers of linear attention run on the CPU alone";
+  if (c.sizes_by_layer && widest_head(c) > kFastHead)
+    return cat("heads of ", widest_head(c), " are slow there; device cuda takes it all the same");
+  return "";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Runner>> load_runner(const RunnerOptions& options, Progress progress, void* context) {
   KVASIR_ASSIGN(bool gpu, wants_gpu(options));
   KVASIR_ASSIGN(ModelFiles files, open_model(options.model));
   KVASIR_TRY(choose_pooling(options.pooling, options.embed_normalize, files.config.pooling));
-  if (gpu && options.device == "auto" && files.config.latent.on()) {
+  if (const std::string why = gpu && options.device == "auto" ? why_no_gpu(files.config) : ""; !why.empty()) {
     gpu = false;
-    log_info("no GPU in use", {{"reason", "latent attention is not supported there"}});
-  }
-  if (gpu && options.device == "auto" && files.config.sizes_by_layer && widest_head(files.config) > kFastHead) {
-    gpu = false;
-    log_info("no GPU in use", {{"reason", cat("heads of ", widest_head(files.config),
-                                              " are slow there; device cuda takes it all the same")}});
-  }
-  if (gpu && options.device == "auto" && files.config.state_bytes() > 0) {
-    gpu = false;
-    log_info("no GPU in use", {{"reason", "the model's layers of linear attention run on the CPU alone"}});
+    log_info("no GPU in use", {{"reason", why}});
   }
   RunnerOptions o = options;  // with the usual limits where the caller has none
   if (o.max_batch <= 0) o.max_batch = 64;

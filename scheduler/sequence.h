@@ -60,7 +60,7 @@ struct Sequence {
   uint64_t claimed = 0, ordered = 0;  // the call of next_step that gave it pages, or listed a copy for it
   int64_t computed = 0;               // [0, computed) is written by retired plans
   int64_t planned = 0;                // [0, planned) is written once all plans in flight have retired
-  int64_t met = 0;                    // tokens that others had in front, too: its state is kept at their end
+  int64_t met = 0;                    // its prefix that others had too, but no state at its end: one is kept there
   int64_t queued_tokens = 0;          // what it counts for while it waits; 0: it does not
   int32_t queued_slots = 0;           // the same in the policy's queue
   int64_t stop_limit = -1;            // output tokens, once a late stop is known

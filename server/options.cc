@@ -19,6 +19,9 @@ bool is_loopback(const std::string& hosts) {
 }  // namespace
 
 Status ServerOptions::check_open() const {
+  const std::vector<std::string> all = addresses(host);
+  if (all.size() > 1 && std::find(all.begin(), all.end(), "") != all.end())
+    return invalid_argument(cat("host '", host, "' names no address between two commas")).with_field("host");
   if (!keys_file.empty() || allow_no_keys || is_loopback(host)) return {};
   return failed_precondition(cat("host ", host.empty() ? "(every interface)" : host.c_str(),
                                  " is open to other machines and there are no keys: make one with `kvasir keys add` "
@@ -52,7 +55,8 @@ void ServerOptions::define(Options& o) {
         "Tokens that the model may think before it is made to answer, where a request says nothing; -1 is no limit")
       .range(-1, 1000000);
   o.add("return_tokens_as_token_ids", &return_tokens_as_token_ids,
-        "Log-probabilities name tokens as token_id:N, unless a request says return_tokens_as_token_ids: false");
+        "Log-probabilities of chats and completions name tokens as token_id:N, unless a request says "
+        "return_tokens_as_token_ids: false");
   o.add("enable_force_include_usage", &enable_force_include_usage,
         "Streams of chats and completions tell usage in each chunk and at the end, whether they are asked to or not");
   o.add(

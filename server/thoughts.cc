@@ -33,7 +33,7 @@ bool can_limit_thoughts(text::ReasoningFormat format) {
 Status limit_thoughts(const ServerOptions& options, const engine::Engine& engine, GenerateInput& input) {
   engine::Request& r = input.request;
   const int64_t tokens = r.thinking_budget.value_or(options.thinking_token_budget);
-  if (tokens < 0) return {};
+  if (tokens < 0 || (r.beams && !r.thinking_budget)) return {};
   const text::ReasoningFormat format = reasoning_format(options, engine);
   if (!can_limit_thoughts(format)) {
     if (!r.thinking_budget) return {};

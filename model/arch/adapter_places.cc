@@ -122,12 +122,12 @@ class Places {
       return out;
     }
     const bool turns = architecture_.gguf_turns_neighbours;
-    const bool turned = config_.from_gguf || config_.from_mistral;
-    if (p.order != Projection::Order::heads || !turns || file_.gguf == turned) return out;
+    const bool interleaved = config_.from_gguf || config_.from_mistral;
+    if (p.order != Projection::Order::heads || !turns || file_.gguf == interleaved) return out;
     // In GGUF rows i and i + d / 2 of a head are neighbours.
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t i = 0; i < d; ++i)
-        out.push_back(int32_t(h * d + (turned ? i % 2 * (d / 2) + i / 2 : i % (d / 2) * 2 + i / (d / 2))));
+        out.push_back(int32_t(h * d + (interleaved ? i % 2 * (d / 2) + i / 2 : i % (d / 2) * 2 + i / (d / 2))));
     return out;
   }
 

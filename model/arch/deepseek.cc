@@ -17,17 +17,11 @@ constexpr TensorName kNames[] = {
     {"blk.#.attn_kv_a_mqa", "model.layers.#.self_attn.kv_a_proj_with_mqa"},
     {"blk.#.attn_kv_a_norm", "model.layers.#.self_attn.kv_a_layernorm"},
     {"blk.#.attn_kv_b", "model.layers.#.self_attn.kv_b_proj"},
-    {"blk.#.attn_k_b", "model.layers.#.self_attn.kv_b_proj"},  // the one that is missed where neither is there
+    {"blk.#.attn_k_b", "model.layers.#.self_attn.kv_b_proj"},  // so that an error names it where neither is there
     {"blk.#.exp_probs_b", "model.layers.#.mlp.gate.e_score_correction_bias$"},
     {"blk.#.ffn_gate_shexp", "model.layers.#.mlp.shared_experts.gate_proj"},
     {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_experts.up_proj"},
     {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_experts.down_proj"},
-    {"blk.#.nextn.enorm", "model.layers.#.enorm"},
-    {"blk.#.nextn.hnorm", "model.layers.#.hnorm"},
-    {"blk.#.nextn.eh_proj", "model.layers.#.eh_proj"},
-    {"blk.#.nextn.embed_tokens", "model.layers.#.embed_tokens"},
-    {"blk.#.nextn.shared_head_norm", "model.layers.#.shared_head.norm"},
-    {"blk.#.nextn.shared_head_head", "model.layers.#.shared_head.head"},
 };
 
 constexpr std::string_view kV2Defaults = R"({"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
@@ -80,7 +74,8 @@ Status read_latent(const JsonKeys& in, ModelConfig& c) {
   KVASIR_TRY(in.need({"qk_rope_head_dim"}, &l.rope));
   KVASIR_TRY(in.need({"qk_nope_head_dim"}, &l.nope));
   KVASIR_TRY(in.need({"v_head_dim"}, &l.value));
-  if (c.rope.rotary_dim != c.head_dim) return in.wrong("partial_rotary_factor", "1; qk_rope_head_dim says what turns");
+  if (c.rope.rotary_dim != c.head_dim)
+    return in.wrong("partial_rotary_factor", "1; qk_rope_head_dim says how much is rotated");
   c.rope.rotary_dim = l.rope;
   bool neighbours = true;
   KVASIR_TRY(in.get("rope_interleave", &neighbours));
@@ -145,8 +140,8 @@ Status metadata(const GgufKeys& in, ModelConfig& c) {
 void derive(ModelConfig& c) {
   LatentConfig& l = c.latent;
   if (const int32_t d = c.head_dim; !l.on())  // a dummy
-    l = {.rank = std::min(4 * d, 512), .rope = std::min(d / 2, 64), .nope = d, .value = d};
-  c.head_dim = l.rank + l.rope;
+    l = {.rank = int32_t(std::min<int64_t>(4 * int64_t(d), 512)), .rope = std::min(d / 2, 64), .nope = d, .value = d};
+  c.head_dim = int32_t(std::min<int64_t>(int64_t(l.rank) + l.rope, INT32_MAX));  // validate() has not been here yet
   c.kv_heads = 1;
   c.rope.rotary_dim = l.rope;
   double magnitude = 1;
@@ -155,43 +150,26 @@ void derive(ModelConfig& c) {
   c.query_scale = float(magnitude * magnitude / std::sqrt(double(l.nope) + l.rope));
 }
 
+constexpr Architecture latent(std::string_view name, std::string_view models, std::string_view defaults,
+                              void (*family)(ModelConfig&), Status (*json)(const JsonKeys&, ModelConfig&)) {
+  return {.name = name,
+          .models = models,
+          .gguf = "deepseek2",
+          .names = kNames,
+          .json_defaults = defaults,
+          .family = family,
+          .json = json,
+          .metadata = metadata,
+          .derive = derive};
+}
+
 }  // namespace
 
-extern const Architecture kDeepseekV3{.name = "deepseek_v3",
-                                      .models = "DeepSeek V3, R1, V3.1, Moonlight",
-                                      .gguf = "deepseek2",
-                                      .names = kNames,
-                                      .json_defaults = kV3Defaults,
-                                      .family = v3,
-                                      .json = v3_json,
-                                      .metadata = metadata,
-                                      .derive = derive};
-extern const Architecture kDeepseekV2{.name = "deepseek_v2",
-                                      .models = "DeepSeek V2, V2 Lite, V2.5, Coder V2",
-                                      .gguf = "deepseek2",
-                                      .names = kNames,
-                                      .json_defaults = kV2Defaults,
-                                      .family = v2,
-                                      .json = v2_json,
-                                      .metadata = metadata,
-                                      .derive = derive};
-extern const Architecture kKimiK2{.name = "kimi_k2",
-                                  .models = "Kimi K2",
-                                  .gguf = "deepseek2",
-                                  .names = kNames,
-                                  .json_defaults = kV3Defaults,
-                                  .family = v3,
-                                  .json = v3_json,
-                                  .metadata = metadata,
-                                  .derive = derive};
-extern const Architecture kGlm4MoeLite{.name = "glm4_moe_lite",
-                                       .models = "GLM 4.7 Flash",
-                                       .gguf = "deepseek2",
-                                       .names = kNames,
-                                       .json_defaults = kLiteDefaults,
-                                       .family = lite,
-                                       .json = v3_json,
-                                       .metadata = metadata,
-                                       .derive = derive};
+extern const Architecture kDeepseekV3 =
+    latent("deepseek_v3", "DeepSeek V3, R1, V3.1, Moonlight", kV3Defaults, v3, v3_json);
+extern const Architecture kDeepseekV2 =
+    latent("deepseek_v2", "DeepSeek V2, V2 Lite, V2.5, Coder V2", kV2Defaults, v2, v2_json);
+extern const Architecture kKimiK2 = latent("kimi_k2", "Kimi K2", kV3Defaults, v3, v3_json);
+extern const Architecture kGlm4MoeLite = latent("glm4_moe_lite", "GLM 4.7 Flash", kLiteDefaults, lite, v3_json);
 
 }  // namespace kvasir::model

@@ -12,12 +12,6 @@ constexpr TensorName kNames[] = {
     {"blk.#.ffn_gate_shexp", "model.layers.#.mlp.shared_experts.gate_proj"},
     {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_experts.up_proj"},
     {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_experts.down_proj"},
-    {"blk.#.nextn.enorm", "model.layers.#.enorm"},
-    {"blk.#.nextn.hnorm", "model.layers.#.hnorm"},
-    {"blk.#.nextn.eh_proj", "model.layers.#.eh_proj"},
-    {"blk.#.nextn.embed_tokens", "model.layers.#.embed_tokens"},
-    {"blk.#.nextn.shared_head_norm", "model.layers.#.shared_head.norm"},
-    {"blk.#.nextn.shared_head_head", "model.layers.#.shared_head.head"},
 };
 
 void family(ModelConfig& c) {

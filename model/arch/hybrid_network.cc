@@ -22,9 +22,9 @@ class HybridDecoder final : public Decoder {
 
  private:
   struct Mixer {
-    Matrix gate;         // of full attention: [heads * head_dim, hidden]
-    Matrix qkvz, betas;  // of linear attention: [channels + values, hidden], [2 * value heads, hidden]
-    int32_t rule = -1;   // as Ops knows it
+    Matrix gate;        // of full attention: [heads * head_dim, hidden]
+    Matrix qkvz, ba;    // of linear attention: [channels + values, hidden]; beta and alpha: [2 * value heads, hidden]
+    int32_t rule = -1;  // as Ops knows it
   };
   Status load_gated(int32_t i, LayerLoader& in, DecoderLayer& l, Mixer& m);
   Status load_linear(int32_t i, LayerLoader& in, DecoderLayer& l, Mixer& m);
@@ -34,9 +34,9 @@ class HybridDecoder final : public Decoder {
 
   Weights* weights_ = nullptr;  // while loading
   std::vector<Mixer> mixers_;
-  Buffer gate_;           // [T, heads * head_dim]
-  Buffer mixed_, betas_;  // [T, channels + values], [T, 2 * value heads]
-  Buffer recalled_;       // [T, values]
+  Buffer gate_;        // [T, heads * head_dim]
+  Buffer mixed_, ba_;  // [T, channels + values], [T, 2 * value heads]
+  Buffer linear_out_;  // [T, values]
 };
 
 Status HybridDecoder::load(Weights& w, const LoadProgress& progress) {
@@ -46,8 +46,8 @@ Status HybridDecoder::load(Weights& w, const LoadProgress& progress) {
   const LinearConfig& linear = c_.linear;
   KVASIR_ASSIGN(gate_, ops_.make_buffer(attended_.cols, false));
   KVASIR_ASSIGN(mixed_, ops_.make_buffer(linear.channels() + linear.values(), false));
-  KVASIR_ASSIGN(betas_, ops_.make_buffer(2 * int64_t(linear.value_heads), false));
-  KVASIR_ASSIGN(recalled_, ops_.make_buffer(linear.values(), false));
+  KVASIR_ASSIGN(ba_, ops_.make_buffer(2 * int64_t(linear.value_heads), false));
+  KVASIR_ASSIGN(linear_out_, ops_.make_buffer(linear.values(), false));
   weights_ = nullptr;
   return {};
 }
@@ -113,8 +113,8 @@ Status HybridDecoder::load_linear(int32_t i, LayerLoader& in, DecoderLayer& l, M
   const int64_t with = c.value_heads / c.key_heads;
   KVASIR_ASSIGN(m.qkvz, by_key_head(i, "ssm_in.weight", {c.key_dim, c.key_dim, with * c.value_dim, with * c.value_dim},
                                     {{"attn_qkv.weight", c.channels()}, {"attn_gate.weight", c.values()}}));
-  KVASIR_ASSIGN(m.betas, by_key_head(i, "ssm_ba.weight", {with, with},
-                                     {{"ssm_beta.weight", c.value_heads}, {"ssm_alpha.weight", c.value_heads}}));
+  KVASIR_ASSIGN(m.ba, by_key_head(i, "ssm_ba.weight", {with, with},
+                                  {{"ssm_beta.weight", c.value_heads}, {"ssm_alpha.weight", c.value_heads}}));
   DeltaRule rule;
   rule.config = c;
   KVASIR_ASSIGN(HostTensor conv, w.get(in.of(i, "ssm_conv1d.weight"), c.channels(), c.taps));
@@ -134,9 +134,9 @@ Result<Buffer> HybridDecoder::attend(const DecoderLayer& l, int32_t i, Buffer in
   const Mixer& m = mixers_[size_t(i)];
   if (m.rule >= 0) {
     KVASIR_TRY(ops_.linear(in, m.qkvz, mixed_));
-    KVASIR_TRY(ops_.linear(in, m.betas, betas_));
-    KVASIR_TRY(ops_.delta_rule(m.rule, mixed_, betas_, recalled_));
-    return recalled_;
+    KVASIR_TRY(ops_.linear(in, m.ba, ba_));
+    KVASIR_TRY(ops_.delta_rule(m.rule, mixed_, ba_, linear_out_));
+    return linear_out_;
   }
   KVASIR_TRY(ops_.linear(in, l.qkv, qkv_));
   KVASIR_TRY(ops_.linear(in, m.gate, gate_));

@@ -10,8 +10,8 @@ namespace {
 // Of the two latents' norms, whatever the others' is: their makers' code gives them no other.
 constexpr float kEps = 1e-6f;
 
-// Rows and columns exchanged: of one-number elements as they are, of blocks as float32.
-HostTensor exchanged(const HostTensor& t) {
+// Transposed: single elements keep their type, blocks become float32.
+HostTensor transposed(const HostTensor& t) {
   const TypeInfo& type = *type_info(t.type);
   const bool as_it_is = type.block == 1 && t.row_scales.empty();
   HostTensor out{.type = as_it_is ? t.type : WeightType::f32, .rows = t.cols, .cols = t.rows};
@@ -79,7 +79,7 @@ Status LatentAttention::load_heads_of_one(int32_t layer, LayerLoader& in, Layer*
   const int64_t each = c_.nope + c_.value;
   KVASIR_ASSIGN(const HostTensor all, w.get(LayerLoader::of(layer, "attn_kv_b.weight"), heads_ * each, c_.rank));
   for (int64_t h = 0; h < heads_; ++h) {
-    const HostTensor key = exchanged(rows_of(all, h * each, c_.nope));
+    const HostTensor key = transposed(rows_of(all, h * each, c_.nope));
     HostTensor value = rows_of(all, h * each + c_.nope, c_.value);
     value.name.clear();
     KVASIR_ASSIGN(l->keys.emplace_back(), ops_.load_matrix(w, {&key, 1}, Shard::whole));

@@ -1,9 +1,9 @@
-// Latent attention (MLA) as a decoder's layers have it. A token leaves one row in the cache, for all heads: a part that
-// rope turns, and a latent. What a head's keys and values would be made of the latent by, its queries and its results
-// are multiplied by instead, so that nothing larger than the row is ever made:
+// Latent attention (MLA) with absorbed weights. A token leaves one row in the cache, for all heads: a part that rope
+// rotates, and a latent. The weights that would make a head's keys and values of the latent (W_UK, W_UV) multiply its
+// queries and its results instead, so that nothing larger than the row is ever made:
 //
 //   q = [rope | nope] of each head, of the stream or of a latent of its own;  row = [rope | norm(latent)] of the stream
-//   attend: queries [rope | nope * keys'], keys and values the rows  ->  [rope (nobody's) | latent] of each head
+//   attend: queries [rope | nope * keys'], keys and values the rows  ->  [unused | latent] of each head
 //   value of a head = its latent * values'
 #pragma once
 

@@ -73,6 +73,7 @@ Status dense_json(const JsonKeys& in, ModelConfig& c) {
   KVASIR_TRY(in.only("attention_bias", "false"));
   KVASIR_TRY(in.only("mtp_use_dedicated_embeddings", "false"));
   KVASIR_TRY(in.get({"mtp_num_hidden_layers"}, &c.next_layers));
+  if (c.activation != Activation::silu) return in.wrong("hidden_act", "silu, which the convolution has, too");
   in.pass_over({"mamba_ssm_dtype"});  // states are float32
   return {};
 }
@@ -82,7 +83,7 @@ Status mixture_json(const JsonKeys& in, ModelConfig& c) {
   return read_experts(in, c);
 }
 
-// `tiled`: value heads lie by turns of the key heads, as the converter puts those of Qwen 3.5.
+// `tiled`: value head h goes with key head h % key_heads, as the converter puts those of Qwen 3.5.
 Status read_metadata(const GgufKeys& in, ModelConfig& c, bool tiled) {
   LinearConfig& l = c.linear;
   int32_t inner = 0, interval = 4;

@@ -42,6 +42,12 @@ constexpr TensorName kLlama[] = {
     {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_expert.up_proj"},
     {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_expert.down_proj"},
     {"blk.#.ffn_gate_inp_shexp", "model.layers.#.mlp.shared_expert_gate"},
+    {"blk.#.nextn.enorm", "model.layers.#.enorm"},
+    {"blk.#.nextn.hnorm", "model.layers.#.hnorm"},
+    {"blk.#.nextn.eh_proj", "model.layers.#.eh_proj"},
+    {"blk.#.nextn.embed_tokens", "model.layers.#.embed_tokens"},
+    {"blk.#.nextn.shared_head_norm", "model.layers.#.shared_head.norm"},
+    {"blk.#.nextn.shared_head_head", "model.layers.#.shared_head.head"},
 };
 
 constexpr TensorName kMistral[] = {

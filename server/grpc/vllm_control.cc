@@ -59,7 +59,7 @@ void write_model(const Services& services, pb::ModelInfo& out) {
   if (info.name != services.model_name()) out.add_served_model_aliases(info.name);
   out.set_supports_text_input(services.engine().tokenizer() != nullptr);
   out.set_supports_token_ids_input(true);
-  out.set_supports_lora(!info.encoder);
+  out.set_supports_lora(!info.encoder && info.state_bytes == 0);
   // What vllm.Inference answers is text as it was drawn; these are told where the operator named them.
   if (o.reasoning_parser != "auto") out.set_reasoning_parser(o.reasoning_parser);
   if (o.tool_parser != "auto") out.set_tool_call_parser(o.tool_parser);

@@ -69,6 +69,7 @@ class OpenAiReply final : public StreamsProducer {
     for (size_t i = 0; i < choices_.size(); ++i) choices_[i].index = static_cast<int>(i);
     usage_.resize(prompts);
     seeds_.resize(prompts);
+    drawn_.resize(prompts);
     timings_ = std::vector<Timings>(prompts);
     prompt_logprobs_.resize(prompts);
     if (shape_.answer.tools != text::ToolFormat::none || shape_.answer.reasoning != text::ReasoningFormat::none)
@@ -91,6 +92,7 @@ class OpenAiReply final : public StreamsProducer {
     usage_[s].cached_tokens = e.cached_tokens;
     timings_[s].started();
     if (shape_.prompt_logprobs) append_prompt_logprobs(prompt_logprobs_[s], *shape_.tokenizer, e.prompt_logprobs);
+    drawn_[s] = e.seed;
     if (shape_.seed_drawn) seeds_[s] = cat(",\"seed\":", e.seed);
     say_progress(s, e.cached_tokens);
     if (shape_.echo.empty()) return;
@@ -199,10 +201,12 @@ class OpenAiReply final : public StreamsProducer {
   std::string verbose(size_t s, const Choice& c) const {
     if (!shape_.verbose) return "";
     nlohmann::ordered_json settings = shape_.settings;
-    settings["stream"] = shape_.stream;
+    settings["stream"] = shape_.stream, settings["seed"] = drawn_[s];
+    // Of several choices usage is a sum; their own counts lack the token that ended them.
+    const int64_t made = shape_.best_of == 1 ? usage_[s].completion_tokens : c.count;
     return cat(",\"__verbose\":{\"index\":", c.index, ",\"prompt\":", json_string(shape_.shown_prompts[s]),
                ",\"content\":", json_string(c.raw), ",\"tokens_evaluated\":", shape_.prompts[s],
-               ",\"tokens_predicted\":", c.count,
+               ",\"tokens_predicted\":", made,
                ",\"generation_settings\":", settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
                '}');
   }
@@ -424,6 +428,7 @@ class OpenAiReply final : public StreamsProducer {
   ReplyShape shape_;
   std::vector<Choice> choices_;
   std::vector<engine::Usage> usage_;
+  std::vector<uint64_t> drawn_;     // each prompt's seed
   std::vector<std::string> seeds_;  // what a choice says of it
   std::vector<Timings> timings_;
   std::vector<std::string> prompt_logprobs_;  // of each prompt, as JSON

@@ -188,7 +188,6 @@ void read_common(Fields& f, const ServerOptions& limits, OpenAiCall& call) {
   read_llama_cache(f, in);
   f.boolean("timings_per_token", &call.shape.timings);
   f.boolean("return_progress", &call.shape.progress);
-  f.boolean("verbose", &call.shape.verbose);
   read_stream_options(f, limits, call.shape);
   read_grammar(f, in.request.grammar);
   read_said(f, in.said);
@@ -246,6 +245,7 @@ Result<OpenAiCall> parse_conversations(std::string_view body, const ServerOption
   in.wire = Wire::chat;
   call.shape.chat = true;
   read_common(f, limits, call);
+  f.boolean("verbose", &call.shape.verbose);
   bool logprobs = false;
   f.boolean("logprobs", &logprobs);
   if (!logprobs && f.has("top_logprobs")) f.fail("top_logprobs", "is only allowed with logprobs: true");

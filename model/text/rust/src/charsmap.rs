@@ -4,6 +4,7 @@
 use crate::border::{invalid, Result};
 
 const BLOCK: char = '\u{2581}';
+const LONGEST: usize = 64; // bytes that are replaced together, and that stand for them; SentencePiece's own have 33 at most
 
 /// A double array of the sequences that are replaced, whose values are places in a text of replacements, each ended by a
 /// zero byte.
@@ -70,14 +71,18 @@ impl Table {
         let size = bytes.get(..4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize).ok_or_else(wrong)?;
         let units = bytes[4..].get(..size).filter(|_| size % 4 == 0).ok_or_else(wrong)?;
         let units = units.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Ok(Table { units, replacements: bytes[4 + size..].to_vec() })
+        let replacements = bytes[4 + size..].to_vec();
+        if replacements.split(|&byte| byte == 0).any(|made| made.len() > LONGEST) {
+            return Err(invalid(&format!("the precompiled_charsmap has a replacement of more than {LONGEST} bytes")));
+        }
+        Ok(Table { units, replacements })
     }
 
     fn longest(&self, text: &[u8]) -> Option<(&str, usize)> {
         let offset = |unit: u32| ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize;
         let mut at = offset(*self.units.first()?);
         let mut best = None;
-        for (i, &byte) in text.iter().enumerate() {
+        for (i, &byte) in text.iter().take(LONGEST).enumerate() {
             at ^= byte as usize;
             let Some(&unit) = self.units.get(at).filter(|&&unit| byte != 0 && unit & (1 << 31 | 0xff) == byte as u32)
             else {
@@ -115,6 +120,8 @@ mod tests {
         for bytes in [&[1u8][..], &[8, 0, 0, 0, 1], &[3, 0, 0, 0, 1, 2, 3]] {
             assert!(Charsmap::new(bytes, true, true).is_err());
         }
+        let long = [&[0, 0, 0, 0][..], &[b'a'; LONGEST + 1]].concat();
+        assert!(Charsmap::new(&long, true, true).is_err());
         assert_eq!(Charsmap::new(&[0, 0, 0, 0], true, true).unwrap().apply("a"), "\u{2581}a");
     }
 }
