@@ -24,6 +24,7 @@ int64_t CudaOps::padded(int64_t rows) {
 }
 
 Status CudaOps::prepare() {
+  upload_.emplace(options_.load_threads, stream_);
   KVASIR_ASSIGN(products_, Products::open(stream_, options_.batch_invariant));
   // Choices that fork from one row draw from it each.
   const auto ids = size_t(most_rows() + 5 * options_.max_tokens) * sizeof(int32_t);
@@ -39,7 +40,7 @@ Status CudaOps::prepare() {
 Result<Matrix> CudaOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) {
   auto w = std::make_shared<Loaded>();
   w->shard = shard;
-  KVASIR_TRY(load_weight(parts, options_.quantize, *options_.pool, stream_, w.get()));
+  KVASIR_TRY(load_weight(parts, options_.quantize, *upload_, w.get()));
   KVASIR_TRY(products_->make_room(*w));
   for (const HostTensor& t : parts) source.release(t);
   any_bytes_ |= w->packing == Packing::fp8;

@@ -8,7 +8,6 @@
 
 #include "attention/backend.h"
 #include "attention/cuda/memory.h"
-#include "core/thread_pool.h"
 #include "kvcache/form.h"
 #include "model/cuda/adapter.h"
 #include "model/cuda/experts.h"
@@ -28,7 +27,7 @@ struct CudaOptions {
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   Quantize quantize = Quantize::as_stored;
   bool batch_invariant = false;
-  ThreadPool* pool = nullptr;  // converts weights
+  int load_threads = 1;
   const attention::Backend* attention = nullptr;
   RunnerOptions runner;  // what it says of attention
   RankPart part;
@@ -40,6 +39,7 @@ class CudaOps final : public Ops {
   CudaOps(const CudaOptions& options, cudaStream_t stream) : options_(options), stream_(stream) {}
 
   Status prepare();  // opens the product library
+  void end_load() { upload_.reset(); }
   // As CpuOps has it: with two caches, the second is that of the kinds that have a window; `apart`: with pages of its
   // own.
   Status set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
@@ -186,6 +186,7 @@ class CudaOps final : public Ops {
   cudaStream_t stream_;
   static constexpr int64_t kFewRows = 16;      // these are multiplied as bfloat16 whatever the weights are
   static constexpr int64_t kLeastPadded = 32;  // fewer are multiplied by kernels that need no timing
+  std::optional<Upload> upload_;               // while weights are loaded
   std::unique_ptr<Products> products_;
   bool any_bytes_ = false;  // of the weights
   std::vector<std::shared_ptr<Loaded>> matrices_;

@@ -38,7 +38,7 @@ Status Rank::load(Weights& weights, const attention::Backend* attention, const L
   o.page_size = options_.page_size;
   o.index_mode = options_.index_mode;
   o.attention = attention;
-  o.pool = &pool_;
+  o.load_threads = load_threads_;
   o.batch_invariant = options_.batch_invariant;
   KVASIR_ASSIGN(o.quantize, parse_quantize(options_.quantize));
   o.runner = options_;
@@ -47,6 +47,7 @@ Status Rank::load(Weights& weights, const attention::Backend* attention, const L
   ops_.emplace(o, stream_);
   KVASIR_TRY(ops_->prepare());
   KVASIR_ASSIGN(network_, network ? network(*ops_) : load_network(config_, weights, *ops_, progress));
+  ops_->end_load();
   if (options_.graphs) graphs_.emplace(stream_);
   const auto rows = size_t(ops_->most_rows());
   for (Slot& s : slots_) {

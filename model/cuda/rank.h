@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "core/thread_pool.h"
 #include "model/arch/registry.h"
 #include "model/cuda/cache.h"
 #include "model/cuda/change.h"
@@ -45,7 +44,7 @@ class Rank {
  public:
   // `link` is null where there is one.
   Rank(const ModelConfig& part, const RunnerOptions& options, int device, int threads, Link* link)
-      : config_(part), options_(options), device_(device), link_(link), pool_(threads) {}
+      : config_(part), options_(options), device_(device), link_(link), load_threads_(threads) {}
   ~Rank();
 
   using Load = std::function<Result<std::unique_ptr<Network>>(CudaOps& ops)>;
@@ -100,7 +99,7 @@ class Rank {
   const RunnerOptions options_;
   const int device_;
   Link* const link_;
-  ThreadPool pool_;  // converts weights
+  const int load_threads_;
   cudaStream_t stream_ = nullptr;
   std::array<Slot, 2> slots_;
   DrawnFrom drawn_from_;

@@ -25,6 +25,8 @@ using attention::cuda::check;
 
 // So many rows of logits are drawn from while the next ones are on their way.
 constexpr int64_t kDrawnRows = 16;
+// Of a file in the page cache, so many copy as fast as the link takes it.
+constexpr int kLoadThreads = 16;
 
 // The same steps on all ranks of a network.
 class CudaRunner final : public Runner, public Replaying {
@@ -112,7 +114,8 @@ Status CudaRunner::load(Weights& weights, const attention::Backend* attention, c
   KVASIR_TRY(say_streaming(config_, options_, &info_));
   weights.leave_seeded();
   if (multiplies_bytes()) weights.leave_bytes();
-  KVASIR_TRY(ranks_.load(config_, options_, pool_.threads(), weights, attention, progress, network));
+  KVASIR_TRY(ranks_.load(config_, options_, std::min(kLoadThreads, host_limits().cpus), weights, attention, progress,
+                         network));
   info_.parameters = weights.parameters();
   KVASIR_TRY(ranks_.describe(form_, &info_));
   const OnDevice on(ranks_.first().device());

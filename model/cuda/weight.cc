@@ -17,9 +17,6 @@ namespace {
 
 using attention::cuda::check;
 
-// Strips of rows that one task makes.
-constexpr int64_t kStrips = 8;
-
 Packing packing_of(const HostTensor& t) {
   switch (t.type) {
     case WeightType::int4: return t.group > 0 && t.group % kBlockElements == 0 ? Packing::q4_128 : Packing::q4;
@@ -68,30 +65,24 @@ bool becomes_bytes(std::span<const HostTensor> parts, int64_t rows, int64_t cols
          });
 }
 
-// In the stream's order: what it does next reads it.
-Status copy_in(void* to, const void* from, size_t bytes, cudaStream_t stream) {
-  KVASIR_TRY(check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "upload"));
-  return check(cudaStreamSynchronize(stream), "upload");
-}
-
-Status upload_half(const HostTensor& t, void* to, ThreadPool& pool, cudaStream_t stream) {
+Status upload_half(const HostTensor& t, void* to, Upload& upload) {
   if (t.seeded) {
-    launch_seeded(t, to, stream);
+    launch_seeded(t, to, upload.stream());
     return check(cudaGetLastError(), "seeded weights");
   }
-  std::vector<uint16_t> half(size_t(t.rows * t.cols));
-  pool.for_each(t.rows, 16, [&](int64_t r, int) {
+  if (t.type == WeightType::bf16) return upload.copy(to, t.data, t.bytes);
+  const int64_t scales = t.scales_a_row();
+  return upload.write(to, t.rows * t.cols * 2, t.cols * 2, [&](int64_t at, int64_t, std::byte* made) {
     thread_local std::vector<float> row;
     row.resize(size_t(t.cols));
+    const int64_t r = at / (t.cols * 2);
     dequantize(t.type, t.data + r * t.row_bytes(), t.cols, row.data());
-    uint16_t* out = half.data() + r * t.cols;
-    const int64_t scales = t.scales_a_row();
+    auto* out = reinterpret_cast<uint16_t*>(made);
     for (int64_t i = 0; i < t.cols; ++i) {
       const float by = scales == 0 ? 1.0f : t.row_scales[size_t(r * scales + (scales > 1 ? i / 128 : 0))];
       out[i] = f32_to_bf16(row[size_t(i)] * by);
     }
   });
-  return copy_in(to, half.data(), half.size() * 2, stream);
 }
 
 // The power of two in units of which the largest scale is a float16 far from overflow.
@@ -116,47 +107,46 @@ float unit_of(std::span<const HostTensor> parts, ThreadPool& pool) {
   return most > 0 && std::isfinite(most) ? std::exp2(std::ceil(std::log2(most)) - 14) : 1.0f;
 }
 
-Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, ThreadPool& pool, cudaStream_t stream) {
+Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, Upload& upload) {
   if (t.seeded) {
-    launch_seeded_blocks(t, w.packing, w.unit, w.half, w.data.get(), first, stream);
+    launch_seeded_blocks(t, w.packing, w.unit, w.half, w.data.get(), first, upload.stream());
     return check(cudaGetLastError(), "seeded weights");
   }
   const int64_t steps = block_count(w.cols), strips = t.rows / kBlockRows, size = block_bytes(w.packing);
   // q8 has no m: its middle is 128.
   const int shift = w.packing == Packing::q8 ? 128 - type_info(t.type)->zero : 0;
   const int64_t scales = t.scales_a_row();
-  std::vector<uint8_t> host(size_t(strips * steps * size));
-  pool.for_each(strips, kStrips, [&](int64_t strip, int) {
+  // Two strips lie in turn, block by block, but those of a gate, whose neighbours come from another tensor.
+  const int64_t together = w.half > 0 ? 1 : 2, unit = together * steps * size;
+  auto make = [&](int64_t at, int64_t bytes, std::byte* made) {
+    auto* host = reinterpret_cast<uint8_t*>(made);
+    std::memset(host, 0, size_t(bytes));
+    const int64_t first_row = at / unit * together * kBlockRows;
     Unpacked u;
-    for (int r = 0; r < kBlockRows; ++r)
+    for (int64_t row = 0; row < together * kBlockRows; ++row)
       for (int64_t i = 0; i < t.cols / 32; ++i) {
-        const int64_t row = strip * kBlockRows + r;
+        const int64_t from = first_row + row;
         uint16_t d[2], m[2];
         if (w.packing == Packing::e4m3) {
-          std::memcpy(u.q, t.data + row * t.row_bytes() + i * 32, sizeof(u.q));
-          const auto by = std::bit_cast<uint32_t>(t.row_scales[size_t(row * scales + (scales > 1 ? i / 4 : 0))]);
+          std::memcpy(u.q, t.data + from * t.row_bytes() + i * 32, sizeof(u.q));
+          const auto by = std::bit_cast<uint32_t>(t.row_scales[size_t(from * scales + (scales > 1 ? i / 4 : 0))]);
           d[0] = uint16_t(by), m[0] = uint16_t(by >> 16);
         } else {
-          unpack32(t.type, t.data + row * t.row_bytes(), i, &u);
+          unpack32(t.type, t.data + from * t.row_bytes(), i, &u);
           for (uint8_t& q : u.q) q = uint8_t(q + shift);
           for (int h = 0; h < 2; ++h) d[h] = f32_to_f16(u.d[h] / w.unit), m[h] = f32_to_f16(u.m[h] / w.unit);
         }
-        const int64_t at = w.half > 0 ? strip * steps + i / 4 : block_at(strip, i / 4, steps, 0);
-        pack32(w.packing, host.data() + at * size, r, int(i % 4), u.q, d, m);
+        const int64_t block = w.half > 0 ? i / 4 : block_at(row / kBlockRows, i / 4, steps, 0);
+        pack32(w.packing, host + block * size, int(row % kBlockRows), int(i % 4), u.q, d, m);
       }
-  });
+  };
   std::byte* to = w.data.bytes();
   if (w.half > 0)  // every other block
-  {
-    KVASIR_TRY(check(cudaMemcpy2DAsync(to + (first > 0 ? size : 0), size_t(2 * size), host.data(), size_t(size),
-                                       size_t(size), size_t(strips * steps), cudaMemcpyHostToDevice, stream),
-                     "upload"));
-    return check(cudaStreamSynchronize(stream), "upload");
-  }
-  return copy_in(to + first / kBlockRows * steps * size, host.data(), host.size(), stream);
+    return upload.write_spaced(to + (first > 0 ? size : 0), strips * steps * size, unit, size, make);
+  return upload.write(to + first / kBlockRows * steps * size, strips * steps * size, unit, make);
 }
 
-Status load_bytes(std::span<const HostTensor> parts, ThreadPool& pool, cudaStream_t stream, Weight* w) {
+Status load_bytes(std::span<const HostTensor> parts, Upload& upload, Weight* w) {
   w->packing = Packing::fp8;
   w->bytes = w->rows * (w->cols + int64_t(sizeof(float)));
   KVASIR_TRY(w->data.allocate(size_t(w->rows * w->cols)));
@@ -166,15 +156,15 @@ Status load_bytes(std::span<const HostTensor> parts, ThreadPool& pool, cudaStrea
     void *elements = w->data.bytes() + first * t.cols, *scales = w->scales.as<float>() + first;
     first += t.rows;
     if (t.scales_a_row() == 1) {  // E4M3 as the checkpoint has it
-      KVASIR_TRY(copy_in(elements, t.data, size_t(t.bytes), stream));
-      KVASIR_TRY(copy_in(scales, t.row_scales.data(), t.row_scales.size() * sizeof(float), stream));
+      KVASIR_TRY(upload.copy(elements, t.data, t.bytes));
+      KVASIR_TRY(upload.copy(scales, t.row_scales.data(), std::ssize(t.row_scales) * int64_t(sizeof(float))));
       continue;
     }
     DeviceMemory half;
     KVASIR_TRY(half.allocate(size_t(t.rows * t.cols) * 2));
-    KVASIR_TRY(upload_half(t, half.get(), pool, stream));
-    launch_to_bytes(half.get(), {elements, static_cast<float*>(scales)}, t.rows, t.cols, stream);
-    KVASIR_TRY(check(cudaStreamSynchronize(stream), "quantizing weights"));
+    KVASIR_TRY(upload_half(t, half.get(), upload));
+    launch_to_bytes(half.get(), {elements, static_cast<float*>(scales)}, t.rows, t.cols, upload.stream());
+    KVASIR_TRY(check(cudaStreamSynchronize(upload.stream()), "quantizing weights"));
   }
   return {};
 }
@@ -198,14 +188,13 @@ Result<Quantize> parse_quantize(const std::string& word) {
   return Quantize::fp8;
 }
 
-Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadPool& pool, cudaStream_t stream,
-                   Weight* w) {
+Status load_weight(std::span<const HostTensor> parts, Quantize quantize, Upload& upload, Weight* w) {
   w->cols = parts[0].cols;
   for (const HostTensor& t : parts) w->rows += t.rows;
   const bool bytes = quantize == Quantize::as_stored &&
                      std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.scales_a_row() == 1; });
   if (((quantize == Quantize::fp8 && !of_expert(parts[0])) || bytes) && becomes_bytes(parts, w->rows, w->cols))
-    return load_bytes(parts, pool, stream, w);
+    return load_bytes(parts, upload, w);
   if (quantize == Quantize::as_stored && of_expert(parts[0]) &&
       std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.type == WeightType::mxfp4; })) {
     w->packing = Packing::mxfp4;
@@ -213,7 +202,7 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadP
     KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
     std::byte* to = w->data.bytes();
     for (const HostTensor& t : parts) {
-      KVASIR_TRY(copy_in(to, t.data, size_t(t.bytes), stream));
+      KVASIR_TRY(upload.copy(to, t.data, t.bytes));
       to += t.bytes;
     }
     return {};
@@ -224,22 +213,21 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadP
     KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
     std::byte* to = w->data.bytes();
     for (const HostTensor& t : parts) {
-      KVASIR_TRY(upload_half(t, to, pool, stream));
+      KVASIR_TRY(upload_half(t, to, upload));
       to += t.rows * t.cols * 2;
     }
     return {};
   }
-  if (w->packing != Packing::e4m3) w->unit = unit_of(parts, pool);
+  if (w->packing != Packing::e4m3) w->unit = unit_of(parts, upload.pool());
   if (parts.size() == 2 && parts[0].rows == parts[1].rows && parts[0].name.find("ffn_gate") != std::string::npos)
     w->half = parts[0].rows / kBlockRows;
   w->bytes = w->rows / kBlockRows * block_count(w->cols) * block_bytes(w->packing);
   KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
   // What a row's last block has past its end.
-  KVASIR_TRY(check(cudaMemsetAsync(w->data.get(), 0, size_t(w->bytes), stream), "weights"));
-  KVASIR_TRY(check(cudaStreamSynchronize(stream), "weights"));
+  KVASIR_TRY(check(cudaMemsetAsync(w->data.get(), 0, size_t(w->bytes), upload.stream()), "weights"));
   int64_t first = 0;
   for (const HostTensor& t : parts) {
-    KVASIR_TRY(upload_blocks(t, *w, first, pool, stream));
+    KVASIR_TRY(upload_blocks(t, *w, first, upload));
     first += t.rows;
   }
   return {};

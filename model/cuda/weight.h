@@ -9,8 +9,8 @@
 
 #include "attention/cuda/memory.h"
 #include "core/status.h"
-#include "core/thread_pool.h"
 #include "model/cuda/packing.h"
+#include "model/cuda/upload.h"
 #include "model/formats/weights.h"
 
 namespace kvasir::model::cuda {
@@ -35,8 +35,7 @@ bool multiplies_bytes();  // whether this device has E4M3
 
 // The parts stacked by rows. Quantized ones stay packed where they can, E4M3 with a scale for each 128 elements too;
 // fp8 is for the matrices of layers, each row with a scale of its own; all else is bfloat16.
-Status load_weight(std::span<const HostTensor> parts, Quantize quantize, ThreadPool& pool, cudaStream_t stream,
-                   Weight* out);
+Status load_weight(std::span<const HostTensor> parts, Quantize quantize, Upload& upload, Weight* out);
 
 // The weight as row-major bfloat16: itself, or unpacked into `room`, which is made as large where it is empty.
 Result<const void*> as_half(const Weight& weight, DeviceMemory* room, cudaStream_t stream);

@@ -223,7 +223,7 @@ TEST_F(CudaProducts, NormsAndGatesTakeAProductsScales) {
 // A checkpoint's E4M3 is multiplied as it is.
 TEST_F(CudaProducts, BytesOfACheckpoint) {
   if (!cuda::multiplies_bytes()) GTEST_SKIP() << "skipped: no matrix unit for E4M3";
-  ThreadPool pool(2);
+  cuda::Upload upload(2, nullptr);
   constexpr int64_t kRows = 32, kCols = 160;
   std::vector<uint8_t> bytes(size_t(2 * kRows * kCols));
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = uint8_t(i * 37 % 127);
@@ -239,7 +239,7 @@ TEST_F(CudaProducts, BytesOfACheckpoint) {
       parts[size_t(p)].row_scales.push_back(std::ldexp(float(1 + p * kRows + r), -16));
   }
   cuda::Weight w, widened;
-  ASSERT_TRUE(cuda::load_weight(parts, cuda::Quantize::as_stored, pool, nullptr, &w).ok());
+  ASSERT_TRUE(cuda::load_weight(parts, cuda::Quantize::as_stored, upload, &w).ok());
   ASSERT_EQ(w.packing, cuda::Packing::fp8);
   check_against(
       3, 2 * kRows, kCols, 1e-5, {cuda::Form::f32},
@@ -247,7 +247,7 @@ TEST_F(CudaProducts, BytesOfACheckpoint) {
       [&](const void* in, void* out, cuda::Form form) {
         cuda::launch_streamed_bytes(in, w.data.get(), w.scales.as<float>(), out, 3, 2 * kRows, kCols, form, nullptr);
       });
-  ASSERT_TRUE(cuda::load_weight(parts, cuda::Quantize::bf16, pool, nullptr, &widened).ok());
+  ASSERT_TRUE(cuda::load_weight(parts, cuda::Quantize::bf16, upload, &widened).ok());
   ASSERT_EQ(widened.packing, cuda::Packing::bf16);
   std::vector<uint16_t> half(bytes.size());
   ASSERT_EQ(cudaMemcpy(half.data(), widened.data.get(), half.size() * 2, cudaMemcpyDefault), cudaSuccess);

@@ -18,7 +18,7 @@ namespace {
 // Packed weights of every type, parts of different types too, as they are multiplied, unpacked and looked up.
 TEST_F(CudaProducts, ProductsOfPackedWeights) {
   if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
-  ThreadPool pool(2);
+  cuda::Upload upload(2, nullptr);
   using T = WeightType;
   struct Case {
     std::vector<T> types;
@@ -84,7 +84,7 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
     }
     SCOPED_TRACE(cat(type_info(c.types.back())->name, ", ", c.types.size(), " parts"));
     cuda::Weight w;
-    ASSERT_TRUE(cuda::load_weight(tensors, cuda::Quantize::as_stored, pool, nullptr, &w).ok());
+    ASSERT_TRUE(cuda::load_weight(tensors, cuda::Quantize::as_stored, upload, &w).ok());
     ASSERT_EQ(w.packing, c.packing);
     // Gates want their own rows in turn with others'.
     const auto forms = w.half > 0 ? std::vector{cuda::Form::silu, cuda::Form::gelu}
@@ -132,7 +132,7 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
 // As a folder has them, by inputs in turn: in blocks of 128 where a group fills them, else of 32; else bfloat16.
 TEST_F(CudaProducts, FourBitsOfFoldersStayPacked) {
   if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
-  ThreadPool pool(2);
+  cuda::Upload upload(2, nullptr);
   constexpr int64_t kRows = 64, kCols = 512;
   std::mt19937 random(3);
   for (int64_t groups : {1, 4, 8, 16, 32}) {
@@ -152,7 +152,7 @@ TEST_F(CudaProducts, FourBitsOfFoldersStayPacked) {
     const auto t = int4_tensor("blk.0.attn_q.weight", in);
     ASSERT_TRUE(t.ok()) << t.status().message();
     cuda::Weight w;
-    ASSERT_TRUE(cuda::load_weight({&*t, 1}, cuda::Quantize::as_stored, pool, nullptr, &w).ok());
+    ASSERT_TRUE(cuda::load_weight({&*t, 1}, cuda::Quantize::as_stored, upload, &w).ok());
     ASSERT_EQ(w.packing, groups > 16 ? cuda::Packing::bf16 : groups > 4 ? cuda::Packing::q4 : cuda::Packing::q4_128);
     if (!cuda::is_blocks(w.packing)) continue;
     EXPECT_EQ(w.bytes, kRows * kCols * (groups > 4 ? 5 * 8 : 34) / 64) << "5, and 4.25 bits";
@@ -173,7 +173,7 @@ TEST_F(CudaProducts, FourBitsOfFoldersStayPacked) {
 // A dummy's packed weights are those of the host, packed.
 TEST_F(CudaProducts, SeededBlocksAreTheOnesOfTheHost) {
   if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
-  ThreadPool pool(2);
+  cuda::Upload upload(2, nullptr);
   for (const std::string type : {"q4_0", "q4_1", "q8_0", "int4"}) {
     auto config = config_from_dummy("llama,seed=5,type=" + type);
     ASSERT_TRUE(config.ok());
@@ -184,8 +184,8 @@ TEST_F(CudaProducts, SeededBlocksAreTheOnesOfTheHost) {
                                   here = {*host->get("blk.0.ffn_gate.weight", 48, 608),
                                           *host->get("blk.0.ffn_up.weight", 48, 608)};
     cuda::Weight made, packed;
-    ASSERT_TRUE(cuda::load_weight(there, cuda::Quantize::as_stored, pool, nullptr, &made).ok());
-    ASSERT_TRUE(cuda::load_weight(here, cuda::Quantize::as_stored, pool, nullptr, &packed).ok());
+    ASSERT_TRUE(cuda::load_weight(there, cuda::Quantize::as_stored, upload, &made).ok());
+    ASSERT_TRUE(cuda::load_weight(here, cuda::Quantize::as_stored, upload, &packed).ok());
     ASSERT_EQ(made.packing, packed.packing);
     ASSERT_EQ(made.bytes, packed.bytes);
     std::vector<uint16_t> out[2];
