@@ -145,6 +145,10 @@ class CudaAttention final : public Attention, public GraphKeyed {
                       {planner_->segments(base, list), planner_->heads(base, list), n.parts[list],
                        list == 0 ? n.blocks_per_head : 0},
                       list, stream_);
+    if (n.prefix_runs)
+      KVASIR_TRY(check(
+          launch_shared_prefix(shape, v, l, planner_->prefix_runs(base), n.prefix_runs, limits_.cache_tokens, stream_),
+          "shared prefixes"));
     if (n.merges) launch_merge(shape, v, l, n.merges, a_.batch_invariant, stream_);
     // What the prefill of a step reads, none of its decodes writes: it fills the multiprocessors they are done with.
     const TileQueue queue{taken_, streams};
@@ -235,6 +239,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
     machine.prefill8 = prefill8_ =
         fast && prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant;
     machine.prefill = fast && !prefill8_ && prefill_supports(shape_, capability_) && !a_.batch_invariant;
+    machine.shared_prefix = fast && a_.index_mode == kvcache::IndexMode::page_table && machine.stream_warps[0] > 0 &&
+                            shared_prefix_supports(shape_, cache, a_.page_size, capability_);
     planner_ = std::make_unique<Planner>(a_, limits_, machine);
     KVASIR_TRY(arrays_.allocate(2 * planner_->bytes()));
     KVASIR_TRY(pinned_.allocate(2 * planner_->bytes()));

@@ -38,6 +38,10 @@ int shared_warps(const Shape&, const CacheLayer&);
 // Whether the first list's warps may append where no blocks share a kv head.
 bool runs_append(const Shape&, const CacheLayer&);
 void launch_stream(const Shape&, const StepView&, const Layer&, const StreamList&, int which, cudaStream_t);
+// Prefixes that many queries share (wgmma), beside what the stream kernels read: launched right after them.
+bool shared_prefix_supports(const Shape&, const CacheLayer&, int64_t page_size, int compute_capability);
+cudaError_t launch_shared_prefix(const Shape&, const StepView&, const Layer&, const Segment* runs, int64_t count,
+                                 int64_t cache_tokens, cudaStream_t);
 // `fixed`: the order of summing is a function of the query alone.
 void launch_merge(const Shape&, const StepView&, const Layer&, int64_t queries, bool fixed, cudaStream_t);
 

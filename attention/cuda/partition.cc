@@ -149,18 +149,44 @@ void Planner::finish_heads(int list, int64_t parts, int32_t count, std::byte* bu
   used_.push_back({segments_[list], size_t(count) * sizeof(Segment)});
 }
 
+// Prefixes with a kernel of their own: as many runs as its blocks, one a multiprocessor, by how long they are.
+void Planner::cut_prefixes(std::byte* buffer) {
+  Segment* runs = at<Segment>(buffer, prefix_runs_);
+  int64_t all = 0;
+  for (const Item& i : prefixes_) all += i.tile.kv_end;
+  int32_t count = 0;
+  for (Item& item : prefixes_) {
+    const int64_t units = item.tile.kv_end / kPrefixKeys;
+    const int64_t parts =
+        std::clamp<int64_t>(machine_.multiprocessors / a_.num_kv_heads * item.tile.kv_end / all, 1, units);
+    item.first_cut = int32_t(cuts_.size());
+    for (int64_t p = 0; p < parts; ++p) {
+      Segment& run = runs[count++] = item.tile;
+      run.kv_begin = int32_t(units * p / parts * kPrefixKeys);
+      run.kv_end = int32_t(units * (p + 1) / parts * kPrefixKeys);
+      run.slot = next_slot_;
+      next_slot_ += item.queries;
+      cuts_.push_back({run.slot});
+      ++item.cuts;
+    }
+  }
+  launch_.prefix_runs = bucket(count);
+  at<int32_t>(buffer, counts_)[kCountPrefixRuns] = count;
+  used_.push_back({prefix_runs_, size_t(count) * sizeof(Segment)});
+}
+
 void Planner::write_merges(std::byte* buffer) {
   Merge* merges = at<Merge>(buffer, merges_);
   int32_t* slots = at<int32_t>(buffer, merge_slots_);
   int32_t count = 0, used = 0;
-  const std::vector<Item>& shared_list = items_[std::max(0, list_for(kTileRows[kLists - 1]))];
+  const std::vector<Item>& shared = prefixes();
   for (auto& list : items_)
     for (const Item& item : list) {
       if (item.shared || item.merged || item.cuts == 0) continue;
       for (int32_t q = 0; q < item.queries; ++q) {
         Merge m{stream_rows_[size_t(item.tile.tokens) + size_t(q)].token, used, 0};
         if (item.prefix >= 0) {
-          const Item& p = shared_list[size_t(item.prefix)];
+          const Item& p = shared[size_t(item.prefix)];
           for (int32_t i = 0; i < p.cuts; ++i)
             slots[used++] = cuts_[size_t(p.first_cut) + size_t(i)].slot + item.prefix_offset + q;
         }

@@ -15,7 +15,7 @@ uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
   for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
                     int64_t(parts[2]), int64_t(blocks_per_head), int64_t(deferred), int64_t(contiguous),
-                    int64_t(outside), int64_t(apart), int64_t(own), exact_tokens})
+                    int64_t(outside), int64_t(apart), int64_t(own), exact_tokens, prefix_runs})
     k = (k ^ uint64_t(x)) * 1099511628211ull;
   return k;
 }
@@ -34,7 +34,7 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
     case kvcache::IndexMode::page_table: table_cap_ = B * limits.max_pages; break;
     case kvcache::IndexMode::token_table: table_cap_ = B * limits.max_kvlen; break;
   }
-  rows_cap_ = 2 * T;
+  rows_cap_ = 3 * T;  // a tile of a shared prefix may be left half empty
   items_cap_ = B + 2 * T * group_ / 16 + T + 2;
   beam_cap_ = B * limits.max_kvlen;
   gather_cap_ = machine.prefill8  ? (limits.max_kvlen + T + 16 * B + 127) / 128 * 128
@@ -42,7 +42,9 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
                                   : 0;
   // Two unfinished runs a part, a whole tile of queries each; a shared prefix and sinks add one run a query.
   const int64_t tile_queries = std::max(1, 32 / group_);
-  slots_cap_ = 2 * all_parts * tile_queries + 4 * T + (runs > 1 ? runs * T : 0);
+  const int64_t prefix_blocks = machine.shared_prefix ? machine.multiprocessors / a.num_kv_heads + 1 : 0;
+  slots_cap_ =
+      2 * all_parts * tile_queries + 4 * T + (runs > 1 ? runs * T : 0) + prefix_blocks * (kPrefixRows / group_);
   merges_cap_ = T;
 
   size_t offset = 0;
@@ -63,6 +65,7 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   tokens_ = take(T, sizeof(Token));
   beam_ = take(beam_cap_, 4);
   table_ = take(table_cap_, 4);
+  prefix_runs_ = take(prefix_blocks > 0 ? prefix_blocks + T : 0, sizeof(Segment));
   bytes_ = offset;
   for (auto& list : items_) list.reserve(size_t(items_cap_));
   single_list_ = list_for(group_);
@@ -276,36 +279,49 @@ int64_t Planner::copy_sequences(const Step& step, std::byte* buffer) {
 void Planner::add_shared_prefixes(const Step& step, const DeviceSequence* sequences) {
   prefix_item_.assign(size_t(step.batch), -1);
   prefix_offset_.assign(size_t(step.batch), 0);
+  many_share_ = false;
   if (!streams() || !step.shared_group || !step.shared_len || a_.window > 0 || beam_width_ > 0 || a_.batch_invariant ||
       a_.cyclic_capacity > 0)
     return;
-  const size_t list = shared_list();
-  const int32_t per_tile = per_tile_[list];
-  std::vector<int32_t> open;  // by group: item with room
+  std::vector<int32_t> left;  // by group: queries that have no item yet
+  for (int64_t b = 0; b < step.batch; ++b) {
+    const int32_t g = step.shared_group[b];
+    if (g < 0) continue;
+    if (size_t(g) >= left.size()) left.resize(size_t(g) + 1, 0);
+    left[size_t(g)] += sequences[b].q_len;
+  }
+  // Where a tile of the lists holds a group, its warps read as little.
+  many_share_ = machine_.shared_prefix && std::any_of(left.begin(), left.end(), [&](int32_t queries) {
+                  return queries * group_ > kTileRows[kLists - 1];
+                });
+  std::vector<Item>& items = prefixes();
+  const int32_t per_tile = many_share_ ? kPrefixRows / group_ : per_tile_[shared_list()];
+  const int64_t multiple = many_share_ ? kPrefixKeys : kKeyBlock;
+  std::vector<int32_t> open(left.size(), -1);  // by group: item with room
   for (int64_t b = 0; b < step.batch; ++b) {
     const int32_t g = step.shared_group[b];
     const DeviceSequence& s = sequences[b];
-    const int64_t shared = g < 0 ? 0 : down(step.shared_len[g]);
+    const int64_t shared = g < 0 ? 0 : step.shared_len[g] / multiple * multiple;
     if (shared == 0 || s.q_len == 0 || s.q_len > per_tile || shared > s.kv_len - s.q_len) continue;
-    if (size_t(g) >= open.size()) open.resize(size_t(g) + 1, -1);
     int32_t& slot = open[size_t(g)];
-    if (slot < 0 || items_[list][size_t(slot)].queries + s.q_len > per_tile) {
-      slot = int32_t(items_[list].size());
+    if (slot < 0 || items[size_t(slot)].queries + s.q_len > per_tile) {
+      slot = int32_t(items.size());
       Item item;
       item.tile.sequence = int32_t(b);
       item.tile.table = s.table;
       item.tile.kv_end = int32_t(shared);
       item.shared = item.partial = true;
       item.tile.tokens = int32_t(stream_rows_.size());
-      stream_rows_.resize(stream_rows_.size() + size_t(per_tile));
-      items_[list].push_back(item);
+      stream_rows_.resize(stream_rows_.size() + size_t(std::min(per_tile, left[size_t(g)])));
+      items.push_back(item);
     }
-    Item& item = items_[list][size_t(slot)];
+    Item& item = items[size_t(slot)];
     prefix_item_[size_t(b)] = slot;
     prefix_offset_[size_t(b)] = item.queries;
     for (int32_t i = 0; i < s.q_len; ++i)
       set_row(s, int32_t(b), i, stream_rows_[size_t(item.tile.tokens) + size_t(item.queries++)]);
     item.tile.row_count = item.queries * group_;
+    left[size_t(g)] -= s.q_len;
   }
 }
 
@@ -341,7 +357,7 @@ Planner::Assigned Planner::assign_queries(const Step& step, std::byte* buffer) {
       for (int32_t row = 0; row < s.q_len; row += 128) tiles[to.tiles++] = {s, int32_t(b), row};
     } else if (streams() && !ring) {
       const int32_t prefix = prefix_item_[size_t(b)];
-      add_stream(s, int32_t(b), prefix >= 0 ? items_[shared_list()][size_t(prefix)].tile.kv_end : 0);
+      add_stream(s, int32_t(b), prefix >= 0 ? prefixes()[size_t(prefix)].tile.kv_end : 0);
     } else {
       for (int32_t i = 0; i < s.q_len; ++i) set_row(s, int32_t(b), i, plain[to.plain++]);
     }
@@ -407,6 +423,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   cuts_.clear();
   stream_rows_.clear();
   for (auto& list : items_) list.clear();
+  prefixes_.clear();
   next_slot_ = 0;
   std::memset(buffer + counts_, 0, kCounts * 4);
   beam_width_ = step.cache_indirection ? step.beam_width : 0;
@@ -417,6 +434,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   place_tokens(step, buffer);
   for (int list = 0; list < kLists; ++list)
     if (machine_.stream_warps[list]) partition(list, buffer);
+  cut_prefixes(buffer);
   write_merges(buffer);
   order_tiles(at<PrefillTile>(buffer, tiles_), to.tiles);
   count_launch(step, to, entries, buffer);

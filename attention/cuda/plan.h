@@ -19,11 +19,13 @@ struct Machine {
   int32_t multiprocessors = 0, shared_warps = 0;  // of a block of the first list that has one to itself; 0: none
   bool prefill = false;                           // the Hopper kernel takes this shape
   bool prefill8 = false;                          // or the one that multiplies FP8
+  bool shared_prefix = false;                     // the Hopper kernel for shared prefixes takes this cache
 };
 
 // Grids are functions of these, rounded up to buckets, so that equal keys replay one graph.
 struct Launch {
   int64_t tokens = 0, sequences = 0, plain = 0, merges = 0, tiles = 0, gathers = 0;
+  int64_t prefix_runs = 0;  // of shared prefixes, for their own kernel
   int32_t parts[kLists] = {0, 0, 0};
   int32_t blocks_per_head = 0;  // blocks that share a kv head of an item of the first list; 0: parts of equal cost
   int64_t exact_tokens = 0;     // where prefill tiles read the query as a tensor of so many rows; else 0
@@ -53,6 +55,7 @@ class Planner {
   const PartHead* heads(std::byte* base, int list) const { return at<PartHead>(base, heads_[list]); }
   const QueryRow* plain_rows(std::byte* base) const { return at<QueryRow>(base, plain_); }
   const PrefillTile* tiles(std::byte* base) const { return at<PrefillTile>(base, tiles_); }
+  const Segment* prefix_runs(std::byte* base) const { return at<Segment>(base, prefix_runs_); }
 
   // The pieces of a buffer that this step filled: [offset, offset + length).
   struct Piece {
@@ -92,12 +95,15 @@ class Planner {
   void order_tiles(PrefillTile*, int64_t count) const;
   void count_launch(const Step&, const Assigned&, int64_t entries, std::byte* buffer);
 
-  bool streams() const { return list_for(1) >= 0; }                                            // some kernel does
-  size_t shared_list() const { return size_t(std::max(0, list_for(kTileRows[kLists - 1]))); }  // of shared prefixes
+  bool streams() const { return list_for(1) >= 0; }  // some kernel does
+  size_t shared_list() const { return size_t(std::max(0, list_for(kTileRows[kLists - 1]))); }
+  // Items that read a shared prefix: with a kernel of their own, or before the others of a list.
+  std::vector<Item>& prefixes() { return many_share_ ? prefixes_ : items_[shared_list()]; }
   int list_for(int64_t rows) const;
   void add_stream(const DeviceSequence&, int32_t index, int64_t skip);
   int64_t count_ranks(size_t first_row, Item&);
   void partition(int list, std::byte* buffer);
+  void cut_prefixes(std::byte* buffer);
   int32_t blocks_to_join(const std::vector<Item>&) const;
   int32_t shared_head_parts(std::vector<Item>&, int32_t blocks, std::byte* buffer);
   void finish_heads(int list, int64_t parts, int32_t segments, std::byte* buffer);
@@ -117,13 +123,15 @@ class Planner {
   int32_t per_tile_[kLists];  // queries
   int64_t table_cap_, rows_cap_, items_cap_, slots_cap_, gather_cap_, beam_cap_, merges_cap_;
   size_t counts_, sequences_, segments_[kLists], heads_[kLists], merges_, merge_slots_, tiles_, plain_, rows_, tokens_,
-      beam_, table_, bytes_;
+      beam_, table_, prefix_runs_, bytes_;
 
   Launch launch_;
   int32_t beam_width_ = 0;
   int64_t beam_stride_ = 0;
   std::vector<Piece> used_;
   std::vector<Item> items_[kLists];
+  std::vector<Item> prefixes_;
+  bool many_share_ = false;  // a prefix, more than a tile of the lists holds
   std::vector<Cut> cuts_;
   std::vector<int32_t> prefix_item_, prefix_offset_;  // by sequence, for this step
   std::vector<QueryRow> stream_rows_;

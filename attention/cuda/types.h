@@ -56,6 +56,8 @@ static_assert(sizeof(PartHead) == 80);
 
 constexpr int32_t kTileRows[] = {8, 16, 32};  // query rows of a tile, by list of the stream kernels
 constexpr int kLists = 3;
+// Of a tile of the kernel for prefixes that many queries share, and keys that its runs are cut at multiples of.
+constexpr int kPrefixRows = 128, kPrefixKeys = 128;
 
 // A new token on its way into the cache: where it goes (-1: a later one of this step takes its slot).
 struct Token {
@@ -103,7 +105,15 @@ struct StepView {
 };
 
 // Numbers a replayed graph must find in device memory, because they change from step to step.
-enum StepCount : int32_t { kCountTokens, kCountSequences, kCountMerges, kCountTiles, kCountPlain, kCounts = 8 };
+enum StepCount : int32_t {
+  kCountTokens,
+  kCountSequences,
+  kCountMerges,
+  kCountTiles,
+  kCountPlain,
+  kCountPrefixRuns,
+  kCounts = 8
+};
 
 struct Shape {
   int32_t heads = 0, kv_heads = 0, group = 0, head_dim = 0;

@@ -105,6 +105,19 @@ void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>*
           EXPECT_TRUE((*slots)[row.token].insert(s.slot + r / group).second);
       }
     }
+  for (int i = 0; i < p.view.counts[kCountPrefixRuns]; ++i) {
+    const Segment& s = p.planner.prefix_runs(base)[i];
+    EXPECT_EQ(s.kv_begin % kPrefixKeys, 0);
+    EXPECT_EQ(s.kv_end % kPrefixKeys, 0);
+    EXPECT_LT(s.kv_begin, s.kv_end);
+    EXPECT_LE(s.row_count, kPrefixRows);
+    EXPECT_EQ(s.table, p.view.sequences[s.sequence].table);
+    for (int r = 0; r < s.row_count; r += group) {
+      const QueryRow& row = p.view.rows[s.tokens + r / group];
+      for (int j = s.kv_begin; j < s.kv_end; ++j) ++(*reads)[row.token][j];
+      EXPECT_TRUE((*slots)[row.token].insert(s.slot + r / group).second);
+    }
+  }
 }
 
 void expect_complete(const Planned& p, int group, int64_t tokens) {
@@ -274,6 +287,64 @@ TEST(CudaPlan, ASharedPrefixIsReadOnce) {
       keys += s.kv_end - s.kv_begin;
     }
   EXPECT_EQ(keys, 64 * 100 + 8 * 8192);  // 8 queries of 4 heads share a tile of 32 rows
+}
+
+Machine with_prefix_kernel() {
+  Machine m = kMachine;
+  m.multiprocessors = 132, m.shared_prefix = true;
+  return m;
+}
+
+// By their own kernel: 32 queries of 4 heads a tile, and a run for each multiprocessor.
+TEST(CudaPlan, ManyQueriesShareAPrefix) {
+  std::vector<std::pair<int64_t, int64_t>> sequences(64, {8192 + 99, 1});
+  Steps steps(sequences, 16);
+  steps.step.decoding_batches = 64;
+  std::vector<int32_t> group(64, 0);
+  const int64_t shared = 8192 + 64;
+  steps.step.shared_group = group.data(), steps.step.shared_len = &shared;
+  Planned p(llama(), steps.limits(), steps.step, with_prefix_kernel());
+  expect_complete(p, 4, 64);
+  const int runs = p.view.counts[kCountPrefixRuns];
+  EXPECT_EQ(runs, 16);  // for each of 8 kv heads: 128 blocks of 132 multiprocessors
+  EXPECT_EQ(p.planner.launch().prefix_runs, 16);
+  int64_t keys = 0;
+  for (int i = 0; i < runs; ++i) {
+    const Segment& s = p.planner.prefix_runs(p.buffer.data())[i];
+    keys += s.kv_end - s.kv_begin;
+  }
+  EXPECT_EQ(keys, 2 * 8192) << "in whole tiles of keys";
+}
+
+// Groups of several sizes in turn, some of them small, queries of one sequence together (drafts), long ones apart.
+TEST(CudaPlan, PrefixesOfManyGroups) {
+  std::vector<std::pair<int64_t, int64_t>> sequences;
+  std::vector<int32_t> group;
+  for (int i = 0; i < 90; ++i) {
+    sequences.push_back({2000 + 37 * i, i % 7 == 0 ? 3 : i == 40 ? 60 : 1});
+    group.push_back(i % 5 == 4 ? -1 : i % 3 == 0 ? 2 : i < 4 ? 1 : 0);
+  }
+  const int64_t shared[] = {1200, 2000, 127};
+  for (int64_t least : {1, 2000}) {
+    Steps steps(sequences, 16);
+    std::vector<int64_t> lengths(shared, shared + 3);
+    for (int64_t& n : lengths) n = std::max(n, least);
+    steps.step.shared_group = group.data(), steps.step.shared_len = lengths.data();
+    Planned p(llama(), steps.limits(), steps.step, with_prefix_kernel());
+    EXPECT_GT(p.view.counts[kCountPrefixRuns], 0);
+    expect_complete(p, 4, steps.seqstarts.back());
+  }
+}
+
+// A tile of the lists holds them: their kernel reads the prefix once, too.
+TEST(CudaPlan, FewQueriesShareAPrefixWithoutAKernelOfTheirOwn) {
+  Steps steps(std::vector<std::pair<int64_t, int64_t>>(8, {4000, 1}), 16);
+  std::vector<int32_t> group(8, 0);
+  const int64_t shared = 2048;
+  steps.step.shared_group = group.data(), steps.step.shared_len = &shared;
+  Planned p(llama(), steps.limits(), steps.step, with_prefix_kernel());
+  EXPECT_EQ(p.view.counts[kCountPrefixRuns], 0);
+  expect_complete(p, 4, 8);
 }
 
 // StreamingLLM: each query meets its sinks and its window once, and ranks, counted from what its run says, are those of

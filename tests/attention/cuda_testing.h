@@ -66,8 +66,10 @@ inline Result<std::unique_ptr<Attention>> create_on_device(const Attributes& a, 
   return cuda_backend().create(a, l, c);
 }
 
-// `launches`: how many kernels a step's run() is, where somebody asks.
-inline Status run_on_device(Case& c, CaseOutput* out, Create create = create_on_device, size_t* launches = nullptr) {
+// `launches`: how many kernels a step's run() is, where somebody asks. `again`: a step that runs after the case's own,
+// since what sequences share is told from the second on.
+inline Status run_on_device(Case& c, CaseOutput* out, Create create = create_on_device, size_t* launches = nullptr,
+                            const Step* again = nullptr) {
   cudaStream_t stream = nullptr;
   if (launches) KVASIR_TRY(cuda::check(cudaStreamCreate(&stream), "stream"));
   KVASIR_ASSIGN(auto attention, create(c.attributes, c.limits(), {.stream = stream}));
@@ -97,6 +99,10 @@ inline Status run_on_device(Case& c, CaseOutput* out, Create create = create_on_
     cache(t.cache);
     KVASIR_TRY(moved.status);
     KVASIR_TRY(attention->run(t));
+    if (again) {
+      KVASIR_TRY(attention->plan(*again));
+      KVASIR_TRY(attention->run(t));
+    }
     if (launches) {
       cudaGraph_t graph;
       KVASIR_TRY(cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture"));
