@@ -22,7 +22,11 @@ template <cudaError_t (*kAllocate)(void**, size_t), cudaError_t (*kFree)(void*)>
 class Memory {
  public:
   Memory() = default;
-  Memory(const Memory&) = delete;
+  Memory(Memory&& other) noexcept : p_(std::exchange(other.p_, nullptr)) {}
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(p_, other.p_);
+    return *this;
+  }
   ~Memory() { kFree(p_); }
   Status allocate(size_t bytes) {
     kFree(std::exchange(p_, nullptr));

@@ -31,7 +31,7 @@ bool runs_many() {
 
 }  // namespace
 
-Status ExpertLayers::fill(Matrices& to, std::span<const Part> parts) {
+Status ExpertLayers::fill(Matrices& to, std::span<const Part> parts, Upload& upload) {
   ExpertMatrix& m = to.matrix;
   const auto mxfp4 =
       std::count_if(parts.begin(), parts.end(), [](const Part& p) { return p.weight->packing == Packing::mxfp4; });
@@ -60,19 +60,24 @@ Status ExpertLayers::fill(Matrices& to, std::span<const Part> parts) {
                        "experts' biases"));
     m.bias = to.bias.as<float>();
   }
-  int32_t large = 0;
-  KVASIR_TRY(check(cudaMemcpyAsync(&large, too_large.get(), sizeof large, cudaMemcpyDefault, stream_), "experts"));
-  KVASIR_TRY(check(cudaStreamSynchronize(stream_), "experts"));
-  if (large) return unimplemented("experts in MXFP4 with scales above 2 are served by the CPU alone (--device cpu)");
+  if (m.mxfp4) {
+    int32_t large = 0;
+    KVASIR_TRY(check(cudaMemcpyAsync(&large, too_large.get(), sizeof large, cudaMemcpyDefault, stream_), "experts"));
+    KVASIR_TRY(check(cudaStreamSynchronize(stream_), "experts"));
+    if (large) return unimplemented("experts in MXFP4 with scales above 2 are served by the CPU alone (--device cpu)");
+  }
   for (const Part& p : parts) {
-    KVASIR_TRY(p.weight->data.allocate(0));
+    if (p.weight->packing == Packing::fp8)  // which counts its scales, too
+      KVASIR_TRY(p.weight->data.allocate(0));
+    else
+      upload.give_back(std::move(p.weight->data), p.weight->bytes);
     KVASIR_TRY(p.weight->scales.allocate(0));
   }
   return {};
 }
 
-Result<int32_t> ExpertLayers::add(Experts experts, int32_t first, std::span<const Part> up,
-                                  std::span<const Part> down) {
+Result<int32_t> ExpertLayers::add(Experts experts, int32_t first, std::span<const Part> up, std::span<const Part> down,
+                                  Upload& upload) {
   auto layer = std::make_unique<Layer>();
   layer->of = std::move(experts);
   layer->first = first, layer->own = int32_t(up.size());
@@ -84,8 +89,8 @@ Result<int32_t> ExpertLayers::add(Experts experts, int32_t first, std::span<cons
   layer->up.matrix = {.rows = u.rows, .cols = u.cols, .gated = true};
   KVASIR_ASSIGN(layer->up.matrix.gate, gate_of(layer->of));
   layer->down.matrix = {.rows = d.rows, .cols = d.cols};
-  KVASIR_TRY(fill(layer->up, up));
-  KVASIR_TRY(fill(layer->down, down));
+  KVASIR_TRY(fill(layer->up, up, upload));
+  KVASIR_TRY(fill(layer->down, down, upload));
   KVASIR_TRY(make_room(*layer));
   layers_.push_back(std::move(layer));
   return int32_t(layers_.size() - 1);

@@ -24,9 +24,10 @@ class ExpertLayers {
   ExpertLayers(int64_t max_rows, bool invariant, cudaStream_t stream)
       : max_rows_(max_rows), invariant_(invariant), stream_(stream) {}
 
-  // The weights of `up` and `down` become tiles, and their own memory is given back. They are of the experts from
-  // `first` on; the others' are on other GPUs.
-  Result<int32_t> add(Experts experts, int32_t first, std::span<const Part> up, std::span<const Part> down);
+  // The weights of `up` and `down` become tiles, and their own memory goes back to `upload`. They are of the experts
+  // from `first` on; the others' are on other GPUs.
+  Result<int32_t> add(Experts experts, int32_t first, std::span<const Part> up, std::span<const Part> down,
+                      Upload& upload);
   const Experts& layer(int32_t id) const { return layers_[size_t(id)]->of; }
   int64_t bytes() const { return bytes_; }
 
@@ -45,7 +46,7 @@ class ExpertLayers {
     int32_t first = 0, own = 0;
     Matrices up, down;
   };
-  Status fill(Matrices& to, std::span<const Part> parts);
+  Status fill(Matrices& to, std::span<const Part> parts, Upload& upload);
   Status make_room(const Layer& layer);
   int item_rows(const Layer& layer, int64_t rows) const;
 

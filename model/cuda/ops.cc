@@ -121,7 +121,7 @@ Result<int32_t> CudaOps::add_experts(Experts experts) {
       weight_bytes_ -= w.bytes;
     }
   }
-  return experts_->add(std::move(experts), int32_t(options_.part.experts.first), up, down);
+  return experts_->add(std::move(experts), int32_t(options_.part.experts.first), up, down, *upload_);
 }
 
 Status CudaOps::moe(Buffer in, int32_t id, Buffer out, Buffer routed) {

@@ -12,12 +12,16 @@ using attention::cuda::check;
 
 // Large enough that a copy of it is at the link's speed, small enough that three stay cheap to pin.
 constexpr int64_t kStage = int64_t(32) << 20;
-// What one thread copies at a time.
-constexpr int64_t kCopied = int64_t(1) << 20;
+// What one thread copies at a time: little enough that a small weight has work for all.
+constexpr int64_t kCopied = int64_t(128) << 10;
 
 }  // namespace
 
+// Its threads stay warm: weights come one right after another.
+Upload::Upload(int threads, cudaStream_t stream) : pool_(threads), stream_(stream) { pool_.begin_step(); }
+
 Upload::~Upload() {
+  pool_.end_step();
   for (Stage& s : stages_) {
     if (!s.copied) continue;
     cudaEventSynchronize(s.copied);
@@ -61,6 +65,14 @@ Status Upload::write_spaced(void* to, int64_t bytes, int64_t unit, int64_t block
     KVASIR_TRY(check(cudaEventRecord(stage->copied, stream_), "upload"));
     at += size;
   }
+  return {};
+}
+
+Status Upload::allocate(DeviceMemory* memory, int64_t bytes) {
+  const auto found = spare_.find(bytes);
+  if (found == spare_.end() || found->second.empty()) return memory->allocate(size_t(bytes));
+  *memory = std::move(found->second.back());
+  found->second.pop_back();
   return {};
 }
 

@@ -5,6 +5,9 @@
 
 #include <array>
 #include <functional>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "attention/cuda/memory.h"
 #include "core/status.h"
@@ -12,9 +15,11 @@
 
 namespace kvasir::model::cuda {
 
+using attention::cuda::DeviceMemory;
+
 class Upload {
  public:
-  Upload(int threads, cudaStream_t stream) : pool_(threads), stream_(stream) {}
+  Upload(int threads, cudaStream_t stream);
   ~Upload();
   Upload(const Upload&) = delete;
 
@@ -29,6 +34,11 @@ class Upload {
   Status write_spaced(void* to, int64_t bytes, int64_t unit, int64_t block, const Make& make);
   Status copy(void* to, const void* from, int64_t bytes);
 
+  // Memory of the device: some that was given back, or new. What is given back may be in use by what the stream does
+  // before; experts' weights, thousands of few sizes that become tiles at once, need no more than a layer's so.
+  Status allocate(DeviceMemory* memory, int64_t bytes);
+  void give_back(DeviceMemory memory, int64_t bytes) { spare_[bytes].push_back(std::move(memory)); }
+
  private:
   struct Stage {
     attention::cuda::PinnedMemory memory;
@@ -41,6 +51,7 @@ class Upload {
   cudaStream_t stream_;
   std::array<Stage, 3> stages_;
   size_t next_ = 0;
+  std::map<int64_t, std::vector<DeviceMemory>> spare_;  // by bytes
 };
 
 }  // namespace kvasir::model::cuda

@@ -199,7 +199,7 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, Upload&
       std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.type == WeightType::mxfp4; })) {
     w->packing = Packing::mxfp4;
     w->bytes = std::accumulate(parts.begin(), parts.end(), int64_t(0), [](int64_t n, auto& t) { return n + t.bytes; });
-    KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
+    KVASIR_TRY(upload.allocate(&w->data, w->bytes));
     std::byte* to = w->data.bytes();
     for (const HostTensor& t : parts) {
       KVASIR_TRY(upload.copy(to, t.data, t.bytes));
@@ -210,7 +210,7 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, Upload&
   w->packing = quantize == Quantize::bf16 ? Packing::bf16 : common_packing(parts, w->rows, w->cols);
   if (!is_blocks(w->packing)) {
     w->bytes = w->rows * w->cols * 2;
-    KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
+    KVASIR_TRY(upload.allocate(&w->data, w->bytes));
     std::byte* to = w->data.bytes();
     for (const HostTensor& t : parts) {
       KVASIR_TRY(upload_half(t, to, upload));
@@ -222,7 +222,7 @@ Status load_weight(std::span<const HostTensor> parts, Quantize quantize, Upload&
   if (parts.size() == 2 && parts[0].rows == parts[1].rows && parts[0].name.find("ffn_gate") != std::string::npos)
     w->half = parts[0].rows / kBlockRows;
   w->bytes = w->rows / kBlockRows * block_count(w->cols) * block_bytes(w->packing);
-  KVASIR_TRY(w->data.allocate(size_t(w->bytes)));
+  KVASIR_TRY(upload.allocate(&w->data, w->bytes));
   // What a row's last block has past its end.
   KVASIR_TRY(check(cudaMemsetAsync(w->data.get(), 0, size_t(w->bytes), upload.stream()), "weights"));
   int64_t first = 0;

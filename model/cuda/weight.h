@@ -15,8 +15,6 @@
 
 namespace kvasir::model::cuda {
 
-using attention::cuda::DeviceMemory;
-
 struct Weight {
   Packing packing = Packing::bf16;
   int64_t rows = 0, cols = 0;

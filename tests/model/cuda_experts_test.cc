@@ -95,7 +95,8 @@ void check(const Case& c, std::initializer_list<int64_t> row_counts) {
   const Matrices up(c, 2 * c.ffn, c.hidden, random), down(c, c.hidden, c.ffn, random);
   ExpertLayers layers(*std::max_element(row_counts.begin(), row_counts.end()), false, nullptr);
   Experts experts{.routing = r, .activation = c.activation, .limit = c.limit, .slope = 1.702f};
-  auto id = layers.add(experts, 0, up.parts, down.parts);
+  cuda::Upload upload(1, nullptr);
+  auto id = layers.add(experts, 0, up.parts, down.parts, upload);
   ASSERT_TRUE(id.ok()) << id.status().message();
   std::vector<float> correction;
   for (int32_t e = 0; e < r.experts; ++e) correction.push_back(normal(random));
@@ -158,7 +159,8 @@ TEST_F(CudaExperts, PartsOfTheExpertsAddUp) {
       const Matrices up(c, 2 * c.ffn, c.hidden, random), down(c, c.hidden, c.ffn, random);
       *to = std::make_unique<ExpertLayers>(kMost, false, nullptr);
       auto of = [&](const Matrices& m) { return std::span(m.parts).subspan(size_t(first), size_t(count)); };
-      ASSERT_TRUE((*to)->add({.routing = c.routing}, first, of(up), of(down)).ok());
+      cuda::Upload upload(1, nullptr);
+      ASSERT_TRUE((*to)->add({.routing = c.routing}, first, of(up), of(down), upload).ok());
     };
     std::unique_ptr<ExpertLayers> all, parts[3];
     layer(0, 12, &all), layer(0, 5, &parts[0]), layer(5, 1, &parts[1]), layer(6, 6, &parts[2]);

@@ -2,15 +2,16 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "model/cuda/upload.h"
-#include "tests/model/cuda_products.h"
+#include "tests/model/cuda_case.h"
 
 namespace kvasir::model {
 namespace {
 
-using CudaUpload = CudaProducts;  // skipped without a device
+using CudaUpload = NeedsDevice;  // skipped without a device
 
 uint8_t byte_at(int64_t i) { return uint8_t(i * 131 + (i >> 16)); }
 
