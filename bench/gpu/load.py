@@ -2,7 +2,8 @@
 """How long a folder of safetensors takes from the page cache to a GPU that serves it: from the program's start to `ready`.
 
 Folders of the shapes of Llama-3.1-8B (16 GB) and Qwen3-30B-A3B (61 GB) are made first, of random bfloat16 weights in files of 4 GiB,
-under --folder, which should be a file system in memory. Beside each time stand the bar and what the link alone takes at 55 GB/s.
+under --folder, which should be a file system in memory. Beside each time stand that of a dummy of the same shape (whose weights the GPU makes: what
+a start takes without reading any), the bar for what is between the two, and what the link alone takes at 55 GB/s.
 """
 import argparse
 import concurrent.futures
@@ -10,6 +11,7 @@ import json
 import pathlib
 import random
 import shutil
+import statistics
 import struct
 import sys
 import time
@@ -103,6 +105,16 @@ def make(folder, config):
     return sum(size(s) for _, s in tensors(config))
 
 
+def ready_after(kvasir, model, flags):
+    """Seconds, and what GPU it was."""
+    began = time.perf_counter()
+    process, log = start(kvasir, model, "--device", "cuda", *flags)
+    taken = round(time.perf_counter() - began, 2)
+    process.terminate()
+    process.communicate(timeout=60)
+    return taken, next((e["device"] for e in log if "device" in e), None)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("kvasir", nargs="+", help="the program, built with -DKVASIR_CUDA=ON; several are timed by turns")
@@ -115,26 +127,26 @@ def main():
     a = p.parse_args()
 
     record = {"driver": driver(), "commit": a.commit, "command": command("bench/gpu/load.py"), "shapes": {}}
-    print(f"{'':16} {'GB':>5} {'seconds to ready':>24} {'bar':>5} {'link':>5}")
+    print(f"{'':16} {'GB':>5} {'seconds to ready':>24} {'of a dummy':>24} {'loading':>8} {'bar':>5} {'link':>5}")
     for shape in a.shapes.split(","):
         bar, config = SHAPES[shape]
         folder = pathlib.Path(a.folder) / shape
         try:
             size_in_bytes = make(folder, config)
-            times = {k: [] for k in a.kvasir}
+            times, dummies = {k: [] for k in a.kvasir}, {k: [] for k in a.kvasir}
             for _ in range(a.rounds):
                 for kvasir in a.kvasir:
-                    began = time.perf_counter()
-                    process, log = start(kvasir, str(folder), "--device", "cuda", *a.serve.split())
-                    times[kvasir].append(round(time.perf_counter() - began, 2))
-                    process.terminate()
-                    process.communicate(timeout=60)
-                    record["device"] = next((e["device"] for e in log if "device" in e), None)
+                    for model, to in ((str(folder), times), (f"dummy:{shape},type=bf16", dummies)):
+                        taken, record["device"] = ready_after(kvasir, model, a.serve.split())
+                        to[kvasir].append(taken)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         for kvasir, taken in times.items():
-            print(f"{shape:16} {size_in_bytes / 1e9:5.1f} {' '.join(map(str, taken)):>24} {bar:5.1f} {size_in_bytes / LINK:5.2f}  {kvasir}", flush=True)
-        record["shapes"][shape] = {"bytes": size_in_bytes, "bar_s": bar, "link_s": round(size_in_bytes / LINK, 2), "ready_s": times}
+            loading = round(statistics.median(taken) - statistics.median(dummies[kvasir]), 2)
+            print(f"{shape:16} {size_in_bytes / 1e9:5.1f} {' '.join(map(str, taken)):>24} {' '.join(map(str, dummies[kvasir])):>24} {loading:8.2f} {bar:5.1f} "
+                  f"{size_in_bytes / LINK:5.2f}  {pathlib.Path(kvasir).name}", flush=True)
+            record["shapes"].setdefault(shape, {"bytes": size_in_bytes, "bar_s": bar, "link_s": round(size_in_bytes / LINK, 2), "programs": []})["programs"].append(
+                {"program": pathlib.Path(kvasir).name, "ready_s": taken, "dummy_ready_s": dummies[kvasir], "loading_s": loading})
     if a.out:
         json.dump(record, open(a.out, "w"), indent=1)
 

@@ -7,6 +7,7 @@ import ctypes.util
 import os
 import sys
 import tempfile
+import time
 
 from kvasir_server import DUMMY, FLEET, serving, skip
 
@@ -114,6 +115,8 @@ def main():
         with serving(kvasir, "--kv-memory", "64KiB", "--threads", "1", "--kv-events", events, "--kv-events-replay", replay,
                      "--kv-events-topic", TOPIC, model=DUMMY) as server:
             fill(server, 2)  # before anybody listens
+            while not replayed(context, replay, 1):  # told by a thread of its own, which a busy machine may keep from it
+                time.sleep(0.02)
             reader, stalled = Reader(context, events), Reader(context, events)
             stalled.socket.setsockopt(zmq.RCVHWM, 1)
             heard, n = [], 2
