@@ -21,6 +21,7 @@
 #include "model/formats/mapped_file.h"
 #include "model/formats/mistral_vocab.h"
 #include "model/formats/safetensors.h"
+#include "model/formats/tiktoken_vocab.h"
 #include "model/generation_config.h"
 #include "model/text/mistral_template.h"
 
@@ -29,6 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::string_view kDummy = "dummy:";
+constexpr const char* kTiktoken = "tiktoken.model";
 constexpr size_t kMaxText = size_t(256) << 20;
 
 bool holds(const std::string& folder, const std::string& name) {
@@ -280,7 +282,15 @@ Result<TextAssets> load_text_assets(const std::string& model) {
     KVASIR_ASSIGN(out.tokenizer_json, read_text(model, "tokenizer.json"));
     KVASIR_ASSIGN(out.tokenizer_config_json, read_text(model, "tokenizer_config.json"));
     KVASIR_ASSIGN(out.chat_template, read_text(model, "chat_template.jinja"));
-    if (out.tokenizer_json.empty()) KVASIR_TRY(read_mistral_vocab(model, out));
+    if (out.tokenizer_json.empty()) {
+      KVASIR_ASSIGN(const std::string ranks, read_text(model, kTiktoken));
+      if (ranks.empty()) {
+        KVASIR_TRY(read_mistral_vocab(model, out));
+      } else {
+        KVASIR_ASSIGN(out.tokenizer_json,
+                      read_tiktoken(ranks, out.tokenizer_config_json, (fs::path(model) / kTiktoken).string()));
+      }
+    }
     KVASIR_ASSIGN(GenerationConfig generation, read_generation_config(model));
     out.end_of_generation = std::move(generation.end_of_generation);
     return out;

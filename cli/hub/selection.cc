@@ -56,7 +56,8 @@ struct FolderForm {
 
 bool is_text_part(const std::string& name) {
   constexpr std::string_view kNames[] = {"tokenizer.json",         "tokenizer_config.json", "chat_template.jinja",
-                                         "generation_config.json", "tekken.json",           "spiece.model"};
+                                         "generation_config.json", "tekken.json",           "spiece.model",
+                                         "tiktoken.model"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) ||
          (name.starts_with("tokenizer.") && name.find(".model") != std::string::npos &&
           name.find('/') == std::string::npos);

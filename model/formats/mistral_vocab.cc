@@ -1,15 +1,14 @@
 #include "model/formats/mistral_vocab.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "core/cat.h"
+#include "model/formats/byte_ranks.h"
 
 namespace kvasir::model {
 namespace {
@@ -17,7 +16,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMostTokens = 4'000'000;
-constexpr size_t kLongestToken = 512;
 
 // Of files without a list of their own (up to version 7), in the order of their ids.
 constexpr const char* kSpecial[] = {"<unk>",
@@ -41,34 +39,6 @@ constexpr const char* kSpecial[] = {"<unk>",
                                     "[/SYSTEM_PROMPT]",
                                     "[TOOL_CONTENT]"};
 
-std::optional<std::string> from_base64(const std::string& text) {
-  constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  uint32_t bits = 0;
-  int have = 0;
-  for (const char c : text.substr(0, text.find('='))) {
-    const size_t value = kLetters.find(c);
-    if (value == std::string_view::npos) return std::nullopt;
-    bits = bits << 6 | uint32_t(value), have += 6;
-    if (have < 8) continue;
-    have -= 8;
-    out += char(bits >> have & 255);
-  }
-  return out;
-}
-
-// The characters that stand for bytes in byte-level vocabularies.
-std::array<std::string, 256> byte_letters() {
-  std::array<std::string, 256> out;
-  uint32_t spare = 256;
-  for (uint32_t b = 0; b < 256; ++b) {
-    const bool plain = (b > 32 && b < 127) || (b > 160 && b != 173);
-    const uint32_t c = plain ? b : spare++;
-    out[b] = c < 128 ? std::string(1, char(c)) : std::string{char(0xc0 | c >> 6), char(0x80 | (c & 63))};
-  }
-  return out;
-}
-
 class TekkenReader {
  public:
   TekkenReader(const json& root, const std::string& name) : root_(root), name_(name) {}
@@ -77,27 +47,10 @@ class TekkenReader {
     KVASIR_TRY(read_config());
     KVASIR_TRY(read_special());
     KVASIR_TRY(read_tokens());
-    const bool thinks = vocab_.contains("[THINK]") && vocab_.contains("[/THINK]");
-    json model = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", std::move(vocab_)}, {"merges", merges()}};
-    const json bytes = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-    const json split = {
-        {"type", "Split"}, {"pattern", {{"Regex", pattern_}}}, {"behavior", "Isolated"}, {"invert", false}};
-    const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
-               more = {{"Sequence", {{"id", "B"}, {"type_id", 0}}}},
-               begin = {{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}};
-    const json out = {{"version", "1.0"},
-                      {"added_tokens", special_},
-                      {"normalizer", nullptr},
-                      {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", json::array({split, bytes})}}},
-                      {"post_processor",
-                       {{"type", "TemplateProcessing"},
-                        {"single", json::array({begin, text})},
-                        {"pair", json::array({begin, text, begin, more})},
-                        {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {begin_}}, {"tokens", {"<s>"}}}}}}}},
-                      {"decoder", bytes},
-                      {"model", std::move(model)}};
-    return Tekken{out.dump(), version_, thinks};
+    auto made = ranks_.to_tokenizer_json(reserved_, special_, pattern_, "<s>");
+    if (!made.ok()) return bad(made.status().message());
+    const bool thinks = is_special("[THINK]") && is_special("[/THINK]");
+    return Tekken{*std::move(made), version_, thinks};
   }
 
  private:
@@ -144,19 +97,8 @@ class TekkenReader {
     if (int64_t(names.size()) > reserved_)
       return bad(cat("it has ", names.size(), " special tokens; default_num_special_tokens is ", reserved_));
     while (int64_t(names.size()) < reserved_) names.push_back(cat("<SPECIAL_", names.size(), ">"));
-    special_ = json::array(), vocab_ = json::object();
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (names[i] == "<s>") begin_ = int64_t(i);
-      if (!vocab_.emplace(names[i], i).second) return bad(cat("the special token of rank ", i, " stands there twice"));
-      special_.push_back({{"id", i},
-                          {"content", names[i]},
-                          {"single_word", false},
-                          {"lstrip", false},
-                          {"rstrip", false},
-                          {"normalized", false},
-                          {"special", true}});
-    }
-    return begin_ < 0 ? bad("it has no token <s>") : Status();
+    for (size_t i = 0; i < names.size(); ++i) special_.push_back({int64_t(i), std::move(names[i])});
+    return is_special("<s>") ? Status() : bad("it has no token <s>");
   }
 
   Status read_tokens() {
@@ -167,49 +109,25 @@ class TekkenReader {
       const json& one = (*listed)[size_t(i)];
       if (!one.is_object() || one.value("rank", json()) != i || !one.value("token_bytes", json()).is_string())
         return bad(cat("vocab must be tokens (token_bytes) by rank; that of rank ", i, " is not"));
-      auto bytes = from_base64(one["token_bytes"]);
-      if (!bytes || bytes->empty() || bytes->size() > kLongestToken || (i < 256 && bytes->size() != 1))
-        return bad(
-            cat("token_bytes of rank ", i, " is no base64 of 1 to ", kLongestToken, " bytes (one of the first 256)"));
-      if (!ranks_.emplace(*bytes, i).second) return bad(cat("the token of rank ", i, " stands there twice"));
-      if (!vocab_.emplace(letters(*bytes), i + reserved_).second)
-        return bad(cat("the token of rank ", i, " is the text of a special token"));
-      tokens_.push_back(*std::move(bytes));
+      auto bytes = from_base64(one["token_bytes"].get_ref<const std::string&>());
+      if (!bytes || bytes->empty() || bytes->size() > ByteRanks::kLongestToken || (i < 256 && bytes->size() != 1))
+        return bad(cat("token_bytes of rank ", i, " is no base64 of 1 to ", ByteRanks::kLongestToken,
+                       " bytes (one of the first 256)"));
+      if (!ranks_.add(*std::move(bytes))) return bad(cat("the token of rank ", i, " stands there twice"));
     }
     return {};
   }
-
-  std::string letters(std::string_view bytes) const {
-    static const auto kLetters = byte_letters();
-    std::string out;
-    for (const char c : bytes) out += kLetters[uint8_t(c)];
-    return out;
-  }
-
-  json merges() const {
-    json out = json::array();
-    std::vector<std::pair<int64_t, int64_t>> ways;
-    for (const std::string& token : tokens_) {
-      ways.clear();
-      for (size_t at = 1; at < token.size(); ++at) {
-        const auto left = ranks_.find(token.substr(0, at)), right = ranks_.find(token.substr(at));
-        if (left != ranks_.end() && right != ranks_.end()) ways.emplace_back(left->second, right->second);
-      }
-      std::sort(ways.begin(), ways.end());
-      for (const auto& [left, right] : ways)
-        out.push_back({letters(tokens_[size_t(left)]), letters(tokens_[size_t(right)])});
-    }
-    return out;
+  bool is_special(std::string_view text) const {
+    return std::any_of(special_.begin(), special_.end(), [&](const SpecialToken& t) { return t.text == text; });
   }
 
   const json& root_;
   const std::string& name_;
   std::string pattern_;
   int version_ = 0;
-  int64_t reserved_ = 0, count_ = 0, begin_ = -1;
-  json special_, vocab_;
-  std::vector<std::string> tokens_;
-  std::unordered_map<std::string, int64_t> ranks_;
+  int64_t reserved_ = 0, count_ = 0;
+  std::vector<SpecialToken> special_;
+  ByteRanks ranks_;
 };
 
 // Fields of a protocol buffer, one after another. Ends at the first that is not whole.
