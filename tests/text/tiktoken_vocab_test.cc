@@ -27,7 +27,7 @@ TEST(TiktokenVocab, HasTiktokensIds) {
   text::expect_stored_ids(**t, stored()["hashes"]);
   const int32_t first = stored()["tokens"];
   EXPECT_EQ((*t)->bos(), first);
-  EXPECT_EQ((*t)->end_of_generation(), std::vector<int32_t>{first + 1});
+  EXPECT_EQ((*t)->end_of_generation(), (std::vector<int32_t>{first + 1, first + 2}));
   EXPECT_EQ((*t)->token_text(first + 4), "<|reserved_token_" + std::to_string(first + 4) + "|>");
   EXPECT_TRUE((*t)->is_special(first + 2));
   EXPECT_FALSE((*t)->is_special(first + 7)) << "a call's marks are text";
