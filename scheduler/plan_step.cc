@@ -222,6 +222,8 @@ bool Scheduler::PlanMaker::plan_chunk(Sequence* s) {
     become_decoding(s);
     return false;
   }
+  // A state to be kept here is kept when it is there, which it must be before it goes on.
+  if (s->in_flight > 0 && state.keeps_state_at(*s, s->planned)) return false;
   // What is computed whole is not cut for max_step_ms: it would wait for as long as anybody decodes.
   const int64_t whole = r.whole && s->planned < r.prompt_tokens ? r.prompt_tokens : 0;
   const int64_t room = whole > 0 ? budget : prompt_room(s->planned), wanted = target - s->planned;

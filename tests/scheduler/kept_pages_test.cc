@@ -30,6 +30,25 @@ TEST(KeptPages, APrefixIsFoundAndItsLastPartCopied) {
   w.expect_all_back();
 }
 
+// A state is kept when the step that gives it has ended: with two in flight the sequence goes on in the one after.
+TEST(KeptPages, AStateIsKeptHoweverManyStepsAreInFlight) {
+  for (int depth : {1, 2}) {
+    Settings o = small();
+    o.depth = depth;
+    o.recurrent = true, o.kept_states = 2, o.max_draft = 0;
+    World w(o);
+    for (int64_t hit : {0, 20}) {
+      w.events.clear();
+      const SeqId a = w.submit(1, prompt_of(22), 4);
+      w.run();
+      ASSERT_EQ(w.events[0].kind, Notice::Kind::admitted);
+      EXPECT_EQ(w.events[0].cached_tokens, hit) << depth;
+      w.expect_output(1, a, 0, 4);
+    }
+    w.expect_all_back();
+  }
+}
+
 TEST(KeptPages, TenantsAndSaltsShareNothing) {
   World w(small());
   w.submit(1, prompt_of(20), 2);
