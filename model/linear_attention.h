@@ -22,6 +22,10 @@ struct LinearConfig {
   }  // [queries | keys | values], which the convolution goes over
   int64_t state_floats() const { return (taps - 1) * channels() + value_heads * int64_t(key_dim) * value_dim; }
 
+  // What a GPU's kernels are made for; each known model is within it.
+  static constexpr int32_t kGpuTaps = 4, kMostGpuDim = 128;
+  bool fits_gpu() const { return taps == kGpuTaps && key_dim <= kMostGpuDim && value_dim <= kMostGpuDim; }
+
   Status validate() const {
     struct Field {
       const char* name;

@@ -212,6 +212,7 @@ Status CudaOps::upload(const Batch& batch, const std::vector<int32_t>& tokens) {
     std::copy(batch.kept_at.begin(), batch.kept_at.end(), at);
     std::copy(batch.given_at.begin(), batch.given_at.end(), at + tokens_);
   }
+  if (linear_layers_) KVASIR_TRY(linear_layers_->begin(batch, tokens_, slot_));
   return check(cudaMemcpyAsync(ids_[slot_].get(), host_ids_[slot_].get(), size_t(sources_ + count) * sizeof(int32_t),
                                cudaMemcpyHostToDevice, stream_),
                "token ids");

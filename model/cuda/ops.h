@@ -11,6 +11,7 @@
 #include "kvcache/form.h"
 #include "model/cuda/adapter.h"
 #include "model/cuda/experts.h"
+#include "model/cuda/linear_layers.h"
 #include "model/cuda/link.h"
 #include "model/cuda/products.h"
 #include "model/ops.h"
@@ -44,6 +45,9 @@ class CudaOps final : public Ops {
   // own.
   Status set_caches(std::vector<kvcache::CacheView> caches, bool apart, std::vector<int32_t> places,
                     std::vector<kvcache::TensorScales> scales);
+  // Room for the states of so many sequences, where the model has any; and a copy of one.
+  Status set_states(int64_t slots) { return linear_layers_ ? linear_layers_->set_slots(slots) : Status(); }
+  Status copy_state(int32_t from, int32_t to) { return linear_layers_->copy(from, to); }
   // A step of decodes is padded to rows(), of which there are few, so that few kinds of steps serve all batches; what
   // comes of the rows past its own is read by nobody.
   // A token below 0 is what that row of drawn() was given in the step begun before. So two steps may be in flight.
@@ -77,6 +81,7 @@ class CudaOps final : public Ops {
   Result<int32_t> add_attention(const attention::Attributes& attributes) override;
   Result<int32_t> add_attention_of(Side side, const attention::Attributes& attributes) override;
   Result<int32_t> add_experts(Experts experts) override;
+  Result<int32_t> add_delta_rule(const DeltaRule& rule) override;
   Result<AdapterPtr> load_adapter(std::span<const LowRank> changes, int64_t room) override {
     return adapters_.load(changes, matrices_.size(), room, options_.max_tokens,
                           [this](Matrix m) -> const Weight& { return *matrices_[size_t(m.id)]; });
@@ -107,6 +112,8 @@ class CudaOps final : public Ops {
   Status activate(Activation activation, Buffer in, Buffer out) override;
   Status moe(Buffer in, int32_t experts, Buffer out, Buffer routed) override;
   Status sigmoid_gate(Buffer in, Vector gate, Buffer in_out) override;
+  Status sigmoid_gates(Buffer in_out, Buffer gate) override;
+  Status delta_rule(int32_t rule, Buffer in, Buffer betas, Buffer out) override;
   Status attend(const Attend& how, Buffer qkv, Buffer out) override { return attend(how, nullptr, qkv, out); }
   // The bias is attention's to add: it reads the products anyway.
   Status linear_attend(Buffer in, Matrix weight, const Attend& how, Buffer between, Buffer out) override {
@@ -193,6 +200,7 @@ class CudaOps final : public Ops {
   std::vector<std::shared_ptr<Values>> vectors_;
   std::vector<std::unique_ptr<Room>> buffers_;
   std::optional<ExpertLayers> experts_;
+  std::optional<LinearLayers> linear_layers_;
   Buffer router_logits_;
   // What a rank adds to sums, by turns: while one is written others may still read the one before.
   Buffer partials_[2], whole_logits_;

@@ -78,6 +78,7 @@ Status Rank::allocate_cache(const CachePages& pages, const kvcache::CacheForm& f
     views.push_back(cache->view());
     caches_.push_back(std::move(cache));
   }
+  KVASIR_TRY(ops_->set_states(pages.states));
   return ops_->set_caches(std::move(views), apart_, std::move(layout.places), form.tensor_scales);
 }
 
@@ -89,6 +90,8 @@ Status Rank::move_pages(const Batch& batch) {
     for (const PageCopy& c : batch.copies)
       if (c.group == group) KVASIR_TRY(caches_[i]->copy(c, stream_));
   }
+  for (const PageCopy& c : batch.copies)
+    if (c.group == kvcache::kStateGroup) KVASIR_TRY(ops_->copy_state(c.from, c.to));
   return {};
 }
 

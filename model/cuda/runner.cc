@@ -170,6 +170,7 @@ Status CudaRunner::allocate_cache(const CachePages& pages) {
 }
 
 Status CudaRunner::run(Batch batch) {
+  if (info_.state_bytes > 0) batch.states.assign(size_t(batch.size()), 0);
   if (info_.given > 0) batch.given_at.resize(batch.tokens.size()), batch.given_cols = info_.given;
   static const SamplingParams greedy{.temperature = 0};
   std::vector<SampleRow> rows(batch.logit_rows.size());

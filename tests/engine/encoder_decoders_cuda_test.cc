@@ -1,6 +1,6 @@
 // Encoder-decoders served from a GPU: what transformers' generate() says, and the same alone and beside others, until
 // the first token that another is nearly as good as.
-#include "tests/engine/real_case.h"
+#include "tests/engine/near_lines.h"
 #include "tests/model/architectures.h"
 #include "tests/model/cuda_case.h"
 
@@ -27,35 +27,6 @@ EngineOptions plenty() {
   o.kv_memory = 16 << 20;
   o.max_draft = 0;
   return o;
-}
-
-struct Line {
-  Ids tokens;
-  std::vector<double> margins;  // by which each was best
-};
-
-Line line(Stream& stream) {
-  Line out;
-  while (auto event = stream.next()) {
-    if (auto* failed = std::get_if<Failed>(&*event)) ADD_FAILURE() << failed->status.message();
-    auto* tokens = std::get_if<Tokens>(&*event);
-    for (size_t i = 0; tokens && i < tokens->tokens.size(); ++i) {
-      const TokenOut& t = tokens->tokens[i];
-      out.tokens.push_back(t.id), out.margins.push_back(t.top[0].logprob - t.top[1].logprob);
-    }
-  }
-  return out;
-}
-
-// How many tokens are the same, until one that another is as good as to within `near`.
-size_t compare(const Line& got, const Ids& want, double near) {
-  EXPECT_EQ(got.tokens.size(), want.size());
-  for (size_t t = 0; t < want.size(); ++t) {
-    if (got.tokens[t] == want[t]) continue;
-    EXPECT_LE(got.margins[t], near) << "token " << t;
-    return t;
-  }
-  return want.size();
 }
 
 // Where scores are large, rounding to bfloat16 leaves transformers' choices only in "t5" (model_encoder_decoders_cuda
