@@ -54,8 +54,9 @@ const char* name_on(Wire wire, const Parameter& p);  // null: it has none such
 void took_as(const FoundParameter& found, GenerateInput& in);
 const char* name_of(const GenerateInput& in, const Parameter& p);
 
-// A value goes to its member, as the client's; empty, or what is wrong with its type ("must be true or false").
-std::string set_integer(const Parameter& p, int64_t value, GenerateInput& in);
+// A value goes to its member, as the client's.
+void set_integer(const Parameter& p, int64_t value, GenerateInput& in);
+// Empty, or what is wrong with its type ("must be true or false").
 std::string set_json(const Parameter& p, const nlohmann::ordered_json& value, GenerateInput& in);
 void set_ids(const Parameter& p, std::vector<int64_t> ids, GenerateInput& in);
 void set_bias(std::vector<std::pair<int64_t, float>> bias, GenerateInput& in);

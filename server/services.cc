@@ -6,6 +6,7 @@
 #include "core/cat.h"
 #include "core/log.h"
 #include "model/text/stop_expressions.h"
+#include "server/counted_stream.h"
 #include "server/parameters.h"
 #include "server/pooled_stream.h"
 #include "server/prompt.h"
@@ -25,122 +26,39 @@ const char* state_name(engine::State state) {
   return "?";
 }
 
-// The engine's stream, and what the server owes each request: the tenant's account, one count, one line.
-class Services::CountedStream final : public engine::Stream {
- public:
-  CountedStream(Services& services, Caller caller, const char* protocol, std::string trace_parent,
-                GenerateInput::Said said, std::unique_ptr<engine::Stream> inner, size_t prompt_tokens)
-      : services_(services),
-        caller_(std::move(caller)),
-        protocol_(protocol),
-        trace_parent_(std::move(trace_parent)),
-        said_(std::move(said)),
-        inner_(std::move(inner)),
-        prompt_tokens_(prompt_tokens),
-        began_(services.clock_.now()) {}
+namespace {
 
-  ~CountedStream() override {
-    std::string id = inner_->id();
-    inner_.reset();  // no callback, and no event, from here on
-    services_.limiter_.release(caller_);
-    if (!over_) code_ = Code::cancelled, reason_ = "disconnect";
-    services_.metrics_.count(protocol_, code_);
-    if (started_ != Time{})
-      services_.metrics_.count_inference(std::chrono::duration<double>(services_.clock_.now() - started_).count());
-    if (services_.spans_) export_span(id);
-    const LogRequest of(id);
-    log_prompt("answer", answer_);
-    if (!services_.options_.access_log) return;
-    auto ms = [&](Time t) { return std::chrono::duration<double, std::milli>(t - began_).count(); };
-    log_info("request", {{"id", id},
-                         {"protocol", protocol_},
-                         {"tenant", caller_.tenant},
-                         {"key", caller_.key_id},
-                         {"code", code_name(code_)},
-                         {"reason", reason_},
-                         {"prompt_tokens", prompt_tokens_},
-                         {"cached_tokens", cached_},
-                         {"output_tokens", output_},
-                         {"ttft_ms", first_ == Time{} ? 0.0 : ms(first_)},
-                         {"ms", ms(services_.clock_.now())},
-                         {"traceparent", trace_parent_},
-                         {"user", said_.user},
-                         {"metadata", said_.metadata},
-                         {"prompt_cache_key", said_.cache_key}});
-  }
-
-  const std::string& id() const override { return inner_->id(); }
-  std::optional<engine::Event> poll() override { return seen(inner_->poll()); }
-  std::optional<engine::Event> next() override { return seen(inner_->next()); }
-  void on_ready(std::function<void()> callback) override { inner_->on_ready(std::move(callback)); }
-  void cancel() override { inner_->cancel(); }
-
- private:
-  std::optional<engine::Event> seen(std::optional<engine::Event> event) {
-    if (!event) return event;
-    if (auto* tokens = std::get_if<engine::Tokens>(&*event)) {
-      if (output_ == 0) first_ = services_.clock_.now();
-      count(int64_t(tokens->tokens.size()));
-      if (log_enabled(LogLevel::debug)) answer_ += tokens->text;
-    } else if (auto* started = std::get_if<engine::Started>(&*event)) {
-      cached_ = started->cached_tokens;
-      started_ = services_.clock_.now();
-    } else if (auto* finished = std::get_if<engine::Finished>(&*event)) {
-      static constexpr const char* kReasons[] = {"stop_token", "stop_string", "length", "cancelled"};
-      reason_ = kReasons[int(finished->reason)];
-      count(std::max<int64_t>(0, finished->usage.completion_tokens - output_));  // those that stopped it are not shown
-      over_ = finished->last;
-      static constexpr size_t kEnding[] = {0, 0, 1, 2};
-      services_.metrics_.count_ending(kEnding[int(finished->reason)]);
-      if (over_ && finished->reason == engine::FinishReason::cancelled) code_ = Code::cancelled;
-    } else if (auto* failed = std::get_if<engine::Failed>(&*event)) {
-      over_ = true;
-      code_ = failed->status.code();
-      reason_ = "failed";
-      if (services_.spans_) error_ = failed->status.message();
-    }
-    return event;
-  }
-
-  void count(int64_t tokens) {
-    output_ += tokens;
-    services_.limiter_.spend(caller_, tokens);
-  }
-
-  void export_span(const std::string& id) {
-    Span span;
-    span.name = protocol_;
-    if (auto context = parse_traceparent(trace_parent_)) span.context = *std::move(context);
-    span.began = began_;
-    span.ended = services_.clock_.now();
-    span.texts = {{"gen_ai.request.id", id},
-                  {"gen_ai.response.model", services_.model_name()},
-                  {"gen_ai.response.finish_reason", reason_},
-                  {"kvasir.tenant", caller_.tenant}};
-    span.numbers = {{"gen_ai.usage.prompt_tokens", int64_t(prompt_tokens_)},
-                    {"gen_ai.usage.completion_tokens", output_},
-                    {"kvasir.cached_tokens", cached_}};
-    if (started_ != Time{}) span.events.push_back({"started", started_});
-    if (first_ != Time{}) span.events.push_back({"first token", first_});
-    if (code_ != Code::ok) span.error = error_.empty() ? code_name(code_) : error_;
-    services_.spans_->add(std::move(span));
-  }
-
-  Services& services_;
-  const Caller caller_;
-  const char* protocol_;
-  const std::string trace_parent_;
-  const GenerateInput::Said said_;
-  std::unique_ptr<engine::Stream> inner_;
-  const size_t prompt_tokens_;
-  const Time began_;
-  Time started_{}, first_{};
-  int64_t output_ = 0, cached_ = 0;
-  bool over_ = false;
-  Code code_ = Code::ok;
-  const char* reason_ = "";
-  std::string error_, answer_;  // all choices' text, as it came, for the log
+// One prompt of a call for embeddings or scores.
+struct PooledTokens {
+  std::vector<int32_t> ids;
+  int32_t second_text = 0;  // where it begins; 0: there is none
 };
+
+Result<PooledTokens> encode_pooled(GenerateInput& in, PooledPrompt prompt, const ServerOptions& options,
+                                   const engine::Engine& engine, size_t max_bytes) {
+  const model::ModelInfo& info = engine.info();
+  auto encode = [&](const PromptInput& text) {
+    return encode_prompt_within(size_t(info.context_length), text, engine, max_bytes);
+  };
+  in.prompt = std::move(prompt.input);
+  KVASIR_TRY(check_fields(in, options, info));
+  PooledTokens out;
+  KVASIR_ASSIGN(out.ids, encode(in.prompt));
+  if (prompt.pair) out.second_text = int32_t(out.ids.size());
+  for (TextInput& text : prompt.more) {
+    KVASIR_ASSIGN(auto more, encode(std::move(text)));
+    // What begins a text stands before the first of a pair alone.
+    if (prompt.pair && !more.empty() && info.two_separators)
+      more.front() = out.ids.back();
+    else if (prompt.pair && !more.empty())
+      more.erase(more.begin());
+    out.ids.insert(out.ids.end(), more.begin(), more.end());
+  }
+  KVASIR_TRY(check_length(in, out.ids.size(), info));
+  return out;
+}
+
+}  // namespace
 
 Services::Services(const ServerOptions& options, engine::Engine& engine) : options_(options), engine_(engine) {}
 Services::~Services() = default;
@@ -386,8 +304,8 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
     const LogRequest of((*stream)->id());
     log_prompt("prompt", shown(out.prompt));
   }
-  out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
-                                               std::move(*stream), out.prompt.size());
+  out.stream = std::make_unique<CountedStream>(*this, caller, in, std::move(trace_parent), std::move(*stream),
+                                               out.prompt.size());
   return out;
 }
 
@@ -409,7 +327,6 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
   KVASIR_TRY(caller.require(Role::user, "embeddings"));
   KVASIR_TRY(check_model(in.model));
   KVASIR_TRY(limiter_.ask(caller));
-  const model::ModelInfo& info = engine_.info();
   const char* field = in.request.scored.empty() && !in.request.classified ? "input" : "documents";
   if (prompts.empty()) return invalid_argument(cat(field, " is empty; give at least one text")).with_field(field);
   if (prompts.size() > size_t(options_.max_inputs))
@@ -427,36 +344,16 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
   r.max_tokens = 0;
   r.tenant = caller.tenant;
   r.weight = caller.weight;
-  struct Each {
-    std::vector<int32_t> tokens;
-    int32_t second_text = 0;
-  };
-  auto all = std::make_shared<std::vector<Each>>();
+  auto all = std::make_shared<std::vector<PooledTokens>>();
   int64_t tokens = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    PooledPrompt& p = prompts[i];
-    auto one = [&]() -> Status {
-      in.prompt = std::move(p.input);
-      KVASIR_TRY(check_fields(in, options_, info));
-      Each& each = all->emplace_back();
-      KVASIR_ASSIGN(each.tokens,
-                    encode_prompt_within(size_t(info.context_length), in.prompt, engine_, max_prompt_bytes()));
-      if (p.pair) each.second_text = int32_t(each.tokens.size());
-      for (TextInput& text : p.more) {
-        KVASIR_ASSIGN(auto more,
-                      encode_prompt_within(size_t(info.context_length), std::move(text), engine_, max_prompt_bytes()));
-        // What begins a text stands before the first of a pair alone.
-        if (p.pair && !more.empty() && info.two_separators)
-          more.front() = each.tokens.back();
-        else if (p.pair && !more.empty())
-          more.erase(more.begin());
-        each.tokens.insert(each.tokens.end(), more.begin(), more.end());
-      }
-      tokens += int64_t(each.tokens.size());
-      return check_length(in, each.tokens.size(), info);
-    };
-    Status s = one();
-    if (s.ok()) continue;
+    auto one = encode_pooled(in, std::move(prompts[i]), options_, engine_, max_prompt_bytes());
+    if (one.ok()) {
+      tokens += int64_t(one->ids.size());
+      all->push_back(*std::move(one));
+      continue;
+    }
+    const Status& s = one.status();
     if (s.field() != "prompt") return s;
     return Status(s.code(),
                   prompts.size() == 1 ? cat(field, ": ", s.message()) : cat(field, '[', i, "]: ", s.message()))
@@ -468,7 +365,7 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
   std::string trace_parent = r.trace_parent;
   auto ask = [this, all, request = std::move(r)](size_t i) {
     engine::Request one = request;
-    one.prompt = (*all)[i].tokens;
+    one.prompt = (*all)[i].ids;
     one.second_text = (*all)[i].second_text;
     if (i > 0 && !one.id.empty()) one.id = cat(one.id, '-', i);
     return engine_.submit(std::move(one));
@@ -478,8 +375,8 @@ Result<Submitted> Services::submit_pooled(const Caller& caller, GenerateInput& i
     limiter_.release(caller);
     return stream.status();
   }
-  out.stream = std::make_unique<CountedStream>(*this, caller, in.protocol, std::move(trace_parent), std::move(in.said),
-                                               std::move(*stream), size_t(tokens));
+  out.stream =
+      std::make_unique<CountedStream>(*this, caller, in, std::move(trace_parent), std::move(*stream), size_t(tokens));
   return out;
 }
 

@@ -65,7 +65,7 @@ void read(const Message& m, const FieldDescriptor* f, const Parameter& p, Genera
     case FieldDescriptor::CPPTYPE_STRING:
       in.request.*std::get<std::string engine::Request::*>(std::get<RequestMember>(p.to)) = r.GetString(m, f);
       return;
-    default: (void)set_integer(p, integer(m, r, f), in);
+    default: set_integer(p, integer(m, r, f), in);
   }
 }
 

@@ -54,18 +54,18 @@ Status read_logprobs(bool wanted, bool has_candidates, const pb::CandidateTokens
         .with_field(name);
   }
   switch (candidates.select_case()) {
-    case pb::CandidateTokens::kTopN: (void)set_integer(p, candidates.top_n(), in); return {};
+    case pb::CandidateTokens::kTopN: set_integer(p, candidates.top_n(), in); return {};
     case pb::CandidateTokens::kTokenIds: {
       if (p.to == parameter("prompt_logprobs").to)
         return invalid_argument(cat(name, " names token ids; of a prompt only the likeliest are told: set top_n"))
             .with_field(name);
       const auto& ids = candidates.token_ids().ids();
-      (void)set_integer(p, 0, in);
+      set_integer(p, 0, in);
       set_ids(parameter("logprob_token_ids"), {ids.begin(), ids.end()}, in);
       return {};
     }
-    case pb::CandidateTokens::kAll: (void)set_integer(p, candidates.all() ? -1 : 0, in); return {};
-    case pb::CandidateTokens::SELECT_NOT_SET: (void)set_integer(p, 0, in); return {};
+    case pb::CandidateTokens::kAll: set_integer(p, candidates.all() ? -1 : 0, in); return {};
+    case pb::CandidateTokens::SELECT_NOT_SET: set_integer(p, 0, in); return {};
   }
   return {};
 }
