@@ -170,17 +170,16 @@ void add_ranks(Text& t, const Services& services) {
     t.row("kvasir_rank_cache_bytes_per_token", cat("rank=\"", i, '"'), double(ranks[i].kv_bytes_per_token));
 }
 
-}  // namespace
-
-std::string metrics_text(const Services& services) {
-  engine::Stats s = services.engine().stats();
-  Text t(services.model_name());
+void add_load(Text& t, const Services& services, const engine::Stats& s) {
   Health health = services.health();
   t.gauge("kvasir_ready", nullptr, "1 when requests are served", health.ready);
   t.gauge("kvasir_live", nullptr, "0 when work is pending and no step ends", health.live);
   t.gauge("kvasir_requests_running", "vllm:num_requests_running", "Requests in the batch", s.running);
   t.gauge("kvasir_requests_waiting", "vllm:num_requests_waiting", "Requests that wait to be run", s.waiting);
   t.gauge("kvasir_requests_paused", nullptr, "Requests whose reader is behind", s.paused);
+}
+
+void add_cache(Text& t, const Services& services, const engine::Stats& s) {
   t.gauge("kvasir_cache_pages_total", nullptr, "Pages of the KV cache", s.pages_total);
   t.gauge("kvasir_cache_pages_free", nullptr, "Pages nobody uses", s.pages_free);
   t.gauge("kvasir_cache_pages_cached", nullptr, "Pages kept for prefixes that may come again", s.pages_cached);
@@ -202,6 +201,9 @@ std::string metrics_text(const Services& services) {
           s.kv_bytes_per_token);
   t.gauge("kvasir_prefix_hit_ratio", nullptr, "Share of prompt tokens found in the prefix cache, since the start",
           hit_rate(s));
+}
+
+void add_tokens(Text& t, const engine::Stats& s) {
   t.counter("kvasir_prompt_tokens_total", "vllm:prompt_tokens_total", "Prompt tokens of finished prefills",
             s.prompt_tokens);
   t.counter("kvasir_cached_tokens_total", "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache",
@@ -214,6 +216,9 @@ std::string metrics_text(const Services& services) {
   t.counter("kvasir_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
             "Draft tokens that were right", s.all_drafts().accepted);
   add_drafts(t, s);
+}
+
+void add_requests(Text& t, const engine::Stats& s) {
   t.counter("kvasir_requests_total", nullptr, "Requests submitted to the engine", s.requests);
   t.counter("kvasir_requests_finished_total", nullptr, "Requests that ended well", s.finished);
   t.counter("kvasir_requests_failed_total", nullptr, "Requests that ended with an error", s.failed);
@@ -225,6 +230,9 @@ std::string metrics_text(const Services& services) {
       "kvasir_steps_cut_total", nullptr,
       "Steps that took up fewer prompt tokens, so that decodes beside them are not held up longer than max_step_ms",
       s.steps_cut);
+}
+
+void add_experts(Text& t, const engine::Stats& s) {
   t.counter("kvasir_expert_tokens_total", nullptr,
             "Tokens by expert that they were sent to, of all layers; 0 without experts, and on a GPU",
             s.experts.tokens);
@@ -234,6 +242,9 @@ std::string metrics_text(const Services& services) {
           "Tokens of the most chosen expert over the mean of its layer, lately: the layers on average",
           s.experts.usual);
   t.gauge("kvasir_expert_imbalance_worst", nullptr, "The same of the layer where it is greatest", s.experts.worst);
+}
+
+void add_calls(Text& t, const Services& services, const engine::Stats& s) {
   t.family("counter", "kvasir_errors_total", "Requests that failed, by cause");
   for (const auto& [cause, count] : s.errors) t.row("kvasir_errors_total", "cause=" + json_string(cause), count);
   t.family("counter", "kvasir_calls_total", "Generation calls, by protocol and outcome");
@@ -250,14 +261,9 @@ std::string metrics_text(const Services& services) {
   t.family("gauge", "vllm:num_requests_waiting_by_reason", "Requests that wait to be run, by why");
   t.row("vllm:num_requests_waiting_by_reason",
         cat("model_name=", json_string(services.model_name()), ",reason=\"capacity\""), s.waiting);
-  add_llama(t, s);
-  add_adapters(t, services);
-  add_ranks(t, services);
-  if (const SpanExporter* spans = services.spans()) {
-    t.counter("kvasir_spans_sent_total", nullptr, "Spans the collector took", spans->sent());
-    t.counter("kvasir_spans_dropped_total", nullptr, "Spans the collector did not take", spans->dropped());
-  }
-  t.counter("kvasir_auth_failures_total", nullptr, "Calls without a valid key", services.metrics().auth_failures());
+}
+
+void add_times(Text& t, const Services& services, const engine::Stats& s) {
   t.histogram("kvasir_time_to_first_token_seconds", "vllm:time_to_first_token_seconds",
               "From submission to the first token", s.first_token);
   t.histogram("kvasir_inter_token_seconds", "vllm:inter_token_latency_seconds", "Between tokens of one request",
@@ -284,6 +290,28 @@ std::string metrics_text(const Services& services) {
   t.histogram("kvasir_asked_choices", "vllm:request_params_n", "Choices that a request asked for", of.choices);
   t.histogram("kvasir_asked_tokens", "vllm:request_params_max_tokens",
               "The longest answer that a request asked for, where it said so", of.max_tokens);
+}
+
+}  // namespace
+
+std::string metrics_text(const Services& services) {
+  const engine::Stats s = services.engine().stats();
+  Text t(services.model_name());
+  add_load(t, services, s);
+  add_cache(t, services, s);
+  add_tokens(t, s);
+  add_requests(t, s);
+  add_experts(t, s);
+  add_calls(t, services, s);
+  add_llama(t, s);
+  add_adapters(t, services);
+  add_ranks(t, services);
+  if (const SpanExporter* spans = services.spans()) {
+    t.counter("kvasir_spans_sent_total", nullptr, "Spans the collector took", spans->sent());
+    t.counter("kvasir_spans_dropped_total", nullptr, "Spans the collector did not take", spans->dropped());
+  }
+  t.counter("kvasir_auth_failures_total", nullptr, "Calls without a valid key", services.metrics().auth_failures());
+  add_times(t, services, s);
   t.gauge("process_resident_memory_bytes", nullptr, "Resident memory", resident_bytes());
   return t.take();
 }
