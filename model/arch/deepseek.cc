@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/arch/experts.h"
+#include "model/arch/next_layers.h"
 #include "model/arch/registry.h"
 
 namespace kvasir::model {
@@ -122,9 +123,7 @@ Status metadata(const GgufKeys& in, ModelConfig& c) {
   c.rope.mscale = c.rope.mscale_all_dim = double(log_multiplier) * 10;
   auto has = [&](std::string_view name) { return in.file().tensor(name) != nullptr; };
   c.qkv_bias = has("blk.0.attn_kv_a_mqa.bias");
-  KVASIR_TRY(in.get("nextn_predict_layers", &c.next_layers));
-  c.next_layers = std::min(c.next_layers, c.layers);
-  c.layers -= c.next_layers;
+  KVASIR_TRY(read_next_layers(in, c));
   Routing& r = c.experts.routing;
   r.corrected = has(cat("blk.", c.layers - 1, ".exp_probs_b.bias"));
   r.scores_of = r.corrected ? ExpertScores::sigmoid : ExpertScores::softmax;  // where nothing is said

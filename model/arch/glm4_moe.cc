@@ -1,6 +1,7 @@
 // GLM 4.5 and later with experts: the first layers have one MLP, the others experts by sigmoid in groups, with a
 // correction, beside one that all tokens share.
 #include "model/arch/experts.h"
+#include "model/arch/next_layers.h"
 #include "model/arch/registry.h"
 
 namespace kvasir::model {
@@ -32,9 +33,7 @@ Status json(const JsonKeys& in, ModelConfig& c) {
 }
 
 Status metadata(const GgufKeys& in, ModelConfig& c) {
-  KVASIR_TRY(in.get("nextn_predict_layers", &c.next_layers));
-  c.next_layers = std::min(c.next_layers, c.layers);
-  c.layers -= c.next_layers;
+  KVASIR_TRY(read_next_layers(in, c));
   if (in.file().tensor("blk.0.attn_q_norm.weight")) c.qk_norm = QkNorm::head;
   return read_experts(in, c);
 }

@@ -6,6 +6,7 @@
 
 #include "model/arch/experts.h"
 #include "model/arch/hybrid_network.h"
+#include "model/arch/next_layers.h"
 #include "model/arch/registry.h"
 
 namespace kvasir::model {
@@ -26,17 +27,13 @@ constexpr TensorName kNames[] = {
     {"blk.#.ssm_out", "model.layers.#.linear_attn.out_proj"},
 };
 
-constexpr std::string_view kNextDefaults = R"({"head_dim": 256, "partial_rotary_factor": 0.25,
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512, "norm_topk_prob": true})";
-constexpr std::string_view kDenseDefaults = R"({"head_dim": 256, "partial_rotary_factor": 0.25,
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32})";
-constexpr std::string_view kMoeDefaults = R"({"head_dim": 256, "partial_rotary_factor": 0.25,
-    "intermediate_size": 512, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": true})";
+constexpr std::string_view kDenseDefaults = R"({"head_dim": 256, "partial_rotary_factor": 0.25})";
+constexpr std::string_view kNextDefaults = R"({"head_dim": 256, "partial_rotary_factor": 0.25, "num_experts": 512,
+    "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": true})";
+constexpr std::string_view kMoeDefaults = R"({"head_dim": 256, "partial_rotary_factor": 0.25, "num_experts": 256,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": true, "intermediate_size": 512})";
 
 void dense(ModelConfig& c) {
   c.qk_norm = QkNorm::head;
@@ -59,7 +56,8 @@ void set_linear_layers(ModelConfig& c, int32_t interval) {
 
 Status dense_json(const JsonKeys& in, ModelConfig& c) {
   c.norm_shift = 1;
-  LinearConfig& l = c.linear;
+  LinearConfig& l = c.linear;  // of all of them, where a file leaves a key out
+  l.key_heads = 16, l.value_heads = 32, l.key_dim = l.value_dim = 128;
   KVASIR_TRY(in.get({"linear_conv_kernel_dim"}, &l.taps));
   KVASIR_TRY(in.get({"linear_num_key_heads"}, &l.key_heads));
   KVASIR_TRY(in.get({"linear_num_value_heads"}, &l.value_heads));
@@ -97,9 +95,7 @@ Status read_metadata(const GgufKeys& in, ModelConfig& c, bool tiled) {
     return invalid_argument(cat(in.file().name(), ": ", in.key("ssm.inner_size"), " is ", inner,
                                 "; it must be a multiple of ", in.key("ssm.time_step_rank"), ", ", l.value_heads));
   l.tiled = tiled;
-  KVASIR_TRY(in.get("nextn_predict_layers", &c.next_layers));
-  c.next_layers = std::min(c.next_layers, c.layers);
-  c.layers -= c.next_layers;
+  KVASIR_TRY(read_next_layers(in, c));
   KVASIR_TRY(in.get("full_attention_interval", &interval));
   if (interval < 1) return invalid_argument(cat(in.file().name(), ": ", in.key("full_attention_interval"), " is 0"));
   set_linear_layers(c, interval);

@@ -16,8 +16,8 @@ struct DummyShape {
   int32_t window = 0;
   int32_t experts = 0, experts_used = 0, expert_ffn = 0, shared_ffn = 0;
   int32_t dense_layers = 0;  // before those with experts
-  LatentConfig latent = {};
   int32_t linear_heads = 0;  // of values, each of 128, with 16 of keys
+  LatentConfig latent = {};
 
   void apply(ModelConfig& c) const;
 };
