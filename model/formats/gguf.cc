@@ -36,12 +36,11 @@ std::optional<int64_t> integer_at(GgufKind kind, const uint8_t* p) {
     default: return std::nullopt;
   }
 }
-}  // namespace
 
 // A cursor that cannot leave the file.
-class Gguf::Reader {
+class FileReader {
  public:
-  Reader(const std::string& name, std::span<const uint8_t> bytes) : name_(name), bytes_(bytes) {}
+  FileReader(const std::string& name, std::span<const uint8_t> bytes) : name_(name), bytes_(bytes) {}
   size_t at() const { return at_; }
   size_t left() const { return bytes_.size() - at_; }
   const uint8_t* here() const { return bytes_.data() + at_; }
@@ -110,8 +109,65 @@ class Gguf::Reader {
   size_t at_ = 0;
 };
 
+// An entry of the list of tensors; its data is not looked for yet.
+Result<GgufTensor> read_tensor(FileReader& in, int64_t alignment) {
+  GgufTensor t;
+  uint32_t dims = 0, type = 0;
+  uint64_t offset = 0;
+  KVASIR_TRY(in.read_name(&t.name, kMaxName, "a tensor's name"));
+  KVASIR_TRY(in.read(&dims, "a tensor's rank"));
+  if (dims < 1 || dims > 4) return in.error(cat("tensor ", t.name, " has ", dims, " dimensions; 1 to 4 are allowed"));
+  int64_t elements = 1;
+  for (uint32_t d = 0; d < dims; ++d) {
+    uint64_t n = 0;
+    KVASIR_TRY(in.read(&n, "a tensor's dimension"));
+    if (n == 0 || n > uint64_t(INT64_MAX) || __builtin_mul_overflow(elements, int64_t(n), &elements))
+      return in.error(cat("tensor ", t.name, ": dimension ", d, " is ", n, ", which is zero or too large"));
+    t.dims[d] = int64_t(n);
+  }
+  KVASIR_TRY(in.read(&type, "a tensor's type"));
+  KVASIR_TRY(in.read(&offset, "a tensor's offset"));
+  t.type = WeightType(type);
+  const TypeInfo* info = type_info(t.type);
+  if (info == nullptr || !of_gguf(t.type))
+    return in.error(cat("tensor ", t.name, " has type number ", type,
+                        "; F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K are supported"));
+  if (t.dims[0] % info->block != 0)
+    return in.error(cat("tensor ", t.name, ": rows of ", t.dims[0], " are not whole blocks of ", info->block));
+  if (__builtin_mul_overflow(elements / info->block, int64_t(info->bytes), &t.bytes) || offset > uint64_t(INT64_MAX))
+    return in.error(cat("tensor ", t.name, " is too large"));
+  if (offset % uint64_t(alignment) != 0)
+    return in.error(cat("tensor ", t.name, ": offset ", offset, " is not a multiple of ", alignment));
+  t.offset = int64_t(offset);
+  return t;
+}
+
+// Where the data of these tensors lies, from byte `base` of the file on: inside it, and none over another's.
+Status place_tensors(const std::string& name, std::span<const uint8_t> bytes, int64_t base,
+                     std::span<GgufTensor> tensors) {
+  const int64_t size = int64_t(bytes.size());
+  std::vector<const GgufTensor*> order;
+  for (GgufTensor& t : tensors) {
+    if (base > size || t.bytes > size - base || t.offset > size - base - t.bytes)
+      return invalid_argument(cat(name, ": tensor ", t.name, " needs ", t.bytes, " bytes at ", t.offset,
+                                  " of the data, the file has only ", std::max<int64_t>(0, size - base),
+                                  "; it is probably truncated"));
+    t.offset += base;
+    t.data = bytes.data() + t.offset;
+    order.push_back(&t);
+  }
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
+  for (size_t i = 1; i < order.size(); ++i)
+    if (order[i]->offset < order[i - 1]->offset + order[i - 1]->bytes)
+      return invalid_argument(cat(name, " at byte ", order[i]->offset, ": tensors ", order[i - 1]->name, " and ",
+                                  order[i]->name, " overlap"));
+  return {};
+}
+
+}  // namespace
+
 Status Gguf::read(const std::string& name, std::span<const uint8_t> bytes, int file) {
-  Reader in(name, bytes);
+  FileReader in(name, bytes);
   uint32_t magic = 0, version = 0;
   uint64_t tensor_count = 0, value_count = 0;
   KVASIR_TRY(in.read(&magic, "the magic number"));
@@ -144,57 +200,14 @@ Status Gguf::read(const std::string& name, std::span<const uint8_t> bytes, int f
 
   size_t first = tensors_.size();
   for (uint64_t i = 0; i < tensor_count; ++i) {
-    GgufTensor t;
-    uint32_t dims = 0, type = 0;
-    uint64_t offset = 0;
-    KVASIR_TRY(in.read_name(&t.name, kMaxName, "a tensor's name"));
-    KVASIR_TRY(in.read(&dims, "a tensor's rank"));
-    if (dims < 1 || dims > 4) return in.error(cat("tensor ", t.name, " has ", dims, " dimensions; 1 to 4 are allowed"));
-    int64_t elements = 1;
-    for (uint32_t d = 0; d < dims; ++d) {
-      uint64_t n = 0;
-      KVASIR_TRY(in.read(&n, "a tensor's dimension"));
-      if (n == 0 || n > uint64_t(INT64_MAX) || __builtin_mul_overflow(elements, int64_t(n), &elements))
-        return in.error(cat("tensor ", t.name, ": dimension ", d, " is ", n, ", which is zero or too large"));
-      t.dims[d] = int64_t(n);
-    }
-    KVASIR_TRY(in.read(&type, "a tensor's type"));
-    KVASIR_TRY(in.read(&offset, "a tensor's offset"));
-    t.type = WeightType(type);
-    const TypeInfo* info = type_info(t.type);
-    if (info == nullptr || !of_gguf(t.type))
-      return in.error(cat("tensor ", t.name, " has type number ", type,
-                          "; F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K are supported"));
-    if (t.dims[0] % info->block != 0)
-      return in.error(cat("tensor ", t.name, ": rows of ", t.dims[0], " are not whole blocks of ", info->block));
-    if (__builtin_mul_overflow(elements / info->block, int64_t(info->bytes), &t.bytes) || offset > uint64_t(INT64_MAX))
-      return in.error(cat("tensor ", t.name, " is too large"));
-    if (offset % uint64_t(alignment) != 0)
-      return in.error(cat("tensor ", t.name, ": offset ", offset, " is not a multiple of ", alignment));
-    t.offset = int64_t(offset);
+    KVASIR_ASSIGN(GgufTensor t, read_tensor(in, alignment));
     t.file = file;
     if (!names_.emplace(t.name, tensors_.size()).second) return in.error(cat("tensor ", t.name, " appears twice"));
     tensors_.push_back(t);
   }
 
-  int64_t base = (int64_t(in.at()) + alignment - 1) / alignment * alignment, size = int64_t(bytes.size());
-  std::vector<const GgufTensor*> order;
-  for (size_t i = first; i < tensors_.size(); ++i) {
-    GgufTensor& t = tensors_[i];
-    if (base > size || t.bytes > size - base || t.offset > size - base - t.bytes)
-      return invalid_argument(cat(name, ": tensor ", t.name, " needs ", t.bytes, " bytes at ", t.offset,
-                                  " of the data, the file has only ", std::max<int64_t>(0, size - base),
-                                  "; it is probably truncated"));
-    t.offset += base;
-    t.data = bytes.data() + t.offset;
-    order.push_back(&t);
-  }
-  std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
-  for (size_t i = 1; i < order.size(); ++i)
-    if (order[i]->offset < order[i - 1]->offset + order[i - 1]->bytes)
-      return invalid_argument(cat(name, " at byte ", order[i]->offset, ": tensors ", order[i - 1]->name, " and ",
-                                  order[i]->name, " overlap"));
-  return {};
+  return place_tensors(name, bytes, (int64_t(in.at()) + alignment - 1) / alignment * alignment,
+                       std::span(tensors_).subspan(first));
 }
 
 Result<std::unique_ptr<Gguf>> Gguf::parse(std::string name, std::span<const uint8_t> bytes) {

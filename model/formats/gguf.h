@@ -63,7 +63,6 @@ class Gguf {
   const std::string& name() const { return name_; }
 
  private:
-  class Reader;
   Status read(const std::string& name, std::span<const uint8_t> bytes, int file);
 
   std::string name_;
