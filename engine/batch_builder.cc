@@ -86,7 +86,7 @@ void BatchBuilder::pack(const scheduler::StepPlan& plan, const std::function<con
     if (item.state >= 0) b.states.push_back(item.state);
     if (shape_.encodes) b.sources.push_back(int64_t(job->request.prompt.size()) - 1);
     out.jobs.push_back(job);
-    out.computed.push_back({item.seq, item.begin, item.count});
+    if (shape_.drafted) out.computed.push_back({item.seq, item.begin, item.count});
     add_rows(item, job, before, out);
     add_types(item, *job, b);
     add_adapter(*job, b);

@@ -38,7 +38,7 @@ struct PackedStep {
     scheduler::SeqId seq = 0;
     int64_t begin = 0, count = 0;  // its rows
   };
-  std::vector<Computed> computed;  // of each sequence
+  std::vector<Computed> computed;  // of each sequence, where Shape::drafted
   int32_t decodes = 0, prefills = 0;
   bool constrained = false;                  // some row has a grammar
   std::vector<kvcache::CacheStarts> starts;  // of the batch's tables, by layer group
@@ -57,6 +57,7 @@ class BatchBuilder {
     int depth = 1;
     model::Pooling pooling = model::Pooling::last;
     bool encodes = false;    // all of a prompt but its last token is what an encoder reads (ModelInfo::decoder_start)
+    bool drafted = false;    // heads read what a step computed (PackedStep::computed)
     bool streaming = false;  // operators are told nothing of what lies between sinks and window
   };
   BatchBuilder(const scheduler::Scheduler& scheduler, const Shape& shape) : scheduler_(scheduler), shape_(shape) {}

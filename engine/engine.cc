@@ -17,6 +17,7 @@
 #include "engine/job_stream.h"
 #include "engine/kv_memory.h"
 #include "engine/least_time.h"
+#include "engine/prepare.h"
 #include "engine/scheduler_options.h"
 #include "engine/step_cost.h"
 #include "engine/step_loop.h"
@@ -26,6 +27,8 @@ namespace kvasir::engine {
 namespace {
 
 using std::chrono::milliseconds;
+
+int64_t states_of(const scheduler::Settings& plan) { return plan.recurrent ? plan.max_running + plan.kept_states : 0; }
 
 class EngineImpl final : public Engine {
  public:
@@ -75,6 +78,11 @@ class EngineImpl final : public Engine {
  private:
   void run(const Loader& loader);
   Status load(const Loader& loader);
+  Result<scheduler::Settings> allocate_cache(int64_t memory);
+  Status set_ends();  // the model's own tokens that end an answer, and the operator's
+  void set_limits();
+  void start_grammars();
+  void log_cache(const scheduler::Settings& plan, int64_t memory) const;
   Result<std::unique_ptr<Drafter>> load_draft(int64_t* memory);
   Result<AdapterInfo> load_into_runner(const std::string& name, const std::string& path) {
     return adapters_.load(
@@ -83,7 +91,6 @@ class EngineImpl final : public Engine {
   void enter(State phase, std::string message = "");
   Status accepting() const;
   Status in_time(const Request& request) const;
-  Status prepare(Job& job) const;
   void hand_over(JobPtr job);
   void forget(const Job& job);
   static std::string key(const std::string& tenant, const std::string& id) { return tenant + '\0' + id; }
@@ -150,27 +157,38 @@ Status EngineImpl::load(const Loader& loader) {
   if (options_.max_context > 0)
     info_.context_length = int32_t(std::min<int64_t>(info_.context_length, options_.max_context));
   // Before the cache, which takes what they leave.
-  for (const AdapterSource& a : options_.adapters) {
-    KVASIR_TRY(load_into_runner(a.name, a.path).status());
-  }
+  for (const AdapterSource& a : options_.adapters) KVASIR_TRY(load_into_runner(a.name, a.path).status());
   int64_t memory = options_.kv_memory, room = loaded_.runner->cache_room();
   if (memory <= 0)
     memory = int64_t(double(room >= 0 ? room : default_kv_memory(host_limits().memory_available)) *
                      options_.kv_memory_share);
   KVASIR_ASSIGN(std::unique_ptr<Drafter> draft, load_draft(&memory));
+  KVASIR_ASSIGN(const scheduler::Settings plan, allocate_cache(memory));
+  KVASIR_ASSIGN(auto scheduler, scheduler::Scheduler::create(plan));
+  KVASIR_TRY(set_ends());
+  set_limits();
+  start_grammars();
+  loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
+                                     grammars_.get(), std::move(draft), publisher_, watchdog_, shared_);
+  log_cache(plan, memory);
+  return {};
+}
+
+Result<scheduler::Settings> EngineImpl::allocate_cache(int64_t memory) {
   KVASIR_ASSIGN(scheduler::Settings plan, scheduler_options(options_, *loaded_.runner, memory));
   plan.cache_events = cache_events_;
-  std::vector<int64_t> pages;
-  for (const scheduler::PageGroup& g : plan.groups) pages.push_back(g.pages);
   KVASIR_TRY(plan.validate());
-  model::CachePages cache{pages, plan.host_pages};
-  if (plan.recurrent) cache.states = plan.max_running + plan.kept_states;
+  model::CachePages cache({}, plan.host_pages);
+  for (const scheduler::PageGroup& g : plan.groups) cache.groups.push_back(g.pages);
+  cache.states = states_of(plan);
   KVASIR_TRY(loaded_.runner->allocate_cache(cache));
   if (plan.host_pages > 0) {
-    KVASIR_ASSIGN(plan.cost.page_move_us, time_page_moves(*loaded_.runner, pages[0], plan.host_pages));
+    KVASIR_ASSIGN(plan.cost.page_move_us, time_page_moves(*loaded_.runner, cache.groups[0], plan.host_pages));
   }
-  KVASIR_ASSIGN(auto scheduler, scheduler::Scheduler::create(plan));
+  return plan;
+}
 
+Status EngineImpl::set_ends() {
   if (loaded_.tokenizer) end_of_generation_ = loaded_.tokenizer->end_of_generation();
   for (int32_t t : options_.stop_tokens) {
     if (t < 0 || t >= info_.vocab_size)
@@ -179,42 +197,53 @@ Status EngineImpl::load(const Loader& loader) {
     end_of_generation_.push_back(t);
   }
   publisher_.set_tokenizer(loaded_.tokenizer, info_.decoder_start >= 0);
-  const bool has_grammars = loaded_.tokenizer || loaded_.grammars;
-  limits_ = {info_.vocab_size,     info_.context_length,         info_.streaming ? info_.trained_context : 0,
-             options_.max_running, loaded_.tokenizer != nullptr, has_grammars};
-  limits_.hidden = info_.hidden, limits_.labels = info_.labels;
-  limits_.no_embeddings = info_.pooling.refusal;
-  limits_.encoder = info_.encoder, limits_.encodes = info_.decoder_start >= 0;
-  limits_.max_input = options_.max_input_tokens;
-  limits_.max_output = options_.max_output_tokens;
-  limits_.max_total = options_.max_total_tokens;
-  if (has_grammars) {
-    auto compiler = [this]() -> Result<std::shared_ptr<text::GrammarCompiler>> {
-      if (loaded_.grammars) return loaded_.grammars;
-      return text::GrammarCompiler::create(loaded_.tokenizer);
-    };
-    grammars_ = std::make_unique<GrammarWorker>(std::move(compiler), loaded_.tokenizer, info_.vocab_size);
-  }
-  loop_ = std::make_unique<StepLoop>(options_, *loaded_.runner, std::move(scheduler), end_of_generation_, *mailbox_,
-                                     grammars_.get(), std::move(draft), publisher_, watchdog_, shared_);
+  return {};
+}
+
+void EngineImpl::set_limits() {
+  limits_ = {.vocab_size = info_.vocab_size,
+             .context_length = info_.context_length,
+             .default_length = info_.streaming ? info_.trained_context : 0,
+             .max_choices = options_.max_running,
+             .has_text = loaded_.tokenizer != nullptr,
+             .has_grammars = loaded_.tokenizer || loaded_.grammars,
+             .max_input = options_.max_input_tokens,
+             .max_output = options_.max_output_tokens,
+             .max_total = options_.max_total_tokens,
+             .hidden = info_.hidden,
+             .labels = info_.labels,
+             .no_embeddings = info_.pooling.refusal,
+             .encoder = info_.encoder,
+             .encodes = info_.decoder_start >= 0};
+}
+
+void EngineImpl::start_grammars() {
+  if (!limits_.has_grammars) return;
+  auto compiler = [this]() -> Result<std::shared_ptr<text::GrammarCompiler>> {
+    if (loaded_.grammars) return loaded_.grammars;
+    return text::GrammarCompiler::create(loaded_.tokenizer);
+  };
+  grammars_ = std::make_unique<GrammarWorker>(std::move(compiler), loaded_.tokenizer, info_.vocab_size);
+}
+
+void EngineImpl::log_cache(const scheduler::Settings& plan, int64_t memory) const {
   if (plan.recurrent)
     log_info("each sequence has a state; nothing is drafted", {{"state_bytes", info_.state_bytes},
                                                                {"running", plan.max_running},
                                                                {"max_running", options_.max_running},
                                                                {"kept_for_prefixes", plan.kept_states},
-                                                               {"bytes", cache.states * info_.state_bytes}});
+                                                               {"bytes", states_of(plan) * info_.state_bytes}});
   if (plan.recurrent && options_.prefix_cache && plan.kept_states == 0)
     log_warn("no prefix is used again: half of kv_memory has room for one state",
              {{"kv_memory", memory}, {"state_bytes", info_.state_bytes}});
-  log_info("cache ready", {{"pages", pages[0]},
-                           {"window_pages", pages.size() > 1 ? pages[1] : 0},
+  log_info("cache ready", {{"pages", plan.groups[0].pages},
+                           {"window_pages", plan.groups.size() > 1 ? plan.groups[1].pages : 0},
                            {"host_pages", plan.host_pages},
                            {"page_size", options_.page_size},
                            {"type", info_.kv_type},
                            {"attention", info_.attention_type},
                            {"bytes_per_token", info_.kv_bytes_per_token},
                            {"bytes", memory}});
-  return {};
 }
 
 // Its cache is a part of the memory that the operator gave for one.
@@ -367,48 +396,6 @@ Status EngineImpl::in_time(const Request& request) const {
   return check_deadline(request, left, options_, shared_.recent, shared_.stats, shared_.waiting.all().tokens);
 }
 
-Status EngineImpl::prepare(Job& job) const {
-  const Request& r = job.request;
-  if (!r.ignore_eos) job.stop_set = end_of_generation_;
-  job.stop_set.insert(job.stop_set.end(), r.stop_tokens.begin(), r.stop_tokens.end());
-  std::sort(job.stop_set.begin(), job.stop_set.end());
-  job.stop_set.erase(std::unique(job.stop_set.begin(), job.stop_set.end()), job.stop_set.end());
-  const size_t words = (size_t(info_.vocab_size) + 31) / 32;
-  if (!r.allowed_tokens.empty()) {
-    job.allowed_mask.assign(words, 0);
-    for (int32_t t : r.allowed_tokens) job.allowed_mask[size_t(t) / 32] |= 1u << (t % 32);
-  }
-  if (r.min_tokens > 0 && !job.stop_set.empty()) {
-    if (job.allowed_mask.empty())
-      job.min_tokens_mask.assign(words, ~0u);
-    else
-      job.min_tokens_mask = job.allowed_mask;
-    if (!forbid_stops(job.min_tokens_mask, job.stop_set) && !r.allowed_tokens.empty())
-      return invalid_argument(cat("every one of allowed_token_ids ends the answer, and min_tokens is ", r.min_tokens,
-                                  "; allow an id that does not, or leave min_tokens out"))
-          .with_field("allowed_token_ids");
-  }
-  if (r.beams) {
-    job.beams.emplace(*r.beams, job.stop_set, *r.max_tokens, r.sampling.logprobs);
-    job.beam_params.temperature = 0;
-    job.beam_params.logprobs = job.beams->candidates();
-    if (job.beams->candidates() > info_.vocab_size)
-      return invalid_argument(cat("beam_width is ", r.beams->width, "; with ", job.stop_set.size(),
-                                  " tokens that end an answer and a vocabulary of ", info_.vocab_size,
-                                  " it must be at most ",
-                                  info_.vocab_size / (job.beams->candidates() / r.beams->width)))
-          .with_field("beam_width");
-  }
-  if (r.pooled)
-    job.pooled.resize(r.classified ? size_t(info_.labels) : r.scored.empty() ? size_t(info_.hidden) : r.scored.size());
-  if (r.prompt_logprobs >= 0) {
-    job.score_params.logprobs = r.prompt_logprobs;
-    job.prompt_logprobs.resize(r.prompt.size());
-    for (size_t i = 0; i < r.prompt.size(); ++i) job.prompt_logprobs[i].id = r.prompt[i];
-  }
-  return {};
-}
-
 Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   KVASIR_TRY(accepting());
   KVASIR_TRY(validate(request, limits_));
@@ -416,16 +403,7 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   if (!request.adapter.empty()) {
     KVASIR_ASSIGN(adapter, adapters_.find(request.adapter));
   }
-  if (!request.max_tokens && limits_.default_length > 0)
-    request.max_tokens =
-        std::max<int64_t>(limits_.default_length - int64_t(request.prompt.size()), info_.sliding_window);
-  if (!request.max_tokens && (limits_.max_output > 0 || limits_.max_total > 0)) {
-    const int64_t prompt = int64_t(request.prompt.size());
-    request.max_tokens = info_.context_length - prompt;
-    if (limits_.max_output > 0) request.max_tokens = std::min(*request.max_tokens, limits_.max_output);
-    if (limits_.max_total > 0) request.max_tokens = std::min(*request.max_tokens, limits_.max_total - prompt);
-  }
-  if (request.beams && !request.max_tokens) request.max_tokens = info_.context_length - int64_t(request.prompt.size());
+  set_max_tokens(request, limits_, info_);
   KVASIR_TRY(in_time(request));
   if (info_.decoder_start >= 0) request.prompt.push_back(info_.decoder_start);  // for which a sequence has room
   uint64_t number = next_number_.fetch_add(1);
@@ -434,7 +412,7 @@ Result<std::unique_ptr<Stream>> EngineImpl::submit(Request request) {
   job->number = number;
   job->adapter = std::move(adapter);
   job->arrived = std::chrono::steady_clock::now();
-  KVASIR_TRY(prepare(*job));
+  KVASIR_TRY(prepare(*job, info_, end_of_generation_));
   const std::string& tenant = job->request.tenant;
   const auto tokens = int64_t(job->request.prompt.size());
   KVASIR_TRY(shared_.waiting.enter(tenant, tokens,

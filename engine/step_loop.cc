@@ -29,6 +29,7 @@ StepLoop::StepLoop(const EngineOptions& options, model::Runner& runner, std::uni
                              .depth = runner.depth(),
                              .pooling = runner.info().pooling.pooling,
                              .encodes = runner.info().decoder_start >= 0,
+                             .drafted = draft_model != nullptr,
                              .streaming = runner.info().streaming}),
       draft_model_(std::move(draft_model)) {
   if (draft_model_) shared_.stats.draft_model.name = draft_model_->info().name;
