@@ -13,6 +13,7 @@
 
 #include "cli/command.h"
 #include "cli/serve_config.h"
+#include "core/cat.h"
 #include "server/server.h"
 
 namespace kvasir::cli {
@@ -106,6 +107,22 @@ void print_ready(const ServeConfig& config, const engine::Engine& engine, const 
                      {"host", config.server.host}});
 }
 
+// What the server's options repeat of the engine's.
+void share_options(ServeConfig& config) {
+  const auto& engine = config.model.engine;
+  config.server.page_size = engine.page_size;
+  config.server.max_tokens_per_step = engine.max_tokens_per_step;
+  config.server.kv_events = {config.kv_events.address, config.kv_events.replay, config.kv_events.topic,
+                             uint32_t(engine.cache_event_ring), uint32_t(server::KvPublisher::kWaitingMessages)};
+  config.server.max_running = engine.max_running;
+  config.server.model_path = config.model.model.model;
+}
+
+int fail(const std::string& why) {
+  std::fprintf(stderr, "kvasir serve: %s\n", why.c_str());
+  return kFailed;
+}
+
 int serve_with(ServeConfig& config) {
   auto began = std::chrono::steady_clock::now();
   signal(SIGPIPE, SIG_IGN);
@@ -113,26 +130,13 @@ int serve_with(ServeConfig& config) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread: all inherit it
   pthread_t here = pthread_self();
 
-  config.server.page_size = config.model.engine.page_size;
-  config.server.max_tokens_per_step = config.model.engine.max_tokens_per_step;
-  config.server.kv_events = {config.kv_events.address, config.kv_events.replay, config.kv_events.topic,
-                             uint32_t(config.model.engine.cache_event_ring),
-                             uint32_t(server::KvPublisher::kWaitingMessages)};
-  config.server.max_running = config.model.engine.max_running;
-  config.server.model_path = config.model.model.model;
+  share_options(config);
   Status ready = config.ppl.check(config.model.model.model);
   if (ready.ok()) ready = config.find_sampling();
-  if (!ready.ok()) {
-    std::fprintf(stderr, "kvasir serve: %s\n", ready.message().c_str());
-    return kFailed;
-  }
-  if (!threads_to_spare()) {
-    std::fprintf(stderr,
-                 "kvasir serve: fewer than %d threads can be started; raise the limit of processes (ulimit -u, "
-                 "pids.max) or of memory\n",
-                 kThreadsToSpare);
-    return kFailed;
-  }
+  if (!ready.ok()) return fail(ready.message());
+  if (!threads_to_spare())
+    return fail(cat("fewer than ", kThreadsToSpare,
+                    " threads can be started; raise the limit of processes (ulimit -u, pids.max) or of memory"));
   std::atomic<bool> ending{false}, failed{false}, over{false}, drained{false};  // over: failed, or asked to drain
   config.server.on_drain = [&, here] {
     over = true;
@@ -144,7 +148,7 @@ int serve_with(ServeConfig& config) {
     Status ready = engine->wait_ready();
     if (ready.ok()) return print_ready(config, *engine, *serving, began);
     if (ending) return;  // a signal came first
-    std::fprintf(stderr, "kvasir serve: %s\n", ready.message().c_str());
+    fail(ready.message());
     failed = over = true;
     pthread_kill(here, kDone);
   });
@@ -157,17 +161,11 @@ int serve_with(ServeConfig& config) {
   std::unique_ptr<server::KvPublisher> published;
   if (!config.kv_events.address.empty()) {
     auto publisher = server::KvPublisher::start(config.kv_events, *engine, config.model.engine.page_size);
-    if (!publisher.ok()) {
-      std::fprintf(stderr, "kvasir serve: %s\n", publisher.status().message().c_str());
-      return kFailed;
-    }
+    if (!publisher.ok()) return fail(publisher.status().message());
     published = std::move(*publisher);
   }
   auto started = server::Server::start(config.server, *engine);
-  if (!started.ok()) {
-    std::fprintf(stderr, "kvasir serve: %s\n", started.status().message().c_str());
-    return kFailed;
-  }
+  if (!started.ok()) return fail(started.status().message());
   serving = started->get();
   loading.begin();
 
@@ -206,7 +204,7 @@ int serve(int argc, char** argv) {
   if (Status here = config.model.fetch(); here.ok())  // signals still end a download at once; it is resumed later
     code = serve_with(config);
   else
-    std::fprintf(stderr, "kvasir serve: %s\n", here.message().c_str());
+    fail(here.message());
   log_stop();
   return code;
 }
