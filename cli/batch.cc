@@ -170,9 +170,9 @@ class Ready {
   std::deque<int64_t> calls_;
 };
 
-class Batch {
+class BatchRun {
  public:
-  Batch(server::Services& services, std::FILE* out, int64_t all)
+  BatchRun(server::Services& services, std::FILE* out, int64_t all)
       : api_(services), out_(out), all_(all), progress_(isatty(STDERR_FILENO)) {}
 
   void ask(const Line& line) {
@@ -287,7 +287,7 @@ Status batch_with(BatchConfig& c) {
   std::FILE* out = std::fopen(c.output.c_str(), c.again ? "w" : "a");
   if (!out) return failed_precondition(cat("the output ", c.output, " cannot be written"));
   const auto began = std::chrono::steady_clock::now();
-  Batch batch(*services, out, all - int64_t(before.size()));
+  BatchRun batch(*services, out, all - int64_t(before.size()));
   // As many run as the engine has room for, and as many wait.
   const size_t window = size_t(options.max_running) * 2;
   Status status = each_line(c.files[0], [&](const std::string& text) -> Status {

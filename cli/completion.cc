@@ -15,7 +15,7 @@
 namespace kvasir::cli {
 namespace {
 
-struct Words {
+struct CommandWords {
   std::string name, summary;
   std::vector<std::string> options;
 };
@@ -42,12 +42,12 @@ std::vector<std::string> options_in(const std::string& help) {
   return out;
 }
 
-std::vector<Words> commands() {
-  std::vector<Words> out;
+std::vector<CommandWords> commands() {
+  std::vector<CommandWords> out;
   std::istringstream lines(output_of("--help"));
   for (std::string line; std::getline(lines, line);) {
     if (line.rfind("  ", 0) != 0) continue;
-    Words w;
+    CommandWords w;
     size_t end = line.find(' ', 2);
     w.name = line.substr(2, end - 2);
     w.summary = line.substr(line.find_first_not_of(' ', end));
@@ -63,7 +63,7 @@ std::string join(const std::vector<std::string>& words) {
   return out;
 }
 
-void bash(const std::vector<Words>& all) {
+void bash(const std::vector<CommandWords>& all) {
   std::vector<std::string> names;
   for (const auto& w : all) names.push_back(w.name);
   std::printf(
@@ -77,7 +77,7 @@ void bash(const std::vector<Words>& all) {
   std::printf("  esac\n}\ncomplete -o filenames -F _kvasir kvasir\n");
 }
 
-void zsh(const std::vector<Words>& all) {
+void zsh(const std::vector<CommandWords>& all) {
   std::printf("#compdef kvasir\n_kvasir() {\n  if (( CURRENT == 2 )); then\n    local -a commands=(\n");
   for (const auto& w : all) std::printf("      '%s:%s'\n", w.name.c_str(), w.summary.c_str());
   std::printf(
@@ -87,7 +87,7 @@ void zsh(const std::vector<Words>& all) {
   std::printf("  esac\n}\ncompdef _kvasir kvasir\n");
 }
 
-void fish(const std::vector<Words>& all) {
+void fish(const std::vector<CommandWords>& all) {
   for (const auto& w : all) {
     std::printf("complete -c kvasir -n __fish_use_subcommand -f -a %s -d '%s'\n", w.name.c_str(), w.summary.c_str());
     for (const auto& option : w.options)

@@ -40,21 +40,21 @@ std::mutex g_closing;  // gRPC closes no connection while it is looked at
 
 using kvasir::server::rpc::Pacer;
 
-struct Guard;
+struct WireGuard;
 
 // What a TLS session deciphers. Of a stranger's, and of one that opens many streams, it is handed to gRPC in small
 // parts, and what is left waits here while the connection rests: a record brings up to 16 KiB at once, and that is a
 // thousand streams.
 struct Session {
   FrameScanner scanner;
-  Guard* guard = nullptr;  // of its connection, which outlives every read
+  WireGuard* guard = nullptr;  // of its connection, which outlives every read
   int fd = -1;
   std::string plain;
   std::atomic<bool> withholds{false};  // `plain` has something
   bool feigned = false;                // gRPC was told of a byte, to make it come for what is withheld
 };
 
-struct Guard {
+struct WireGuard {
   FrameScanner scanner;
   std::string peer;
   std::shared_ptr<Pacer> pacer;
@@ -84,9 +84,9 @@ std::unordered_map<std::string, int> g_hellos;  // of those whose session has re
 
 // By descriptor. A slot is filled before gRPC knows the descriptor and emptied before its number is free again, and
 // gRPC reads a connection from one thread at a time.
-std::array<std::atomic<Guard*>, 1 << 20> g_guards;  // untouched pages take no memory
+std::array<std::atomic<WireGuard*>, 1 << 20> g_guards;  // untouched pages take no memory
 
-Guard* guard_of(int fd) {
+WireGuard* guard_of(int fd) {
   return fd >= 0 && size_t(fd) < g_guards.size() ? g_guards[size_t(fd)].load(std::memory_order_acquire) : nullptr;
 }
 
@@ -117,7 +117,7 @@ void forget_session(Session* session) {
   if (!session) return;
   {
     std::lock_guard lock(g_closing);
-    if (Guard* guard = guard_of(session->fd); guard && guard->session == session) guard->session = nullptr;
+    if (WireGuard* guard = guard_of(session->fd); guard && guard->session == session) guard->session = nullptr;
   }
   delete session;
 }
@@ -170,7 +170,7 @@ namespace kvasir::server::rpc {
 
 void guard_connection(int fd, std::string peer, std::shared_ptr<Pacer> pacer) {
   if (fd < 0 || size_t(fd) >= g_guards.size()) return;
-  auto guard = std::make_unique<Guard>();
+  auto guard = std::make_unique<WireGuard>();
   guard->peer = std::move(peer);
   guard->pacer = std::move(pacer);
   std::lock_guard lock(g_closing);
@@ -181,7 +181,7 @@ void guard_connection(int fd, std::string peer, std::shared_ptr<Pacer> pacer) {
 void know_connection(const std::string& peer) {
   std::lock_guard lock(g_closing);
   auto at = g_peers.find(peer);
-  Guard* guard = at == g_peers.end() ? nullptr : guard_of(at->second);
+  WireGuard* guard = at == g_peers.end() ? nullptr : guard_of(at->second);
   if (!guard || !guard->scanner.stranger()) return;
   guard->scanner.know();
   if (Session* session = guard->session) session->scanner.know();
@@ -191,13 +191,13 @@ void know_connection(const std::string& peer) {
 void wake(const std::vector<Pacer::Connection>& rested) {
   std::lock_guard lock(g_closing);
   for (const Pacer::Connection& one : rested)
-    if (Guard* guard = inode_of(one.fd) == one.inode ? guard_of(one.fd) : nullptr) guard->read_on(one.fd);
+    if (WireGuard* guard = inode_of(one.fd) == one.inode ? guard_of(one.fd) : nullptr) guard->read_on(one.fd);
 }
 
 void shut_connection(int fd, uint64_t inode) {
   std::lock_guard lock(g_closing);
   if (inode == 0 || inode_of(fd) != inode) return;
-  if (Guard* guard = guard_of(fd)) {  // what has come in and was not read yet is not read
+  if (WireGuard* guard = guard_of(fd)) {  // what has come in and was not read yet is not read
     guard->scanner.end();
     if (Session* session = guard->session) session->scanner.end();
   }
@@ -210,7 +210,7 @@ void shut_connection(int fd, uint64_t inode) {
 // NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" int __real_epoll_ctl(int epoll, int operation, int fd, epoll_event* event);
 
-void Guard::rest(int fd, const FrameScanner& read) {
+void WireGuard::rest(int fd, const FrameScanner& read) {
   const bool stranger = scanner.stranger();
   Pacer::Clock::duration time = read.rest();
   if (const size_t streams = read.many_opened(); streams > 0) time = std::max(time, pacer->turn(streams, stranger));
@@ -222,13 +222,13 @@ void Guard::rest(int fd, const FrameScanner& read) {
   if (stranger && !scanner.stranger()) read_on(fd);  // since a moment ago
 }
 
-void Guard::read_on(int fd) {
+void WireGuard::read_on(int fd) {
   if (!rests.exchange(false)) return;
   if (Session* of = session; of && of->withholds) g_rung.add(event.data.u64);
   __real_epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event);
 }
 
-void Guard::greets(int fd, const msghdr& message, size_t bytes) {
+void WireGuard::greets(int fd, const msghdr& message, size_t bytes) {
   // Of a record: its kind, a version, its length. Of the message in it: its kind, its length, a version, 32 random
   // bytes.
   constexpr size_t kRecord = 5, kBefore = kRecord + 6, kMost = 4096;
@@ -263,7 +263,7 @@ bool has_left(int fd) {
   return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state != kEstablished;
 }
 
-void Guard::let_others(int fd, msghdr& message) {
+void WireGuard::let_others(int fd, msghdr& message) {
   if (epoll < 0) return;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != IPPROTO_TCP || c->cmsg_type != TCP_CM_INQ) continue;
@@ -282,7 +282,7 @@ extern "C" {
 ssize_t __real_recvmsg(int fd, msghdr* message, int flags);
 ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags);
 ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
-  Guard* guard = guard_of(fd);
+  WireGuard* guard = guard_of(fd);
   if (!guard || message->msg_iovlen == 0) return __real_recvmsg(fd, message, flags);
   if (guard->rests) {
     errno = EAGAIN;
@@ -322,7 +322,7 @@ ssize_t __wrap_recvmsg(int fd, msghdr* message, int flags) {
 
 int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event);
 int __wrap_epoll_ctl(int epoll, int operation, int fd, epoll_event* event) {
-  if (Guard* guard = operation == EPOLL_CTL_ADD ? guard_of(fd) : nullptr) {
+  if (WireGuard* guard = operation == EPOLL_CTL_ADD ? guard_of(fd) : nullptr) {
     guard->epoll = epoll;
     guard->event = *event;
   }
@@ -341,7 +341,7 @@ int __wrap_epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
 ssize_t __real_sendmsg(int fd, const msghdr* message, int flags);
 ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags);
 ssize_t __wrap_sendmsg(int fd, const msghdr* message, int flags) {
-  Guard* guard = guard_of(fd);
+  WireGuard* guard = guard_of(fd);
   if (guard) guard->scanner.sends();
   const ssize_t n = __real_sendmsg(fd, message, flags);
   if (guard && !guard->greeted && n > 0) guard->greets(fd, *message, size_t(n));
@@ -353,7 +353,7 @@ int __wrap_close(int fd);
 int __wrap_close(int fd) {
   if (!guard_of(fd)) return __real_close(fd);
   std::lock_guard lock(g_closing);
-  std::unique_ptr<Guard> guard(g_guards[size_t(fd)].exchange(nullptr));
+  std::unique_ptr<WireGuard> guard(g_guards[size_t(fd)].exchange(nullptr));
   if (auto at = g_peers.find(guard->peer); at != g_peers.end() && at->second == fd) g_peers.erase(at);
   if (auto at = g_hellos.find(guard->hello); at != g_hellos.end() && at->second == fd) g_hellos.erase(at);
   g_rung.take(guard->event.data.u64);
