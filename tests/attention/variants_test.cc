@@ -41,7 +41,7 @@ TEST_P(Variant, PackedQkvEqualsSeparateInputsAndBiasIsAddedFirst) {
       for (int d = 0; d < 32; ++d) EXPECT_NEAR(x.row(t, h)[d], y.row(t, h)[d], 2e-6);
 }
 
-TEST_P(Variant, RopeTurnsKeysBeforeTheyAreCached) {
+TEST_P(Variant, RopeRotatesKeysBeforeTheyAreCached) {
   for (RopeStyle style : {RopeStyle::neox, RopeStyle::gptj}) {
     CaseShape s = small(1, 1, 32);
     s.attributes.rope = plain_rope(style, 16);
