@@ -24,7 +24,7 @@ double llama3(const RopeConfig& c, double frequency) {
   return (1 - smooth) * frequency / c.factor + smooth * frequency;
 }
 
-// The pair (as a real number) that turns `rotations` times over the trained context.
+// The pair (as a real number) that makes `rotations` turns over the trained context.
 double yarn_pair(const RopeConfig& c, double rotations) {
   return c.rotary_dim * std::log(double(c.original_context) / (rotations * kTau)) / (2 * std::log(c.base));
 }

@@ -18,7 +18,7 @@ struct RopeConfig {
   double base = 10000.0;
   RopeScaling scaling = RopeScaling::none;
   double factor = 1.0;             // linear, llama3, yarn, proportional; longrope when attention_factor is absent
-  double part = 1.0;               // proportional: of the pairs turn, the first ones; the others stand still
+  double part = 1.0;               // proportional: of the pairs are rotated, the first ones
   int64_t original_context = 0;    // what the model was trained on: llama3, yarn, longrope
   int64_t configured_context = 0;  // longrope: chooses the long set once, when above original_context
   double low_freq_factor = 1.0;    // llama3

@@ -1,9 +1,9 @@
-// A head that drafts out of the model's own hidden states (model/head.h: EAGLE-3, multi-token prediction). Each row
-// that a step computes of a sequence is shown to it (see()); it becomes a row of the head's own cache, in pages, once
-// the token behind it is known and a draft is wanted. So its rows lie where the model has computed: what a sequence has
-// by a prefix hit or as a fork is copied from another one that begins alike, running or ended, and where there is none,
-// or where drafts did not pay for a while, it does without. Preemptions do not touch it. The drafts' own rows are
-// forgotten: the model's take their place. States stay on the device: here they are places in its memory.
+// A head that drafts out of the model's own hidden states (model/head.h: EAGLE-3, multi-token prediction). see() shows
+// it each row that a step computes of a sequence. The row enters the head's own cache, which is in pages, once the
+// token behind it is known and a draft is wanted. Rows that the model did not compute (a prefix hit, a fork) are copied
+// from another sequence with the same beginning, running or ended; where there is none, or where drafts did not pay for
+// a while, the head works without them. Preemptions do not touch it. Rows of drafts are dropped: the model's own rows
+// take their place. Hidden states stay on the device: here they are slots of its memory.
 #pragma once
 
 #include <algorithm>

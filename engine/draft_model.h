@@ -1,8 +1,8 @@
 // A second, smaller model of the same vocabulary that runs ahead of the first: greedy continuations, which a step of
-// the first one then verifies (speculative decoding with a draft model). It has a cache of its own, in pages: what a
-// sequence has there is what it was last given, less what turned out otherwise. Whatever it lacks (prompts, tokens of a
-// prefix that the first model had cached, what was drafted by others, all of it after its pages went to somebody else)
-// it prefills when it is next asked. The step thread's.
+// the first one then verifies (speculative decoding with a draft model). It has a cache of its own, in pages, which
+// holds of a sequence what the model was last given, up to the first token that turned out otherwise. What is missing
+// (prompts, tokens of a prefix that the first model had cached, tokens drafted by others, all of it after its pages
+// were taken) is prefilled before the next draft. Of the step thread alone.
 #pragma once
 
 #include <string>

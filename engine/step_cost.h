@@ -1,4 +1,5 @@
-// What steps and page moves cost here: the scheduler weighs one way to a result against another with it.
+// What steps and page moves cost on this machine: the scheduler decides by it, as between moving pages to the host and
+// computing them again.
 #pragma once
 
 #include <string>

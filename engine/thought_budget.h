@@ -1,5 +1,5 @@
-// Ends thoughts that become too long: behind so many of their tokens only the tag that closes them can be drawn. A
-// matcher as a grammar's is, and with one within it where the answer has one, too.
+// Ends thoughts that become too long: after so many tokens only the tag that closes them can be drawn. It is a matcher
+// like a grammar's, and contains the request's own grammar where it has one.
 #pragma once
 
 #include <memory>

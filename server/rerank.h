@@ -1,4 +1,4 @@
-// How well a text answers another: what a model is asked, and the score in what it gives.
+// How well a text answers a query: the prompt that a model is given, and the score read from its answer.
 #pragma once
 
 #include <string>

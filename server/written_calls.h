@@ -1,5 +1,6 @@
-// Calls and their results for a chat template that has no place for them: in the words in which the model was told to
-// call (described_tools.h), so that it sees what it did, and its prompt begins as the one before did.
+// Calls and their results for a chat template without fields for them: written as text in the form in which the model
+// was told to call (described_tools.h). So it sees its earlier calls, and the prompt begins with the whole prompt of
+// the turn before.
 #pragma once
 
 #include "model/text/text.h"

@@ -1,6 +1,6 @@
 // New tokens as models have them: RoPE over whole heads, its pairs half a head apart, or none. A warp has a token, or
-// some of its rows: the angles are read once for all of its heads. A lane has 16 elements of a row, which turn by the
-// same eight angles.
+// some of its rows: the angles are read once for all of its heads. A lane has 16 elements of a row, which are
+// rotated by the same eight angles.
 #include <algorithm>
 
 #include "attention/cuda/append.cuh"

@@ -23,7 +23,7 @@ struct Projection {
     plain,
     heads,
     groups
-  };                 // heads: q or k, whose rows some files turn; groups: qkv_by_group
+  };                 // heads: q or k, whose rows some files permute; groups: qkv_by_group
   std::string name;  // "blk.3.attn_q"
   Matrix weight;
   int64_t first = 0, rows = 0;
@@ -71,7 +71,7 @@ struct Architecture {
   std::string_view gguf = {};          // general.architecture
   std::string_view hugging_face = {};  // model_type of config.json, where it is not `name`
   std::span<const TensorName> names = {};
-  // Its converter to GGUF puts the halves of each head's q and k rows beside one another, so that rope turns
+  // Its converter to GGUF interleaves the halves of each head's q and k rows, so that RoPE (gptj style) rotates
   // neighbours.
   bool gguf_turns_neighbours = false;
   std::string_view json_defaults = {};  // an object: what its config.json says where it leaves a key out

@@ -11,7 +11,7 @@ namespace kvasir::text {
 struct EncodeLimits {
   size_t most_tokens = SIZE_MAX;  // with more it ends early: what comes back is longer than this, and not the whole
   size_t piece_bytes = 64 << 10;  // so much is encoded at a time where the text may be cut, which changes no token
-  bool by_library = false;        // the crate's own way, which the direct one (rust/src/direct.rs) is held to
+  bool by_library = false;        // by the crate, whose ids the direct way (rust/src/direct.rs) must give
 };
 
 class BoundedTokenizer : public Tokenizer {

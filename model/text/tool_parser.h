@@ -58,8 +58,8 @@ struct CallableTool {
   std::string name, parameters_json;  // a JSON schema
 };
 
-// Calls of these can be held to their schemas by a grammar: not, where the syntax is not JSON, arguments that are no
-// plain list of parameters, nor in Gemma's what JSON alone could hold.
+// Whether a grammar can constrain calls of these tools to their schemas. Where the syntax is not JSON it cannot, if
+// arguments are no plain list of parameters; in Gemma's, nor if a value is one that only JSON can write.
 bool can_hold(ToolFormat format, std::span<const CallableTool> tools);
 // Parameters that such a grammar has written as bare text where the syntax quotes nothing; others are JSON there.
 TextParameters bare_texts(std::span<const CallableTool> tools);

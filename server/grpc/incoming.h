@@ -1,5 +1,5 @@
-// One call of the port, whatever its method. Its messages are bytes until somebody who may has asked for them to be
-// read; it owns itself until gRPC is done with it.
+// One call of the port, whatever its method. Its messages are kept as bytes until they are read for a caller who is
+// allowed to call that method; it owns itself until gRPC is done with it.
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>

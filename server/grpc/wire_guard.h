@@ -1,10 +1,9 @@
-// Puts a FrameScanner before gRPC's eyes. The linker sends the library's calls of recvmsg(), sendmsg(), close() and of
-// SSL_read() and SSL_write() through here (--wrap), where a connection that is over the scanner's limits reads as
-// ended, and epoll_ctl(), so that a connection with much to read takes turns with the others, and one that
-// opens streams too fast is read on later. Over TLS its streams are seen only once a record is deciphered: what may not
-// be read yet stays here, and epoll_wait() says that there is something to read when it may be; the byte that gRPC then
-// reads for it goes no further than BIO_write(). Where gRPC is a shared library nothing is wrapped and nothing is
-// scanned.
+// Scans what arrives at gRPC's connections (FrameScanner) before gRPC reads it. The linker sends the library's calls of
+// recvmsg(), sendmsg(), close(), SSL_read(), SSL_write() and epoll_ctl() through here (--wrap): a connection that is
+// over the scanner's limits reads as ended, one with much to read alternates with the others, and one that opens
+// streams too fast is read later. Over TLS its streams are seen only once a record is deciphered: what may not be read
+// yet is kept here, and epoll_wait() reports the connection as readable when it may be; the byte that gRPC then reads
+// for it goes no further than BIO_write(). Where gRPC is a shared library nothing is wrapped and nothing is scanned.
 #pragma once
 
 #include <cstdint>

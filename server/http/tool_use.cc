@@ -40,8 +40,9 @@ void close(Json& schema, bool joined) {
 
 constexpr const char* kAnyObject = R"({"type":"object"})";
 
-// What each tool's arguments are held to. Where the model may choose, one strict tool, or one that may not be called
-// now, is enough to hold every call to a tool's name, and the arguments of those that are not strict to an object.
+// The schema that constrains each tool's arguments. Where the model may choose, one strict tool, or one that may not be
+// called now, is enough to constrain every call to a tool's name, and arguments of tools that are not strict to an
+// object.
 std::vector<text::CallableTool> held_tools(const ToolUse& use) {
   std::vector<text::CallableTool> held;
   const bool free = use.choice == ToolChoice::automatic;

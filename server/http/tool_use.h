@@ -1,4 +1,4 @@
-// The tools of a request, whatever its protocol: what its calls are held to by a grammar, and how they will be found in
+// The tools of a request, whatever its protocol: which grammar constrains its calls, and how they will be found in
 // the answer.
 #pragma once
 

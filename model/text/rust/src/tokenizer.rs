@@ -136,7 +136,7 @@ pub struct Limits<'a> {
     pub piece: usize, // bytes that are encoded at a time, where the text may be cut
     pub most: usize,  // tokens: with more it ends early
     pub stopped: &'a dyn Fn() -> bool,
-    pub by_library: bool, // all of it: what the direct way is held to
+    pub by_library: bool, // all of it: tests compare the direct way with it
 }
 
 /// A piece without a place to cut takes time and memory as a whole: some 100 bytes a byte.
