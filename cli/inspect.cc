@@ -14,18 +14,35 @@
 #include "model/arch/registry.h"
 #include "model/attention_dtype.h"
 #include "model/cache_form.h"
+#include "model/cpu/footprint.h"
+#include "model/cuda/footprint.h"
 #include "model/formats/gguf.h"
 #include "model/head.h"
 
 namespace kvasir::cli {
 namespace {
 
-Result<PageMemory> pools_of(const model::ModelInfo& info, int64_t memory, const engine::KvSteps& steps) {
+struct InspectFlags {
+  std::string model, draft_model;
+  int batch = 16, context = 0, ranks = 1;
+  bool tensors = false, as_json = false, architectures = false;
+  ByteSize kv_memory;
+  engine::KvSteps steps;
+  hub::HubOptions hub;
+  kvcache::FormWish wish;
+  std::string attention_dtype = "auto", device = "cpu", quantize = "auto";
+
+  bool on_gpu() const { return device == "cuda"; }
+  void define(Options& o);
+};
+
+// `memory`: what was said, or what serve would take, as `whence` tells.
+Result<PageMemory> pools_of(const model::ModelInfo& info, int64_t memory, const std::string& whence,
+                            const engine::KvSteps& steps) {
   PageMemory out;
-  const int64_t free = host_limits().memory_available;
-  out.memory = memory > 0 ? memory : engine::default_kv_memory(free);
+  out.memory = memory;
   KVASIR_ASSIGN(const engine::StateSlots states, engine::state_slots(out.memory, info, steps.max_running, true));
-  out.formula = memory > 0 ? human(memory) : cat("min(", human(free), " free / 4, 4 GiB) = ", human(out.memory));
+  out.formula = whence + human(memory);
   if (states.bytes > 0)
     out.formula = cat("(", out.formula, " - ", human(states.bytes), " of states: ", states.sequences, " sequences and ",
                       states.kept, " prefixes)");
@@ -42,6 +59,16 @@ Result<PageMemory> pools_of(const model::ModelInfo& info, int64_t memory, const 
   return out;
 }
 
+// What the pages are made of, and how that comes about.
+std::pair<int64_t, std::string> page_memory(const InspectFlags& flags, const Needs& needs) {
+  if (flags.kv_memory.bytes > 0) return {flags.kv_memory.bytes, ""};
+  if (!needs.on_gpu)
+    return {engine::default_kv_memory(needs.free), cat("min(", human(needs.free), " free / 4, 4 GiB) = ")};
+  const int64_t left = (needs.free - (needs.all() - needs.cache)) * flags.ranks;
+  if (needs.is_there() && left > needs.cache) return {left, "what else is free there: "};
+  return {needs.cache * flags.ranks, "the cache above: "};
+}
+
 // The server itself, with what its tokenizer and grammars make of each token of the vocabulary.
 int64_t program_bytes(const model::ModelConfig& c) {
   constexpr int64_t kServer = int64_t(34) << 20, kToken = 250;
@@ -56,9 +83,29 @@ Result<Needs> needs_of(const std::vector<model::ModelConfig>& ranks, model::Weig
   o.max_batch = std::max<int64_t>(steps.max_running, batch);
   o.max_tokens = std::max<int64_t>(steps.max_tokens_per_step, batch + steps.page_size);
   Needs out{.cache = cache, .program = program_bytes(ranks[0])};
-  KVASIR_ASSIGN(out.of, model::cpu::footprint(ranks, weights, o));
+  KVASIR_ASSIGN(const auto footprint, model::cpu::footprint(ranks, weights, o));
+  out.weights = footprint.weights, out.steps = footprint.steps;
   const HostLimits host = host_limits();
   out.limit = host.memory_limit, out.free = host.memory_available;
+  return out;
+}
+
+// Of the GPU that has most to hold.
+Result<Needs> gpu_needs_of(const std::vector<model::ModelConfig>& ranks, model::Weights& weights, int64_t cache,
+                           const engine::KvSteps& steps, const InspectFlags& flags, int context) {
+  model::RunnerOptions o;
+  o.page_size = steps.page_size, o.quantize = flags.quantize;
+  o.max_batch = std::max<int64_t>(steps.max_running, flags.batch);
+  o.max_tokens = std::max<int64_t>(steps.max_tokens_per_step, flags.batch + steps.page_size);
+  o.max_kvlen = context;
+  Needs out{.on_gpu = true, .cache = cache / std::ssize(ranks)};
+  for (const model::ModelConfig& r : ranks) {
+    KVASIR_ASSIGN(const auto footprint, model::cuda::footprint(r, weights, o));
+    if (footprint.all() > out.weights + out.steps + out.program)
+      out.weights = footprint.weights, out.steps = footprint.steps, out.program = footprint.libraries;
+  }
+  if (const auto gpu = model::gpu_memory())
+    out.gpu = gpu->name, out.limit = gpu->total, out.free = gpu->free - gpu->total / 20;
   return out;
 }
 
@@ -104,19 +151,6 @@ void describe_unserved(const std::string& path) {
   print_types(types);
 }
 
-struct InspectFlags {
-  std::string model, draft_model;
-  int batch = 16, context = 0, ranks = 1;
-  bool tensors = false, as_json = false, architectures = false;
-  ByteSize kv_memory;
-  engine::KvSteps steps;
-  hub::HubOptions hub;
-  kvcache::FormWish wish;
-  std::string attention_dtype = "auto";
-
-  void define(Options& o);
-};
-
 void InspectFlags::define(Options& o) {
   o.positional(
       "model", &model,
@@ -125,7 +159,9 @@ void InspectFlags::define(Options& o) {
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
   o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
   o.add("ranks", &ranks, "Show what each of so many ranks has").range(1, model::kMostRanks).only_flag();
-  o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default on a CPU").only_flag();
+  o.add("device", &device, "Whose memory is told: cpu, or cuda (a GPU's; with --ranks, each GPU's)").only_flag();
+  o.add("quantize", &quantize, "Weights on a GPU: auto (as stored), bf16, fp8").only_flag();
+  o.add("kv_memory", &kv_memory, "Memory of the KV cache; 0 is serve's default").only_flag();
   o.add("draft_model", &draft_model, "The model or head that drafts beside it, and its part of that memory")
       .value_name("MODEL")
       .only_flag();
@@ -136,6 +172,8 @@ void InspectFlags::define(Options& o) {
   o.add("tensors", &tensors, "List every tensor").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();
   hub.define(o);
+  o.example("kvasir inspect dummy:llama-3.1-8b,type=bf16 --device cuda --quantize fp8 --context 8192",
+            "what a GPU has to hold for 16 sequences");
   o.example("kvasir inspect model.gguf --batch 32 --context 4096", "the memory 32 sequences of 4,096 tokens take");
 }
 
@@ -154,7 +192,7 @@ std::optional<Refusal> look(InspectFlags& flags, Inspection& found) {
   found.page_size = flags.steps.page_size, found.list_tensors = flags.tensors;
   const auto wish = model::cache_wish(c, flags.wish, flags.attention_dtype);
   if (!wish.ok()) return Refusal{wish.status(), true};
-  auto form = model::cache_form_of(c, *wish, DType::f16, weights);
+  auto form = model::cache_form_of(c, *wish, flags.on_gpu() ? DType::bf16 : DType::f16, weights);
   if (!form.ok()) return Refusal{form.status(), true};
   found.form = std::move(*form);
   auto ranks = model::split_over_ranks(c, weights, flags.ranks);
@@ -169,43 +207,46 @@ std::optional<Refusal> look(InspectFlags& flags, Inspection& found) {
   found.cache = (found.info.kv_bytes_per_token * found.context + c.state_bytes()) * found.batch;
   found.tensors = weights.tensors();
   found.types = types_of(found.tensors);
-  int64_t memory = flags.kv_memory.bytes;
+  found.parameters = weights.parameters(), found.bytes = weights.bytes();
+  if (flags.on_gpu()) flags.steps.max_running = kGpuRunning, flags.steps.max_tokens_per_step = kGpuTokens;
+  auto needs = flags.on_gpu() ? gpu_needs_of(found.ranks, weights, found.cache, flags.steps, flags, found.context)
+                              : needs_of(found.ranks, weights, found.cache, flags.steps, flags.batch);
+  if (!needs.ok()) return Refusal{needs.status()};
+  found.needs = *needs;
+  auto [memory, whence] = page_memory(flags, found.needs);
   if (!flags.draft_model.empty()) {
-    if (memory == 0) memory = engine::default_kv_memory(host_limits().memory_available);
     const auto file = hub::local_model(flags.draft_model, flags.hub);
     if (!file.ok()) return Refusal{file.status()};
     auto draft = draft_of(*file, c, found.info, flags.steps, memory);
     if (!draft.ok()) return Refusal{draft.status()};
     found.draft = std::move(*draft);
   }
-  auto pages = pools_of(found.info, memory, flags.steps);
+  auto pages = pools_of(found.info, memory, whence, flags.steps);
   if (!pages.ok()) return Refusal{pages.status(), true};
   found.pages = std::move(*pages);
-  found.parameters = weights.parameters(), found.bytes = weights.bytes();
-  auto needs = needs_of(found.ranks, weights, found.cache, flags.steps, flags.batch);
-  if (!needs.ok()) return Refusal{needs.status()};
-  found.needs = *needs;
   return std::nullopt;
 }
 
 int inspect(int argc, char** argv) {
   InspectFlags flags;
-  Options o(
-      "kvasir inspect",
-      cat("Shows what a model file is: architecture, tensors, types, context, memory needed here on a CPU and whether "
-          "there is as much; of one that cannot be served, what is missing. Architectures: ",
-          model::known_architectures(), "."));
+  Options o("kvasir inspect", cat("Shows what a model file is: architecture, tensors, types, context, memory needed "
+                                  "here on a CPU or a GPU and whether "
+                                  "there is as much; of one that cannot be served, what is missing. Architectures: ",
+                                  model::known_architectures(), "."));
   flags.define(o);
   if (auto code = o.parse(argc, argv)) return *code;
   if (flags.architectures) return list_architectures(), kOk;
-  if (flags.model.empty()) {
-    std::fprintf(stderr, "kvasir inspect: name a model\n");
-    return kUsage;
-  }
   auto fail = [](const std::string& why, int code) {
     std::fprintf(stderr, "kvasir inspect: %s\n", why.c_str());
     return code;
   };
+  if (flags.model.empty()) return fail("name a model", kUsage);
+  if (flags.device != "cpu" && flags.device != "cuda")
+    return fail(cat("device is ", flags.device, "; it must be cpu or cuda"), kUsage);
+  if (flags.quantize != "auto" && flags.quantize != "bf16" && flags.quantize != "fp8")
+    return fail(cat("quantize is ", flags.quantize, "; it must be auto, bf16 or fp8"), kUsage);
+  if (flags.quantize != "auto" && !flags.on_gpu())
+    return fail(cat("quantize is ", flags.quantize, ", which is for a GPU's weights: add --device cuda"), kUsage);
   const auto path = hub::local_model(flags.model, flags.hub);
   if (!path.ok()) return fail(path.status().to_string(), kFailed);
   auto files = model::open_model(*path);

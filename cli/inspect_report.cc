@@ -42,18 +42,26 @@ void print_network(const Inspection& found) {
 }
 
 void print_memory(const Inspection& found) {
+  const Needs& n = found.needs;
   std::printf("memory        weights %s (of %s in the file) + cache %s (%d sequences of %d tokens)\n",
-              human(found.needs.of.weights).c_str(), human(found.bytes).c_str(), human(found.cache).c_str(),
-              found.batch, found.context);
-  std::printf("              + activations %s + server %s = %s on a CPU\n", human(found.needs.of.steps).c_str(),
-              human(found.needs.program).c_str(), human(found.needs.all()).c_str());
-  std::printf("machine       %s for this process, %s free: %s\n", human(found.needs.limit).c_str(),
-              human(found.needs.free).c_str(),
-              found.needs.lacking() == 0 ? "it fits"
-                                         : cat("lacks ", human(found.needs.lacking()),
-                                               "; fewer or shorter sequences (--batch, --context) or a narrower cache "
-                                               "(--kv-dtype) take less")
-                                               .c_str());
+              human(n.weights).c_str(), human(found.bytes).c_str(), human(n.cache).c_str(), found.batch, found.context);
+  std::printf("              + activations %s + %s %s = %s on %s\n", human(n.steps).c_str(),
+              n.on_gpu ? "libraries" : "server", human(n.program).c_str(), human(n.all()).c_str(),
+              !n.on_gpu                ? "a CPU"
+              : found.ranks.size() > 1 ? cat("each of ", found.ranks.size(), " GPUs, at most").c_str()
+                                       : "a GPU");
+  const std::string fits = n.lacking() == 0 ? "it fits"
+                                            : cat("lacks ", human(n.lacking()),
+                                                  "; fewer or shorter sequences (--batch, --context) or a narrower "
+                                                  "cache (--kv-dtype) take less");
+  if (!n.on_gpu)
+    std::printf("machine       %s for this process, %s free: %s\n", human(n.limit).c_str(), human(n.free).c_str(),
+                fits.c_str());
+  else if (n.is_there())
+    std::printf("GPU           %s, %s, %s free: %s\n", n.gpu.c_str(), human(n.limit).c_str(), human(n.free).c_str(),
+                fits.c_str());
+  else
+    std::printf("GPU           none here that this build can use\n");
   std::printf("pages         %s\n", found.pages.formula.c_str());
   if (found.draft)
     std::printf("draft model   %s, weights %s + cache %s beside these (%lld pages, %lld bytes a token)\n",
@@ -102,14 +110,17 @@ nlohmann::ordered_json inspection_json(const Inspection& found) {
                               {"cache_bytes", found.cache},
                               {"kv_memory", found.pages.memory},
                               {"memory",
-                               {{"weights", found.needs.of.weights},
+                               {{"device", found.needs.on_gpu ? "cuda" : "cpu"},
+                                {"weights", found.needs.weights},
                                 {"cache", found.needs.cache},
-                                {"steps", found.needs.of.steps},
+                                {"steps", found.needs.steps},
                                 {"program", found.needs.program},
-                                {"all", found.needs.all()},
-                                {"limit", found.needs.limit},
-                                {"free", found.needs.free},
-                                {"lacking", found.needs.lacking()}}}};
+                                {"all", found.needs.all()}}}};
+  if (found.needs.on_gpu && found.needs.is_there()) j["memory"]["gpu"] = found.needs.gpu;
+  if (found.needs.is_there()) {
+    j["memory"]["limit"] = found.needs.limit, j["memory"]["free"] = found.needs.free;
+    j["memory"]["lacking"] = found.needs.lacking();
+  }
   if (c.latent.on())
     j["latent"] = {{"rank", c.latent.rank},
                    {"rope", c.latent.rope},

@@ -10,7 +10,6 @@
 
 #include "engine/kv_memory.h"
 #include "kvcache/form.h"
-#include "model/cpu/footprint.h"
 #include "model/formats/weights.h"
 #include "model/load.h"
 #include "scheduler/options.h"
@@ -37,13 +36,15 @@ struct PageMemory {
   engine::StateSlots states;
 };
 
-// What serving takes of this machine's memory on its processors, and what there is.
+// What serving takes of this machine's memory on its processors, or of a GPU's; and what there is.
 struct Needs {
-  model::cpu::Footprint of;
-  int64_t cache = 0, program = 0;
+  bool on_gpu = false;
+  std::string gpu;  // its name; empty: there is none here, and so no limit
+  int64_t weights = 0, steps = 0, cache = 0, program = 0;
   int64_t limit = 0, free = 0;
-  int64_t all() const { return of.weights + of.steps + cache + program; }
-  int64_t lacking() const { return std::max<int64_t>(0, all() - free); }
+  bool is_there() const { return !on_gpu || !gpu.empty(); }
+  int64_t all() const { return weights + steps + cache + program; }
+  int64_t lacking() const { return is_there() ? std::max<int64_t>(0, all() - free) : 0; }
 };
 
 // A draft model's part of that memory.

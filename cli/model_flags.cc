@@ -9,7 +9,7 @@
 namespace kvasir::cli {
 namespace {
 
-constexpr int kGpuRunning = 256, kGpuTokens = 4096, kGpuStepMs = 26;
+constexpr int kGpuStepMs = 26;
 
 // "acme=2.5": a tenant and its share.
 Result<std::pair<std::string, double>> parse_weight(const std::string& text) {

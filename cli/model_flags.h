@@ -13,6 +13,9 @@ namespace kvasir::cli {
 void define_cache_form(Options& options, kvcache::FormWish& wish);
 void define_attention_dtype(Options& options, std::string& dtype);
 
+// What a step is on a GPU where nothing is said.
+constexpr int kGpuRunning = 256, kGpuTokens = 4096;
+
 struct ModelFlags {
   model::RunnerOptions model;
   engine::EngineOptions engine;

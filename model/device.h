@@ -1,6 +1,8 @@
 // What `device` says: auto, cpu, cuda, or cuda with the numbers of its GPUs (cuda:1, cuda:0,1).
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,5 +17,10 @@ struct DeviceChoice {
 };
 
 Result<DeviceChoice> parse_device(std::string_view word);
+
+struct GpuMemory {
+  std::string name;
+  int64_t total = 0, free = 0;  // bytes
+};
 
 }  // namespace kvasir::model

@@ -166,6 +166,13 @@ bool prefers_gpu(const RunnerOptions& options) {
   return asked && gpu_there().ok();
 }
 
+std::optional<GpuMemory> gpu_memory() {
+#ifdef KVASIR_CUDA
+  if (gpu_there().ok()) return cuda::memory_of(0);
+#endif
+  return std::nullopt;
+}
+
 Result<ModelFiles> open_model(const std::string& model) {
   ModelFiles out;
   if (model.starts_with(kDummy)) {

@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "model/config.h"
+#include "model/device.h"
 #include "model/formats/weights.h"
 #include "model/runner.h"
 #include "model/text/text.h"
@@ -23,6 +24,9 @@ Result<ModelFiles> open_model(const std::string& model);
 
 // Whether a model is to run on a GPU, as far as that is known before its files are read.
 bool prefers_gpu(const RunnerOptions& options);
+
+// Of the first GPU here that this build can use; nothing: there is none.
+std::optional<GpuMemory> gpu_memory();
 
 // What a params.json says of how its model's cache is indexed; empty and 0 where there is none, or it does not say.
 struct CacheIndexing {

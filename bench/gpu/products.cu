@@ -133,10 +133,10 @@ int main(int argc, char**) {
            {std::pair(Packing::q4, "q4"), std::pair(Packing::q4_128, "q4_128"), std::pair(Packing::q6, "q6"),
             std::pair(Packing::q8, "q8"), std::pair(Packing::e4m3, "e4m3")}) {
         const double of = double(weights / s.k / kBlockRows * block_count(s.k) * block_bytes(packing));
-        const double us = time_if(rows <= 64 && packs(s.n, s.k), [&, packing = packing](void* w) {
+        const double us = time_if(rows <= 64 && packs(), [&, packing = packing](void* w) {
           launch_packed(packing, in, w, 1, out, rows, s.n, s.k, s.form, stream);
         });
-        const double many = time_if(rows <= 512 && packs(s.n, s.k), [&, packing = packing](void* w) {
+        const double many = time_if(rows <= 512 && packs(), [&, packing = packing](void* w) {
           launch_packed_many(packing, in, w, 1, out, rows, s.n, s.k, s.form, stream);
         });
         printf(", \"%s_us\": %.2f, \"%s_many_us\": %.2f, \"%s_floor_us\": %.2f", name, us, name, many, name,

@@ -4,6 +4,7 @@
 
 #include "model/arch/registry.h"
 #include "model/cpu/ops.h"
+#include "model/cpu/packed.h"
 #include "model/cpu/rank.h"
 
 namespace kvasir::model::cpu {
@@ -27,7 +28,15 @@ Result<Footprint> footprint(const std::vector<ModelConfig>& parts, Weights& weig
   if (leaves_bytes(parts)) weights.leave_bytes();
   for (const ModelConfig& c : parts) {
     CpuOptions o;
-    o.measured = true;
+    o.measure = [&](std::span<const HostTensor> tensors) {
+      int64_t all = 0;
+      for (const std::span<const HostTensor> run : runs_of(tensors, options.precise)) {
+        int64_t bytes = 0;
+        (void)measure(run, options.precise, &bytes);
+        all += bytes;
+      }
+      return all;
+    };
     o.precise = options.precise;
     o.max_tokens = options.max_tokens;
     o.max_logit_rows = Rank::kLogitRows;

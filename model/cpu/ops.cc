@@ -16,15 +16,14 @@ void CpuOps::Unmap::operator()(float* p) const { ::munmap(p, bytes); }
 Result<Matrix> CpuOps::load_matrix(Weights& source, std::span<const HostTensor> parts, Shard shard) {
   Weight m;
   m.cols = parts[0].cols;
-  for (const std::span<const HostTensor> run : runs_of(parts, options_.precise)) {
-    if (options_.measured) {
-      int64_t bytes = 0;
-      m.runs.push_back(measure(run, options_.precise, &bytes));
-      measured_ += bytes;
-    } else {
+  if (options_.measure) {
+    measured_ += options_.measure(parts);
+    for (const HostTensor& t : parts) m.rows += t.rows;
+  } else {
+    for (const std::span<const HostTensor> run : runs_of(parts, options_.precise)) {
       m.runs.push_back(pack(run, arena_, pool_, options_.precise));
+      m.rows += m.runs.back().rows, m.groups += m.runs.back().groups;
     }
-    m.rows += m.runs.back().rows, m.groups += m.runs.back().groups;
   }
   const Matrix made{int32_t(matrices_.size()), m.rows, m.cols};
   matrices_.push_back(std::move(m));

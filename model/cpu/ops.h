@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,7 +25,8 @@ namespace kvasir::model::cpu {
 
 struct CpuOptions {
   bool precise = false;
-  bool measured = false;  // nothing is packed: the bytes are counted that loading would take (footprint.h)
+  // Where there is one nothing is packed: it counts the bytes that a matrix of these parts would take (footprint.h).
+  std::function<int64_t(std::span<const HostTensor> parts)> measure;
   int64_t max_batch = 0, max_tokens = 0, max_kvlen = 0;
   int64_t max_logit_rows = 0;  // of one take_logit_rows()
   int32_t page_size = 16;

@@ -10,8 +10,8 @@ namespace kvasir::model::cuda {
 
 // Rows of the input that one launch takes, of few and of many.
 constexpr int64_t kPackedRows = 16, kManyPackedRows = 128;
-// Whether weights of this shape can be packed.
-bool packs(int64_t rows, int64_t cols);
+// Whether this device multiplies packed weights.
+bool packs();
 
 // out[rows, n] = in[rows, k] (bfloat16) * weight[n, k]', summed in float32. For silu and gelu the weight has 2n rows,
 // those of the gate first, whose strips lie beside those of what it lets through. Rows past 16 read the weights again.

@@ -442,4 +442,13 @@ Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::uniq
   return std::unique_ptr<Runner>(std::move(runner));
 }
 
+std::optional<GpuMemory> memory_of(int device) {
+  cudaDeviceProp p{};
+  size_t free = 0, total = 0;
+  const OnDevice on(device);
+  if (cudaGetDeviceProperties(&p, device) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess)
+    return std::nullopt;
+  return GpuMemory{p.name, int64_t(total), int64_t(free)};
+}
+
 }  // namespace kvasir::model::cuda

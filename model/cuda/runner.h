@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "model/arch/registry.h"
+#include "model/device.h"
 #include "model/runner.h"
 
 namespace kvasir::model::cuda {
@@ -17,5 +19,7 @@ class Replaying {
 
 Result<std::unique_ptr<Runner>> make_runner(const ModelConfig& config, std::unique_ptr<Weights> weights,
                                             const RunnerOptions& options, const LoadProgress& progress);
+
+std::optional<GpuMemory> memory_of(int device);
 
 }  // namespace kvasir::model::cuda

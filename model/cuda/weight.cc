@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "core/dtype.h"
@@ -16,54 +15,6 @@ namespace kvasir::model::cuda {
 namespace {
 
 using attention::cuda::check;
-
-Packing packing_of(const HostTensor& t) {
-  switch (t.type) {
-    case WeightType::int4: return t.group > 0 && t.group % kBlockElements == 0 ? Packing::q4_128 : Packing::q4;
-    case WeightType::q4_0:
-    case WeightType::q4_1:
-    case WeightType::q4_k: return Packing::q4;
-    case WeightType::iq4_nl:
-    case WeightType::iq4_xs:
-    case WeightType::mxfp4:
-    case WeightType::q8_0: return Packing::q8;
-    case WeightType::nvfp4:
-    case WeightType::q2_k:
-    case WeightType::q3_k:
-    case WeightType::q5_0:
-    case WeightType::q5_1:
-    case WeightType::q5_k:
-    case WeightType::q6_k: return Packing::q6;
-    case WeightType::f8_e4m3: return Packing::e4m3;
-    default: return Packing::bf16;
-  }
-}
-
-// One packing for all parts: q6 holds every type that those of four bits do, and six bits with a scale for each 16.
-Packing common_packing(std::span<const HostTensor> parts, int64_t rows, int64_t cols) {
-  Packing all = packing_of(parts[0]);
-  for (const HostTensor& t : parts) {
-    const Packing p = packing_of(t);
-    if (p == all) continue;
-    const bool small = has_offset(p) && has_offset(all);
-    all = !small ? Packing::bf16 : is_nibbles(p) && is_nibbles(all) ? Packing::q4 : Packing::q6;
-  }
-  const bool fits = packs(rows, cols) &&
-                    std::all_of(parts.begin(), parts.end(), [](auto& t) { return t.rows % (2 * kBlockRows) == 0; });
-  return is_blocks(all) && fits ? all : Packing::bf16;
-}
-
-// An expert's, of a tensor of its own (blk.3.ffn_up.17.weight) or of all (blk.3.ffn_up_exps.weight): these become tiles
-// of bfloat16.
-bool of_expert(const HostTensor& t) {
-  return t.name.find("_exps") != std::string::npos || std::count(t.name.begin(), t.name.end(), '.') > 3;
-}
-
-bool becomes_bytes(std::span<const HostTensor> parts, int64_t rows, int64_t cols) {
-  return rows % 16 == 0 && cols % 16 == 0 && std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) {
-           return t.name.starts_with("blk.") && t.name.find("ffn_gate_inp") == std::string::npos;
-         });
-}
 
 Status upload_half(const HostTensor& t, void* to, Upload& upload) {
   if (t.seeded) {
@@ -147,8 +98,6 @@ Status upload_blocks(const HostTensor& t, const Weight& w, int64_t first, Upload
 }
 
 Status load_bytes(std::span<const HostTensor> parts, Upload& upload, Weight* w) {
-  w->packing = Packing::fp8;
-  w->bytes = w->rows * (w->cols + int64_t(sizeof(float)));
   KVASIR_TRY(w->data.allocate(size_t(w->rows * w->cols)));
   KVASIR_TRY(w->scales.allocate(size_t(w->rows) * sizeof(float)));
   int64_t first = 0;
@@ -189,40 +138,22 @@ Result<Quantize> parse_quantize(const std::string& word) {
 }
 
 Status load_weight(std::span<const HostTensor> parts, Quantize quantize, Upload& upload, Weight* w) {
-  w->cols = parts[0].cols;
-  for (const HostTensor& t : parts) w->rows += t.rows;
-  const bool bytes = quantize == Quantize::as_stored &&
-                     std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.scales_a_row() == 1; });
-  if (((quantize == Quantize::fp8 && !of_expert(parts[0])) || bytes) && becomes_bytes(parts, w->rows, w->cols))
-    return load_bytes(parts, upload, w);
-  if (quantize == Quantize::as_stored && of_expert(parts[0]) &&
-      std::all_of(parts.begin(), parts.end(), [](const HostTensor& t) { return t.type == WeightType::mxfp4; })) {
-    w->packing = Packing::mxfp4;
-    w->bytes = std::accumulate(parts.begin(), parts.end(), int64_t(0), [](int64_t n, auto& t) { return n + t.bytes; });
-    KVASIR_TRY(upload.allocate(&w->data, w->bytes));
-    std::byte* to = w->data.bytes();
-    for (const HostTensor& t : parts) {
-      KVASIR_TRY(upload.copy(to, t.data, t.bytes));
-      to += t.bytes;
-    }
-    return {};
-  }
-  w->packing = quantize == Quantize::bf16 ? Packing::bf16 : common_packing(parts, w->rows, w->cols);
+  const PackingChoice chosen = choose_packing(parts, quantize, packs());
+  w->packing = chosen.packing, w->rows = chosen.rows, w->cols = chosen.cols, w->bytes = chosen.bytes;
+  if (w->packing == Packing::fp8) return load_bytes(parts, upload, w);
+  KVASIR_TRY(upload.allocate(&w->data, w->bytes));
   if (!is_blocks(w->packing)) {
-    w->bytes = w->rows * w->cols * 2;
-    KVASIR_TRY(upload.allocate(&w->data, w->bytes));
     std::byte* to = w->data.bytes();
     for (const HostTensor& t : parts) {
-      KVASIR_TRY(upload_half(t, to, upload));
-      to += t.rows * t.cols * 2;
+      const bool as_stored = w->packing == Packing::mxfp4;
+      KVASIR_TRY(as_stored ? upload.copy(to, t.data, t.bytes) : upload_half(t, to, upload));
+      to += as_stored ? t.bytes : t.rows * t.cols * 2;
     }
     return {};
   }
   if (w->packing != Packing::e4m3) w->unit = unit_of(parts, upload.pool());
   if (parts.size() == 2 && parts[0].rows == parts[1].rows && parts[0].name.find("ffn_gate") != std::string::npos)
     w->half = parts[0].rows / kBlockRows;
-  w->bytes = w->rows / kBlockRows * block_count(w->cols) * block_bytes(w->packing);
-  KVASIR_TRY(upload.allocate(&w->data, w->bytes));
   // What a row's last block has past its end.
   KVASIR_TRY(check(cudaMemsetAsync(w->data.get(), 0, size_t(w->bytes), upload.stream()), "weights"));
   int64_t first = 0;

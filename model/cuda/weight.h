@@ -9,7 +9,7 @@
 
 #include "attention/cuda/memory.h"
 #include "core/status.h"
-#include "model/cuda/packing.h"
+#include "model/cuda/packing_choice.h"
 #include "model/cuda/upload.h"
 #include "model/formats/weights.h"
 
@@ -26,13 +26,11 @@ struct Weight {
   int64_t bytes = 0;
 };
 
-enum class Quantize : uint8_t { as_stored, bf16, fp8 };
 // "auto", "bf16" or "fp8", where this device can.
 Result<Quantize> parse_quantize(const std::string& word);
 bool multiplies_bytes();  // whether this device has E4M3
 
-// The parts stacked by rows. Quantized ones stay packed where they can, E4M3 with a scale for each 128 elements too;
-// fp8 is for the matrices of layers, each row with a scale of its own; all else is bfloat16.
+// As choose_packing() says.
 Status load_weight(std::span<const HostTensor> parts, Quantize quantize, Upload& upload, Weight* out);
 
 // The weight as row-major bfloat16: itself, or unpacked into `room`, which is made as large where it is empty.

@@ -57,6 +57,34 @@ TEST(Inspect, SaysWhatServeTakes) {
   }
 }
 
+// MiB that a server had of an H100 beside its cache, by nvidia-smi.
+TEST(Inspect, SaysWhatAGpuHasToHold) {
+  const std::string shape =
+      "dummy:llama,layers=32,hidden=4096,heads=32,kv_heads=8,head_dim=128,ffn=14336,vocab=128256,";
+  const struct {
+    std::string arguments;
+    double measured;
+  } cases[] = {{"dummy:llama", 761},
+               {shape + "context=16384,type=bf16", 17509},
+               {shape + "context=16384,type=q4_0", 7763},
+               {shape + "context=16384,type=bf16 --quantize fp8", 11107},
+               {shape + "context=131072,type=bf16", 18195},
+               {"dummy:qwen3-30b-a3b,type=bf16", 60609}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.arguments);
+    const auto memory = nlohmann::json::parse(inspect("--device cuda --json " + c.arguments))["memory"];
+    const double said = (memory["all"].get<double>() - memory["cache"].get<double>()) / (1 << 20);
+    std::printf("%s: said %.0f MiB, measured %.0f\n", c.arguments.c_str(), said, c.measured);
+    EXPECT_GT(said, 0.95 * c.measured);
+    EXPECT_LT(said, 1.05 * c.measured);
+  }
+  EXPECT_THAT(inspect("--device cuda --ranks 2 dummy:qwen3-30b-a3b,type=bf16"),
+              HasSubstr("on each of 2 GPUs, at most"));
+  EXPECT_THAT(inspect("--device gpu dummy:llama"), HasSubstr("device is gpu; it must be cpu or cuda"));
+  EXPECT_THAT(inspect("--quantize fp8 dummy:llama"), HasSubstr("add --device cuda"));
+  EXPECT_THAT(inspect("--device cuda --quantize int4 dummy:llama"), HasSubstr("it must be auto, bf16 or fp8"));
+}
+
 TEST(Inspect, SaysWhatIsLacking) {
   const std::string said = inspect("--batch 4096 --context 131072 dummy:llama-3.1-8b");
   EXPECT_THAT(said, HasSubstr("lacks "));

@@ -17,7 +17,7 @@ namespace {
 
 // Packed weights of every type, parts of different types too, as they are multiplied, unpacked and looked up.
 TEST_F(CudaProducts, ProductsOfPackedWeights) {
-  if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
+  if (!cuda::packs()) GTEST_SKIP() << "skipped: no copy engine";
   cuda::Upload upload(2, nullptr);
   using T = WeightType;
   struct Case {
@@ -131,7 +131,7 @@ TEST_F(CudaProducts, ProductsOfPackedWeights) {
 
 // As a folder has them, by inputs in turn: in blocks of 128 where a group fills them, else of 32; else bfloat16.
 TEST_F(CudaProducts, FourBitsOfFoldersStayPacked) {
-  if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
+  if (!cuda::packs()) GTEST_SKIP() << "skipped: no copy engine";
   cuda::Upload upload(2, nullptr);
   constexpr int64_t kRows = 64, kCols = 512;
   std::mt19937 random(3);
@@ -172,7 +172,7 @@ TEST_F(CudaProducts, FourBitsOfFoldersStayPacked) {
 
 // A dummy's packed weights are those of the host, packed.
 TEST_F(CudaProducts, SeededBlocksAreTheOnesOfTheHost) {
-  if (!cuda::packs(16, 32)) GTEST_SKIP() << "skipped: no copy engine";
+  if (!cuda::packs()) GTEST_SKIP() << "skipped: no copy engine";
   cuda::Upload upload(2, nullptr);
   for (const std::string type : {"q4_0", "q4_1", "q8_0", "int4"}) {
     auto config = config_from_dummy("llama,seed=5,type=" + type);
