@@ -13,15 +13,15 @@ namespace kvasir::model::cuda {
 
 constexpr int kTaps = LinearConfig::kGpuTaps;        // of the convolution
 constexpr int kMostDim = LinearConfig::kMostGpuDim;  // of keys and of values
-constexpr int kColumns = 8;                          // of a state, that one warp has
+constexpr int kColumns = 8;                          // of a state, that lie together
 constexpr int kStateColumns = 32;                    // that one block has
 
-constexpr int kFewDim = 64;  // of keys: half of a lane's registers do
+constexpr int kFewDim = 64;  // of keys: half of the registers do
 
 // Rows that a state has there.
 inline int state_rows(int32_t key_dim) { return key_dim <= kFewDim ? kFewDim : kMostDim; }
-// Floats of a slot in one layer: the last inputs of the convolution, [taps - 1, channels], then the states. These lie
-// as the lanes of a warp have them, 8 columns of a head after another, and filled up with zeros to state_rows().
+// Floats of a slot in one layer: the last inputs of the convolution, [taps - 1, channels], then the states. How
+// these lie is in delta_state.cuh; they are filled up with zeros to state_rows().
 inline int64_t tail_floats(const LinearConfig& c) { return (kTaps - 1) * c.channels(); }
 inline int64_t slot_floats(const LinearConfig& c) { return tail_floats(c) + c.values() * state_rows(c.key_dim); }
 
@@ -43,7 +43,7 @@ struct alignas(16) StateRows {  // of one sequence in a step
 struct DeltaStep {
   LinearShape shape;
   int64_t rows = 0, sequences = 0;
-  bool single = false;  // each sequence has one row
+  int64_t singles = 0;  // sequences at the front that have one row each
   const StateRows* of = nullptr;
   const int32_t* sequence_of = nullptr;  // [rows]
 
@@ -56,14 +56,19 @@ struct DeltaStep {
   const float* norm = nullptr;
   float eps = 0;
 
-  float* mixed = nullptr;   // [rows, channels]: what the convolution makes of them, queries and keys normalized
+  void* mixed = nullptr;  // [rows, channels], bfloat16: what the convolution makes of them, queries and keys normalized
   float2* fades = nullptr;  // [rows, value heads]: the logarithm of what a state fades by, and beta
   float* had = nullptr;     // [rows, values]: what the rule gives
   void* out = nullptr;      // [rows, values], bfloat16
 };
 
 void launch_convolution(const DeltaStep& step, cudaStream_t stream);
-void launch_delta_rule(const DeltaStep& step, cudaStream_t stream);
+void launch_delta_rows(const DeltaStep& step, cudaStream_t stream);    // of the singles
+void launch_delta_chunks(const DeltaStep& step, cudaStream_t stream);  // of the others
+inline void launch_delta_rule(const DeltaStep& step, cudaStream_t stream) {
+  if (step.singles > 0) launch_delta_rows(step, stream);
+  if (step.singles < step.sequences) launch_delta_chunks(step, stream);
+}
 // Last, for it also keeps in the slots what the next step's convolution reads.
 void launch_gated_norm(const DeltaStep& step, cudaStream_t stream);
 

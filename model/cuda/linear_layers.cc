@@ -55,14 +55,14 @@ Result<int32_t> LinearLayers::add(const DeltaRule& rule, const float* conv, cons
 }
 
 Status LinearLayers::make_room(const LinearConfig& c) {
-  auto room = [&](attention::cuda::DeviceMemory& memory, int64_t& cols, int64_t wanted) -> Status {
+  auto room = [&](attention::cuda::DeviceMemory& memory, int64_t& cols, int64_t wanted, int64_t bytes) -> Status {
     if (cols >= wanted) return {};
     cols = wanted;
-    return memory.allocate(size_t(max_tokens_ * cols) * sizeof(float));
+    return memory.allocate(size_t(max_tokens_ * cols * bytes));
   };
-  KVASIR_TRY(room(mixed_, channels_, c.channels()));
-  KVASIR_TRY(room(fades_, heads_, 2 * c.value_heads));
-  KVASIR_TRY(room(had_, values_, c.values()));
+  KVASIR_TRY(room(mixed_, channels_, c.channels(), 2));
+  KVASIR_TRY(room(fades_, heads_, c.value_heads, sizeof(float2)));
+  KVASIR_TRY(room(had_, values_, c.values(), 4));
   for (Table& t : tables_) {
     if (t.host.get()) continue;
     const size_t bytes = size_t(max_tokens_) * (sizeof(StateRows) + sizeof(int32_t));
@@ -90,9 +90,9 @@ Status LinearLayers::begin(const Batch& batch, int64_t rows, int slot) {
   if (std::ssize(batch.states) != batch.size())
     return internal_error(cat("a step of ", batch.size(), " sequences says the states of ", batch.states.size()));
   const int64_t own = batch.seqstarts.back();
-  single_ = own == batch.size();
   rows_ = rows, sequences_ = batch.size() + rows - own;
-  KVASIR_CHECK(rows_ <= max_tokens_ && (rows == own || single_), own, " rows as ", rows, " of ", max_tokens_);
+  KVASIR_CHECK(rows_ <= max_tokens_ && (rows == own || own == batch.size()), own, " rows as ", rows, " of ",
+               max_tokens_);
   table_ = &tables_[slot];
   auto* of = table_->host.as<StateRows>();
   auto* sequence_of = reinterpret_cast<int32_t*>(of + sequences_);
@@ -108,6 +108,7 @@ Status LinearLayers::begin(const Batch& batch, int64_t rows, int slot) {
     of[i] = {int32_t(first), int32_t(end - first), state, batch.start_pos[size_t(i)] == 0};
     std::fill(sequence_of + first, sequence_of + end, int32_t(i));
   }
+  singles_ = std::find_if(of, of + sequences_, [](const StateRows& s) { return s.count != 1; }) - of;
   const auto bytes = size_t(sequences_) * sizeof(StateRows) + size_t(rows_) * sizeof(int32_t);
   return check(cudaMemcpyAsync(table_->device.get(), of, bytes, cudaMemcpyHostToDevice, stream_), "states");
 }
@@ -116,14 +117,14 @@ DeltaStep LinearLayers::step(int32_t id, const float* in, const float* betas, vo
   const Layer& layer = *layers_[size_t(id)];
   DeltaStep s;
   s.shape = shape_of(layer.config);
-  s.rows = rows_, s.sequences = sequences_, s.single = single_;
+  s.rows = rows_, s.sequences = sequences_, s.singles = singles_;
   s.of = table_->device.as<const StateRows>();
   s.sequence_of = reinterpret_cast<const int32_t*>(s.of + sequences_);
   s.in = in, s.betas = betas, s.out = out;
   s.slots = slots_.as<float>() + layer.at, s.slot_stride = slot_floats_;
   s.conv = layer.conv.as<float>(), s.decay = layer.decay.as<float>(), s.bias = layer.bias.as<float>();
   s.norm = layer.norm, s.eps = layer.eps;
-  s.mixed = mixed_.as<float>(), s.fades = fades_.as<float2>(), s.had = had_.as<float>();
+  s.mixed = mixed_.get(), s.fades = fades_.as<float2>(), s.had = had_.as<float>();
   return s;
 }
 

@@ -53,8 +53,7 @@ class LinearLayers {
   int64_t slot_floats_ = 0, slot_count_ = 0, channels_ = 0, heads_ = 0, values_ = 0;  // of the largest layer
   Table tables_[2];
   const Table* table_ = nullptr;  // this step's
-  int64_t rows_ = 0, sequences_ = 0;
-  bool single_ = false;
+  int64_t rows_ = 0, sequences_ = 0, singles_ = 0;
 };
 
 }  // namespace kvasir::model::cuda

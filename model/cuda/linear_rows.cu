@@ -80,7 +80,10 @@ __global__ void __launch_bounds__(kWarps * 32) convolution(const __grid_constant
     for (int j = 1; j < kTaps; ++j) x[j - 1] = x[j];
     y = {silu(y.x), silu(y.y), silu(y.z), silu(y.w)};
     if (!value) y = times(y, length * rsqrtf(sum_of_squares(y) + 1e-6f));
-    if (there) *reinterpret_cast<float4*>(s.mixed + row * channels + at) = y;
+    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(y.x, y.y), __floats2bfloat162_rn(y.z, y.w)};
+    if (there)
+      *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(s.mixed) + row * channels + at) =
+          *reinterpret_cast<const uint2*>(pairs);
   }
 }
 
@@ -149,7 +152,7 @@ unsigned blocks(int64_t n, int64_t each) { return unsigned((n + each - 1) / each
 
 void launch_convolution(const DeltaStep& s, cudaStream_t stream) {
   // Of few rows, each its own warps: then the device is not full.
-  const int each = s.single || s.rows <= 64 ? 1 : kRowsEach;
+  const int each = s.singles == s.rows || s.rows <= 64 ? 1 : kRowsEach;
   const int heads = 2 * s.shape.key_heads + s.shape.value_heads;
   launch_early(convolution, dim3(blocks(heads, kWarps) + 1, blocks(s.rows, each)), kWarps * 32, stream, s, each);
 }

@@ -60,6 +60,7 @@ struct Reference {
       const double by = (head < c.key_heads ? 1 / std::sqrt(double(c.key_dim)) : 1) / std::sqrt(squares);
       for (int64_t i = 0; i < c.key_dim; ++i) x[i] *= by;
     }
+    for (double& x : out) x = double(bf16_to_f32(f32_to_bf16(float(x))));
     return out;
   }
 
