@@ -58,7 +58,8 @@ struct Job : std::enable_shared_from_this<Job> {
   std::atomic<int64_t> drafted{0}, accepted{0};  // tokens of drafts
   std::atomic<int64_t> preempted{0};             // of all its choices
   std::atomic<bool> mask_failing{false}, mask_failed{false};
-  Status mask_status;  // written between the two
+  Status mask_status;     // written between the two
+  Duration mask_wait{0};  // others waited for its masks, in all; step thread
   void touch();
   void fail_mask(Status why);  // the first to say so is heard
 

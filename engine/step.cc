@@ -17,6 +17,9 @@ constexpr double kNewest = 0.125;  // weight in moving averages
 
 using std::chrono::microseconds;
 
+// How long one request's masks may keep a model with states waiting, in all.
+constexpr Duration kMostMaskWait = std::chrono::seconds(1);
+
 }  // namespace
 
 bool StepLoop::step() {
@@ -56,11 +59,11 @@ bool StepLoop::launch_next() {
   if (packed->constrained) {
     grammars_->begin_step();
     // For each token that a sequence may get, and not much longer than for one where it may get many.
-    packed->batch.wait_for_masks = [this, end = std::optional<Time>()]() mutable {
+    packed->batch.wait_for_masks = [this, step = packed.get(), end = std::optional<Time>()]() mutable {
+      if (runner_.info().state_bytes > 0) return wait_for_all_masks(*step);
       const Duration once = std::clamp<Duration>(last_step_ / 8, microseconds(500), microseconds(5000));
       if (!end) end = now() + 4 * once;
-      // A sequence with a state cannot run its last position again: its mask is waited for, however long it takes.
-      grammars_->wait(runner_.info().state_bytes > 0 ? now() + std::chrono::hours(1) : std::min(*end, now() + once));
+      grammars_->wait(std::min(*end, now() + once));
     };
   }
   if (draft_model_ && options_.max_draft > 0)
@@ -74,6 +77,24 @@ bool StepLoop::launch_next() {
   in_flight_.push_back(std::move(packed));
   if (!launched.ok()) fail_step(*in_flight_.back(), launched);
   return true;
+}
+
+// A sequence with a state cannot run its last position again: its mask is waited for, as long as the request may keep
+// all that run beside it waiting.
+void StepLoop::wait_for_all_masks(const PackedStep& step) {
+  std::vector<Job*> waited_for;
+  Duration most{0};
+  for (const JobPtr& job : step.jobs) {
+    const bool pending = std::any_of(job->choices.begin(), job->choices.end(),
+                                     [](const Choice& c) { return c.grammar && c.grammar->pending(); });
+    if (!pending || std::find(waited_for.begin(), waited_for.end(), job.get()) != waited_for.end()) continue;
+    waited_for.push_back(job.get());
+    most = std::max(most, kMostMaskWait - job->mask_wait);
+  }
+  const Time began = now();
+  grammars_->wait(began + most);
+  const Duration took = now() - began;
+  for (Job* job : waited_for) job->mask_wait += took;
 }
 
 void StepLoop::finish_oldest() {
@@ -164,7 +185,10 @@ void StepLoop::take_results(PackedStep& step, std::vector<model::Sampled>& sampl
       continue;
     }
     if (sampled[i].late && runner_.info().state_bytes > 0) {
-      fail(job, resource_exhausted("the mask of this request's grammar did not come within an hour"));
+      fail(job,
+           resource_exhausted("what this request's grammar allows took more than a second to find out, in all, and "
+                              "a model with recurrent states keeps others waiting meanwhile; ask for a simpler "
+                              "schema or grammar"));
       continue;
     }
     if (sampled[i].nothing_allowed) {

@@ -46,6 +46,7 @@ class StepLoop {
   // A step (step.cc).
   bool step();  // false: there was nothing to run
   bool launch_next();
+  void wait_for_all_masks(const PackedStep& step);
   void finish_oldest();
   void compare_overlap(const PackedStep& step, Time ran);
   void take_results(PackedStep& step, std::vector<model::Sampled>& sampled);

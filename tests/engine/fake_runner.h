@@ -59,6 +59,7 @@ class FakeRunner final : public model::Runner {
     int32_t off_by = 0;  // of its tokens, from what they should be: a model that knows nothing
     model::Pooling pooling = model::Pooling::last;
     bool encoder = false;
+    int64_t state_bytes = 0;  // a sequence: positions are computed once
   };
 
   FakeRunner(Script& script, int32_t page_size, kvcache::IndexMode mode = kvcache::IndexMode::page_table)
@@ -70,6 +71,7 @@ class FakeRunner final : public model::Runner {
     info_.hidden = 4;
     info_.pooling.pooling = script.pooling;
     info_.encoder = script.encoder;
+    info_.state_bytes = script.state_bytes;
   }
   const model::ModelInfo& info() const override { return info_; }
   int depth() const override { return script_.depth; }
@@ -100,7 +102,7 @@ class FakeRunner final : public model::Runner {
       ++script_.moves;
     }
     for (const auto& c : b.copies)
-      for (int32_t t = 0; t < c.tokens; ++t)
+      for (int32_t t = 0; c.group != kvcache::kStateGroup && t < c.tokens; ++t)
         slots_[size_t(c.to) * size_t(page_size_) + size_t(t)] = slots_[size_t(c.from) * size_t(page_size_) + size_t(t)];
     std::vector<int32_t> tokens = b.tokens;
     for (int32_t& t : tokens)

@@ -252,6 +252,35 @@ TEST_P(GrammarFlow, ALateMaskEndsADraftThere) {
   expect_all_pages_back(e);
 }
 
+// A position is computed once where there are states, so a step waits for its masks: as long as a request may keep
+// others waiting in all, and then that one alone fails.
+TEST_P(GrammarFlow, StatesWaitForAMaskAndNotForLong) {
+  h.script.state_bytes = 64;
+  h.options.max_draft = 0;
+  Engine& e = h.start();
+  Request short_wait = under("slow", 7, 12), endless = under("endless", 6, 12, 1), beside = ask(5, 40, 2);
+  Gate &slow = compiler->gate_of("slow"), &never = compiler->gate_of("endless");
+  slow.close();
+  auto stream = std::move(*e.submit(short_wait));
+  for (int i = 0; i < 3; ++i) {
+    slow.wait_for_somebody();
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    slow.open();
+    if (i < 2) slow.close();
+  }
+  EXPECT_EQ(read(*stream).tokens.at(0), expected_under_grammar(short_wait));
+  never.close();
+  const Time began = std::chrono::steady_clock::now();
+  auto failing = std::move(*e.submit(endless)), unharmed = std::move(*e.submit(beside));
+  const auto ended = read(*failing);
+  EXPECT_EQ(ended.failed.code(), Code::resource_exhausted);
+  EXPECT_THAT(ended.failed.message(), ::testing::HasSubstr("ask for a simpler schema or grammar"));
+  EXPECT_EQ(read(*unharmed).tokens.at(0), expected(beside));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(8)) << "a second, on whatever machine";
+  never.open();
+  expect_all_pages_back(e);
+}
+
 TEST_P(GrammarFlow, WhatMustComeIsDrafted) {
   h.options.max_step_ms = 100;
   h.script.step = std::chrono::milliseconds(2);
