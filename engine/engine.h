@@ -109,7 +109,7 @@ struct Stats {
   // Seconds: submit to first token, between tokens, submit to end, submit to first run, one step.
   Histogram first_token, between_tokens, whole, queued, step_time;
   Histogram batch_size, step_tokens;       // sequences and tokens of a step
-  Histogram handled_tokens;                // likewise, with those of new prompts that the cache had
+  Histogram handled_tokens;                // those of prompts that it began, cached or not, and of answers
   Histogram prompt_length, output_length;  // tokens of a request
   Histogram preempted;                     // how often a request lost its pages, of those that ended
   Histogram prefill, decode;               // seconds: from its first step to the first token, and from there to the end

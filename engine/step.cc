@@ -136,7 +136,8 @@ void StepLoop::finish_oldest() {
   step_time_.add(seconds(last_step_));
   batch_size_.add(double(step->batch.size()));
   step_tokens_.add(double(sample.tokens));
-  handled_tokens_.add(double(sample.tokens + stats.cached_tokens - std::exchange(cached_before_, stats.cached_tokens)));
+  const int64_t handled = stats.prompt_tokens + stats.output_tokens;
+  handled_tokens_.add(double(handled - std::exchange(handled_before_, handled)));
   {
     std::lock_guard lock(shared_.mutex);
     shared_.recent.push_back(sample);

@@ -130,8 +130,8 @@ class StepLoop {
   Time last_ran_{};
   Histogram step_time_ = time_histogram(), queued_ = time_histogram();
   Histogram batch_size_ = size_histogram(), step_tokens_ = size_histogram(), handled_tokens_ = size_histogram();
-  int64_t cached_before_ = 0;  // cached tokens of prompts that are in handled_tokens_
-  int64_t draft_runs_ = 0;     // drafts that were verified, of whatever length
+  int64_t handled_before_ = 0;  // in handled_tokens_ already
+  int64_t draft_runs_ = 0;      // drafts that were verified, of whatever length
 };
 
 }  // namespace kvasir::engine

@@ -277,7 +277,8 @@ void add_times(Text& t, const Services& services, const engine::Stats& s) {
   t.histogram("kvasir_step_sequences", nullptr, "Sequences in a step", s.batch_size);
   t.histogram("kvasir_step_tokens", nullptr, "Tokens in a step", s.step_tokens);
   t.histogram("kvasir_handled_tokens", "vllm:iteration_tokens_total",
-              "Tokens in a step, with those of new prompts that were in the cache", s.handled_tokens);
+              "Tokens that a step began to read and that it drew: whole prompts, cached or not, and answers",
+              s.handled_tokens);
   t.histogram("kvasir_prompt_length_tokens", "vllm:request_prompt_tokens", "Prompt tokens of a request",
               s.prompt_length);
   t.histogram("kvasir_output_length_tokens", "vllm:request_generation_tokens", "Output tokens of a request",
