@@ -36,6 +36,33 @@ TEST_F(ChatPrompt, ToolsAreThoseOfTheTemplateInUse) {
   EXPECT_EQ(engine_.last().prompt, (std::vector<int32_t>{'[', 'f', ']', 'x'}));
 }
 
+// Firefunction's template writes out a variable `functions`, a text, with tools or without.
+TEST_F(ChatPrompt, ToolsAreATextWhereTheTemplateAsksForFunctions) {
+  engine_.set_context(1000);
+  auto prompt = [&](const char* chat_template, const std::string& more) {
+    engine_.use_template(chat_template);
+    whole("/v1/chat/completions", cat(R"({"messages":[{"role":"user","content":"x"}],"max_tokens":1)", more, "}"));
+    std::string text;
+    for (int32_t id : engine_.last().prompt) text += char(id);
+    return text;
+  };
+  const std::string tools = R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
+  const char* fire = "functools: {%- filter trim -%} of functions {%- endfilter -%}{{ ':' + functions }}";
+  EXPECT_EQ(prompt(fire, ""), "functools:of functions:");
+  EXPECT_EQ(prompt(fire, tools), R"(functools:of functions:[
+    {
+        "name": "f",
+        "parameters": {
+            "type": "object"
+        }
+    }
+])");
+  EXPECT_EQ(prompt(fire, R"(,"chat_template_kwargs":{"functions":"mine"})"), "functools:of functions:mine");
+  // Templates that ask for `tools` have a word of that name for something else, if they have one.
+  EXPECT_EQ(prompt("{# functions #}functions {{ 'functions' }}{{ tools[0].function.name }}{{ functions }}", tools),
+            "functions functionsf");
+}
+
 // Kimi's templates write the ids of calls, and the model numbers its calls; clients send ids of their own.
 TEST_F(ChatPrompt, KimisCallsComeBackNumbered) {
   engine_.set_context(1000);
