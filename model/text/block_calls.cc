@@ -313,6 +313,10 @@ WrittenCalls read_list_calls(std::string_view block, const TextParameters& texts
   return call ? WrittenCalls({*std::move(call)}) : WrittenCalls();
 }
 
+WrittenCalls read_functools_calls(std::string_view block, const TextParameters& texts) {
+  return read_mistral_calls(cat('[', block), texts);
+}
+
 WrittenCalls read_deepseek_calls(std::string_view block, const TextParameters&) {
   constexpr std::string_view kBegin = "<｜tool▁call▁begin｜>", kSep = "<｜tool▁sep｜>", kEnd = "<｜tool▁call▁end｜>";
   std::vector<WrittenCall> out;

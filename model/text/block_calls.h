@@ -28,6 +28,8 @@ WrittenCalls read_glm_calls(std::string_view block, const TextParameters& texts)
 WrittenCalls read_mistral_calls(std::string_view block, const TextParameters&);
 // Such a list alone or one such object, perhaps with <|/tool_call|> behind it
 WrittenCalls read_list_calls(std::string_view block, const TextParameters&);
+// Such a list behind its bracket
+WrittenCalls read_functools_calls(std::string_view block, const TextParameters&);
 // <|tool_call_begin|>function<|tool_sep|>NAME, then JSON in a fence or bare, <|tool_call_end|>, with the family's bars
 WrittenCalls read_deepseek_calls(std::string_view block, const TextParameters&);
 // NAME(KEY=VALUE, ...), ...] with Python's literals

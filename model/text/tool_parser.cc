@@ -17,7 +17,7 @@ constexpr std::string_view kMistral = "[TOOL_CALLS]", kDeepseekOpen = "<ï½œtoolâ
                            kGemmaClose = "<tool_call|>", kKimiOpen = "<|tool_calls_section_begin|>",
                            kKimiClose = "<|tool_calls_section_end|>", kMinimaxOpen = "<minimax:tool_call>",
                            kMinimaxClose = "</minimax:tool_call>", kOlmoOpen = "<function_calls>",
-                           kOlmoClose = "</function_calls>";
+                           kOlmoClose = "</function_calls>", kFunctools = "functools[";
 
 // How much of the end of `text` could begin `tag`.
 size_t tail_of(std::string_view text, std::string_view tag) {
@@ -33,11 +33,11 @@ size_t without_blanks(std::string_view text, size_t size) {
 }
 
 constexpr std::pair<std::string_view, ToolFormat> kNames[] = {
-    {"hermes", ToolFormat::hermes},     {"llama3", ToolFormat::llama3},   {"xml", ToolFormat::xml},
-    {"glm", ToolFormat::glm},           {"mistral", ToolFormat::mistral}, {"deepseek", ToolFormat::deepseek},
-    {"pythonic", ToolFormat::pythonic}, {"seed", ToolFormat::seed},       {"list", ToolFormat::list},
-    {"gemma", ToolFormat::gemma},       {"kimi", ToolFormat::kimi},       {"minimax", ToolFormat::minimax},
-    {"olmo", ToolFormat::olmo}};
+    {"hermes", ToolFormat::hermes},     {"llama3", ToolFormat::llama3},      {"xml", ToolFormat::xml},
+    {"glm", ToolFormat::glm},           {"mistral", ToolFormat::mistral},    {"deepseek", ToolFormat::deepseek},
+    {"pythonic", ToolFormat::pythonic}, {"seed", ToolFormat::seed},          {"list", ToolFormat::list},
+    {"gemma", ToolFormat::gemma},       {"kimi", ToolFormat::kimi},          {"minimax", ToolFormat::minimax},
+    {"olmo", ToolFormat::olmo},         {"functools", ToolFormat::functools}};
 
 // Of those that are blocks.
 std::optional<BlockForm> block_form(ToolFormat format) {
@@ -45,6 +45,7 @@ std::optional<BlockForm> block_form(ToolFormat format) {
     case ToolFormat::xml: return BlockForm{kOpen, kClose, false, read_xml_calls};
     case ToolFormat::seed: return BlockForm{kSeedOpen, kSeedClose, false, read_xml_calls};
     case ToolFormat::list: return BlockForm{kList, "", false, read_list_calls};
+    case ToolFormat::functools: return BlockForm{kFunctools, "", false, read_functools_calls};
     case ToolFormat::glm: return BlockForm{kOpen, kClose, false, read_glm_calls};
     case ToolFormat::mistral: return BlockForm{kMistral, "", false, read_mistral_calls};
     case ToolFormat::deepseek: return BlockForm{kDeepseekOpen, kDeepseekClose, false, read_deepseek_calls};
@@ -90,6 +91,7 @@ ToolFormat tool_format_of(std::string_view chat_template) {
   if (has(kGemmaOpen)) return ToolFormat::gemma;
   if (has(kSeedOpen)) return ToolFormat::seed;
   if (has(kOlmoOpen)) return ToolFormat::olmo;
+  if (has(kFunctools)) return ToolFormat::functools;
   if (has("<arg_key>")) return ToolFormat::glm;
   if (has(kDeepseekOpen)) return ToolFormat::deepseek;
   if (has(kMistral)) return ToolFormat::mistral;

@@ -6,6 +6,7 @@
 //   glm       <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>
 //   mistral   [TOOL_CALLS] and a list of objects, or NAME[ARGS]{...}
 //   list      <|tool_call|> and a list of objects, or one object (Granite 3, Phi 4 mini)
+//   functools functools[...], a list of objects (Firefunction 2)
 //   deepseek  calls between its tags, with JSON in a fence or bare
 //   gemma     <|tool_call>call:NAME{KEY:VALUE}<tool_call|>, strings between <|"|> (Gemma 4)
 //   kimi      <|tool_calls_section_begin|> and calls with their numbers and JSON between tags of their own (Kimi K2)
@@ -37,6 +38,7 @@ enum class ToolFormat {
   glm,
   mistral,
   list,
+  functools,
   deepseek,
   pythonic,
   gemma,

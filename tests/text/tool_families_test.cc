@@ -81,6 +81,16 @@ TEST(ToolFamilies, List) {
   expect_text(f, "<|tool_call|>[]<|/tool_call|>");
 }
 
+TEST(ToolFamilies, Functools) {
+  const auto f = ToolFormat::functools;
+  expect(f, R"( functools[{"name": "f", "arguments": {"a": 1}}])", {"", {{"f", R"({"a":1})"}}});
+  expect(f, R"(So: functools[ {"name": "f", "arguments": {}}, {"name": "g", "arguments": {}} ])",
+         {"So:", {{"f", "{}"}, {"g", "{}"}}});
+  expect_text(f, "from functools import cache");
+  expect_text(f, "functools[]");
+  expect_text(f, R"(functools[{"name": "f")");
+}
+
 TEST(ToolFamilies, Glm) {
   const auto f = ToolFormat::glm;
   expect(f,
@@ -285,6 +295,7 @@ TEST(ToolFamilies, FoundByTheTemplateAndByName) {
   EXPECT_EQ(tool_format_of("{{- '<|tool_call>call:' + name + '{' -}}"), ToolFormat::gemma);
   EXPECT_EQ(tool_format_of("<seed:tool_call>\n<function="), ToolFormat::seed);
   EXPECT_EQ(tool_format_of("write <|tool_call|> followed by a list"), ToolFormat::list);
+  EXPECT_EQ(tool_format_of("a list formatted as functools[{...}]"), ToolFormat::functools);
   EXPECT_EQ(tool_format_of("<|tool_calls_section_begin|>{% for call in calls %}"), ToolFormat::kimi);
   EXPECT_EQ(tool_format_of("{% set open = '<minimax:tool_call>' %}"), ToolFormat::minimax);
   EXPECT_EQ(tool_format_named("kimi"), ToolFormat::kimi);

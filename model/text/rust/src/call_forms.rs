@@ -22,6 +22,7 @@ pub enum Form {
     Glm,
     Mistral,
     List,
+    Functools,
     Deepseek,
     Kimi,
     Minimax,
@@ -56,6 +57,7 @@ impl Form {
             Form::Seed => of("<seed:tool_call>", true, true),
             Form::Mistral => of("[TOOL_CALLS]", false, true),
             Form::List => of("<|tool_call|>", false, false),
+            Form::Functools => of("functools[", false, false),
             Form::Deepseek => of("<｜tool▁calls▁begin｜>", true, false),
             Form::Kimi => of("<|tool_calls_section_begin|>", true, false),
             Form::Minimax => of("<minimax:tool_call>", true, false),
@@ -108,6 +110,9 @@ pub fn body(calls: &Calls, specials: &[(u32, &str)]) -> Result<String> {
             format!("body: {list} | by_name\nby_name: {by_name}\n{object}") + &arguments(calls)?
         }
         Form::List => format!("body: {list} (WS? {})?\n{object}", tag("<|/tool_call|>")) + &arguments(calls)?,
+        Form::Functools => {
+            format!("body: WS? {} WS? \"]\"\n{object}", several("object", "WS? \",\" WS?")) + &arguments(calls)?
+        }
         Form::Deepseek => {
             let fenced = |i, tool: &Tool| {
                 let head = literal(&format!("{}\n```json\n", tool.name));
