@@ -83,6 +83,10 @@ std::vector<Family> families() {
        "<|tool_call|>[" + named + "]<|/tool_call|>",
        "<|tool_call|>[" + named + "," + now + "]",
        {"<|tool_call|>{", "<|tool_call|>[{\"name\": \"x"}},
+      {ToolFormat::functools,
+       "functools[" + named + "]",
+       "functools[" + named + ", " + now + "]",
+       {"functools[]", "functools[{\"name\": \"x", "functools[{\"arguments\""}},
       {ToolFormat::deepseek,
        kDeepseek + "function<｜tool▁sep｜>weather\n```json\n" + kRome + "\n```" + kDeepseekEnd,
        kDeepseek + "weather<｜tool▁sep｜>" + kRome + "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}" +
@@ -198,6 +202,18 @@ TEST_P(HeldCalls, AreWrittenInTheFamilysOwnSyntax) {
       EXPECT_FALSE(takes(*matcher(f), "So: " + bad)) << bad;
       EXPECT_FALSE(takes(*matcher(f, HowMany::some), bad)) << bad;
     }
+  }
+}
+
+// A client knows its tools, and not the grammar that all of them become.
+TEST_P(HeldCalls, AToolWhoseParametersCannotBeUsedIsNamed) {
+  std::vector<CallableTool> tools = kTools;
+  tools[1].parameters_json = R"({"type":"object","properties":{"a":{"type":"string","pattern":"(?=a)b"}}})";
+  for (const ToolFormat format : {ToolFormat::hermes, ToolFormat::llama3, ToolFormat::mistral}) {
+    const Status refused = compiler->compile(calls_grammar(format, tools)).status();
+    EXPECT_THAT(refused.message(), testing::StartsWith("the parameters of tool 1 (\"now\") cannot be used: "));
+    EXPECT_THAT(refused.message(), testing::HasSubstr("look-around"));
+    EXPECT_THAT(refused.message(), testing::Not(testing::HasSubstr("args_")));
   }
 }
 

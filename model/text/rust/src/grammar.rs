@@ -191,10 +191,23 @@ impl Grammar {
         };
         let matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
+            if let Some(error) = (kind == 6).then(|| self.unusable_tool(text)).flatten() {
+                return Err(error);
+            }
             return Err(invalid(format!("the grammar cannot be used: {}", shorten(&error))));
         }
         self.try_out(&mut matcher.deep_clone())?;
         Ok(OneMatcher { matcher, eos: self.eos.clone(), left: STEPS_AHEAD, bytes: 0, all: self.all.clone() })
+    }
+
+    /// The tool whose parameters no grammar can be made of: a client knows its tools, and not the grammar of all.
+    fn unusable_tool(&self, text: &str) -> Option<Error> {
+        let calls: calls::Calls = serde_json::from_str(text).ok()?;
+        calls.tools.iter().enumerate().find_map(|(i, tool)| {
+            let alone = TopLevelGrammar::from_json_schema(schema::prepare(tool.parameters.clone()).ok()?);
+            let error = Matcher::new(self.factory.create_parser(alone)).get_error()?;
+            Some(invalid(format!("the parameters of tool {i} ({:?}) cannot be used: {}", tool.name, shorten(&error))))
+        })
     }
 
     /// A token by its text, as Lark says it: a special one by its id, another as the text that it is.
