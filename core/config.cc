@@ -299,7 +299,13 @@ std::optional<int> Options::parse(int argc, const char* const* argv, std::vector
     std::fprintf(stderr, "%s: %s\n", command_.c_str(), status.message().c_str());
     return 2;
   }
-  const std::vector<std::string> found = suspicious_variables(environ);
+  std::vector<std::string> found = suspicious_variables(environ);
+  for (const auto& o : options_) {
+    auto gives = [&](const std::string& arg) { return arg == o->flag() || arg.starts_with(o->flag() + "="); };
+    if (o->is_list() || o->is_bool() || std::count_if(args.begin(), args.end(), gives) < 2) continue;
+    found.push_back(cat(o->flag(), " is given more than once; the last value counts",
+                        o->secret_ ? "" : cat(", \"", o->value(), '"')));
+  }
   if (warnings && !print_ && !check_)
     *warnings = found;
   else

@@ -115,6 +115,30 @@ TEST_F(ConfigTest, UnknownNamesGetTheNearestOne) {
               testing::ElementsAre("$KVASIR_HTP_PORT is not read; did you mean $KVASIR_HTTP_PORT?"));
 }
 
+TEST_F(ConfigTest, AFlagThatIsGivenTwiceIsPointedOut) {
+  std::vector<std::string> warnings;
+  const char* argv[] = {"kvasir serve",
+                        "--policy",
+                        "fcfs",
+                        "--drain",
+                        "5",
+                        "--origins",
+                        "a",
+                        "--origins",
+                        "b",
+                        "--grpc",
+                        "--grpc",
+                        "--policy=priority",
+                        "--api-key",
+                        "x",
+                        "--api-key=y"};
+  EXPECT_EQ(o.parse(std::size(argv), argv, &warnings), std::nullopt);
+  EXPECT_EQ(c.policy, "priority");
+  EXPECT_EQ(c.origins, (std::vector<std::string>{"a", "b"}));
+  EXPECT_THAT(warnings, testing::ElementsAre("--api-key is given more than once; the last value counts",
+                                             "--policy is given more than once; the last value counts, \"priority\""));
+}
+
 // A server's log may be JSON: a line of another kind would spoil it.
 TEST_F(ConfigTest, WarningsAreLeftToACallerThatLogs) {
   ::setenv("KVASIR_HTP_PORT", "1", 1);
