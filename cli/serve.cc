@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <latch>
 #include <semaphore>
@@ -15,6 +16,7 @@
 #include "cli/serve_config.h"
 #include "core/cat.h"
 #include "server/server.h"
+#include "server/thoughts.h"
 
 namespace kvasir::cli {
 namespace {
@@ -123,6 +125,17 @@ int fail(const std::string& why) {
   return kFailed;
 }
 
+// What was asked for and is without effect here.
+void warn_of_no_effect(const server::ServerOptions& options, const engine::Engine& engine) {
+  if (options.thinking_token_budget >= 0 && !server::can_limit_thoughts(server::reasoning_format(options, engine)))
+    log_warn("thinking_token_budget is without effect: this model's chat template has no thoughts that are counted",
+             {{"thinking_token_budget", options.thinking_token_budget}});
+  std::error_code none;
+  if (options.model_source.starts_with('/') && !std::filesystem::is_directory(options.model_source, none))
+    log_warn("model_source is no folder on this machine; gateways must have it on theirs",
+             {{"model_source", options.model_source}});
+}
+
 int serve_with(ServeConfig& config) {
   auto began = std::chrono::steady_clock::now();
   signal(SIGPIPE, SIG_IGN);
@@ -146,7 +159,10 @@ int serve_with(ServeConfig& config) {
   server::Server* serving = nullptr;
   Errand loading([&] {
     Status ready = engine->wait_ready();
-    if (ready.ok()) return print_ready(config, *engine, *serving, began);
+    if (ready.ok()) {
+      warn_of_no_effect(config.server, *engine);
+      return print_ready(config, *engine, *serving, began);
+    }
     if (ending) return;  // a signal came first
     fail(ready.message());
     failed = over = true;
@@ -199,7 +215,7 @@ int serve(int argc, char** argv) {
   std::vector<std::string> warnings;
   if (auto code = options.parse(argc, argv, &warnings)) return *code;
   log_start(config.log);
-  for (const std::string& warning : warnings) log_warn("environment", {{"warning", warning}});
+  for (const std::string& warning : warnings) log_warn("options", {{"warning", warning}});
   int code = kFailed;
   if (Status here = config.model.fetch(); here.ok())  // signals still end a download at once; it is resumed later
     code = serve_with(config);

@@ -25,6 +25,17 @@ TEST(Life, AModelThatIsNotThereIsOneMessageAndExitCodeOne) {
   EXPECT_THAT(server.log(), HasSubstr("/nonexistent.gguf"));
 }
 
+TEST(Life, WhatHasNoEffectHereIsSaidAtTheStart) {
+  std::vector<std::string> arguments = slow_model();
+  arguments.insert(arguments.end(), {"--thinking-token-budget", "9", "--model-source", "/nonexistent", "--host",
+                                     "localhost", "--host", "127.0.0.1"});
+  ServerProcess server(arguments);
+  ASSERT_TRUE(server.ready()) << server.log();
+  EXPECT_THAT(server.log(), HasSubstr("thinking_token_budget is without effect"));
+  EXPECT_THAT(server.log(), HasSubstr("model_source is no folder on this machine"));
+  EXPECT_THAT(server.log(), HasSubstr("--host is given more than once"));
+}
+
 TEST(Life, ALostRankIsSaidByHealthAndEndsWhatWaitsForIt) {
   const std::string model =
       "dummy:llama,layers=1,hidden=64,heads=2,kv_heads=2,ffn=64,vocab=260,step_ms=20,lost_rank=1,lost_step=10";
