@@ -225,7 +225,8 @@ Status check_logprobs(const GenerateInput& in, int64_t prompt, const model::Mode
   const int64_t of_prompt = beside(r.prompt_logprobs), of_answer = beside(r.sampling.logprobs);
   if (std::max(of_prompt, of_answer) <= kFew) return {};
   const int64_t usual = in.default_max_tokens > 0 ? in.default_max_tokens : info.context_length - prompt;
-  const int64_t answer = r.max_tokens.value_or(usual) * r.n, all = prompt * of_prompt + answer * of_answer;
+  const int64_t longest = std::min(r.max_tokens.value_or(usual), info.context_length - prompt);
+  const int64_t answer = longest * r.n, all = prompt * of_prompt + answer * of_answer;
   if (all <= kMost) return {};
   const char* name = name_of(in, parameter(of_answer > kFew ? "logprobs" : "prompt_logprobs"));
   return invalid_argument(cat(name, " asks for ", all, " log-probabilities in all (", of_prompt, " of each of ", prompt,
@@ -234,6 +235,9 @@ Status check_logprobs(const GenerateInput& in, int64_t prompt, const model::Mode
                               " are held: ask for fewer, or for a shorter answer"))
       .with_field(name);
 }
+
+// llama-server's and Ollama's name of an answer's length: there the context ends what is asked to be longer.
+bool is_cut_at_context(std::string_view name) { return name == "n_predict" || name == "num_predict"; }
 
 }  // namespace
 
@@ -246,11 +250,11 @@ Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::
     return invalid_argument(cat("the prompt has ", prompt, " tokens; ", kContextHolds, context,
                                 generates ? ", of which at least one is for the answer" : "", "; shorten the prompt"))
         .with_field("prompt");
-  if (most && *most > context - prompt) {
-    const char* name = name_of(in, parameter("max_tokens"));
+  const std::string_view name = name_of(in, parameter("max_tokens"));
+  if (most && *most > context - prompt && !is_cut_at_context(name)) {
     return invalid_argument(cat(name, " is ", *most, "; the prompt has ", prompt, " tokens and ", kContextHolds,
                                 context, ", so it may be at most ", context - prompt))
-        .with_field(name);
+        .with_field(std::string(name));
   }
   return check_logprobs(in, prompt, info);
 }

@@ -104,7 +104,7 @@ class LlamaReply final : public StreamsProducer {
     all["generation_settings"] = std::move(settings);
     all["prompt"] = shape_.prompts[s];
     all["has_new_line"] = a.new_line;
-    all["truncated"] = limit && !shape_.asked.max_tokens;  // the context is full
+    all["truncated"] = limit && (!shape_.asked.max_tokens || a.made < *shape_.asked.max_tokens);  // the context is full
     all["stop_type"] = limit ? "limit" : word ? "word" : "eos";
     all["stopping_word"] = e.stop_string;
     all["tokens_cached"] = shape_.prompt_tokens[s] + a.made;

@@ -89,6 +89,8 @@ TEST_F(Ollama, OptionsReachTheEngine) {
   EXPECT_EQ(r.sampling.repetition_penalty, 1.5f);
   EXPECT_EQ(r.sampling.seed, 9u);
   EXPECT_EQ(r.stop_strings, std::vector<std::string>{"x"});
+  whole("/api/chat", chat("\"hey\"", R"(,"stream":false,"options":{"num_predict":99999})"));
+  EXPECT_EQ(engine_.last().max_tokens, 128 - int64_t(engine_.last().prompt.size()));
   whole("/api/chat", chat("\"hey\"", R"(,"stream":false,"options":{"num_predict":-1,"seed":-1,"repeat_last_n":64})"));
   EXPECT_FALSE(engine_.last().max_tokens.has_value());
 }
@@ -147,7 +149,6 @@ TEST_F(Ollama, EachMistakeIsNamed) {
            {chat("\"x\"", R"(,"logprobs":true)"), "/v1/completions"},
            {chat("\"x\"", R"(,"options":{"mirostat":2})"), "mirostat"},
            {chat("\"x\"", R"(,"options":{"temperature":-1})"), "temperature"},
-           {chat("\"x\"", R"(,"options":{"num_predict":99999})"), "num_predict"},
            {chat("\"x\"", R"(,"options":{"repeat_penalty":1.1,"repeat_last_n":33})"), "repeat_last_n"},
            {chat("\"x\"", R"(,"options":{"heat":1})"), "heat"},
            {chat("\"x\"", R"(,"tools":[{"type":"x"}])"), "function"},
