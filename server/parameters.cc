@@ -107,7 +107,10 @@ std::vector<Parameter> make_table() {
              .what = "tokens that may be thought before the model is made to answer",
              .limit = "-1 (no limit) or more",
              .least = -1},
-            {.name = "seed", .to = sampling(&Sampling::seed), .what = "the same draws again", .limit = "64 bits"},
+            {.name = "seed",
+             .to = sampling(&Sampling::seed),
+             .what = "the same draws again; -1 is none",
+             .limit = "64 bits"},
             {.name = "ignore_eos",
              .to = request(&Request::ignore_eos),
              .what = "the model's own end is no end",
@@ -226,10 +229,25 @@ FoundParameter find_parameter(Wire wire, std::string_view name) {
   return {};
 }
 
+const Parameter* parameter_of_any(std::string_view name) {
+  for (const Alias& a : kAliases)
+    if (a.name && name == a.name) return &parameter(a.parameter);
+  for (const Parameter& p : parameters())
+    if (name == p.name) return &p;
+  return nullptr;
+}
+
 const char* name_on(Wire wire, const Parameter& p) {
   for (const Alias& a : kAliases)
     if (a.wire == wire && !a.also && std::string_view(a.parameter) == p.name) return a.name;
   return p.name;
+}
+
+std::vector<const char*> also_named(Wire wire, const Parameter& p) {
+  std::vector<const char*> out;
+  for (const Alias& a : kAliases)
+    if (a.wire == wire && a.also && std::string_view(a.parameter) == p.name) out.push_back(a.name);
+  return out;
 }
 
 void took_as(const FoundParameter& found, GenerateInput& in) {

@@ -50,6 +50,9 @@ FoundParameter find_parameter(Wire wire, std::string_view name);
 bool of_text_alone(Wire wire);
 const Parameter& parameter(std::string_view name);   // there must be one
 const char* name_on(Wire wire, const Parameter& p);  // null: it has none such
+// The one that any protocol calls so, or null.
+const Parameter* parameter_of_any(std::string_view name);
+std::vector<const char*> also_named(Wire wire, const Parameter& p);  // beside that
 // What the client called it; `took_as` is told so where it was not the usual name.
 void took_as(const FoundParameter& found, GenerateInput& in);
 const char* name_of(const GenerateInput& in, const Parameter& p);

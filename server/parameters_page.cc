@@ -36,7 +36,9 @@ std::string cell(Wire wire, const Parameter& p) {
     default: break;
   }
   if (!has) return "-";
-  return name == p.name ? "yes" : cat('`', name, '`');
+  std::string out = named ? cat('`', name, '`') : "yes";
+  for (const char* also : also_named(wire, p)) out += cat(", `", also, '`');
+  return out;
 }
 
 std::string values(const Parameter& p) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/cat.h"
+#include "core/config.h"
 #include "core/log.h"
 #include "server/parameters.h"
 
@@ -130,6 +131,7 @@ bool Fields::integers(std::string_view name, std::vector<int64_t>* out) {
 
 void Fields::parameters(GenerateInput& in) {
   if (!status_.ok()) return;
+  wire_ = in.wire;
   for (const auto& [name, value] : object_.items()) {
     const FoundParameter found = find_parameter(in.wire, name);
     if (!found.row || !has(name)) continue;
@@ -151,14 +153,24 @@ void Fields::pass_over_the_rest() {
       log_debug("a field is passed over", {{"field", cat(path_, '.', name.substr(0, 60))}});
 }
 
+// A parameter by what another protocol calls it, or a slip of the pen.
+std::string Fields::meant_by(std::string_view unknown) const {
+  if (const Parameter* p = wire_ ? parameter_of_any(unknown) : nullptr)
+    if (const char* name = name_on(*wire_, *p); name && find_parameter(*wire_, name).row) return cat("; use ", name);
+  if (unknown.size() < 4) return "";  // of so few letters any name is near
+  const std::vector<std::string> known(read_.begin(), read_.end());
+  const std::string near = nearest_name(unknown, known);
+  return near.empty() ? "" : cat("; did you mean ", near, "?");
+}
+
 Status Fields::finish() {
   if (!status_.ok()) return status_;
   for (const auto& [name, value] : object_.items())
     if (!read_.count(name) && !value.is_null()) {
       const std::string field = name.substr(0, 60);
-      status_ =
-          invalid_argument(cat(path_.empty() ? "" : path_ + ".", shown(Json(name)), " is not a field of this request"))
-              .with_field(path_.empty() ? field : cat(path_, '.', field));
+      status_ = invalid_argument(cat(path_.empty() ? "" : path_ + ".", shown(Json(name)),
+                                     " is not a field of this request", meant_by(name)))
+                    .with_field(path_.empty() ? field : cat(path_, '.', field));
       return status_;
     }
   return {};

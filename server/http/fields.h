@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -61,10 +62,12 @@ class Fields {
  private:
   const Json* find(std::string_view name);
   void wrong_type(std::string_view name, const Json& value, const char* wanted);
+  std::string meant_by(std::string_view unknown) const;  // what to use instead, for a message; or nothing
 
   const Json& object_;
   std::string path_;
   std::set<std::string, std::less<>> read_;
+  std::optional<Wire> wire_;  // whose parameters were read
   Status status_;
 };
 
