@@ -16,6 +16,19 @@ bool is_loopback(const std::string& hosts) {
   });
 }
 
+// A model has each of its names once.
+Status check_names(const std::string& name, const std::vector<std::string>& aliases) {
+  for (size_t i = 0; i < aliases.size(); ++i) {
+    const std::string& alias = aliases[i];
+    if (alias.empty()) return invalid_argument("model_alias is empty; give a name, or leave it out");
+    if (alias == name)
+      return invalid_argument(cat("model_alias '", alias, "' is served_model_name already; leave it out"));
+    if (std::find(aliases.begin(), aliases.begin() + i, alias) != aliases.begin() + i)
+      return invalid_argument(cat("model_alias '", alias, "' is given twice; leave one out"));
+  }
+  return {};
+}
+
 }  // namespace
 
 Status ServerOptions::check_open() const {
@@ -47,7 +60,7 @@ void ServerOptions::define(Options& o) {
   o.add("any_model_name", &any_model_name, "Serve requests whatever they call the model; else other names are refused");
   o.add("tool_parser", &tool_parser, "How the model writes tool calls; auto is found from its chat template")
       .one_of({"auto", "none", "hermes", "llama3", "xml", "seed", "glm", "mistral", "list", "deepseek", "pythonic",
-               "gemma", "kimi", "minimax", "olmo"});
+               "gemma", "kimi", "minimax", "olmo", "functools"});
   o.add("reasoning_parser", &reasoning_parser,
         "How the model writes what it thinks before an answer; auto is found from its chat template")
       .one_of({"auto", "none", "think", "seed", "mistral", "gemma", "harmony", "kimi"});
@@ -89,6 +102,7 @@ void ServerOptions::define(Options& o) {
     if (max_held.bytes < max_body.bytes)
       return invalid_argument(
           cat("max_held is ", max_held.bytes, " bytes; it must hold one body, max_body, which is ", max_body.bytes));
+    KVASIR_TRY(check_names(served_model_name, model_alias));
     if (grpc_port < 0 && http_port < 0) return invalid_argument("grpc_port and http_port are both off");
     return check_open();
   });

@@ -114,6 +114,18 @@ std::string Services::model_name() const {
   return engine_.state() == engine::State::starting ? "" : engine_.info().name;
 }
 
+namespace {
+
+// Those that requests may call a model by, for a message.
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 8;
+  std::string out;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) out += cat(i > 0 ? ", '" : "'", names[i], '\'');
+  return names.size() > kShown ? cat(out, " and ", names.size() - kShown, " more (GET /v1/models)") : out;
+}
+
+}  // namespace
+
 Status Services::check_model(const std::string& model) const {
   Health h = health();
   if (h.state == engine::State::starting)
@@ -123,7 +135,9 @@ Status Services::check_model(const std::string& model) const {
     return unavailable("this server is shutting down; send the request to another")
         .with_retry_after(std::chrono::seconds(5));
   if (model.empty() || options_.any_model_name || names_base(model) || engine_.has_adapter(model)) return {};
-  return not_found(cat("model '", model.substr(0, 128), "' is not served here; this server has '", model_name(), "'"))
+  std::vector<std::string> names = {model_name()};
+  names.insert(names.end(), options_.model_alias.begin(), options_.model_alias.end());
+  return not_found(cat("model '", model.substr(0, 128), "' is not served here; this server has ", listed(names)))
       .with_field("model");
 }
 
@@ -278,8 +292,8 @@ Result<Submitted> Services::submit(const Caller& caller, GenerateInput& in) {
   r.weight = caller.weight;
   r.prompt = out.prompt;
   KVASIR_TRY(limit_thoughts(options_, engine_, in));
-  if (!r.max_tokens && in.default_max_tokens > 0)
-    r.max_tokens = std::min(in.default_max_tokens, info.context_length - int64_t(out.prompt.size()));
+  if (!r.max_tokens && in.default_max_tokens > 0) r.max_tokens = in.default_max_tokens;
+  if (r.max_tokens) r.max_tokens = std::min(*r.max_tokens, info.context_length - int64_t(out.prompt.size()));
   if (in.draw_seed) {
     thread_local std::mt19937_64 draw{std::random_device{}()};
     // It fits a double, so JSON clients can send it back. A greedy answer draws nothing: any seed gives it again.

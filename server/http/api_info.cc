@@ -72,9 +72,8 @@ Reply Api::models(const HttpRequest& request, const Caller& caller) {
   for (const auto& [id, entry] : entries)
     if (id == asked || (alias && id == name)) r.body = entry;
   if (r.body.empty() && options.any_model_name && !entries.empty()) r.body = entries[0].second;
-  if (r.body.empty())
-    return error_response(not_found(cat("there is no model '", asked.substr(0, 100), "'; this server has '", name, "'"))
-                              .with_field("model"));
+  if (const Status unknown = services_.check_model(asked); r.body.empty())
+    return error_response(unknown.ok() ? not_found("this key may use no such model").with_field("model") : unknown);
   return r;
 }
 

@@ -75,6 +75,9 @@ TEST(Serve, ACheckKnowsWhatTheStartWouldRefuse) {
   refused("--max-draft 4 --max-step-ms 0", "max_draft is 4; it needs max_step_ms");
   refused("--draft-model d.gguf --max-draft 0", "draft_model is d.gguf; it needs max_draft above 0");
   refused("--draft-model d.gguf --max-step-ms 0", "draft_model is d.gguf; it needs max_step_ms");
+  refused("--model-alias ''", "model_alias is empty");
+  refused("--model-alias a --model-alias b --model-alias a", "model_alias 'a' is given twice");
+  refused("--served-model-name a --model-alias a", "model_alias 'a' is served_model_name already");
   EXPECT_EQ(shell("serve --model x --host 0.0.0.0 --keys k.json --check-config").code, 0);
   EXPECT_EQ(shell("serve --model x --host 127.1.2.3 --check-config").code, 0);
 }
