@@ -163,6 +163,7 @@ std::string set_json(const Parameter& p, const Json& v, GenerateInput& in) {
     } else {
       int64_t value = 0;
       if (!whole_number(v, &value)) return wrong_type(v, "a whole number");
+      if (std::is_same_v<T, uint64_t> && value == -1) return "";  // one that is drawn, as where none is given
       set_integer(p, value, in);
     }
     return "";

@@ -57,8 +57,8 @@ void read_penalties(Fields& f, model::SamplingParams& sampling) {
 
 void drop_unset(Json& body) {
   if (!body.is_object()) return;
-  for (const char* name : {"n_predict", "max_tokens", "num_predict", "seed", "top_n_sigma", "t_max_predict_ms",
-                           "t_max_prompt_ms", "speculative.n_max"})
+  for (const char* name :
+       {"n_predict", "max_tokens", "num_predict", "seed", "top_n_sigma", "t_max_predict_ms", "t_max_prompt_ms"})
     if (auto it = body.find(name); it != body.end() && it->is_number() && it->get<double>() < 0) body.erase(it);
   if (auto it = body.find("seed"); it != body.end() && *it == Json(UINT32_MAX)) body.erase(it);
   if (auto it = body.find("n_probs"); it != body.end() && *it == Json(0)) body.erase(it);
@@ -87,6 +87,7 @@ void read_llama_cache(Fields& f, GenerateInput& in) {
   f.unserved("n_cache_reuse", "prefixes are found by themselves; shifted pieces are not", "0");
   pass_over(f, {"id_slot", "slot_id"}, "there are no slots: a prefix is found whoever computed it");
   pass_over(f, {"backend_sampling"}, "the device draws wherever it can");
+  pass_over(f, {"speculative.n_max", "speculative.n_min", "speculative.p_min"}, "how far is drafted changes no token");
   pass_over(f, {"n_keep", "n_discard"}, "the context is not shifted: an answer ends where it is full");
 }
 

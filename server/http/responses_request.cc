@@ -148,6 +148,8 @@ constexpr struct {
     {"prompt", "there are no stored prompts; send instructions"},
     {"max_tool_calls", "this server calls no tools itself"},
     {"moderation", "this server judges no content"},
+    {"truncation", "a prompt that is too long is refused, not cut; send fewer items", "\"disabled\""},
+    {"context_management", "items are read as they come; send fewer"},
 };
 
 }  // namespace
@@ -177,9 +179,8 @@ Result<ResponsesCall> parse_responses(std::string_view body, const ServerOptions
   read_text_format(f, in.request.grammar);
   read_reasoning(f, call.chat);
   read_said(f, in.said);
-  std::string tier, truncation;
+  std::string tier;
   f.enumeration("service_tier", &tier, {"auto", "default"});
-  f.enumeration("truncation", &truncation, {"disabled"});
   read_include(f, in);
   f.boolean("enable_response_messages", &call.messages);
   in.request.every_token = call.messages;

@@ -77,6 +77,18 @@ TEST_F(Llama, AnAnswerEndsInOneOfThreeWays) {
   EXPECT_EQ(engine_.last().sampling.logprobs, -1);
 }
 
+// There a length is how far to go at most, often the same for any prompt; OpenAI's max_tokens must fit.
+TEST_F(Llama, ALengthBeyondTheContextEndsWithIt) {
+  const Json cut = whole("/completion", R"({"prompt":"hi","n_predict":1000})");
+  EXPECT_EQ(engine_.last().max_tokens, 126);
+  EXPECT_EQ(cut["generation_settings"]["n_predict"], 1000);
+  whole("/v1/completions", R"({"prompt":"hi","n_predict":1000})");
+  EXPECT_EQ(engine_.last().max_tokens, 126);
+  whole("/v1/chat/completions", R"({"messages":[{"role":"user","content":"hi"}],"n_predict":1000})");
+  EXPECT_EQ(engine_.last().max_tokens, 128 - int64_t(engine_.last().prompt.size()));
+  expect_error(post("/v1/completions", R"({"prompt":"hi","max_tokens":1000})"), 400, "max_tokens", "at most 126");
+}
+
 TEST_F(Llama, PromptsAreTextsIdsOrBoth) {
   EXPECT_EQ(whole("/completion", R"({"prompt":[104,105]})")["content"], "hi");
   EXPECT_EQ(whole("/completion", R"({"prompt":[104,"i ",121,"ou"]})")["content"], "hi you");
@@ -149,7 +161,7 @@ TEST_F(Llama, ProgressIsToldAtBothEndsOfThePrompt) {
 TEST_F(Llama, WhatIsAskedReachesTheEngine) {
   whole("/completion", R"({"prompt":"hi","temperature":0.5,"top_k":7,"top_p":0.9,"min_p":0.1,"typical_p":0.8,
       "repeat_penalty":1.5,"repeat_last_n":-1,"stop":["x"],"ignore_eos":true,"n_predict":4,"json_schema":{"type":"object"},
-      "logit_bias":[[5,-1.5],["ab",false]],"id_slot":3,"n_keep":2,"cache_prompt":true})");
+      "logit_bias":[[5,-1.5],["ab",false]],"id_slot":3,"n_keep":2,"cache_prompt":true,"speculative.n_max":4})");
   const engine::Request r = engine_.last();
   EXPECT_EQ(r.sampling.temperature, 0.5f);
   EXPECT_EQ(r.sampling.top_k, 7);
@@ -190,7 +202,7 @@ TEST_F(Llama, EachWrongFieldIsNamed) {
       {R"({"prompt":[1,true]})", "prompt", "true"},
       {R"({"prompt":["a",300,"b"]})", "prompt", "300"},
       {R"({"prompt":"x","n_predict":1.5})", "n_predict", "1.5"},
-      {R"({"prompt":"x","n_predict":1000})", "n_predict", "at most"},
+      {R"({"prompt":"x","max_tokens":1000})", "max_tokens", "at most"},
       {R"({"prompt":"x","repeat_penalty":-1})", "repeat_penalty", "-1"},
       {R"({"prompt":"x","repeat_penalty":1.2,"repeat_last_n":64})", "repeat_last_n", "send -1"},
       {R"({"prompt":"x","n_probs":50})", "n_probs", "50"},
@@ -335,7 +347,9 @@ TEST_F(LlamaKept, AModelMayHaveSeveralNames) {
   EXPECT_EQ(models[0]["tags"], Json({"small"}));
   EXPECT_EQ(Json::parse(ask(RawClient::get("/v1/models/code")).body)["id"], "fake");
   EXPECT_EQ(whole("/v1/completions", R"({"model":"code","prompt":"hi"})")["model"], "fake");
-  expect_error(post("/v1/completions", R"({"model":"other","prompt":"hi"})"), 404, "model", "other");
+  expect_error(post("/v1/completions", R"({"model":"other","prompt":"hi"})"), 404, "model",
+               "'other' is not served here; this server has 'fake', 'fim', 'code'");
+  expect_error(ask(RawClient::get("/v1/models/other")), 404, "model", "'fake', 'fim', 'code'");
 }
 
 TEST_F(LlamaKept, TheServersSeedIsOfRequestsWithoutOne) {

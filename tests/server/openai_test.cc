@@ -112,6 +112,10 @@ TEST_F(OpenAi, ASeedHas64Bits) {
   EXPECT_EQ(engine_.last().sampling.seed, UINT64_MAX);
   whole("/v1/completions", R"({"prompt":"x","seed":-2})");
   EXPECT_EQ(engine_.last().sampling.seed, UINT64_MAX - 1);
+  // As of vLLM and llama-server, -1 is none: it is drawn, and told.
+  const Json drawn = whole("/v1/completions", R"({"prompt":"x","seed":-1})")["choices"][0];
+  EXPECT_NE(engine_.last().sampling.seed, UINT64_MAX);
+  EXPECT_EQ(drawn["seed"], engine_.last().sampling.seed);
 }
 
 // So that an answer can be asked for again.
@@ -294,7 +298,8 @@ TEST_F(OpenAi, EachWrongFieldIsNamed) {
            {R"({"prompt":"a","user":7})", "user", "string"},
            {R"({"prompt":"a","metadata":"x"})", "metadata", "object"},
            {R"({"prompt":"a","metadata":{"k":1}})", "metadata", "'k'"},
-           {R"({"prompt":"a","tempratur":1})", "tempratur", "not a field"},
+           {R"({"prompt":"a","tempratur":1})", "tempratur", "not a field of this request; did you mean temperature?"},
+           {R"({"prompt":"a","max_new_tokens":1})", "max_new_tokens", "not a field of this request; use max_tokens"},
            {R"({"prompt":"a","response_format":{"type":"xml"}})", "response_format", "json_schema"},
            {R"({"prompt":"a","guided_regex":"a","guided_choice":["b"]})", "guided_choice", "second constraint"},
            {R"({"prompt":"a","structured_outputs":{"json":{},"regex":"b"}})", "regex", "second constraint"},

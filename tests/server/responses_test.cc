@@ -228,8 +228,8 @@ TEST_F(Responses, WhatIsNotServedIsNamed) {
            {R"({"input":"x","tools":[{"type":"web_search"}]})", "tools", "no tools of its own"},
            {R"({"input":[{"type":"item_reference","id":"x"}]})", "input[0].type", "item_reference"},
            {R"({"input":[{"role":"user","content":[{"type":"input_image"}]}]})", "input[0].content", "text only"},
-           {R"({"input":"x","truncation":"auto"})", "truncation", "disabled"},
-           {R"({"input":"x","max_tokens":3})", "max_tokens", "not a field"},
+           {R"({"input":"x","truncation":"auto"})", "truncation", "send fewer items"},
+           {R"({"input":"x","max_tokens":3})", "max_tokens", "not a field of this request; use max_output_tokens"},
            {R"({})", "input", "string or a list"},
        })
     expect_error(post("/v1/responses", sent), 400, param, says);
