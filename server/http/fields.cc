@@ -158,7 +158,10 @@ std::string Fields::meant_by(std::string_view unknown) const {
   if (const Parameter* p = wire_ ? parameter_of_any(unknown) : nullptr)
     if (const char* name = name_on(*wire_, *p); name && find_parameter(*wire_, name).row) return cat("; use ", name);
   if (unknown.size() < 4) return "";  // of so few letters any name is near
-  const std::vector<std::string> known(read_.begin(), read_.end());
+  std::vector<std::string> known(read_.begin(), read_.end());
+  for (const Parameter& p : server::parameters())
+    if (const char* name = wire_ ? name_on(*wire_, p) : nullptr; name && find_parameter(*wire_, name).row)
+      known.emplace_back(name);
   const std::string near = nearest_name(unknown, known);
   return near.empty() ? "" : cat("; did you mean ", near, "?");
 }

@@ -90,7 +90,7 @@ TEST_F(Ollama, OptionsReachTheEngine) {
   EXPECT_EQ(r.sampling.seed, 9u);
   EXPECT_EQ(r.stop_strings, std::vector<std::string>{"x"});
   whole("/api/chat", chat("\"hey\"", R"(,"stream":false,"options":{"num_predict":99999})"));
-  EXPECT_EQ(engine_.last().max_tokens, 128 - int64_t(engine_.last().prompt.size()));
+  EXPECT_EQ(engine_.last().max_tokens, 4096 - int64_t(engine_.last().prompt.size()));
   whole("/api/chat", chat("\"hey\"", R"(,"stream":false,"options":{"num_predict":-1,"seed":-1,"repeat_last_n":64})"));
   EXPECT_FALSE(engine_.last().max_tokens.has_value());
 }
