@@ -26,9 +26,9 @@ constexpr int kLag = 3, kSums = 4;
 // Products under way in tiles of sums of their own, so that a store does not wait for its product.
 constexpr int kTurns = 2;
 
-// A block (or half of one, whose other half is zeros) as the tile instruction wants it: four inputs of 16 outputs in 64
+// A block (or half of one, whose other half is zeros) as the tile instruction reads it: four inputs of 16 outputs in 64
 // bytes.
-struct Room {
+struct UnpackedBlock {
   alignas(64) uint8_t tile[8][64];
   float d[kGroup], m[kGroup];
 };
@@ -36,10 +36,10 @@ struct Room {
 inline void put(uint8_t* to, __m512i v, bool there) { _mm512_store_si512(to, there ? v : _mm512_setzero_si512()); }
 
 template <Packing P>
-[[gnu::always_inline]] inline void unpack(const uint8_t* quants, const uint8_t* scales, Room* rooms) {
+[[gnu::always_inline]] inline void unpack(const uint8_t* quants, const uint8_t* scales, UnpackedBlock* to_blocks) {
   constexpr int zero = packing_info(P).zero;
   for (int h = 0; h < parts<P>(); ++h) {
-    uint8_t(*to)[64] = rooms[h].tile;
+    uint8_t(*to)[64] = to_blocks[h].tile;
     const bool first = parts<P>() == 1 || h == 0, second = parts<P>() == 1 || h == 1;
 #pragma GCC unroll 8
     for (int c = 0; c < 8; ++c) {
@@ -51,8 +51,8 @@ template <Packing P>
   BlockScales<P> s;
   s.load(scales, 0);
   for (int h = 0; h < parts<P>(); ++h) {
-    _mm512_store_ps(rooms[h].d, s.d[h]);
-    if constexpr (zero == 0) _mm512_store_ps(rooms[h].m, s.m[h]);
+    _mm512_store_ps(to_blocks[h].d, s.d[h]);
+    if constexpr (zero == 0) _mm512_store_ps(to_blocks[h].m, s.m[h]);
   }
 }
 
@@ -69,12 +69,12 @@ struct BlockReader {
     b = block, quants = group_at + b * kInfo.quant_bytes;
     scales = group_at + blocks * kInfo.quant_bytes + b * kInfo.scale_bytes;
   }
-  [[gnu::always_inline]] void next(Room* rooms) {
+  [[gnu::always_inline]] void next(UnpackedBlock* to_blocks) {
 #pragma GCC unroll 8
     for (int i = 0; i < kInfo.quant_bytes; i += 64) __builtin_prefetch(quants + ahead + i, 0, 2);
 #pragma GCC unroll 4
     for (int i = 0; i < kInfo.scale_bytes; i += 64) __builtin_prefetch(scales + ahead + i, 0, 2);
-    unpack<P>(quants, scales, rooms);
+    unpack<P>(quants, scales, to_blocks);
     quants += kInfo.quant_bytes, scales += kInfo.scale_bytes;
     if (++b == blocks) group_at += group_bytes, seek(0);
   }
@@ -95,9 +95,9 @@ struct BlockReader {
   DOT(LOW, 5, W);
 
 template <Packing P, int Turn>
-[[gnu::always_inline]] inline void begin_product(const Room& room, const uint8_t* x) {
+[[gnu::always_inline]] inline void begin_product(const UnpackedBlock& unpacked, const uint8_t* x) {
   constexpr bool zero = packing_info(P).zero != 0;
-  const uint8_t* w = room.tile[0];
+  const uint8_t* w = unpacked.tile[0];
   asm volatile("" ::: "memory");  // what is loaded has been stored
   if constexpr (zero && Turn == 0) {
     KVASIR_TWO(_tile_dpbssd, 0, 1, 6)
@@ -135,8 +135,9 @@ struct TileInput {
 
 // Adds a product to the sums of its rows.
 template <Packing P>
-[[gnu::always_inline]] inline void scale(const Sums& sums, const Room& room, const float* x_sums, simd::V* acc) {
-  const simd::V d = simd::load(room.d), m = packing_info(P).zero ? d : simd::load(room.m);
+[[gnu::always_inline]] inline void scale(const Sums& sums, const UnpackedBlock& unpacked, const float* x_sums,
+                                         simd::V* acc) {
+  const simd::V d = simd::load(unpacked.d), m = packing_info(P).zero ? d : simd::load(unpacked.m);
 #pragma GCC unroll 16
   for (int t = 0; t < kTileRows; ++t) {
     const Blocks::I v =
@@ -173,7 +174,7 @@ void finish(const float (*sums)[kGroup], const float* d, int64_t rows, int valid
 template <Packing P>
 void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t first, int64_t rows, float* y,
                 int64_t y_stride, bool add) {
-  alignas(64) Room room[kChunk];
+  alignas(64) UnpackedBlock unpacked[kChunk];
   alignas(64) float acc[kSpan][kGroup];
   constexpr int kBlocks = kChunk / parts<P>();
   const int64_t chunks = (m.blocks + kBlocks - 1) / kBlocks, chunk = (m.blocks + chunks - 1) / chunks;
@@ -182,7 +183,7 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
     for (int64_t b = 0; b < m.blocks; b += chunk) {
       const int64_t count = (m.blocks - b < chunk ? m.blocks - b : chunk) * parts<P>();
       BlockReader<P> reader(m, group, b);
-      for (int64_t i = 0; i < count; i += parts<P>()) reader.next(room + i);
+      for (int64_t i = 0; i < count; i += parts<P>()) reader.next(unpacked + i);
       int64_t begun = 0, scaled = 0;  // products within their tiles
       TileInput in(x, first + span, b, parts<P>());
       const int64_t next = x.cols / 32 - count / parts<P>();  // blocks between the end of a tile and the next
@@ -190,7 +191,7 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
       simd::V sums[kTileRows];
       flow((n + kTileRows - 1) / kTileRows * count,
            [&]<int Turn>(int64_t) __attribute__((always_inline)) {
-             begin_product<P, Turn>(room[begun], in.x);
+             begin_product<P, Turn>(unpacked[begun], in.x);
              if (++begun % parts<P>() == 0) in.x += 1024;
              if (begun == count) begun = 0, in.x += 1024 * next;
            },
@@ -199,7 +200,7 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
 #pragma GCC unroll 16
                for (int t = 0; t < kTileRows; ++t) sums[t] = b == 0 ? simd::set1(0.0f) : simd::load(acc_at[t]);
              }
-             scale<P>(made, room[scaled], in.sums, sums);
+             scale<P>(made, unpacked[scaled], in.sums, sums);
              in.sums += kTileRows;
              if (++scaled < count) return;
 #pragma GCC unroll 16
@@ -215,7 +216,7 @@ void many_tiles(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_
 template <Packing P>
 void one_tile(const PackedMatrix& m, int64_t group, int64_t groups, const QuantRows& x, int64_t first, int64_t rows,
               float* y, int64_t y_stride, bool add) {
-  alignas(64) Room ring[kRing];
+  alignas(64) UnpackedBlock ring[kRing];
   const TileInput in(x, first, 0, parts<P>());
   BlockReader<P> reader(m, group, 0);
   const int64_t count = m.blocks * parts<P>(), total = count * groups;

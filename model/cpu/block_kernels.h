@@ -68,10 +68,10 @@ struct BlockSum {
 
 // Adds what blocks [begin, end) make, which lie there, to rows' sums.
 template <Packing P, int T>
-inline void integer_tile(const PackedMatrix& m, const Lying& lying, int part, const QuantRows& x, int64_t row,
+inline void integer_tile(const PackedMatrix& m, const BlockView& view, int part, const QuantRows& x, int64_t row,
                          int64_t begin, int64_t end, BlockSum* sums) {
   constexpr PackingInfo info = packing_info(P);
-  const uint8_t *quants = lying.quants, *scales = lying.scales;
+  const uint8_t *quants = view.quants, *scales = view.scales;
   const int64_t blocks = m.blocks, ahead = Blocks::kAhead * m.group_bytes;
   constexpr int parts = info.halves ? 2 : 1;
   const int8_t* q = x.q + 2 * row * x.cols;
@@ -81,8 +81,8 @@ inline void integer_tile(const PackedMatrix& m, const Lying& lying, int part, co
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) acc[t] = sums[t].sum;
   for (int64_t b = begin; b < end; ++b, quants += info.quant_bytes, scales += info.scale_bytes) {
-    if (lying.coming)
-      lying.fetch(b - begin);
+    if (view.next)
+      view.fetch(b - begin);
     else
       fetch_block(info, quants + ahead, scales + ahead);
     Blocks::W w = load_block<P>(quants, part);
@@ -116,7 +116,7 @@ template <Stored S, int c = 0, class W>
   if constexpr (c < 3) make_block<S, c + 1>(from, w);
 }
 
-// One row by a group of narrow rows, which nobody will read again: the same sums without a room between.
+// One row by a group of narrow rows, which is read only once: the same sums without a buffer between.
 template <Stored S, Packing P>
 [[gnu::noinline]] void narrow_row(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t row, float* y,
                                   bool add) {
@@ -169,15 +169,15 @@ inline void integer_rows_of(const PackedMatrix& m, int64_t group, const QuantRow
                             int64_t y_stride, int valid, bool add) {
   constexpr bool of_rows = packing_info(P).of_rows;
   std::conditional_t<of_rows, ExactSum, BlockSum> sums[kParts][T];
-  LaidRoom<P, 1, kLaid> room;
+  ExpandBuffer<P, 1, kExpanded> buffer;
   for (int64_t begin = 0; begin < m.blocks;) {
-    const int64_t end = begin + laid(m) < m.blocks ? begin + laid(m) : m.blocks;
-    const Lying lying = lay<P, 1, kLaid>(m, group, begin, end, room);
+    const int64_t end = begin + expanded_at_once(m) < m.blocks ? begin + expanded_at_once(m) : m.blocks;
+    const BlockView view = view_blocks<P, 1, kExpanded>(m, group, begin, end, buffer);
     for (int part = 0; part < kParts; ++part)
       if constexpr (of_rows)
-        sum_tile<P, T>(m, lying, part, x, row, begin, end, sums[part]);
+        sum_tile<P, T>(m, view, part, x, row, begin, end, sums[part]);
       else
-        integer_tile<P, T>(m, lying, part, x, row, begin, end, sums[part]);
+        integer_tile<P, T>(m, view, part, x, row, begin, end, sums[part]);
     begin = end;
   }
 #pragma GCC unroll 4
@@ -377,15 +377,16 @@ void float_rows(const PackedMatrix& m, int64_t group, const float* x, int64_t x_
   constexpr PackingInfo info = packing_info(P);
   alignas(64) float w[32][kGroup];
   alignas(64) float sums[kTokens][kGroup];
-  LaidRoom<P, 1, kLaid> room;
+  ExpandBuffer<P, 1, kExpanded> buffer;
   for (int64_t t0 = 0; t0 < rows; t0 += kTokens) {
     int n = int(rows - t0 < kTokens ? rows - t0 : kTokens);
     for (int t = 0; t < n; ++t)
       for (int r = 0; r < kGroup; ++r) sums[t][r] = 0.0f;
-    Lying lying{};
-    for (int64_t b = 0; b < m.blocks; ++b, lying.quants += info.quant_bytes, lying.scales += info.scale_bytes) {
-      if (b % laid(m) == 0) lying = lay<P, 1, kLaid>(m, group, b, b + kLaid < m.blocks ? b + kLaid : m.blocks, room);
-      expand<P>(lying.quants, lying.scales, w);
+    BlockView view{};
+    for (int64_t b = 0; b < m.blocks; ++b, view.quants += info.quant_bytes, view.scales += info.scale_bytes) {
+      if (b % expanded_at_once(m) == 0)
+        view = view_blocks<P, 1, kExpanded>(m, group, b, b + kExpanded < m.blocks ? b + kExpanded : m.blocks, buffer);
+      expand<P>(view.quants, view.scales, w);
       const float* scales = P == Packing::f8 ? m.span_scales(group, b) : nullptr;
       for (int t = 0; t < n; ++t)
         for (int part = 0; part < kParts; ++part)

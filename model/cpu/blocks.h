@@ -2,7 +2,7 @@
 // as many lanes as a vector has, a lane an output row, and
 //   kTile: rows of activations that are multiplied together; kAhead, kLocality: how many groups ahead weights are
 //     prefetched, and how near (as __builtin_prefetch() has it)
-//   kMakesBlocks: W is 8 vectors that stored integers may be made in; else they are made in a room (expand.h)
+//   kMakesBlocks: W is 8 vectors that stored integers may be made in; else they are made in a buffer (expand.h)
 //   two_e4m3(p, first, second): see blocks_portable.h
 //   W: the integers of a block of 32 inputs of a vector's rows; load4 (nibbles), load8 (bytes)
 //   dot<bits, zero>(W, x, first, count, offset): the sum over chunks [first, first + count) of 4 inputs of weight less

@@ -1,5 +1,5 @@
-// Blocks of stored rows become what kernels multiply, some at a time, in a room that stays in a near cache. Written
-// once over Blocks: every set expands to the same bytes.
+// Blocks of stored rows are expanded into what kernels multiply, a few at a time, in a buffer that stays in the
+// first-level cache. Written once over Blocks: every instruction set expands to the same bytes.
 #pragma once
 
 #include "model/cpu/blocks.h"
@@ -127,18 +127,18 @@ inline void expand_scales(const uint8_t* from, int part, const SuperScales& supe
   }
 }
 
-// Blocks of a group: where they lie for kernels, the next group's so many bytes behind.
-struct Lying {
+// Where kernels read the blocks of a group; those of the next group are a stride further on.
+struct BlockView {
   const uint8_t *quants, *scales;
   int64_t quant_stride, scale_stride;
-  // Of stored rows: what a group to come has for each block, about; null otherwise.
-  const uint8_t* coming = nullptr;
-  int64_t coming_bytes = 0;
+  // Of stored rows: a later group's bytes, to be prefetched block by block; null otherwise.
+  const uint8_t* next = nullptr;
+  int64_t next_bytes = 0;
 
-  // Beside the block'th of these; all at once would wait for one another.
+  // With the block'th of these: all of them at once would stall.
   void fetch(int64_t block) const {
-    const uint8_t* at = coming + block * coming_bytes;
-    for (int64_t i = 0; i < coming_bytes; i += 64) __builtin_prefetch(at + i, 0, Blocks::kLocality);
+    const uint8_t* at = next + block * next_bytes;
+    for (int64_t i = 0; i < next_bytes; i += 64) __builtin_prefetch(at + i, 0, Blocks::kLocality);
   }
 };
 
@@ -188,9 +188,9 @@ template <Packing P>
 constexpr bool kMayBeStored = P == Packing::i4_halves || P == Packing::n8_zero || P == Packing::n8_float ||
                               P == Packing::n8_wide || P == Packing::n8_halves;
 
-// Room for Most blocks of G groups.
+// For Most blocks of G groups.
 template <Packing P, int G, int64_t Most>
-struct LaidRoom {
+struct ExpandBuffer {
   static constexpr PackingInfo kInfo = packing_info(P);
   static constexpr int64_t kQuants = kMayBeStored<P> ? Most * kInfo.quant_bytes : 0,
                            kScales = kMayBeStored<P> ? Most * kInfo.scale_bytes : 0;
@@ -207,19 +207,19 @@ template <Packing P>
   });
 }
 
-// Blocks [begin, end) of G groups, of which a room's are at most.
+// Blocks [begin, end) of G groups: in place, or expanded into the buffer, whose size is their limit.
 template <Packing P, int G, int64_t Most>
-inline Lying lay(const PackedMatrix& m, int64_t group, int64_t begin, int64_t end, LaidRoom<P, G, Most>& room,
-                 int64_t fetch = 0) {
+inline BlockView view_blocks(const PackedMatrix& m, int64_t group, int64_t begin, int64_t end,
+                             ExpandBuffer<P, G, Most>& buffer, int64_t fetch = 0) {
   if constexpr (kMayBeStored<P>) {
     if (m.narrow()) {
-      using R = LaidRoom<P, G, Most>;
-      uint8_t* scales = room.bytes + G * R::kQuants;
+      using R = ExpandBuffer<P, G, Most>;
+      uint8_t* scales = buffer.bytes + G * R::kQuants;
 #pragma GCC unroll 2
       for (int g = 0; g < G; ++g)
-        expand_narrow<P>(m, group + g, begin, end, fetch, room.bytes + g * R::kQuants, scales + g * R::kScales);
+        expand_narrow<P>(m, group + g, begin, end, fetch, buffer.bytes + g * R::kQuants, scales + g * R::kScales);
       const int64_t of_block = m.group_bytes / m.blocks;
-      return {room.bytes, scales, R::kQuants, R::kScales, m.quants(group + Blocks::kAhead) + begin * of_block,
+      return {buffer.bytes, scales, R::kQuants, R::kScales, m.quants(group + Blocks::kAhead) + begin * of_block,
               of_block};
     }
   }
@@ -228,10 +228,10 @@ inline Lying lay(const PackedMatrix& m, int64_t group, int64_t begin, int64_t en
           m.group_bytes};
 }
 
-// Blocks that are laid at a time: more would leave the first-level cache before they are read.
-constexpr int64_t kLaid = kSuper;
+// Blocks that are expanded at once: more would leave the first-level cache before they are read.
+constexpr int64_t kExpanded = kSuper;
 
-inline int64_t laid(const PackedMatrix& m) { return m.narrow() ? kLaid : m.blocks; }
+inline int64_t expanded_at_once(const PackedMatrix& m) { return m.narrow() ? kExpanded : m.blocks; }
 
 // A whole group, as one that is not stored would lie.
 template <Packing P>

@@ -18,17 +18,17 @@ void one_row(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t r
   const int32_t* planes = x.planes + row * m.blocks * 4;
   RowSum sum[kParts];
   for (RowSum& s : sum) s.top = s.low = Blocks::zero_i();
-  LaidRoom<P, 1, kCarryBlocks> room;
+  ExpandBuffer<P, 1, kCarryBlocks> buffer;
   for (int64_t b = 0; b < m.blocks;) {
     const int64_t begin = b, end = b + kCarryBlocks < m.blocks ? b + kCarryBlocks : m.blocks;
-    const Lying lying = lay<P, 1, kCarryBlocks>(m, group, b, end, room);
-    const uint8_t *from = lying.quants, *scale = lying.scales;
+    const BlockView view = view_blocks<P, 1, kCarryBlocks>(m, group, b, end, buffer);
+    const uint8_t *from = view.quants, *scale = view.scales;
     Blocks::I sums[2][kParts];  // of the high plane and the low one
     for (auto& plane : sums) plane[0] = plane[1] = Blocks::zero_i();
     for (; b < end; ++b, from += info.quant_bytes, scale += info.scale_bytes) {
       const int8_t* at = q + 64 * b;
-      if (lying.coming)
-        lying.fetch(b - begin);
+      if (view.next)
+        view.fetch(b - begin);
       else
         fetch_block(info, from + ahead, scale + ahead);
       Blocks::I products[2][kParts];

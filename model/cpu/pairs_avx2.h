@@ -32,9 +32,9 @@ struct DigitPanel {
 
   void unpack(const PackedMatrix& matrix, int64_t group, int64_t begin, int64_t end) {
     constexpr PackingInfo info = packing_info(P);
-    LaidRoom<P, 1, kDigitBlocks> room;
-    const Lying lying = lay<P, 1, kDigitBlocks>(matrix, group, begin, end, room);
-    const uint8_t *quants = lying.quants, *scales = lying.scales;
+    ExpandBuffer<P, 1, kDigitBlocks> buffer;
+    const BlockView view = view_blocks<P, 1, kDigitBlocks>(matrix, group, begin, end, buffer);
+    const uint8_t *quants = view.quants, *scales = view.scales;
     for (int64_t b = 0; b < end - begin; ++b, quants += info.quant_bytes, scales += info.scale_bytes)
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; ++part) {

@@ -32,7 +32,7 @@ struct PairTile {
   static constexpr PackingInfo kInfo = packing_info(P);
   static constexpr int kHalves = kInfo.halves ? 2 : 1;
   static constexpr bool kNibbles = kInfo.quant_bytes == 256;
-  const Lying lying;  // blocks from begin to end
+  const BlockView view;  // blocks from begin to end
   const int64_t begin, end;
   const int64_t blocks;   // of a row
   const int8_t* const q;  // the tile's first row
@@ -48,9 +48,9 @@ struct PairTile {
     asm("vpbroadcastd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const int8_t(*)[4]>(p)));
     return out;
   }
-  const uint8_t* quants(int64_t b) const { return lying.quants + (b - begin) * kInfo.quant_bytes; }
+  const uint8_t* quants(int64_t b) const { return view.quants + (b - begin) * kInfo.quant_bytes; }
   const uint8_t* scales(int64_t b, int g) const {
-    return lying.scales + g * lying.scale_stride + (b - begin) * kInfo.scale_bytes;
+    return view.scales + g * view.scale_stride + (b - begin) * kInfo.scale_bytes;
   }
 
   // Four inputs of each of 16 outputs by those of every digit.
@@ -70,7 +70,7 @@ struct PairTile {
       if (kNibbles && c == 4) from = anew(from);  // lest the lower nibbles' loads are kept for these
       Blocks::I w[G];
       unrolled<G>([&]<int g>() __attribute__((always_inline)) {
-        const Blocks::I v = _mm512_loadu_si512(from + g * lying.quant_stride + 64 * (kNibbles ? c % 4 : c));
+        const Blocks::I v = _mm512_loadu_si512(from + g * view.quant_stride + 64 * (kNibbles ? c % 4 : c));
         if constexpr (kNibbles)
           w[g] = _mm512_and_si512(c < 4 ? v : _mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
         else
@@ -143,7 +143,7 @@ struct PairTile {
   }
 };
 
-// Rows whose sums are kept while stored blocks are laid.
+// Rows whose sums are kept while stored blocks are expanded.
 constexpr int64_t kKept = 128;
 
 template <Packing P, int G>
@@ -151,18 +151,19 @@ void pair_rows(const PackedMatrix& m, int64_t group, const QuantRows& x, int64_t
                int64_t y_stride, bool add) {
   using Sums = std::conditional_t<packing_info(P).of_rows, WholeSums<G>, FloatSums<G>>;
   Ahead ahead = ahead_of(m, group + G, G, (rows + kTall - 1) / kTall * m.blocks);
-  LaidRoom<P, G, kLaid> room;
+  ExpandBuffer<P, G, kExpanded> buffer;
   Sums sums[kKept];
-  const int64_t most = laid(m), kept = m.narrow() ? kKept : kTall;
+  const int64_t most = expanded_at_once(m), kept = m.narrow() ? kKept : kTall;
   for (int64_t span = 0; span < rows; span += kept) {
     const int64_t after = span + kept < rows ? span + kept : rows;
     for (int64_t i = 0; i < after - span; ++i) sums[i] = Sums{};
     for (int64_t begin = 0; begin < m.blocks; begin += most) {
       const int64_t end = begin + most < m.blocks ? begin + most : m.blocks;
-      const Lying lying = lay<P, G, kLaid>(m, group, begin, end, room, rows <= 2 * kTall ? Blocks::kAhead : 0);
+      const BlockView view =
+          view_blocks<P, G, kExpanded>(m, group, begin, end, buffer, rows <= 2 * kTall ? Blocks::kAhead : 0);
       for (int64_t t = span; t < after; t += kTall)
         with_digits(after - t < kTall ? after - t : kTall, [&]<int C>() {
-          const PairTile<P, C, G> tile{lying, begin, end, m.blocks, x.q + 2 * (first + t) * x.cols, 4 * x.cols, ahead};
+          const PairTile<P, C, G> tile{view, begin, end, m.blocks, x.q + 2 * (first + t) * x.cols, 4 * x.cols, ahead};
           tile.sum(x, first + t, sums + (t - span));
         });
     }

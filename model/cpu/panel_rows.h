@@ -94,12 +94,12 @@ struct Panel {
     constexpr PackingInfo info = packing_info(P);
     constexpr int parts = info.halves ? 2 : 1;
     for (int g = 0; g < G; ++g) {
-      LaidRoom<P, 1, kLaid> room;
-      Lying lying{};
-      for (int64_t b = begin; b < end; ++b, lying.quants += info.quant_bytes, lying.scales += info.scale_bytes) {
-        if ((b - begin) % laid(matrix) == 0)
-          lying = lay<P, 1, kLaid>(matrix, group + g, b, b + kLaid < end ? b + kLaid : end, room);
-        const uint8_t *q = lying.quants, *s = lying.scales;
+      ExpandBuffer<P, 1, kExpanded> buffer;
+      BlockView view{};
+      for (int64_t b = begin; b < end; ++b, view.quants += info.quant_bytes, view.scales += info.scale_bytes) {
+        if ((b - begin) % expanded_at_once(matrix) == 0)
+          view = view_blocks<P, 1, kExpanded>(matrix, group + g, b, b + kExpanded < end ? b + kExpanded : end, buffer);
+        const uint8_t *q = view.quants, *s = view.scales;
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
           const int n = g * kParts + part;

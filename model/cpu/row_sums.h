@@ -46,12 +46,12 @@ struct ExactSum {
 
 // Adds what blocks [first, last) make, which lie there.
 template <Packing P, int T>
-inline void sum_tile(const PackedMatrix& m, const Lying& lying, int part, const QuantRows& x, int64_t row,
+inline void sum_tile(const PackedMatrix& m, const BlockView& view, int part, const QuantRows& x, int64_t row,
                      int64_t first, int64_t last, ExactSum* sums) {
   constexpr PackingInfo info = packing_info(P);
   constexpr int parts = info.halves ? 2 : 1;
   const int64_t blocks = m.blocks, ahead = Blocks::kAhead * m.group_bytes;
-  const uint8_t *quants = lying.quants, *scales = lying.scales;
+  const uint8_t *quants = view.quants, *scales = view.scales;
   const int8_t* q = x.q + 2 * row * x.cols;
   const int32_t* planes = x.planes + row * blocks * parts * 4;
   Blocks::I high[T], low[T];
@@ -60,8 +60,8 @@ inline void sum_tile(const PackedMatrix& m, const Lying& lying, int part, const 
   for (int64_t begin = first; begin < last; begin += kCarryBlocks) {
     const int64_t end = begin + kCarryBlocks < last ? begin + kCarryBlocks : last;
     for (int64_t b = begin; b < end; ++b, quants += info.quant_bytes, scales += info.scale_bytes) {
-      if (lying.coming)
-        lying.fetch(b - first);
+      if (view.next)
+        view.fetch(b - first);
       else
         fetch_block(info, quants + ahead, scales + ahead);
       const Blocks::W w = Blocks::load4(quants + part * simd::W * 4);
