@@ -17,6 +17,23 @@ double percentile(const std::vector<double>& sorted, double p) {
 
 constexpr size_t kMostSeconds = 24 * 3600;
 
+// A request in the seconds that it was there.
+void add_to_timeline(const Record& r, std::vector<Second>& timeline) {
+  const auto second = [&](double at) -> Second& {
+    return timeline[std::min(timeline.size() - 1, static_cast<size_t>(std::max(at, 0.0)))];
+  };
+  second(r.sent).started++;
+  // At an instant, the middle of the second: all that touch it would be more than ever were there at once.
+  for (size_t s = static_cast<size_t>(r.sent); static_cast<double>(s) + 0.5 < r.end && s < timeline.size(); ++s)
+    if (static_cast<double>(s) + 0.5 >= r.sent) timeline[s].running++;
+  if (r.first >= 0) {
+    double at = r.first;
+    second(at).tokens += r.counts[0];
+    for (size_t i = 0; i < r.gaps.size(); ++i) second(at += r.gaps[i]).tokens += r.counts[i + 1];
+  }
+  ++(r.status.ok() ? second(r.end).finished : second(r.end).failed);
+}
+
 }  // namespace
 
 Result<Slo> parse_slo(const std::string& text) {
@@ -63,23 +80,11 @@ Figures figures_of(const LoadRun& run, const Slo& slo) {
   std::vector<double> ttft, itl, tpot, e2e, late;
   double last_end = 0;
   int within = 0;
-  const size_t seconds = std::min(kMostSeconds, static_cast<size_t>(run.seconds) + 1);
-  f.timeline.resize(seconds);
-  const auto second = [&](double at) -> Second& {
-    return f.timeline[std::min(seconds - 1, static_cast<size_t>(std::max(at, 0.0)))];
-  };
+  f.timeline.resize(std::min(kMostSeconds, static_cast<size_t>(run.seconds) + 1));
   for (const Record& r : run.records) {
+    add_to_timeline(r, f.timeline);
     last_end = std::max(last_end, r.end);
     late.push_back(r.sent - r.due);
-    second(r.sent).started++;
-    // At an instant, the middle of the second: all that touch it would be more than ever were there at once.
-    for (size_t s = static_cast<size_t>(r.sent); static_cast<double>(s) + 0.5 < r.end && s < seconds; ++s)
-      if (static_cast<double>(s) + 0.5 >= r.sent) f.timeline[s].running++;
-    if (r.first >= 0) {
-      double at = r.first;
-      second(at).tokens += r.counts[0];
-      for (size_t i = 0; i < r.gaps.size(); ++i) second(at += r.gaps[i]).tokens += r.counts[i + 1];
-    }
     const int64_t output = output_of(r);
     f.output_tokens += output;
     f.prompt_tokens += std::max<int64_t>(r.usage.prompt_tokens, 0);
@@ -87,11 +92,9 @@ Figures figures_of(const LoadRun& run, const Slo& slo) {
     if (!r.status.ok()) {
       ++f.failed;
       ++f.errors[std::string(code_name(r.status.code())) + ": " + r.status.message().substr(0, 120)];
-      second(r.end).failed++;
       continue;
     }
     ++f.good;
-    second(r.end).finished++;
     const double total = r.end - r.due;
     e2e.push_back(total);
     bool good = slo.e2e == 0 || total <= slo.e2e;

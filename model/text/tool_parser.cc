@@ -188,84 +188,88 @@ struct ToolParser::Impl {
     return text.size();
   }
 
-  // One step over `pending`; false when it must wait for more.
-  bool step(Out& out, bool last) {
-    switch (at) {
-      case At::lead: {
-        const size_t from = pending.find_first_not_of(" \n\r\t");
-        if (from == std::string::npos) return false;
-        const std::string_view rest = std::string_view(pending).substr(from);
-        if (format == ToolFormat::llama3) {
-          if (rest.starts_with(kPythonTag)) {
-            before.append(pending, 0, from + kPythonTag.size());
-            pending.erase(0, from + kPythonTag.size());
-            return true;
-          }
-          if (!last && kPythonTag.starts_with(rest)) return false;
-          if (rest[0] == '{') {
-            before.append(pending, 0, from);
-            pending.erase(0, from);
-            begin_call();
-            return true;
-          }
-        } else if (rest.starts_with(kOpen)) {
-          before.append(pending, 0, from + kOpen.size());
-          pending.erase(0, from + kOpen.size());
-          begin_call();
-          return true;
-        } else if (!last && kOpen.starts_with(rest)) {
-          return false;
-        }
-        out.content += std::exchange(before, {});
-        at = At::content;
+  // Each of these is a step over `pending`; false when it must wait for more.
+  bool step_in_lead(Out& out, bool last) {
+    const size_t from = pending.find_first_not_of(" \n\r\t");
+    if (from == std::string::npos) return false;
+    const std::string_view rest = std::string_view(pending).substr(from);
+    if (format == ToolFormat::llama3) {
+      if (rest.starts_with(kPythonTag)) {
+        before.append(pending, 0, from + kPythonTag.size());
+        pending.erase(0, from + kPythonTag.size());
         return true;
       }
-      case At::content: {
-        if (format == ToolFormat::hermes) {
-          const size_t found = pending.find(kOpen);
-          if (found != std::string::npos) {
-            const size_t text = without_blanks(pending, found);  // those before a call are nobody's
-            out.content.append(pending, 0, text);
-            before.assign(pending, text, found - text) += kOpen;
-            pending.erase(0, found + kOpen.size());
-            begin_call();
-            return true;
-          }
-        }
-        const bool waits = !last && format == ToolFormat::hermes;
-        const size_t keep =
-            waits ? pending.size() - without_blanks(pending, pending.size() - tail_of(pending, kOpen)) : 0;
-        out.content.append(pending, 0, pending.size() - keep);
-        pending.erase(0, pending.size() - keep);
-        return false;
+      if (!last && kPythonTag.starts_with(rest)) return false;
+      if (rest[0] == '{') {
+        before.append(pending, 0, from);
+        pending.erase(0, from);
+        begin_call();
+        return true;
       }
-      case At::call: {
+    } else if (rest.starts_with(kOpen)) {
+      before.append(pending, 0, from + kOpen.size());
+      pending.erase(0, from + kOpen.size());
+      begin_call();
+      return true;
+    } else if (!last && kOpen.starts_with(rest)) {
+      return false;
+    }
+    out.content += std::exchange(before, {});
+    at = At::content;
+    return true;
+  }
+
+  bool step_in_content(Out& out, bool last) {
+    if (format == ToolFormat::hermes) {
+      const size_t found = pending.find(kOpen);
+      if (found != std::string::npos) {
+        const size_t text = without_blanks(pending, found);  // those before a call are nobody's
+        out.content.append(pending, 0, text);
+        before.assign(pending, text, found - text) += kOpen;
+        pending.erase(0, found + kOpen.size());
+        begin_call();
+        return true;
+      }
+    }
+    const bool waits = !last && format == ToolFormat::hermes;
+    const size_t keep = waits ? pending.size() - without_blanks(pending, pending.size() - tail_of(pending, kOpen)) : 0;
+    out.content.append(pending, 0, pending.size() - keep);
+    pending.erase(0, pending.size() - keep);
+    return false;
+  }
+
+  bool step_after_call(bool last) {
+    const size_t from = pending.find_first_not_of(" \n\r\t");
+    if (from == std::string::npos) return false;
+    const std::string_view rest = std::string_view(pending).substr(from);
+    if (format == ToolFormat::hermes) {
+      if (rest.starts_with(kClose)) {
+        pending.erase(0, from + kClose.size());
+        at = At::lead;
+        return true;
+      }
+      if (!last && kClose.starts_with(rest)) return false;
+      at = At::lead;  // the closing tag was forgotten
+      return true;
+    }
+    if (rest[0] == ';') {
+      pending.erase(0, from + 1);
+      at = At::lead;
+      return true;
+    }
+    at = At::content;
+    return true;
+  }
+
+  bool step(Out& out, bool last) {
+    switch (at) {
+      case At::lead: return step_in_lead(out, last);
+      case At::content: return step_in_content(out, last);
+      case At::call:
         if (pending.empty()) return false;
         pending.erase(0, read_call(pending, out));
         return true;
-      }
-      case At::after: {
-        const size_t from = pending.find_first_not_of(" \n\r\t");
-        if (from == std::string::npos) return false;
-        const std::string_view rest = std::string_view(pending).substr(from);
-        if (format == ToolFormat::hermes) {
-          if (rest.starts_with(kClose)) {
-            pending.erase(0, from + kClose.size());
-            at = At::lead;
-            return true;
-          }
-          if (!last && kClose.starts_with(rest)) return false;
-          at = At::lead;  // the closing tag was forgotten
-          return true;
-        }
-        if (rest[0] == ';') {
-          pending.erase(0, from + 1);
-          at = At::lead;
-          return true;
-        }
-        at = At::content;
-        return true;
-      }
+      case At::after: return step_after_call(last);
     }
     return false;
   }
