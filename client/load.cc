@@ -101,7 +101,7 @@ Ask ask_of(const Workload& workload, const Record& record, const LoadOptions& o)
   ask.max_tokens = p.max_tokens;
   ask.temperature = o.temperature;
   ask.ignore_eos = o.ignore_eos;
-  if (o.send_seed || o.temperature > 0) ask.seed = (o.seed + static_cast<uint64_t>(record.prompt)) & 0x7FFFFFFF;
+  if (o.temperature > 0) ask.seed = (o.seed + static_cast<uint64_t>(record.prompt)) & 0x7FFFFFFF;
   return ask;
 }
 

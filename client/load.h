@@ -46,7 +46,6 @@ struct LoadOptions {
   bool ignore_eos = true;
   bool keep_text = false;
   uint64_t seed = 1;
-  bool send_seed = false;
 };
 
 struct Progress {

@@ -31,7 +31,7 @@ struct Parameter {
   std::variant<SamplingMember, RequestMember> to;
   const char* what;                           // for docs/api.md
   const char* limit = "";                     // what a refusal says it must be, and docs/api.md
-  std::optional<int64_t> least, most;         // of a number
+  std::optional<int64_t> least;               // of a number
   int ServerOptions::*most_option = nullptr;  // where an operator says the most, for numbers and lists
   // Also where a protocol has one answer of text alone. (gRPC contracts take it where their messages have the field.)
   bool of_text = true;

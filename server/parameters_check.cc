@@ -19,7 +19,7 @@ std::string not_an_id(int64_t id, const model::ModelInfo& info) {
 }
 
 int64_t most_of(const Parameter& p, const ServerOptions& limits) {
-  return p.most_option ? limits.*p.most_option : p.most.value_or(INT64_MAX);
+  return p.most_option ? limits.*p.most_option : INT64_MAX;
 }
 
 Status check_number(const GenerateInput& in, const Parameter& p, int64_t value, int64_t most,

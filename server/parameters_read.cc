@@ -48,8 +48,7 @@ void set_integer(const Parameter& p, int64_t value, GenerateInput& in) {
     using T = std::decay_t<decltype(to)>;
     if constexpr (std::is_same_v<T, int32_t>) {
       if (p.to == parameter("top_k").to && value == -1) value = 0;  // how some say off
-      const bool bounded = p.most || p.most_option;
-      if (!bounded) value = std::clamp<int64_t>(value, INT32_MIN, INT32_MAX);
+      if (!p.most_option) value = std::clamp<int64_t>(value, INT32_MIN, INT32_MAX);
       if (is_logprobs(p) && value < 0) in.unfit.emplace_back(&p, value);
       if (is_logprobs(p) && value == -1)
         to = kAllLogprobs;

@@ -1,11 +1,9 @@
 #include "server/http/metrics_text.h"
 
-#include <unistd.h>
 #include <algorithm>
 
-#include <cstdio>
-
 #include "core/cat.h"
+#include "core/host.h"
 #include "server/http/api.h"
 #include "server/json_text.h"
 
@@ -61,15 +59,6 @@ class Text {
 
   std::string label_, out_;
 };
-
-double resident_bytes() {
-  long pages = 0, resident = 0;
-  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
-    std::fclose(f);
-  }
-  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-}
 
 double used_share(const engine::Stats& s) {
   if (s.pages_total == 0) return 0;
