@@ -51,6 +51,9 @@ struct Attributes {
   bool fp8_query = false;
   DType out = DType::f32;  // may be f8_e4m3 with out_scale, or (KVC only) int8 for what an int8 cache holds
   float out_scale = 1.0f;
+  // The first so many columns of results are read by nobody: a back end may leave them as they are. Latent attention's,
+  // where they would be the rotated part of keys.
+  int32_t unread_columns = 0;
   kvcache::IndexMode index_mode = kvcache::IndexMode::page_table;
   int32_t page_size = 16;  // page_table only; 1 to kvcache::kMostPageTokens, and a page begins anywhere
 };

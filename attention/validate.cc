@@ -25,6 +25,9 @@ Status validate_heads(const Attributes& a) {
                                    "which is ", a.num_heads));
   if (a.head_dim < 1 || a.head_dim > 576)
     return bad("head_dim", cat("head_dim is ", a.head_dim, "; it must be from 1 to 576"));
+  if (a.unread_columns < 0 || a.unread_columns > a.head_dim)
+    return bad("unread_columns",
+               cat("unread_columns is ", a.unread_columns, "; it must be from 0 to head_dim, which is ", a.head_dim));
   return {};
 }
 

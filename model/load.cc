@@ -322,7 +322,6 @@ int64_t widest_head(const ModelConfig& c) {
 
 // Why `auto` takes the CPU for it though there is a GPU; empty: it takes the GPU.
 std::string why_no_gpu(const ModelConfig& c) {
-  if (c.latent.on()) return "latent attention is not supported there";
   if (c.state_bytes() > 0 && !c.linear.fits_gpu()) return "no kernel there takes its linear attention";
   if (c.sizes_by_layer && widest_head(c) > kFastHead)
     return cat("heads of ", widest_head(c), " are slow there; device cuda takes it all the same");

@@ -70,6 +70,12 @@ struct Experts {
   std::vector<Mlp> mlps;       // of those that another rank has: ids -1
 };
 
+// Of each head a matrix of its own, all of one shape; a device has them one by one, or as one that stacks them.
+struct HeadMatrices {
+  int64_t heads = 0, rows = 0, cols = 0;  // rows and columns of each
+  std::vector<Matrix> matrices;
+};
+
 // A layer of linear attention, as add_delta_rule() is told of it.
 struct DeltaRule {
   LinearConfig config;
@@ -217,14 +223,21 @@ class Ops {
   // The columns of all ranks beside one another, on the first of them.
   virtual Result<Buffer> gather(Buffer logits) { return logits; }
 
-  // Latent attention (LatentConfig). A device that has none says so here.
-  virtual Status takes_latent_attention() const {
-    return unimplemented("latent attention is not supported on this device; on the CPU it is (--device cpu)");
+  // Latent attention (LatentConfig).
+  // A part a head; they are released by whoever gave them.
+  virtual Result<HeadMatrices> load_heads(Weights& source, std::span<const HostTensor> parts) {
+    HeadMatrices out{int64_t(parts.size()), parts[0].rows, parts[0].cols, {}};
+    for (const HostTensor& part : parts) {
+      KVASIR_ASSIGN(out.matrices.emplace_back(), load_matrix(source, {&part, 1}, Shard::whole));
+    }
+    return out;
   }
-  // Piece h of `out` = piece h of `in` * weights[h]': each head's own product. All are of one shape.
-  virtual Status linear_heads(Buffer, Pieces, std::span<const Matrix>, Buffer, Pieces) {
+  // Piece h of `out` = piece h of `in` * head h's matrix': each head's own product.
+  virtual Status linear_heads(Buffer, Pieces, const HeadMatrices&, Buffer, Pieces) {
     return unimplemented("this device has no products by head");
   }
+  // linear() that these two alone read, in what precision the device likes.
+  virtual Status linear_pieces(Buffer in, Matrix weight, Buffer out) { return linear(in, weight, out); }
   // `count` pieces of `cols` columns.
   virtual Status copy_pieces(Buffer, Pieces, Buffer, Pieces, int64_t, int64_t) {
     return unimplemented("this device copies no columns");

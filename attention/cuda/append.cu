@@ -6,6 +6,11 @@
 namespace kvasir::attention::cuda {
 namespace {
 
+// Keys, and values where those are not the keys as they lie.
+__host__ __device__ inline int stored_rows(const Shape& s, const CacheLayer& c) {
+  return (c.key == c.value ? 1 : 2) * s.kv_heads;
+}
+
 // New K/V that the cache keeps just as they came: a warp copies a token, all of it in flight at once.
 constexpr int kCopyWarps = 8, kCopyFlight = 8;
 __global__ void __launch_bounds__(kCopyWarps * 32)
@@ -13,24 +18,23 @@ __global__ void __launch_bounds__(kCopyWarps * 32)
                 int phase, uint32_t row_pieces) {
   let_next_kernel_start();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tokens = v.counts[kCountTokens];
-  const uint32_t half = s.kv_heads * row_pieces;  // of 16 bytes
+  const uint32_t half = s.kv_heads * row_pieces, all = stored_rows(s, l.cache) * row_pieces;  // of 16 bytes
   for (int token = blockIdx.x * kCopyWarps + warp; token < tokens; token += gridDim.x * kCopyWarps) {
     const Token info = v.tokens[token];
     if (info.place < 0 || ((info.flags & kDeferred) != 0) != (phase == 1)) continue;
     if (l.stored_by_prefill && info.flags & kContiguous) continue;
     const int64_t to = int64_t(info.place) * l.cache.token;
-    for (uint32_t first = lane; first < 2 * half; first += 32 * kCopyFlight) {
+    for (uint32_t first = lane; first < all; first += 32 * kCopyFlight) {
       uint4 x[kCopyFlight];
 #pragma unroll
       for (int u = 0; u < kCopyFlight; ++u) {
         const uint32_t i = first + u * 32, at = i < half ? i : i - half;
-        if (i < 2 * half)
-          x[u] = __ldcs(static_cast<const uint4*>(i < half ? l.key : l.value) + int64_t(token) * half + at);
+        if (i < all) x[u] = __ldcs(static_cast<const uint4*>(i < half ? l.key : l.value) + int64_t(token) * half + at);
       }
 #pragma unroll
       for (int u = 0; u < kCopyFlight; ++u) {
         const uint32_t i = first + u * 32, at = i < half ? i : i - half;
-        if (i < 2 * half)
+        if (i < all)
           *reinterpret_cast<uint4*>((i < half ? l.cache.key : l.cache.value) + to + (at / row_pieces) * l.cache.head +
                                     at % row_pieces * 16) = x[u];
       }
@@ -43,7 +47,7 @@ __global__ void __launch_bounds__(256, 5)
     append_kernel(Shape s, StepView v, Layer l, int phase, bool queries, int lanes, bool store) {
   let_next_kernel_start();  // whoever starts early waits before it reads what this writes
   // Where nothing is stored there are queries alone.
-  const int rows = (queries ? s.heads : 0) + (store ? 2 * s.kv_heads : 0);
+  const int rows = (queries ? s.heads : 0) + (store ? stored_rows(s, l.cache) : 0);
   const int per_block = 256 / lanes;
   const int lane = threadIdx.x % lanes;
   const int64_t total = int64_t(v.counts[kCountTokens]) * rows;
@@ -214,7 +218,7 @@ void launch_append(const Shape& s, const StepView& v, const Layer& l, int64_t to
         s, v, l, phase, uint32_t(s.head_dim * dtype_bits(s.io) / 128));
     return;
   }
-  if (phase == 0 && append_tokens_takes(s, l.cache))
+  if (phase == 0 && append_tokens_takes(s, l.cache) && l.cache.key != l.cache.value)
     return launch_append_tokens(s, v, l, tokens, queries, store, stream);
   launch_append_any(s, v, l, tokens, queries, store, phase, stream);
 }
@@ -222,7 +226,8 @@ void launch_append(const Shape& s, const StepView& v, const Layer& l, int64_t to
 void launch_append_any(const Shape& s, const StepView& v, const Layer& l, int64_t tokens, bool queries, bool store,
                        int phase, cudaStream_t stream) {
   const int lanes = row_lanes(s.head_dim);
-  const int64_t rows = tokens * ((queries ? s.heads : 0) + (store ? 2 * s.kv_heads : 0)), per_block = 256 / lanes;
+  const int64_t rows = tokens * ((queries ? s.heads : 0) + (store ? stored_rows(s, l.cache) : 0)),
+                per_block = 256 / lanes;
   const int64_t blocks = (rows + per_block - 1) / per_block;
   append_kernel<<<int(blocks < 132 * 16 ? blocks : 132 * 16), 256, 0, stream>>>(s, v, l, phase, queries, lanes, store);
 }

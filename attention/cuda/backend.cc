@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "attention/cuda/cuda.h"
+#include "attention/cuda/latent.h"
 #include "attention/cuda/memory.h"
 #include "attention/cuda/plain.h"
 #include "attention/cuda/plan.h"
@@ -59,8 +60,8 @@ class CudaAttention final : public Attention, public GraphKeyed {
           .with_field("page_size");
     if (a_.out == DType::i8)
       return unimplemented("out_dtype is int8; the cuda back end gives floats and float8_e4m3").with_field("out_dtype");
-    if (a_.head_dim % 8 || a_.head_dim > 512)
-      return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 512"))
+    if (a_.head_dim % 8)
+      return unimplemented(cat("head_dim is ", a_.head_dim, "; the cuda back end takes multiples of 8 up to 576"))
           .with_field("head_dim");
     if (!a_.relative_bias.empty()) {
       KVASIR_TRY(relative_.upload(a_.relative_bias.data(), a_.relative_bias.size() * 4));
@@ -84,7 +85,6 @@ class CudaAttention final : public Attention, public GraphKeyed {
     }
     const size_t io = size_t(dtype_bits(s.work) / 8);
     works_on_query_ = a_.packed_qkv || a_.rope.style != RopeStyle::none || a_.io == DType::f8_e4m3 || a_.fp8_query;
-    KVASIR_TRY(q_.allocate(size_t(limits_.max_tokens) * size_t(s.heads * s.head_dim) * io));
     new_bytes_ = size_t(limits_.max_tokens) * size_t(s.kv_heads * s.head_dim) * io;
     KVASIR_TRY(k_new_.allocate(new_bytes_));
     return v_new_.allocate(new_bytes_);
@@ -100,29 +100,32 @@ class CudaAttention final : public Attention, public GraphKeyed {
   Status run(const Tensors& t) override {
     if (!held_) return failed_precondition("run() before plan()");
     CacheLayer cache = layer_of(t.cache, t.layer);
-    KVASIR_TRY(learn(t.cache, cache));
+    const bool alone = kvcache::keys_alone(t.cache), more = t.qkv_bias || t.attn_mask;
+    KVASIR_TRY(learn(t.cache, cache, more));
+    if (latent_group_ && more) return failed_precondition("qkv_bias or attn_mask, and the first run() had neither");
     const Launch& n = planner_->launch();
     if (n.tokens == 0) return {};
     Shape shape = shape_;
     if (a_.fp8_query) shape.scale *= t.q_scale;
     Layer l;
-    l.query = t.query, l.key = t.key, l.value = t.value, l.bias = t.qkv_bias;
+    l.query = t.query, l.key = t.key, l.value = alone ? t.key : t.value, l.bias = t.qkv_bias;
     // FP8 prefill takes queries as they are given; every other kernel wants them worked on.
-    const bool streams = std::any_of(n.parts, n.parts + kLists, [](int32_t p) { return p > 0; });
-    const bool queries = (works_on_query_ || t.qkv_bias) && (streams || n.plain || !prefill8_ || a_.fp8_query);
+    const bool streams = std::any_of(n.parts, n.parts + kAllLists, [](int32_t p) { return p > 0; });
+    const bool queries =
+        !latent_group_ && (works_on_query_ || t.qkv_bias) && (streams || n.plain || !prefill8_ || a_.fp8_query);
     if (a_.fp8_query) l.q_inverse = 1.0f / t.q_scale, l.q8 = prefill8_ ? q8_.get() : nullptr;
     l.q = queries ? q_.get() : const_cast<void*>(t.query);
     // Where the cache keeps new K/V just as they came, they are contiguous already.
     const bool given = a_.append && !a_.packed_qkv && !t.qkv_bias && a_.rope.style == RopeStyle::none &&
                        t.cache.dtype == a_.io && t.cache.quant == kvcache::QuantKind::none;
     l.k_new = given ? const_cast<void*>(t.key) : k_new_.get();
-    l.v_new = given ? const_cast<void*>(t.value) : v_new_.get();
+    l.v_new = alone ? l.k_new : given ? const_cast<void*>(t.value) : v_new_.get();
     l.given = given || (prefill8_ && a_.io == DType::f8_e4m3);  // E4M3 goes into an E4M3 cache as it is
     // Prefill may write the cache where nobody reads it meanwhile.
     l.stored_by_prefill =
         given && !queries && n.tiles && !n.gathers && !n.deferred && !prefill8_ && (n.apart || !streams);
-    l.appended_here =
-        n.own && queries && !appends_apart_ && (n.blocks_per_head || runs_append_) && append_tokens_takes(shape, cache);
+    l.appended_here = n.own && queries && !alone && !appends_apart_ && (n.blocks_per_head || runs_append_) &&
+                      append_tokens_takes(shape, cache);
     l.k_old = k_old_.get(), l.v_old = v_old_.get();
     l.mask = t.attn_mask, l.mask_head = t.mask_head_stride, l.mask_row = t.mask_row_stride;
     l.sink_logits = t.sink_logits;
@@ -149,7 +152,16 @@ class CudaAttention final : public Attention, public GraphKeyed {
       KVASIR_TRY(check(
           launch_shared_prefix(shape, v, l, planner_->prefix_runs(base), n.prefix_runs, limits_.cache_tokens, stream_),
           "shared prefixes"));
-    if (n.merges) launch_merge(shape, v, l, n.merges, a_.batch_invariant, stream_);
+    if (n.parts[kLatentList])
+      KVASIR_TRY(check(launch_latent(shape, v, l, queries_of(t),
+                                     {planner_->segments(base, kLatentList), planner_->heads(base, kLatentList),
+                                      n.parts[kLatentList]},
+                                     latent_group_, stream_),
+                       "latent attention"));
+    if (n.merges && latent_group_)
+      launch_latent_merge(shape, v, l, n.merges, stream_);
+    else if (n.merges)
+      launch_merge(shape, v, l, n.merges, a_.batch_invariant, stream_);
     // What the prefill of a step reads, none of its decodes writes: it fills the multiprocessors they are done with.
     const TileQueue queue{taken_, streams};
     if (n.tiles && prefill8_)
@@ -174,7 +186,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
     if (a_.window > 0)
       return failed_precondition("KeyValueCache gives back every token; it has no meaning with a window");
     CacheLayer cache = layer_of(t.cache, t.layer);
-    KVASIR_TRY(learn(t.cache, cache));
+    KVASIR_TRY(learn(t.cache, cache, false));
     const Launch& n = planner_->launch();
     if (n.sequences == 0) return {};
     Shape s = shape_;  // KVC stores rows as they are given
@@ -214,19 +226,31 @@ class CudaAttention final : public Attention, public GraphKeyed {
     return out;
   }
 
-  // Kernels and workspace depend on the kind of cache, which is first seen here; it never changes after.
-  Status learn(const kvcache::CacheView& view, const CacheLayer& cache) {
+  // As they are given: latent attention's kernel rotates them itself.
+  LatentQueries queries_of(const Tensors& t) const {
+    const int64_t rows = a_.packed_qkv ? shape_.heads + 2 * shape_.kv_heads : shape_.heads;
+    return {t.query, rows * shape_.head_dim, a_.rope.style != RopeStyle::none};
+  }
+
+  // Query heads of a tile of latent attention's kernel, where that takes this: it rotates the first 64 columns or none.
+  int latent_heads(const CacheLayer& cache, bool more) const {
+    const bool rotates = a_.rope.style == RopeStyle::none || a_.rope.rotary_dim == kLatentRope;
+    return rotates && !more && a_.relative_bias.empty() ? latent_group(shape_, cache, a_.unread_columns, capability_)
+                                                        : 0;
+  }
+
+  // Kernels and workspace depend on the kind of cache, which is first seen here; it never changes after. `more`: there
+  // is what the plain kernel alone takes beside keys of 576.
+  Status learn(const kvcache::CacheView& view, const CacheLayer& cache, bool more) {
     if (planner_) return {};
     KVASIR_TRY(validate_cache(a_, view, 0));
-    if (kvcache::keys_alone(view))
-      return unimplemented("the cache holds keys alone (kv stride 0), which the cuda back end does not take")
-          .with_field("cache");
     if (view.quant == kvcache::QuantKind::group &&  // a warp finds a group's greatest, eight elements a lane
         (view.quant_group < 8 || view.quant_group > 256))
       return unimplemented(cat("quant_group is ", view.quant_group, "; the cuda back end takes from 8 to 256"))
           .with_field("quant_group");
     Machine machine;
     const bool fast = a_.relative_bias.empty();  // of which the plain kernel alone knows
+    const bool alone = kvcache::keys_alone(view);
     if (shape_.group <= 16 && fast)
       // Batch-invariant: a row's arithmetic may not depend on how many stand beside it, so no kernel for a few.
       for (int i = a_.batch_invariant ? 1 : 0; i < kLists; ++i)
@@ -237,11 +261,19 @@ class CudaAttention final : public Attention, public GraphKeyed {
       runs_append_ = runs_append(shape_, cache);
     }
     machine.prefill8 = prefill8_ =
-        fast && prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant;
+        fast && prefill8_supports(shape_, cache, capability_) && a_.append && !a_.batch_invariant && !alone;
     machine.prefill = fast && !prefill8_ && prefill_supports(shape_, capability_) && !a_.batch_invariant;
-    machine.shared_prefix = fast && a_.index_mode == kvcache::IndexMode::page_table && machine.stream_warps[0] > 0 &&
+    machine.shared_prefix = fast && !alone && a_.index_mode == kvcache::IndexMode::page_table &&
+                            machine.stream_warps[0] > 0 &&
                             shared_prefix_supports(shape_, cache, a_.page_size, capability_);
-    planner_ = std::make_unique<Planner>(a_, limits_, machine);
+    Attributes planned = a_;
+    latent_group_ = latent_heads(cache, more);
+    if (latent_group_) planned.num_kv_heads = shape_.heads / latent_group_;  // blocks of heads that read the same keys
+    machine.stream_warps[kLatentList] = latent_group_ ? multiprocessors_ : 0;
+    planner_ = std::make_unique<Planner>(planned, limits_, machine);
+    if (!latent_group_)
+      KVASIR_TRY(q_.allocate(size_t(limits_.max_tokens) * size_t(shape_.heads * shape_.head_dim) *
+                             size_t(dtype_bits(shape_.work) / 8)));
     KVASIR_TRY(arrays_.allocate(2 * planner_->bytes()));
     KVASIR_TRY(pinned_.allocate(2 * planner_->bytes()));
     for (cudaEvent_t& e : uploaded_) KVASIR_TRY(check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "event"));
@@ -298,6 +330,7 @@ class CudaAttention final : public Attention, public GraphKeyed {
   Shape shape_;
   RelativeBias relative_bias_;
   int multiprocessors_ = 0, capability_ = 0;
+  int latent_group_ = 0;
   bool works_on_query_ = false, held_ = false, prefill8_ = false, runs_append_ = false;
   int slot_ = 0;
   size_t new_bytes_ = 0;

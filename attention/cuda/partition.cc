@@ -100,7 +100,7 @@ void Planner::partition(int list, std::byte* buffer) {
     int64_t at_key = item.tile.kv_begin;
     if (a_.batch_invariant) {
       do {
-        const int64_t next = std::min(end, (at_key / kInvariantRun + 1) * kInvariantRun);
+        const int64_t next = list == kLatentList ? end : std::min(end, (at_key / kInvariantRun + 1) * kInvariantRun);
         if (room <= 0) close();
         emit(item, at_key, next, !item.partial && at_key == item.tile.kv_begin && next == end);
         at_key = next;
@@ -118,7 +118,8 @@ void Planner::partition(int list, std::byte* buffer) {
       } while (at_key < end);
     }
     // Few runs: the last to finish has them merged sooner than another kernel starts.
-    item.merged = !item.shared && item.prefix < 0 && item.cuts > 0 && item.cuts <= kMergedInPlace;
+    item.merged =
+        list != kLatentList && !item.shared && item.prefix < 0 && item.cuts > 0 && item.cuts <= kMergedInPlace;
     for (int32_t i = first_segment; item.merged && i < count; ++i)
       segments[i].first_slot = cuts_[size_t(item.first_cut)].slot, segments[i].merges = item.cuts;
   }

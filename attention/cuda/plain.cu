@@ -139,13 +139,13 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 void launch_plain(const Shape& s, const StepView& v, const Layer& l, const RelativeBias& bias, const QueryRow* rows,
                   int64_t count, cudaStream_t stream) {
-  auto* kernel = s.head_dim > 256 ? plain_kernel<16, true> : plain_kernel<8, true>;
+  auto* kernel = s.head_dim > 256 ? plain_kernel<18, true> : plain_kernel<8, true>;
   kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, bias, rows);
 }
 
 void launch_plain(const Shape& s, const StepView& v, const Layer& l, const QueryRow* rows, int64_t count,
                   cudaStream_t stream) {
-  auto* kernel = s.head_dim > 256 ? plain_kernel<16, false> : plain_kernel<8, false>;
+  auto* kernel = s.head_dim > 256 ? plain_kernel<18, false> : plain_kernel<8, false>;
   kernel<<<dim3(s.heads, int(count)), kWarps * 32, 0, stream>>>(s, v, l, RelativeBias{}, rows);
 }
 

@@ -14,8 +14,8 @@ int64_t tokens_of(const Step& step) { return step.batch > 0 ? step.seqstarts[ste
 uint64_t Launch::key() const {
   uint64_t k = 1469598103934665603ull;
   for (int64_t x : {tokens, sequences, plain, merges, tiles, gathers, int64_t(parts[0]), int64_t(parts[1]),
-                    int64_t(parts[2]), int64_t(blocks_per_head), int64_t(deferred), int64_t(contiguous),
-                    int64_t(outside), int64_t(apart), int64_t(own), exact_tokens, prefix_runs})
+                    int64_t(parts[2]), int64_t(parts[3]), int64_t(blocks_per_head), int64_t(deferred),
+                    int64_t(contiguous), int64_t(outside), int64_t(apart), int64_t(own), exact_tokens, prefix_runs})
     k = (k ^ uint64_t(x)) * 1099511628211ull;
   return k;
 }
@@ -25,10 +25,12 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   group_ = a.num_heads / a.num_kv_heads;
   page_shift_ = a.index_mode == kvcache::IndexMode::page_table ? std::countr_zero(uint32_t(a.page_size)) : 0;
   const int64_t B = limits.max_batch, T = limits.max_tokens;
-  int64_t list_parts[kLists], all_parts = 0;
-  for (int i = 0; i < kLists; ++i)
-    all_parts += list_parts[i] = std::max<int64_t>(1, machine.stream_warps[i] / a.num_kv_heads);
-  const int64_t runs = a.batch_invariant ? (limits.max_kvlen + kInvariantRun - 1) / kInvariantRun + 1 : 1;
+  int64_t list_parts[kAllLists], all_parts = 0;
+  for (int i = 0; i < kAllLists; ++i)
+    all_parts += list_parts[i] =
+        machine.stream_warps[i] ? std::max<int64_t>(1, machine.stream_warps[i] / a.num_kv_heads) : 0;
+  const bool latent = machine.stream_warps[kLatentList] > 0;
+  const int64_t runs = a.batch_invariant && !latent ? (limits.max_kvlen + kInvariantRun - 1) / kInvariantRun + 1 : 1;
   switch (a.index_mode) {
     case kvcache::IndexMode::offset: table_cap_ = 0; break;
     case kvcache::IndexMode::page_table: table_cap_ = B * limits.max_pages; break;
@@ -40,11 +42,12 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   gather_cap_ = machine.prefill8  ? (limits.max_kvlen + T + 16 * B + 127) / 128 * 128
                 : machine.prefill ? limits.max_kvlen + T
                                   : 0;
-  // Two unfinished runs a part, a whole tile of queries each; a shared prefix and sinks add one run a query.
-  const int64_t tile_queries = std::max(1, 32 / group_);
+  // Two unfinished runs a part, a whole tile of queries each; a shared prefix and sinks add one run a query. Latent
+  // attention's queries are many heads wide: only those that share a prefix have room for that.
+  const int64_t tile_queries = std::max(1, tile_rows(latent ? kLatentList : kLatentList - 1) / group_);
   const int64_t prefix_blocks = machine.shared_prefix ? machine.multiprocessors / a.num_kv_heads + 1 : 0;
-  slots_cap_ =
-      2 * all_parts * tile_queries + 4 * T + (runs > 1 ? runs * T : 0) + prefix_blocks * (kPrefixRows / group_);
+  slots_cap_ = 2 * all_parts * tile_queries + prefix_blocks * (kPrefixRows / group_) +
+               (latent ? 2 * std::min(T, B * tile_queries) : 4 * T + (runs > 1 ? runs * T : 0));
   merges_cap_ = T;
 
   size_t offset = 0;
@@ -55,8 +58,9 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   };
   counts_ = take(kCounts, 4);
   sequences_ = take(B, sizeof(DeviceSequence));
-  for (int i = 0; i < kLists; ++i) heads_[i] = take(list_parts[i], sizeof(PartHead));
-  for (int i = 0; i < kLists; ++i) segments_[i] = take((items_cap_ + list_parts[i]) * (runs + 1), sizeof(Segment));
+  for (int i = 0; i < kAllLists; ++i) heads_[i] = take(list_parts[i], sizeof(PartHead));
+  for (int i = 0; i < kAllLists; ++i)
+    segments_[i] = take(list_parts[i] ? (items_cap_ + list_parts[i]) * (runs + 1) : 0, sizeof(Segment));
   merges_ = take(merges_cap_, sizeof(Merge));
   merge_slots_ = take(slots_cap_ * 2, 4);
   tiles_ = take(T / 128 + B + 1, sizeof(PrefillTile));
@@ -69,7 +73,7 @@ Planner::Planner(const Attributes& a, const Limits& limits, const Machine& machi
   bytes_ = offset;
   for (auto& list : items_) list.reserve(size_t(items_cap_));
   single_list_ = list_for(group_);
-  for (int i = 0; i < kLists; ++i) per_tile_[i] = kTileRows[i] / group_;
+  for (int i = 0; i < kAllLists; ++i) per_tile_[i] = tile_rows(i) / group_;
   stream_rows_.reserve(size_t(rows_cap_));
 }
 
@@ -162,10 +166,10 @@ void Planner::set_row(const DeviceSequence& s, int32_t index, int32_t i, QueryRo
 // The smallest tile that holds so many rows, else the largest there is.
 int Planner::list_for(int64_t rows) const {
   int best = -1;
-  for (int i = 0; i < kLists; ++i) {
-    if (machine_.stream_warps[i] == 0 || kTileRows[i] < group_) continue;
+  for (int i = 0; i < kAllLists; ++i) {
+    if (machine_.stream_warps[i] == 0 || tile_rows(i) < group_) continue;
     best = i;
-    if (kTileRows[i] >= rows) break;
+    if (tile_rows(i) >= rows) break;
   }
   return best;
 }
@@ -296,6 +300,7 @@ void Planner::add_shared_prefixes(const Step& step, const DeviceSequence* sequen
                 });
   std::vector<Item>& items = prefixes();
   const int32_t per_tile = many_share_ ? kPrefixRows / group_ : per_tile_[shared_list()];
+  if (per_tile < 2) return;
   const int64_t multiple = many_share_ ? kPrefixKeys : kKeyBlock;
   std::vector<int32_t> open(left.size(), -1);  // by group: item with room
   for (int64_t b = 0; b < step.batch; ++b) {
@@ -432,7 +437,7 @@ void Planner::plan(const Step& step, std::byte* buffer) {
   add_shared_prefixes(step, at<DeviceSequence>(buffer, sequences_));
   const Assigned to = assign_queries(step, buffer);
   place_tokens(step, buffer);
-  for (int list = 0; list < kLists; ++list)
+  for (int list = 0; list < kAllLists; ++list)
     if (machine_.stream_warps[list]) partition(list, buffer);
   cut_prefixes(buffer);
   write_merges(buffer);

@@ -13,9 +13,13 @@
 
 namespace kvasir::attention::cuda {
 
+// The lists of the stream kernels, and that of latent attention.
+constexpr int kLatentList = kLists, kAllLists = kLists + 1;
+constexpr int32_t tile_rows(int list) { return list == kLatentList ? 64 : kTileRows[list]; }
+
 // What the planner must know of the device and of the kernels compiled for this cache.
 struct Machine {
-  int32_t stream_warps[kLists] = {0, 0, 0};       // resident on the whole device, by list; 0: no such kernel
+  int32_t stream_warps[kAllLists] = {};           // resident on the whole device, by list; 0: no such kernel
   int32_t multiprocessors = 0, shared_warps = 0;  // of a block of the first list that has one to itself; 0: none
   bool prefill = false;                           // the Hopper kernel takes this shape
   bool prefill8 = false;                          // or the one that multiplies FP8
@@ -26,7 +30,7 @@ struct Machine {
 struct Launch {
   int64_t tokens = 0, sequences = 0, plain = 0, merges = 0, tiles = 0, gathers = 0;
   int64_t prefix_runs = 0;  // of shared prefixes, for their own kernel
-  int32_t parts[kLists] = {0, 0, 0};
+  int32_t parts[kAllLists] = {};
   int32_t blocks_per_head = 0;  // blocks that share a kv head of an item of the first list; 0: parts of equal cost
   int64_t exact_tokens = 0;     // where prefill tiles read the query as a tensor of so many rows; else 0
   bool deferred = false, contiguous = false;
@@ -96,7 +100,7 @@ class Planner {
   void count_launch(const Step&, const Assigned&, int64_t entries, std::byte* buffer);
 
   bool streams() const { return list_for(1) >= 0; }  // some kernel does
-  size_t shared_list() const { return size_t(std::max(0, list_for(kTileRows[kLists - 1]))); }
+  size_t shared_list() const { return size_t(std::max(0, list_for(tile_rows(kLatentList)))); }
   // Items that read a shared prefix: with a kernel of their own, or before the others of a list.
   std::vector<Item>& prefixes() { return many_share_ ? prefixes_ : items_[shared_list()]; }
   int list_for(int64_t rows) const;
@@ -119,17 +123,17 @@ class Planner {
   Limits limits_;
   Machine machine_;
   int32_t group_, page_shift_;
-  int single_list_;           // of one query a sequence
-  int32_t per_tile_[kLists];  // queries
+  int single_list_;              // of one query a sequence
+  int32_t per_tile_[kAllLists];  // queries
   int64_t table_cap_, rows_cap_, items_cap_, slots_cap_, gather_cap_, beam_cap_, merges_cap_;
-  size_t counts_, sequences_, segments_[kLists], heads_[kLists], merges_, merge_slots_, tiles_, plain_, rows_, tokens_,
-      beam_, table_, prefix_runs_, bytes_;
+  size_t counts_, sequences_, segments_[kAllLists], heads_[kAllLists], merges_, merge_slots_, tiles_, plain_, rows_,
+      tokens_, beam_, table_, prefix_runs_, bytes_;
 
   Launch launch_;
   int32_t beam_width_ = 0;
   int64_t beam_stride_ = 0;
   std::vector<Piece> used_;
-  std::vector<Item> items_[kLists];
+  std::vector<Item> items_[kAllLists];
   std::vector<Item> prefixes_;
   bool many_share_ = false;  // a prefix, more than a tile of the lists holds
   std::vector<Cut> cuts_;
@@ -150,7 +154,7 @@ constexpr int64_t kSharedKeys = 32;
 // where they attend is not looked into: it takes the host a nanosecond a page, and they take long anyway.
 constexpr int64_t kOwnDecodes = 256, kOwnPages = 16384;
 
-// Batch-invariant mode cuts here and nowhere else.
+// Batch-invariant mode cuts here and nowhere else; latent attention not even here, whose parts are large.
 constexpr int64_t kInvariantRun = 1024;
 
 }  // namespace kvasir::attention::cuda

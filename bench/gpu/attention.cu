@@ -93,6 +93,7 @@ struct Shape {
   bool given = false, apart = false;
   int window = 0, sinks = 0;
   bool streaming = false;  // StreamingLLM's positions: keys are rotated as they are read
+  bool latent = false;     // keys alone, of which the last 512 columns are the values
 };
 
 uint8_t* random_memory(int64_t bytes, int kind, uint32_t seed, cudaStream_t stream) {
@@ -110,13 +111,17 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
   a.append = a.packed_qkv = s.given;
   if (s.given)
     a.rope.style = RopeStyle::neox, a.rope.rotary_dim = s.dim, a.rope.inv_freq.resize(size_t(s.dim / 2), 0.1f);
+  if (s.latent) {
+    a.unread_columns = 64;
+    a.rope.style = RopeStyle::gptj, a.rope.rotary_dim = 64, a.rope.inv_freq.resize(32, 0.1f);
+  }
   a.is_causal = s.queries > 1;
   a.window = s.window, a.sinks = s.sinks, a.streaming_positions = s.streaming;
   a.page_size = s.page;
   a.batch_invariant = s.invariant;
   const int64_t pages = (s.kv + s.page - 1) / s.page, shared_pages = s.shared / s.page;
   const int64_t total_pages = s.batch * (pages - shared_pages) + shared_pages, max_tokens = total_pages * s.page;
-  const int64_t row_elements = 2 * s.kv_heads * s.dim;
+  const int64_t row_elements = (s.latent ? 1 : 2) * s.kv_heads * s.dim;
   const int64_t data_bytes = dtype_bytes(s.cache, max_tokens * row_elements);
   const int64_t scale_bytes = s.group ? max_tokens * row_elements / s.group * 2 : 0;
   const int64_t bytes = data_bytes + scale_bytes;
@@ -133,6 +138,7 @@ void decode(Timer& timer, const Shape& s, uint32_t* sink) {
     return r;
   };
   view.strides = strides(s.dim);
+  if (s.latent) view.strides = {s.dim, 0, 0, s.dim};
   if (s.cache == DType::f8_e4m3 || (s.cache == DType::i8 && !s.group))
     view.quant = kvcache::QuantKind::per_tensor, view.k_scale = view.v_scale = 0.01f;
   if (s.group)
@@ -442,6 +448,18 @@ int main(int argc, char** argv) {
       small = shapes[shapes.size() - 2];
       small.cache = DType::i8;
       shapes.push_back(small);
+    }
+  // Latent attention of DeepSeek V2 Lite, GLM 4.7 Flash, Kimi K2 and DeepSeek V3; prompts too.
+  for (int heads : {16, 20, 64, 128})
+    for (auto [b, kv, queries] : {std::tuple<int64_t, int64_t, int>{1, 8192, 1},
+                                  {1, 131072, 1},
+                                  {16, 4096, 1},
+                                  {64, 4096, 1},
+                                  {256, 1024, 1},
+                                  {64, 4096, 4},
+                                  {1, 4096, 4096}}) {
+      shapes.push_back({"latent", b, kv, heads, 1, 576, 16, DType::bf16, 0, queries});
+      shapes.back().latent = true;
     }
   // StreamingLLM beside a window that keys have their positions for already, by turns.
   for (auto [b, kv] : {std::pair<int64_t, int64_t>{1, 8192}, {16, 8192}, {64, 8192}})

@@ -26,6 +26,7 @@ Result<attention::Attributes> attention_of(const ModelConfig& c, LayerKind kind)
   a.num_heads = c.heads;
   a.num_kv_heads = c.kv_heads;
   a.head_dim = c.head_dim;
+  a.unread_columns = c.latent.rope;
   a.packed_qkv = true;
   a.is_causal = !c.encoder;
   a.window = kind.windowed ? c.window : 0;

@@ -40,7 +40,6 @@ LatentAttention::LatentAttention(const ModelConfig& config, Ops& ops)
     : c_(config.latent), heads_(config.heads), hidden_(config.hidden), bias_(config.qkv_bias), ops_(ops) {}
 
 Status LatentAttention::load_layer(int32_t layer, LayerLoader& in) {
-  if (layers_.empty()) KVASIR_TRY(ops_.takes_latent_attention());
   Layer& l = layers_.emplace_back();
   auto of = [&](const char* name) { return LayerLoader::of(layer, name); };
   const int64_t q = heads_ * (c_.nope + c_.rope);
@@ -59,13 +58,11 @@ Status LatentAttention::load_layer(int32_t layer, LayerLoader& in) {
 // As newer GGUF files have them.
 Status LatentAttention::load_heads(int32_t layer, LayerLoader& in, Layer* l) {
   Weights& w = in.weights();
-  auto load = [&](const char* name, int64_t rows, int64_t cols, std::vector<Matrix>* to) -> Status {
+  auto load = [&](const char* name, int64_t rows, int64_t cols, HeadMatrices* to) -> Status {
     KVASIR_ASSIGN(const HostTensor all, w.get(LayerLoader::of(layer, name), heads_ * rows, cols));
-    for (int64_t h = 0; h < heads_; ++h) {
-      HostTensor own = rows_of(all, h * rows, rows);
-      own.name.clear();  // released with the others
-      KVASIR_ASSIGN(to->emplace_back(), ops_.load_matrix(w, {&own, 1}, Shard::whole));
-    }
+    std::vector<HostTensor> own;
+    for (int64_t h = 0; h < heads_; ++h) own.push_back(rows_of(all, h * rows, rows)), own.back().name.clear();
+    KVASIR_ASSIGN(*to, ops_.load_heads(w, own));
     w.release(all);
     return {};
   };
@@ -78,13 +75,13 @@ Status LatentAttention::load_heads_of_one(int32_t layer, LayerLoader& in, Layer*
   Weights& w = in.weights();
   const int64_t each = c_.nope + c_.value;
   KVASIR_ASSIGN(const HostTensor all, w.get(LayerLoader::of(layer, "attn_kv_b.weight"), heads_ * each, c_.rank));
+  std::vector<HostTensor> keys, values;
   for (int64_t h = 0; h < heads_; ++h) {
-    const HostTensor key = transposed(rows_of(all, h * each, c_.nope));
-    HostTensor value = rows_of(all, h * each + c_.nope, c_.value);
-    value.name.clear();
-    KVASIR_ASSIGN(l->keys.emplace_back(), ops_.load_matrix(w, {&key, 1}, Shard::whole));
-    KVASIR_ASSIGN(l->values.emplace_back(), ops_.load_matrix(w, {&value, 1}, Shard::whole));
+    keys.push_back(transposed(rows_of(all, h * each, c_.nope)));
+    values.push_back(rows_of(all, h * each + c_.nope, c_.value)), values.back().name.clear();
   }
+  KVASIR_ASSIGN(l->keys, ops_.load_heads(w, keys));
+  KVASIR_ASSIGN(l->values, ops_.load_heads(w, values));
   w.release(all);
   return {};
 }
@@ -106,7 +103,7 @@ Status LatentAttention::attend(const Attend& how, Buffer in, Buffer between, Buf
     KVASIR_TRY(ops_.linear(in, l.q_a, q_latent_));
     KVASIR_TRY(ops_.norm(q_latent_, l.q_norm, kEps, q_latent_));
   }
-  KVASIR_TRY(ops_.linear(c_.query_rank > 0 ? q_latent_ : in, l.q, q_));
+  KVASIR_TRY(ops_.linear_pieces(c_.query_rank > 0 ? q_latent_ : in, l.q, q_));
   KVASIR_TRY(ops_.copy_pieces(q_, {c_.nope, q}, between, {0, head}, c_.rope, heads_));
   KVASIR_TRY(ops_.linear_heads(q_, {0, q}, l.keys, between, {c_.rope, head}));
   KVASIR_TRY(ops_.linear(in, l.row, row_));

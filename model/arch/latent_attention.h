@@ -32,7 +32,7 @@ class LatentAttention {
     Vector q_norm;
     Matrix row;  // [rank + rope, hidden], the latent first
     Vector row_norm;
-    std::vector<Matrix> keys, values;  // of each head: [rank, nope], [value, rank]
+    HeadMatrices keys, values;  // of each head: [rank, nope], [value, rank]
   };
   Status load_heads(int32_t layer, LayerLoader& in, Layer* l);
   Status load_heads_of_one(int32_t layer, LayerLoader& in, Layer* l);

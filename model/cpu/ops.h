@@ -89,8 +89,7 @@ class CpuOps final : public Ops {
   Status activate(Activation activation, Buffer in, Buffer out) override;
   Status attend(const Attend& how, Buffer qkv, Buffer out) override;
   Status takes_uneven_layers() const override { return {}; }
-  Status takes_latent_attention() const override { return {}; }
-  Status linear_heads(Buffer in, Pieces from, std::span<const Matrix> weights, Buffer out, Pieces to) override;
+  Status linear_heads(Buffer in, Pieces from, const HeadMatrices& of, Buffer out, Pieces to) override;
   Status copy_pieces(Buffer in, Pieces from, Buffer out, Pieces to, int64_t cols, int64_t count) override;
   Status norm_pieces(Buffer in_out, int64_t first, int64_t cols, Vector weight, float eps) override;
   Status add(Buffer in, Buffer out) override;

@@ -11,7 +11,8 @@ constexpr int64_t kRows = 128;       // of a piece: what they leave stays in the
 constexpr int64_t kMostGroups = 16;  // likewise
 }  // namespace
 
-Status CpuOps::linear_heads(Buffer in, Pieces from, std::span<const Matrix> weights, Buffer out, Pieces to) {
+Status CpuOps::linear_heads(Buffer in, Pieces from, const HeadMatrices& of, Buffer out, Pieces to) {
+  const std::vector<Matrix>& weights = of.matrices;
   const auto heads = std::ssize(weights);
   const int64_t rows = this->rows(in), own = weights[0].cols;
   if (rows == 0) return {};

@@ -24,8 +24,8 @@ Status copy_rows(uint8_t* to, const uint8_t* from, int64_t pitch, int64_t width,
 Result<std::unique_ptr<Cache>> Cache::make(const CacheShape& shape, int64_t pages, int64_t host_pages) {
   auto cache = std::make_unique<Cache>();
   cache->page_size_ = shape.page_size;
-  KVASIR_ASSIGN(cache->view_,
-                kvcache::view_of(shape.form, pages * shape.page_size, shape.layers, shape.kv_heads, shape.head_dim));
+  KVASIR_ASSIGN(cache->view_, kvcache::view_of(shape.form, pages * shape.page_size, shape.layers, shape.kv_heads,
+                                               shape.head_dim, !shape.keys_alone));
   const auto planes = kvcache::planes_of(cache->view_);
   for (size_t i = 0; i < planes.size(); ++i) {
     Part& part = cache->parts_[i];

@@ -56,9 +56,9 @@ __device__ void take_worst_groups(const Routing& r, const ChoiceScratch& s) {
     for (int g = 0; g < r.groups; ++g) {
       if (s.kept[g]) continue;
       const Best first = best_of(s.choice, s.taken, g * size, size);
-      if (lane == 0) s.taken[first.index] = true;
+      if (lane == 0) s.taken[first.index] = r.group_best > 1;
       __syncwarp();
-      const Best second = best_of(s.choice, s.taken, g * size, size);
+      const Best second = r.group_best > 1 ? best_of(s.choice, s.taken, g * size, size) : Best{0, -1};
       __syncwarp();
       if (lane == 0) s.taken[first.index] = false;
       __syncwarp();

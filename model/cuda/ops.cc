@@ -399,6 +399,7 @@ Status CudaOps::attend(const Attend& how, const Values* bias, Buffer qkv, Buffer
 kvcache::CacheView CudaOps::cache_for(const Attend& how) const {
   kvcache::CacheView c = caches_[cache_of(size_t(how.kind))];
   if (!scales_.empty()) c.k_scale = scales_[size_t(how.layer)].k, c.v_scale = scales_[size_t(how.layer)].v;
+  if (kvcache::keys_alone(c)) c.v_scale = c.k_scale;
   return c;
 }
 

@@ -88,6 +88,10 @@ class CudaOps final : public Ops {
   }
 
   Status takes_uneven_layers() const override { return {}; }
+  Result<HeadMatrices> load_heads(Weights& source, std::span<const HostTensor> parts) override;
+  Status linear_heads(Buffer in, Pieces from, const HeadMatrices& of, Buffer out, Pieces to) override;
+  Status linear_pieces(Buffer in, Matrix weight, Buffer out) override { return product(in, weight, Form::bf16, out); }
+  Status copy_pieces(Buffer in, Pieces from, Buffer out, Pieces to, int64_t cols, int64_t count) override;
   Status embed(Matrix table, float scale, Buffer out) override;
   Status add_row(Matrix table, RowOf which, int64_t shift, Buffer out) override;
   Status norm(Buffer in, Vector weight, float eps, Buffer out) override;

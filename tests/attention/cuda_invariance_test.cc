@@ -12,12 +12,14 @@ struct Kind {
   DType cache;
   kvcache::QuantKind quant;
   int window;
+  bool latent = false;  // keys alone, for all heads
 };
 
 CaseShape shape_of(const Kind& k) {
   CaseShape s;
   Attributes& a = s.attributes;
-  a.num_heads = 8, a.num_kv_heads = 2, a.head_dim = 128;
+  a.num_heads = 8, a.num_kv_heads = k.latent ? 1 : 2, a.head_dim = k.latent ? 576 : 128;
+  a.unread_columns = k.latent ? 64 : 0;
   a.io = a.out = DType::bf16;
   a.batch_invariant = true;
   a.window = k.window;
@@ -56,6 +58,7 @@ Bytes in_chunks(CaseShape s, int64_t n, const std::vector<int64_t>& cuts, bool m
     take(c.value, donor.value, kv_row);
     c.view.max_tokens = tokens;
     c.view.strides = kvcache::layout_strides(2, 1, tokens, 1, a.num_kv_heads, a.head_dim).value();
+    if (a.unread_columns > 0) c.view.strides.kv = 0;
     c.cache = cache;
     if (!scale.empty()) {
       c.view.scale_strides = kvcache::layout_strides(2, 1, tokens, 1, a.num_kv_heads, 2).value();
@@ -76,7 +79,8 @@ Bytes in_chunks(CaseShape s, int64_t n, const std::vector<int64_t>& cuts, bool m
 TEST_F(Cuda, BatchInvariantBytesDoNotDependOnMatesNorChunks) {
   for (const Kind& k :
        {Kind{DType::bf16, kvcache::QuantKind::none, 0}, Kind{DType::bf16, kvcache::QuantKind::none, 200},
-        Kind{DType::f8_e4m3, kvcache::QuantKind::per_tensor, 0}, Kind{DType::i8, kvcache::QuantKind::group, 0}}) {
+        Kind{DType::f8_e4m3, kvcache::QuantKind::per_tensor, 0}, Kind{DType::i8, kvcache::QuantKind::group, 0},
+        Kind{DType::bf16, kvcache::QuantKind::none, 0, true}}) {
     const CaseShape s = shape_of(k);
     const int64_t n = 1300;  // past the first fixed cut
     CaseShape whole = s;

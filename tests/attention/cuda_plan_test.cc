@@ -84,11 +84,11 @@ int segment_count(const Planned& p, int list) {
 void count_reads(const Planned& p, int group, std::map<int, std::map<int, int>>* reads,
                  std::map<int, std::set<int>>* slots, std::map<int, int>* direct) {
   auto* base = const_cast<std::byte*>(p.buffer.data());
-  for (int list = 0; list < kLists; ++list)
+  for (int list = 0; list < kAllLists; ++list)
     for (int i = 0; i < segment_count(p, list); ++i) {
       const Segment& s = p.planner.segments(base, list)[i];
       EXPECT_EQ(s.kv_begin % (list == 0 && p.planner.launch().blocks_per_head ? kSharedKeys : kKeyBlock), 0);
-      EXPECT_LE(s.row_count, kTileRows[list]);
+      EXPECT_LE(s.row_count, tile_rows(list));
       EXPECT_EQ(s.table, p.view.sequences[s.sequence].table);
       for (int r = 0; r < s.row_count; r += group) {
         const QueryRow& row = p.view.rows[s.tokens + r / group];
@@ -134,7 +134,7 @@ void expect_complete(const Planned& p, int group, int64_t tokens) {
   }
   auto* base = const_cast<std::byte*>(p.buffer.data());
   std::map<int, int> runs;  // first slot -> runs of that item
-  for (int list = 0; list < kLists; ++list)
+  for (int list = 0; list < kAllLists; ++list)
     for (int i = 0; i < segment_count(p, list); ++i) {
       const Segment& s = p.planner.segments(base, list)[i];
       if (s.merges > 0 && ++runs[s.first_slot] == s.merges) runs.erase(s.first_slot);
@@ -164,7 +164,7 @@ TEST(CudaPlan, ATileIsTheSmallestThatHoldsTheRows) {
     Planned p(llama(), steps.limits(), steps.step, machine);
     expect_complete(p, 4, queries);
     std::vector<int> used;
-    for (int list = 0; list < kLists; ++list)
+    for (int list = 0; list < kAllLists; ++list)
       if (p.planner.launch().parts[list]) used.push_back(list);
     return used;
   };
@@ -281,7 +281,7 @@ TEST(CudaPlan, ASharedPrefixIsReadOnce) {
   Planned p(llama(), steps.limits(), steps.step);
   expect_complete(p, 4, 64);
   int64_t keys = 0;
-  for (int list = 0; list < kLists; ++list)
+  for (int list = 0; list < kAllLists; ++list)
     for (int i = 0; i < segment_count(p, list); ++i) {
       const Segment& s = p.planner.segments(p.buffer.data(), list)[i];
       keys += s.kv_end - s.kv_begin;
@@ -345,6 +345,67 @@ TEST(CudaPlan, FewQueriesShareAPrefixWithoutAKernelOfTheirOwn) {
   Planned p(llama(), steps.limits(), steps.step, with_prefix_kernel());
   EXPECT_EQ(p.view.counts[kCountPrefixRuns], 0);
   expect_complete(p, 4, 8);
+}
+
+// Latent attention: tiles of 64 rows, of which blocks of heads count as key heads.
+Machine latent_machine() {
+  Machine m;
+  m.stream_warps[kLatentList] = m.multiprocessors = 132;
+  return m;
+}
+Attributes latent(int heads, int blocks) {
+  Attributes a;
+  a.num_heads = heads, a.num_kv_heads = blocks, a.head_dim = 576;
+  a.io = a.out = DType::bf16;
+  return a;
+}
+
+TEST(CudaPlan, LatentAttentionsKeysAreReadOnceByEachBlockOfHeads) {
+  for (auto [heads, blocks] : {std::pair{16, 1}, {20, 1}, {64, 1}, {128, 2}}) {
+    Steps steps({{0, 1}, {1023, 1}, {30000, 1}, {70, 1}, {300, 4}, {63, 8}, {5000, 700}, {0, 65}}, 16);
+    steps.step.decoding_batches = 4;
+    const Planned p(latent(heads, blocks), steps.limits(), steps.step, latent_machine());
+    EXPECT_EQ(p.planner.launch().parts[kLatentList], 132 / blocks);
+    EXPECT_FALSE(p.planner.launch().own);
+    expect_complete(p, heads / blocks, steps.seqstarts.back());
+  }
+}
+
+// Room for results in parts is a matter of the device, not of the longest prompt.
+TEST(CudaPlan, LatentAttentionHasFewParts) {
+  Steps steps({{0, 8192}}, 16);
+  const Planned p(latent(128, 2), steps.limits(), steps.step, latent_machine());
+  EXPECT_LE(p.planner.slots(), 512);
+  expect_complete(p, 64, 8192);
+}
+
+TEST(CudaPlan, LatentAttentionCutsNothingThatIsBatchInvariant) {
+  Attributes a = latent(16, 1);
+  a.batch_invariant = true;
+  Steps steps({{9000, 1}, {3000, 40}}, 16);
+  const Planned p(a, steps.limits(), steps.step, latent_machine());
+  EXPECT_EQ(p.planner.launch().merges, 0);
+  expect_complete(p, 16, 41);
+}
+
+TEST(CudaPlan, LatentAttentionSharesPrefixesWhereATileHoldsQueries) {
+  auto keys_read = [](int heads, int blocks) {
+    Steps steps(std::vector<std::pair<int64_t, int64_t>>(8, {1024 + 63, 1}), 16);
+    steps.step.decoding_batches = 8;
+    const std::vector<int32_t> group(8, 0);
+    const int64_t shared = 1024;
+    steps.step.shared_group = group.data(), steps.step.shared_len = &shared;
+    const Planned p(latent(heads, blocks), steps.limits(), steps.step, latent_machine());
+    expect_complete(p, heads / blocks, 8);
+    int64_t keys = 0;
+    for (int i = 0; i < segment_count(p, kLatentList); ++i) {
+      const Segment& s = p.planner.segments(const_cast<std::byte*>(p.buffer.data()), kLatentList)[i];
+      keys += s.kv_end - s.kv_begin;
+    }
+    return keys;
+  };
+  EXPECT_EQ(keys_read(16, 1), 8 * 64 + 2 * 1024) << "four queries a tile";
+  EXPECT_EQ(keys_read(128, 2), 8 * (64 + 1024)) << "one query is more than a tile";
 }
 
 // StreamingLLM: each query meets its sinks and its window once, and ranks, counted from what its run says, are those of

@@ -95,7 +95,6 @@ TEST_F(DraftHeadCuda, EverySortOfRequest) {
 TEST_F(DraftHeadCuda, ByName) {
   const nlohmann::json all = model::fixture("heads.json");
   for (const auto& one : all["cases"]) {
-    if (one["model"]["configs"][0].contains("kv_lora_rank")) continue;  // latent attention: on a CPU alone
     SCOPED_TRACE(one["name"].get<std::string>());
     const model::StoredHead stored(one);
     EngineOptions o = engine_options();

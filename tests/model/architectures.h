@@ -212,7 +212,7 @@ class StoredNetwork {
   std::map<std::string, std::pair<std::vector<int64_t>, std::string>> bytes_;  // of U8
 };
 
-// On a CPU alone.
+// Not split over ranks.
 inline bool latent_attention(const nlohmann::json& network) { return network["configs"][0].contains("kv_lora_rank"); }
 
 inline const nlohmann::json& stored_networks() {

@@ -233,5 +233,13 @@ TEST_F(CudaExperts, SigmoidsCorrectedInGroups) {
         kRows);
 }
 
+// As DeepSeek V2 has it: a group is as good as its best expert.
+TEST_F(CudaExperts, InGroupsByTheBestOfEach) {
+  check({.routing = {.experts = 64, .used = 6, .group_best = 1, .scale = 16, .groups = 8, .used_groups = 3},
+         .hidden = 64,
+         .ffn = 32},
+        kRows);
+}
+
 }  // namespace
 }  // namespace kvasir::model

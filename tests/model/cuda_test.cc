@@ -4,6 +4,7 @@
 
 #include "attention/cuda/cuda.h"
 #include "attention/cuda/memory.h"
+#include "core/cat.h"
 #include "model/cuda/graphs.h"
 #include "model/cuda/runner.h"
 #include "model/draws.h"
@@ -85,6 +86,8 @@ SamplingParams greedy(int32_t logprobs) {
 TEST_F(CudaModel, ReplayedStepsAreTheLaunchedOnes) {
   for (const char* model : {"dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096",
                             "dummy:gemma3,hidden=256,layers=7,window=48",
+                            "dummy:deepseek_v3,hidden=256,layers=3,heads=16,head_dim=128,ffn=256,experts=8,"
+                            "experts_used=2,expert_ffn=64,vocab=4096",
                             // Its products of more than 32 rows are timed.
                             "dummy:llama,hidden=1024,layers=2,heads=8,kv_heads=4,head_dim=128,ffn=4096,vocab=4096",
                             "dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096,type=q4_0",
@@ -294,12 +297,16 @@ TEST_F(CudaModel, DecodesSayWhatPrefillSays) {
 
 // Sequences that begin with the same pages are read together: near what each gives alone, and replayed as graphs.
 TEST_F(CudaModel, SharedPrefixesAreReadOnce) {
-  for (const char* kv : {"auto", "fp8", "int8"}) {
-    SCOPED_TRACE(kv);
+  const char* llama = "dummy:llama,hidden=1024,layers=3,heads=8,kv_heads=2,head_dim=128,ffn=2048,vocab=4096,type=bf16";
+  const char* latent =
+      "dummy:deepseek_v3,hidden=1024,layers=3,heads=16,head_dim=128,ffn=1024,experts=4,experts_used=4,expert_ffn=256,"
+      "vocab=4096,type=bf16";
+  for (auto [model, kv] :
+       {std::pair{llama, "auto"}, std::pair{llama, "fp8"}, std::pair{llama, "int8"}, std::pair{latent, "auto"}}) {
+    SCOPED_TRACE(cat(model, " ", kv));
     constexpr int64_t kShared = 512, kOwn = 40, kSteps = 12;
     constexpr int kMany = 20;
-    RunnerOptions o =
-        as_named("dummy:llama,hidden=1024,layers=3,heads=8,kv_heads=2,head_dim=128,ffn=2048,vocab=4096,type=bf16");
+    RunnerOptions o = as_named(model);
     o.kv.dtype = kv;
     auto token = [](int seq, int64_t i) { return int32_t((i < kShared ? i * i * 7 : seq * 31 + i * 5) % 4000); };
     auto logprobs = [&](bool together) {
@@ -339,6 +346,8 @@ TEST_F(CudaModel, BatchInvariantLogits) {
   for (const char* model : {"dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096,type=bf16",
                             "dummy:llama,hidden=1024,layers=2,heads=8,kv_heads=4,head_dim=128,ffn=4096,vocab=4096",
                             "dummy:gemma3,hidden=256,layers=7,window=48,type=f16",
+                            "dummy:deepseek_v3,hidden=256,layers=3,heads=16,head_dim=128,ffn=256,experts=8,"
+                            "experts_used=2,expert_ffn=64,vocab=4096,type=bf16",
                             "fp8 dummy:llama,hidden=1024,layers=2,heads=8,kv_heads=4,head_dim=128,ffn=4096,vocab=4096",
                             "dummy:llama,hidden=576,layers=3,heads=9,kv_heads=3,ffn=1536,vocab=4096,type=q4_1"}) {
     SCOPED_TRACE(model);

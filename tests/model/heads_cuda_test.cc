@@ -37,7 +37,6 @@ TEST_F(HeadsCuda, AsPlainTorchComputesThem) {
   const std::vector<int32_t> tokens = all["tokens"], behind(tokens.begin() + 1, tokens.end());
   const auto count = int32_t(behind.size());
   for (const json& one : all["cases"]) {
-    if (one["model"]["configs"][0].contains("kv_lora_rank")) continue;  // latent attention: on a CPU alone
     SCOPED_TRACE(one["name"].get<std::string>());
     const StoredHead stored(one);
     const Both both(stored.model.path.string(), stored.folder());
