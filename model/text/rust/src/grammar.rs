@@ -191,7 +191,7 @@ impl Grammar {
         };
         let matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
-            if let Some(error) = (kind == 6).then(|| self.unusable_tool(text)).flatten() {
+            if let Some(error) = (kind == 6 && !meter::is_spent()).then(|| self.unusable_tool(text)).flatten() {
                 return Err(error);
             }
             return Err(invalid(format!("the grammar cannot be used: {}", shorten(&error))));

@@ -121,6 +121,12 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// Whether the section that runs has had all it may, which somebody on its way caught: what is begun now is not stopped again.
+pub fn is_spent() -> bool {
+    let section = SECTION.with(Cell::get);
+    !section.is_null() && unsafe { &*section }.exceeded.get().is_some()
+}
+
 /// Runs `work` within `limits`, on this thread; sections do not nest. A panic that is not the meter's goes on; one that is
 /// may have been caught on its way, and counts all the same.
 pub fn within<R>(limits: &Limits, work: impl FnOnce() -> R) -> (Result<R, Exceeded>, Spent) {
