@@ -79,9 +79,7 @@ TEST_F(Cuda, SharedPrefixesOfEveryShape) {
     for (DType type : {DType::bf16, DType::f16})
       for (int head_dim : {64, 128})
         for (auto [kv_heads, group] : {std::pair{2, 4}, {1, 8}, {3, 1}, {1, 3}})
-          for (int page_size : {16, 128}) {
-            expect_agreement(groups, shape_of(groups, type, head_dim, kv_heads, group, page_size), ++seed);
-          }
+          expect_agreement(groups, shape_of(groups, type, head_dim, kv_heads, group, seed % 2 ? 16 : 128), ++seed);
 }
 
 TEST_F(Cuda, SharedPrefixesOfEveryVariant) {
