@@ -58,6 +58,8 @@ size_t compare(const std::vector<Line>& plain, const std::vector<Line>& ahead) {
 TEST_F(DraftHeadCuda, OneThatAgreesIsRight) {
   for (const int64_t drawn : {int64_t(256), int64_t(192)}) {
     SCOPED_TRACE(drawn);
+    // How often one that is wrong half the time drafts is what learned times make of it: of a tiny model, not often.
+    const int64_t enough = drawn == 256 ? 100 : 30;
     const AgreeingHead agreeing(drawn);
     const std::string model = agreeing.model.path.string(), head = agreeing.head.path.string();
     EngineOptions none = engine_options();
@@ -66,13 +68,13 @@ TEST_F(DraftHeadCuda, OneThatAgreesIsRight) {
     auto engine = start(model, head, engine_options(), "cuda");
     size_t same = 0;
     DraftCount drafts;
-    for (int round = 0; round < 30 && drafts.accepted < 100; ++round) {
+    for (int round = 0; round < 30 && drafts.accepted < enough; ++round) {
       same = compare(plain, lines(*engine));
       drafts = engine->stats().drafts[size_t(DraftSource::model)];
     }
     printf("%zu of 480 tokens are the same; %lld of %lld draft tokens accepted\n", same, (long long)drafts.accepted,
            (long long)drafts.drafted);
-    EXPECT_GE(drafts.accepted, 100);
+    EXPECT_GE(drafts.accepted, enough);
     EXPECT_GT(double(drafts.accepted), (drawn == 256 ? 0.8 : 0.3) * double(drafts.drafted));
     EXPECT_GT(same, 300u);
     expect_all_pages_back(*engine);
