@@ -197,9 +197,9 @@ TEST_P(Families, SameIdsInPieces) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
-                         ::testing::Values("gpt2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "kimi-k2", "deepseek-llm",
-                                           "default", "deepseek-coder", "deepseek-v3", "falcon", "bloom", "command-r",
-                                           "gemma4", "spm", "spm-no-prefix"),
+                         ::testing::Values("gpt2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "kimi-k2",
+                                           "deepseek-llm", "default", "deepseek-coder", "deepseek-v3", "falcon",
+                                           "bloom", "command-r", "gemma4", "spm", "spm-no-prefix"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
