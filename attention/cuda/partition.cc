@@ -158,8 +158,8 @@ void Planner::cut_prefixes(std::byte* buffer) {
   int32_t count = 0;
   for (Item& item : prefixes_) {
     const int64_t units = item.tile.kv_end / kPrefixKeys;
-    const int64_t parts =
-        std::clamp<int64_t>(machine_.multiprocessors / a_.num_kv_heads * item.tile.kv_end / all, 1, units);
+    const int64_t blocks = machine_.multiprocessors / a_.num_kv_heads;
+    const int64_t parts = std::clamp<int64_t>(blocks * item.tile.kv_end / std::max<int64_t>(all, 1), 1, units);
     item.first_cut = int32_t(cuts_.size());
     for (int64_t p = 0; p < parts; ++p) {
       Segment& run = runs[count++] = item.tile;
