@@ -65,6 +65,7 @@ std::string join(const std::vector<std::string>& words) {
 
 void bash(const std::vector<CommandWords>& all) {
   std::vector<std::string> names;
+  names.reserve(all.size());
   for (const auto& w : all) names.push_back(w.name);
   std::printf(
       "_kvasir() {\n  local word=${COMP_WORDS[COMP_CWORD]}\n  COMPREPLY=()\n"

@@ -65,7 +65,7 @@ std::pair<int64_t, std::string> page_memory(const InspectFlags& flags, const Nee
   if (!needs.on_gpu)
     return {engine::default_kv_memory(needs.free), cat("min(", human(needs.free), " free / 4, 4 GiB) = ")};
   const int64_t left = (needs.free - (needs.all() - needs.cache)) * flags.ranks;
-  if (needs.is_there() && left > needs.cache) return {left, "what else is free there: "};
+  if (needs.is_there() && left > needs.cache * flags.ranks) return {left, "what else is free there: "};
   return {needs.cache * flags.ranks, "the cache above: "};
 }
 

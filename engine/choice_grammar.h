@@ -28,7 +28,8 @@ class ChoiceGrammar final : public model::Constraint {
   // Begins computing the next mask. `slow`: it may take longer than a step, and nobody waits for it.
   void ask(bool slow);
   bool pending() const { return state_ == State::pending; }
-  bool came();  // true once for a mask that was pending
+  bool came();                                                                // true once for a mask that was pending
+  bool is_computed() const { return done_.load(std::memory_order_acquire); }  // a pending mask, before it came()
   Duration mask_took() const { return took_; }
   // What must come next, cut into tokens as the model most likely would. Empty where there is a choice, or this grammar
   // takes long for whatever it is asked. Step thread.

@@ -19,6 +19,7 @@ using std::chrono::microseconds;
 
 // How long one request's masks may keep a model with states waiting, in all.
 constexpr Duration kMostMaskWait = std::chrono::seconds(1);
+constexpr Duration kQuickMask = std::chrono::milliseconds(5);  // costs a request nothing of that
 
 }  // namespace
 
@@ -80,21 +81,24 @@ bool StepLoop::launch_next() {
 }
 
 // A sequence with a state cannot run its last position again: its mask is waited for, as long as the request may keep
-// all that run beside it waiting.
+// all that run beside it waiting. Each pays for its own masks, and only for slow ones: whoever waits beside it does
+// not.
 void StepLoop::wait_for_all_masks(const PackedStep& step) {
-  std::vector<Job*> waited_for;
+  std::vector<std::pair<Job*, ChoiceGrammar*>> waited_for;
   Duration most{0};
-  for (const JobPtr& job : step.jobs) {
-    const bool pending = std::any_of(job->choices.begin(), job->choices.end(),
-                                     [](const Choice& c) { return c.grammar && c.grammar->pending(); });
-    if (!pending || std::find(waited_for.begin(), waited_for.end(), job.get()) != waited_for.end()) continue;
-    waited_for.push_back(job.get());
-    most = std::max(most, kMostMaskWait - job->mask_wait);
+  for (const RowOwner& owner : step.owners) {
+    ChoiceGrammar* grammar = owner.job->choices[size_t(owner.choice)].grammar.get();
+    if (!grammar || !grammar->pending() || (!waited_for.empty() && waited_for.back().second == grammar)) continue;
+    waited_for.emplace_back(owner.job.get(), grammar);
+    most = std::max(most, std::max(kQuickMask, kMostMaskWait - owner.job->mask_wait));
   }
   const Time began = now();
   grammars_->wait(began + most);
-  const Duration took = now() - began;
-  for (Job* job : waited_for) job->mask_wait += took;
+  const Duration waited = now() - began;
+  for (const auto& [job, grammar] : waited_for) {
+    const Duration own = grammar->is_computed() ? std::min(waited, grammar->mask_took()) : waited;
+    job->mask_wait += std::max<Duration>(own - kQuickMask, Duration(0));
+  }
 }
 
 void StepLoop::finish_oldest() {

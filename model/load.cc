@@ -289,11 +289,10 @@ Result<TextAssets> load_text_assets(const std::string& model) {
     KVASIR_ASSIGN(out.tokenizer_json, read_text(model, "tokenizer.json"));
     KVASIR_ASSIGN(out.tokenizer_config_json, read_text(model, "tokenizer_config.json"));
     KVASIR_ASSIGN(out.chat_template, read_text(model, "chat_template.jinja"));
-    if (out.tokenizer_json.empty()) {
+    if (out.tokenizer_json.empty()) KVASIR_TRY(read_mistral_vocab(model, out));
+    if (out.tokenizer_json.empty() && !out.vocab) {
       KVASIR_ASSIGN(const std::string ranks, read_text(model, kTiktoken));
-      if (ranks.empty()) {
-        KVASIR_TRY(read_mistral_vocab(model, out));
-      } else {
+      if (!ranks.empty()) {
         KVASIR_ASSIGN(out.tokenizer_json,
                       read_tiktoken(ranks, out.tokenizer_config_json, (fs::path(model) / kTiktoken).string()));
       }

@@ -229,7 +229,7 @@ void Planner::add_stream(const DeviceSequence& s, int32_t index, int64_t skip) {
     item.partial = item.sink_end > 0;
     if (skip > 0) {
       item.prefix = prefix_item_[size_t(index)];
-      item.prefix_offset = prefix_offset_[size_t(index)];
+      item.prefix_offset = prefix_offset_[size_t(index)] + first;
       item.partial = true;
     }
   }
@@ -290,7 +290,7 @@ void Planner::add_shared_prefixes(const Step& step, const DeviceSequence* sequen
   std::vector<int32_t> left;  // by group: queries that have no item yet
   for (int64_t b = 0; b < step.batch; ++b) {
     const int32_t g = step.shared_group[b];
-    if (g < 0) continue;
+    if (g < 0 || is_long(sequences[b])) continue;
     if (size_t(g) >= left.size()) left.resize(size_t(g) + 1, 0);
     left[size_t(g)] += sequences[b].q_len;
   }
@@ -307,7 +307,7 @@ void Planner::add_shared_prefixes(const Step& step, const DeviceSequence* sequen
     const int32_t g = step.shared_group[b];
     const DeviceSequence& s = sequences[b];
     const int64_t shared = g < 0 ? 0 : step.shared_len[g] / multiple * multiple;
-    if (shared == 0 || s.q_len == 0 || s.q_len > per_tile || shared > s.kv_len - s.q_len) continue;
+    if (shared == 0 || s.q_len == 0 || s.q_len > per_tile || is_long(s) || shared > s.kv_len - s.q_len) continue;
     int32_t& slot = open[size_t(g)];
     if (slot < 0 || items[size_t(slot)].queries + s.q_len > per_tile) {
       slot = int32_t(items.size());
@@ -342,10 +342,9 @@ Planner::Assigned Planner::assign_queries(const Step& step, std::byte* buffer) {
     if (s.q_len == 0) continue;
     const bool ring = a_.append && a_.cyclic_capacity > 0 && s.q_len > 1;  // reads come before its writes
     if (ring) s.flags |= kDeferred, launch_.deferred = true;
-    const bool longer = int64_t(s.q_len) * group_ > 32 && s.q_len > 8;
     // FP8 reads all of a sequence back, from multiples of sixteen on.
     const int64_t old = machine_.prefill8 ? (int64_t(s.kv_len) + 15) / 16 * 16 : s.start_pos;
-    if ((machine_.prefill || machine_.prefill8) && longer && a_.append && beam_width_ == 0 &&
+    if ((machine_.prefill || machine_.prefill8) && is_long(s) && a_.append && beam_width_ == 0 &&
         gathered + old <= gather_cap_) {
       if (!machine_.prefill8) {
         s.flags |= kContiguous;

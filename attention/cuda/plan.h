@@ -118,6 +118,8 @@ class Planner {
   bool pages_apart(const DeviceSequence*, int64_t count, const int32_t* table);
   bool decodes_apart(const DeviceSequence*, int64_t count, const int32_t* table);
   void set_row(const DeviceSequence&, int32_t index, int32_t i, QueryRow&) const;
+  // For prefill, where there is room.
+  bool is_long(const DeviceSequence& s) const { return int64_t(s.q_len) * group_ > 32 && s.q_len > 8; }
 
   Attributes a_;
   Limits limits_;

@@ -13,17 +13,27 @@ namespace {
 constexpr int64_t kLibraries = int64_t(620) << 20;
 // Of logits at a time.
 constexpr int64_t kLogitRows = 512;
-// Attention's parts to be merged are of as many warps as run at once: those of an H100.
-constexpr int64_t kWarps = 3 * 132 * 8, kTileRows = 32;
+// Attention's parts to be merged are of as many warps as run at once: those of an H100. Latent attention's are of one
+// block a multiprocessor.
+constexpr int64_t kMultiprocessors = 132, kWarps = 3 * kMultiprocessors * 8, kTileRows = 32, kLatentRows = 64;
+
+// Room for the parts of queries, each of all heads.
+int64_t latent_bytes(const ModelConfig& c, const RunnerOptions& o, int64_t head_dim) {
+  const int64_t blocks = (c.heads + kLatentRows - 1) / kLatentRows;  // of heads
+  const int64_t tile = std::max<int64_t>(1, kLatentRows * blocks / c.heads);
+  const int64_t parts = 2 * kMultiprocessors / blocks * tile + 2 * std::min<int64_t>(o.max_tokens, o.max_batch * tile);
+  return parts * c.heads * (head_dim + 1) * 4;
+}
 
 int64_t attention_bytes(const ModelConfig& c, const RunnerOptions& o, int64_t head_dim, int64_t kv_heads) {
   const int64_t rows = o.max_tokens, keys = o.max_kvlen, kv = kv_heads * head_dim;
+  // Two plans: tables of pages, and of beams.
+  const int64_t plans = 2 * o.max_batch * 4 * (keys + keys / o.page_size);
+  if (c.latent.rank > 0) return plans + latent_bytes(c, o, head_dim);
   const int64_t inputs = 2 * rows * (c.heads * head_dim + 2 * kv);
   const int64_t gathered = head_dim <= 128 ? 2 * 2 * (keys + rows) * kv : 0;  // what prefill reads of the cache
   const int64_t group = c.heads / kv_heads;
   const int64_t parts = 2 * kWarps / kv_heads * std::max<int64_t>(1, kTileRows / group) + 4 * rows;
-  // Two plans: tables of pages, and of beams.
-  const int64_t plans = 2 * o.max_batch * 4 * (keys + keys / o.page_size);
   return inputs + gathered + parts * c.heads * (head_dim + 1) * 4 + plans;
 }
 

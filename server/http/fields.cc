@@ -160,8 +160,10 @@ std::string Fields::meant_by(std::string_view unknown) const {
   if (unknown.size() < 4) return "";  // of so few letters any name is near
   std::vector<std::string> known(read_.begin(), read_.end());
   for (const Parameter& p : server::parameters())
-    if (const char* name = wire_ ? name_on(*wire_, p) : nullptr; name && find_parameter(*wire_, name).row)
+    if (const char* name = wire_ ? name_on(*wire_, p) : nullptr; name && find_parameter(*wire_, name).row) {
       known.emplace_back(name);
+      for (const char* also : also_named(*wire_, p)) known.emplace_back(also);
+    }
   const std::string near = nearest_name(unknown, known);
   return near.empty() ? "" : cat("; did you mean ", near, "?");
 }

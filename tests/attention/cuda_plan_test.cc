@@ -336,6 +336,29 @@ TEST(CudaPlan, PrefixesOfManyGroups) {
   }
 }
 
+// Sequences of more queries than a tile of the lists holds: each part finds its own queries' prefix. Those for prefill
+// have no part in it.
+TEST(CudaPlan, SequencesOfSeveralTilesShareAPrefix) {
+  Attributes wide = llama();
+  wide.num_heads = 8 * wide.num_kv_heads;
+  for (const int64_t queries : {5, 6, 8, 12}) {
+    Steps steps(std::vector<std::pair<int64_t, int64_t>>(10, {2000, queries}), 16);
+    std::vector<int32_t> group(10, 0);
+    const int64_t shared = 2000;
+    steps.step.shared_group = group.data(), steps.step.shared_len = &shared;
+    Machine m = with_prefix_kernel();
+    m.prefill = true;
+    Planned p(wide, steps.limits(), steps.step, m);
+    if (queries > 8) {
+      EXPECT_EQ(p.view.counts[kCountPrefixRuns], 0);
+      EXPECT_EQ(p.planner.launch().merges, 0);
+    } else {
+      EXPECT_GT(p.view.counts[kCountPrefixRuns], 0);
+      expect_complete(p, 8, 10 * queries);
+    }
+  }
+}
+
 // A tile of the lists holds them: their kernel reads the prefix once, too.
 TEST(CudaPlan, FewQueriesShareAPrefixWithoutAKernelOfTheirOwn) {
   Steps steps(std::vector<std::pair<int64_t, int64_t>>(8, {4000, 1}), 16);

@@ -271,11 +271,14 @@ TEST_P(GrammarFlow, StatesWaitForAMaskAndNotForLong) {
   EXPECT_EQ(read(*stream).tokens.at(0), expected_under_grammar(short_wait));
   never.close();
   const Time began = std::chrono::steady_clock::now();
+  Request neighbour = under("quick", 9, 24, 3);  // whose masks come at once, while others' do not
   auto failing = std::move(*e.submit(endless)), unharmed = std::move(*e.submit(beside));
+  auto masked = std::move(*e.submit(neighbour));
   const auto ended = read(*failing);
   EXPECT_EQ(ended.failed.code(), Code::resource_exhausted);
   EXPECT_THAT(ended.failed.message(), ::testing::HasSubstr("ask for a simpler schema or grammar"));
   EXPECT_EQ(read(*unharmed).tokens.at(0), expected(beside));
+  EXPECT_EQ(read(*masked).tokens.at(0), expected_under_grammar(neighbour));
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(8)) << "a second, on whatever machine";
   never.open();
   expect_all_pages_back(e);
