@@ -1,4 +1,6 @@
 // kvasir inspect: what a model file is, and the memory it takes to serve.
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -188,7 +190,9 @@ std::optional<Refusal> look(InspectFlags& flags, Inspection& found) {
   const model::ModelConfig& c = found.files.config;
   model::Weights& weights = *found.files.weights;
   found.attention_dtype = flags.attention_dtype;
-  found.batch = flags.batch, found.context = flags.context == 0 ? c.context : flags.context;
+  found.batch = flags.batch, found.context = flags.context == 0 ? c.context : std::min(flags.context, c.context);
+  if (found.context < flags.context)
+    log_warn("the context is cut to what the model was made for", {{"context", flags.context}, {"model", c.context}});
   found.page_size = flags.steps.page_size, found.list_tensors = flags.tensors;
   const auto wish = model::cache_wish(c, flags.wish, flags.attention_dtype);
   if (!wish.ok()) return Refusal{wish.status(), true};
@@ -204,11 +208,11 @@ std::optional<Refusal> look(InspectFlags& flags, Inspection& found) {
     found.info.kv_bytes_per_token += r.kv_bytes_per_token(found.form, false);
     found.info.windowed_kv_bytes += r.kv_bytes_per_token(found.form, true);
   }
-  found.cache = (found.info.kv_bytes_per_token * found.context + c.state_bytes()) * found.batch;
+  if (flags.on_gpu()) flags.steps.max_running = kGpuRunning, flags.steps.max_tokens_per_step = kGpuTokens;
+  found.cache = engine::memory_for(found.batch, found.context, found.info, flags.steps.max_running);
   found.tensors = weights.tensors();
   found.types = types_of(found.tensors);
   found.parameters = weights.parameters(), found.bytes = weights.bytes();
-  if (flags.on_gpu()) flags.steps.max_running = kGpuRunning, flags.steps.max_tokens_per_step = kGpuTokens;
   auto needs = flags.on_gpu() ? gpu_needs_of(found.ranks, weights, found.cache, flags.steps, flags, found.context)
                               : needs_of(found.ranks, weights, found.cache, flags.steps, flags.batch);
   if (!needs.ok()) return Refusal{needs.status()};
@@ -247,6 +251,9 @@ int inspect(int argc, char** argv) {
     return fail(cat("quantize is ", flags.quantize, "; it must be auto, bf16 or fp8"), kUsage);
   if (flags.quantize != "auto" && !flags.on_gpu())
     return fail(cat("quantize is ", flags.quantize, ", which is for a GPU's weights: add --device cuda"), kUsage);
+  const uint32_t page = uint32_t(flags.steps.page_size);
+  if (flags.on_gpu() && (page > 256 || !std::has_single_bit(page)))
+    return fail(cat("page-size is ", page, "; on a GPU it must be a power of two up to 256"), kUsage);
   const auto path = hub::local_model(flags.model, flags.hub);
   if (!path.ok()) return fail(path.status().to_string(), kFailed);
   auto files = model::open_model(*path);

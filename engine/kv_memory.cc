@@ -52,6 +52,14 @@ Result<StateSlots> state_slots(int64_t kv_memory, const model::ModelInfo& model,
   return StateSlots{sequences, kept, (sequences + kept) * model.state_bytes};
 }
 
+int64_t memory_for(int64_t sequences, int64_t tokens, const model::ModelInfo& model, int32_t max_running) {
+  const int64_t pages = sequences * tokens * model.kv_bytes_per_token;
+  if (model.state_bytes == 0) return pages;
+  int64_t room = sequences;  // of states, some of which are kept for prefixes
+  while (room - std::min<int64_t>(max_running, (room + 2) / 4) < sequences) ++room;
+  return std::max(2 * room * model.state_bytes, pages + std::min(pages, 2 * max_running * model.state_bytes));
+}
+
 DraftPages draft_pages(int64_t kv_memory, const model::ModelInfo& model, const model::ModelInfo& draft,
                        const KvSteps& steps) {
   const int64_t page = std::max<int64_t>(1, draft.kv_bytes_per_token) * steps.page_size;

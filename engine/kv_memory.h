@@ -40,6 +40,8 @@ struct StateSlots {
   int64_t bytes = 0;  // of all; 0: the model has none
 };
 Result<StateSlots> state_slots(int64_t kv_memory, const model::ModelInfo& model, int32_t max_running, bool keeps);
+// The least that holds so many sequences of so many tokens, with states beside pages as above.
+int64_t memory_for(int64_t sequences, int64_t tokens, const model::ModelInfo& model, int32_t max_running);
 
 // What a draft model's cache has of it: as many tokens as the model's own, at most half of the memory, and no more than
 // running sequences can have.

@@ -69,6 +69,9 @@ Result<std::vector<SpecialToken>> read_special(const json& config, int64_t first
                                   "from ", first, " on; \"", key, "\" is none"));
     named[id] = {id, value["content"], value.value("special", json(true)) != json(false)};
   }
+  if (!named.empty() && named.begin()->first > first + kMoonshotReserved)
+    return invalid_argument(cat(name, " has ", first, " tokens, and the first that tokenizer_config.json adds is ",
+                                named.begin()->first, ": the file was cut short; get it again"));
   const int64_t end = std::max(first + kMoonshotReserved, named.empty() ? 0 : named.rbegin()->first + 1);
   if (end - first > 4 * kMoonshotReserved)
     return invalid_argument(cat(name, ": added_tokens_decoder of tokenizer_config.json names the token ", end - 1,

@@ -71,6 +71,7 @@ const Groups kGroups[] = {
     {{{33, 700}, {9, 2048}, {2, 300}}, 3},  // groups of several sizes beside sequences of their own
     {{{70, 256}}, 1},                       // two tiles of keys
     {{{12, 900}, {30, 512}}, 0, 3},         // several new tokens each, as drafts have
+    {{{9, 700}}, 0, 8},                     // more than one tile of 32 rows each, where many heads share
 };
 
 TEST_F(Cuda, SharedPrefixesOfEveryShape) {
