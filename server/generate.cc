@@ -239,11 +239,6 @@ Status check_logprobs(const GenerateInput& in, int64_t prompt, const model::Mode
 // llama-server's and Ollama's name of an answer's length: there the context ends what is asked to be longer.
 bool is_cut_at_context(std::string_view name) { return name == "n_predict" || name == "num_predict"; }
 
-bool is_cut_at_context(const GenerateInput& in, const Parameter& length) {
-  const char* usual = name_on(in.wire, length);
-  return is_cut_at_context(name_of(in, length)) || (usual && is_cut_at_context(usual));
-}
-
 }  // namespace
 
 Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::ModelInfo& info) {
@@ -256,7 +251,7 @@ Status check_length(const GenerateInput& in, size_t prompt_tokens, const model::
                                 generates ? ", of which at least one is for the answer" : "", "; shorten the prompt"))
         .with_field("prompt");
   const std::string_view name = name_of(in, parameter("max_tokens"));
-  if (most && *most > context - prompt && !is_cut_at_context(in, parameter("max_tokens"))) {
+  if (most && *most > context - prompt && !is_cut_at_context(name)) {
     return invalid_argument(cat(name, " is ", *most, "; the prompt has ", prompt, " tokens and ", kContextHolds,
                                 context, ", so it may be at most ", context - prompt))
         .with_field(std::string(name));
