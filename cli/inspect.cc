@@ -61,7 +61,7 @@ Result<PageMemory> pools_of(const model::ModelInfo& info, int64_t memory, const 
   return out;
 }
 
-// What the pages are made of, and how that comes about.
+// The memory of the pages, and how it was computed.
 std::pair<int64_t, std::string> page_memory(const InspectFlags& flags, const Needs& needs) {
   if (flags.kv_memory.bytes > 0) return {flags.kv_memory.bytes, ""};
   if (!needs.on_gpu)
@@ -159,7 +159,7 @@ void InspectFlags::define(Options& o) {
       "A GGUF file, a directory with config.json and safetensors (or Mistral's params.json), hf:ORG/REPO[:FILE], or "
       "dummy:...");
   o.add("batch", &batch, "Sequences at once, for the memory needed").range(1, 100000);
-  o.add("context", &context, "Tokens of each; 0 is all the model can").range(0, 1 << 24);
+  o.add("context", &context, "Tokens of each; 0, or more than the model was made for, is all it can").range(0, 1 << 24);
   o.add("ranks", &ranks, "Show what each of so many ranks has").range(1, model::kMostRanks).only_flag();
   o.add("device", &device, "Whose memory is told: cpu, or cuda (a GPU's; with --ranks, each GPU's)").only_flag();
   o.add("quantize", &quantize, "Weights on a GPU: auto (as stored), bf16, fp8").only_flag();
@@ -169,7 +169,9 @@ void InspectFlags::define(Options& o) {
       .only_flag();
   define_attention_dtype(o, attention_dtype);
   define_cache_form(o, wish);
-  o.add("page_size", &steps.page_size, "Tokens a page of the cache").range(1, kvcache::kMostPageTokens).only_flag();
+  o.add("page_size", &steps.page_size, "Tokens a page of the cache; on a GPU a power of two up to 256")
+      .range(1, kvcache::kMostPageTokens)
+      .only_flag();
   o.add("architectures", &architectures, "List the architectures that are served, as a table of Markdown").only_flag();
   o.add("tensors", &tensors, "List every tensor").only_flag();
   o.add("json", &as_json, "One JSON object").only_flag();
@@ -185,7 +187,7 @@ struct Refusal {
   bool usage = false;
 };
 
-// Of files that are open.
+// Fills `found` from the model's files.
 std::optional<Refusal> look(InspectFlags& flags, Inspection& found) {
   const model::ModelConfig& c = found.files.config;
   model::Weights& weights = *found.files.weights;

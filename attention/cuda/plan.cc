@@ -294,7 +294,7 @@ void Planner::add_shared_prefixes(const Step& step, const DeviceSequence* sequen
     if (size_t(g) >= left.size()) left.resize(size_t(g) + 1, 0);
     left[size_t(g)] += sequences[b].q_len;
   }
-  // Where a tile of the lists holds a group, its warps read as little.
+  // A group whose rows fit one tile of the stream kernels is read once there, too.
   many_share_ = machine_.shared_prefix && std::any_of(left.begin(), left.end(), [&](int32_t queries) {
                   return queries * group_ > kTileRows[kLists - 1];
                 });

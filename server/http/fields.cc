@@ -153,7 +153,7 @@ void Fields::pass_over_the_rest() {
       log_debug("a field is passed over", {{"field", cat(path_, '.', name.substr(0, 60))}});
 }
 
-// A parameter by what another protocol calls it, or a slip of the pen.
+// A parameter by what another protocol calls it, or a typo.
 std::string Fields::meant_by(std::string_view unknown) const {
   if (const Parameter* p = wire_ ? parameter_of_any(unknown) : nullptr)
     if (const char* name = name_on(*wire_, *p); name && find_parameter(*wire_, name).row) return cat("; use ", name);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 
 #include "core/cat.h"
 #include "tests/e2e/server_process.h"
@@ -83,6 +84,25 @@ TEST(Inspect, SaysWhatAGpuHasToHold) {
   EXPECT_THAT(inspect("--device gpu dummy:llama"), HasSubstr("device is gpu; it must be cpu or cuda"));
   EXPECT_THAT(inspect("--quantize fp8 dummy:llama"), HasSubstr("add --device cuda"));
   EXPECT_THAT(inspect("--device cuda --quantize int4 dummy:llama"), HasSubstr("it must be auto, bf16 or fp8"));
+}
+
+// The cache that it names for so many sequences holds as many, with the states that some models have beside pages.
+TEST(Inspect, ItsCacheHoldsTheSequencesItIsFor) {
+  for (auto [model, batch, context] : {std::tuple{"dummy:qwen3-next-80b-a3b", 1, 1024},
+                                       {"dummy:qwen3.5-4b", 16, 2048},
+                                       {"dummy:qwen3-0.6b", 7, 500}}) {
+    const auto said =
+        nlohmann::json::parse(inspect(cat("--device cuda --json --batch ", batch, " --context ", context, " ", model)));
+    EXPECT_GE(said["pools"][0]["pages"].get<int64_t>() * 16, int64_t(batch) * context / 16 * 16) << model;
+    if (said.contains("states")) EXPECT_GE(said["states"].get<int>(), batch) << model;
+  }
+}
+
+TEST(Inspect, KeepsToWhatCanBeServed) {
+  EXPECT_THAT(inspect("--device cuda --page-size 12 dummy:llama"), HasSubstr("a power of two up to 256"));
+  const std::string said = inspect("--batch 1 --context 999999 dummy:qwen3-0.6b");
+  EXPECT_THAT(said, HasSubstr("the context is cut to what the model was made for"));
+  EXPECT_THAT(said, HasSubstr("1 sequences of 40960 tokens"));
 }
 
 TEST(Inspect, SaysWhatIsLacking) {

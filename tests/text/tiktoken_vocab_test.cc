@@ -50,6 +50,10 @@ TEST(TiktokenVocab, BrokenFilesAreRefused) {
   EXPECT_THAT(says("/w== 0\n/g==\n", good), HasSubstr("line 2 is not the token of rank 1"));
   EXPECT_THAT(says("/w== 0\n!!== 1\n", good), HasSubstr("line 2 is not the token of rank 1"));
   EXPECT_THAT(says("/w== 0\n/w== 1\n", good), HasSubstr("the token of line 2 stands there twice"));
+  std::string cut;  // a download that ended early, at the end of a line
+  for (size_t line = 0; line < 500; ++line)
+    cut += file().substr(cut.size(), file().find('\n', cut.size()) + 1 - cut.size());
+  EXPECT_THAT(says(cut, good), HasSubstr("the file was cut short"));
   json low = config(), far = config(), twice = config(), odd = config();
   low["added_tokens_decoder"]["3"] = {{"content", "x"}};
   EXPECT_THAT(says(file(), low.dump()), HasSubstr("\"3\" is none"));
